@@ -24,8 +24,19 @@ pub fn resident() -> (Bytes, Bytes) {
     (reading.process, reading.process_peak)
 }
 
-/// Parses a memory budget such as `2GiB`, `500MB`, `80%` (of `free`) or a plain number of bytes.
+/// Parses a memory budget such as `2GiB`, `500MB`, `80%` (of `free`) or a plain number of bytes. Several limits with the word
+/// `and` between them, such as `20GB and 90%`, give the smallest.
 pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
+    let mut least = None;
+    for limit in text.split(" and ") {
+        let bytes = parse_limit(limit, free)?;
+        least = Some(least.map_or(bytes, |least: Bytes| least.min(bytes)));
+    }
+    least.ok_or_else(|| RequestError::BadSize { text: text.to_owned() }.into())
+}
+
+/// Parses a single limit of a memory budget.
+fn parse_limit(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
     let bad = || RequestError::BadSize { text: text.to_owned() };
     let text = text.trim();
     if let Some(percent) = text.strip_suffix('%') {

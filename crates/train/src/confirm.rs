@@ -52,7 +52,12 @@ impl Trial {
 /// Those of a run: a plan that does not fit, data that cannot be read, errors of the device.
 pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) -> Result<Trial, TrainError> {
     let machine = config.run.settings(device.clone()).machine();
-    let mut model = open(config, device, observer)?;
+    let mut config = config.clone();
+    if config.epochs_to_count().is_some() {
+        // The steps of the epochs need not be counted for one step.
+        config.schedule.steps = Some(u64::from(u32::MAX));
+    }
+    let mut model = open(&config, device, observer)?;
     let config = config.with(model.choices().iter().map(|(key, value)| (key, value)))?;
     let batch = &config.batch;
     let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);

@@ -3,7 +3,7 @@
 
 use crate::config::ConfigError;
 use crate::trainable::MemoryReport;
-use plimsoll_data::printable::EscapedPath;
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, RuntimeError};
 use serde_json::Value;
@@ -174,6 +174,33 @@ pub enum TrainError {
         /// Number of tokens of the tokenizer.
         tokens: u64,
     },
+    /// The words in the table of labels are not as many as the classes.
+    #[error(
+        "{}: its classes are {}, {} in all, and model.classes is {classes}; correct one of them, or give the names of all classes \
+         with model.class_names",
+        EscapedPath(table),
+        listed(words),
+        words.len()
+    )]
+    ClassWords {
+        /// The table of labels.
+        table: PathBuf,
+        /// The words in the table.
+        words: Vec<String>,
+        /// The number of classes.
+        classes: u64,
+    },
+    /// The sequences of a protein model are nucleotides.
+    #[error(
+        "data.train: {percent:.1} % of the letters are A, C, G, T, U or N: these are nucleotides, and {kind} reads proteins; \
+         translate them, or set data.allow_dna to train on them as they are"
+    )]
+    Nucleotides {
+        /// The share of nucleotide letters, in percent.
+        percent: f64,
+        /// The kind of model.
+        kind: &'static str,
+    },
     /// The data format is `embeddings`, but the model is not a head.
     #[error("data.format embeddings applies only to model.kind head")]
     EmbeddingsWithoutHead,
@@ -280,6 +307,15 @@ pub enum TrainError {
         /// Number of consecutive skipped steps.
         steps: u64,
     },
+    /// All steps of a run were skipped because their gradients were not finite.
+    #[error(
+        "all {steps} steps of the run were skipped because a gradient was not finite, so the weights are those of the start; use \
+         precision.kind bf16 or f32, a lower precision.initial_scale or optimizer.lr, or more steps"
+    )]
+    EveryStepSkipped {
+        /// Number of steps.
+        steps: u64,
+    },
     /// The data position of a checkpoint has no valid number of micro-steps.
     #[error("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged")]
     MicroSteps {
@@ -292,14 +328,28 @@ pub enum TrainError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The run was to start at step 0, but its folder has a checkpoint.
+    /// The run was to start at step 0, but its folder has a checkpoint or metrics of a run.
     #[error(
-        "--resume never: {} already exists; resume it with --resume auto, or choose another folder with -o",
+        "--resume never: {} already exists; resume it with --resume auto, give --force to delete the checkpoints and metrics of \
+         that run, or choose another folder with -o",
         EscapedPath(path)
     )]
     CheckpointExists {
-        /// Path of the checkpoint.
+        /// Path of the checkpoint or of the metrics.
         path: PathBuf,
+    },
+    /// The file system of the run's folder has no room for a checkpoint.
+    #[error(
+        "{}: a checkpoint of this run takes {needed}, and {free} are free there; free disk space, or choose another folder with -o",
+        EscapedPath(folder)
+    )]
+    NoRoomForCheckpoint {
+        /// The run's folder.
+        folder: PathBuf,
+        /// Bytes of a checkpoint.
+        needed: Bytes,
+        /// Free bytes of the file system.
+        free: Bytes,
     },
     /// The checkpoint was written with a configuration that gives other results.
     #[error(
@@ -433,6 +483,13 @@ pub enum ConfigDifference {
         /// Last step of the schedule in the run's configuration; `None` without an end.
         is: Option<u64>,
     },
+    /// The learning-rate schedule ends after another number of epochs.
+    ScheduleEpochs {
+        /// Number of epochs in the checkpoint's configuration; `None` if it ended by steps.
+        was: Option<u64>,
+        /// Number of epochs in the run's configuration; `None` if it ends by steps.
+        is: Option<u64>,
+    },
 }
 
 impl fmt::Display for ConfigDifference {
@@ -441,6 +498,12 @@ impl fmt::Display for ConfigDifference {
         match self {
             Self::Key { key, was, is } => write!(f, "`{key}` was {was}, is {is}"),
             Self::ScheduleEnd { was, is } => {
+                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+            }
+            Self::ScheduleEpochs { was, is } => {
+                let text = |epochs: &Option<u64>| {
+                    epochs.map_or("by steps".to_owned(), |n| format!("after {n} epochs"))
+                };
                 write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
             }
         }
@@ -471,6 +534,18 @@ pub enum ModelDifference {
         /// Element type in the model.
         is: &'static str,
     },
+}
+
+/// Number of words that an error lists.
+const LISTED: usize = 8;
+
+/// The first words of a list, printable.
+fn listed(words: &[String]) -> String {
+    let first: Vec<String> = words.iter().take(LISTED).map(|word| Name(word).to_string()).collect();
+    match words.len() > LISTED {
+        true => format!("{} and others", first.join(", ")),
+        false => first.join(", "),
+    }
 }
 
 /// What a device ran out of memory in.
@@ -600,7 +675,11 @@ impl Failure for TrainError {
             | Self::ScoresNotFinite
             | Self::NoMetrics { .. }
             | Self::TooManyRuns { .. }
-            | Self::StepsSkipped { .. } => 1,
+            | Self::StepsSkipped { .. }
+            | Self::EveryStepSkipped { .. }
+            | Self::NoRoomForCheckpoint { .. }
+            | Self::ClassWords { .. }
+            | Self::Nucleotides { .. } => 1,
             Self::OutOfMemory { .. } | Self::TooManyScores { .. } => 4,
             Self::DataPosition { .. }
             | Self::MicroSteps { .. }

@@ -12,8 +12,9 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
+    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
     Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
+    class_words,
 };
 use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
@@ -57,6 +58,30 @@ pub struct CropFeed {
     pub batch: CropBatch,
 }
 
+/// Size of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EpochSize {
+    /// Number of packs.
+    pub packs: u64,
+    /// Number of their tokens; rows for a head.
+    pub tokens: u64,
+}
+
+/// Sizes of the data of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSummary {
+    /// What is counted: `documents`, `rows` or `records`.
+    pub unit: &'static str,
+    /// Number that is trained on.
+    pub training: u64,
+    /// Number that is held out for evaluations.
+    pub validation: u64,
+    /// Number of validation documents that are left out because they are trained on too.
+    pub dropped: u64,
+    /// About how many tokens an epoch has; `None` where they are not counted, or drawn without end.
+    pub tokens_of_epoch: Option<u64>,
+}
+
 impl Feed {
     /// Opens the data set, reading all of it once. `tokenizer` is the tokenizer.json next to the initial weights, if
     /// there is one.
@@ -72,6 +97,11 @@ impl Feed {
             return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, batch })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
+        let letters = dataset.census().letters;
+        if config.model.kind == ModelKind::Esm2 && !config.data.allow_dna && letters.are_nucleotides() {
+            let kind = config.model.kind.name();
+            return Err(TrainError::Nucleotides { percent: letters.percent(), kind });
+        }
         let batch = Batch::with_capacity(&bounds);
         Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
     }
@@ -220,6 +250,68 @@ impl Feed {
         held
     }
 
+    /// Counts the packs of the next epoch of training data, and their tokens, by taking all of them; `between` is called after
+    /// each and may end the count with an error. Must be called before the first batch is trained on, and followed by
+    /// [`Feed::restart`].
+    pub(crate) fn count_epoch(
+        &mut self,
+        between: &mut dyn FnMut() -> Result<(), TrainError>,
+    ) -> Result<EpochSize, TrainError> {
+        if let Self::Rows(feed) = self {
+            return Ok(EpochSize {
+                packs: feed.set.batches_of_epoch(),
+                tokens: feed.set.census().train.documents,
+            });
+        }
+        let mut size = EpochSize { packs: 0, tokens: 0 };
+        while let Some(taken) = self.take()? {
+            size.packs += 1;
+            size.tokens += taken.tokens;
+            between()?;
+        }
+        match size.packs {
+            0 => Err(TrainError::EmptyEpoch),
+            _ => Ok(size),
+        }
+    }
+
+    /// Restarts the training data from its beginning.
+    pub(crate) fn restart(&mut self) {
+        match self {
+            Self::Tokens(feed) => feed.train = None,
+            Self::Rows(feed) => feed.train = None,
+            Self::Crops(feed) => feed.train = None,
+        }
+    }
+
+    /// Sizes of the data: documents, rows or records.
+    pub fn summary(&self) -> DataSummary {
+        let of = |unit, stats: &DatasetStats, tokens| DataSummary {
+            unit,
+            training: stats.train.documents,
+            validation: stats.validation.documents,
+            dropped: stats.dropped,
+            tokens_of_epoch: tokens,
+        };
+        match self {
+            Self::Tokens(feed) => {
+                let tokens = feed.dataset.tokens_of_epoch();
+                of("documents", feed.dataset.census(), (tokens > 0).then_some(tokens))
+            }
+            Self::Rows(feed) => of("rows", feed.set.census(), None),
+            Self::Crops(feed) => {
+                let stats = feed.set.stats();
+                DataSummary {
+                    unit: "records",
+                    training: stats.train.records,
+                    validation: stats.validation.records,
+                    dropped: 0,
+                    tokens_of_epoch: None,
+                }
+            }
+        }
+    }
+
     /// Number of lists of targets that a batch of tokens has.
     pub fn tasks(&self) -> usize {
         match self {
@@ -320,7 +412,7 @@ fn task(config: &TrainConfig) -> Objective {
                 Some(table) => LabelsFrom::Table(PathBuf::from(table)),
                 None => LabelsFrom::Field(d.label_field.clone()),
             },
-            classes: Classes::Count(classes as u32),
+            classes: classes_of(config, classes),
             truncate: d.truncate,
         },
         (None, ModelKind::Esm2 | ModelKind::DnabertS) => {
@@ -331,6 +423,31 @@ fn task(config: &TrainConfig) -> Objective {
             Objective::Causal
         }
     }
+}
+
+/// The classes of a classifier of `count` classes, by name if they have names.
+fn classes_of(config: &TrainConfig, count: u64) -> Classes {
+    match config.model.class_names.as_slice() {
+        [] => Classes::Count(count as u32),
+        names => Classes::Names(names.to_vec()),
+    }
+}
+
+/// Fills `model.class_names` of a classifier without names from the words in its table of labels.
+///
+/// # Errors
+/// A table that cannot be read, or with another number of words than `model.classes`.
+pub fn named(config: &TrainConfig) -> Result<TrainConfig, TrainError> {
+    let mut config = config.clone();
+    let is_classifier = config.model.kind != ModelKind::Caller && config.model.class_names.is_empty();
+    let Some(count) = config.model.classes.filter(|_| is_classifier) else { return Ok(config) };
+    let Some(table) = &config.data.labels else { return Ok(config) };
+    let words = class_words(Path::new(table))?;
+    if !words.is_empty() && words.len() as u64 != count {
+        return Err(TrainError::ClassWords { table: PathBuf::from(table), words, classes: count });
+    }
+    config.model.class_names = words;
+    Ok(config)
 }
 
 /// Returns the format of the data files.
@@ -425,7 +542,7 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
     Ok(RowSettings {
         parts: vec![part(&d.train), part(&d.proteins)],
         labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
-        classes: Classes::Count(config.model.classes.unwrap_or(2) as u32),
+        classes: classes_of(config, config.model.classes.unwrap_or(2)),
         validation: d.validation_fraction,
         validation_seed: d.split_seed,
         seed: config.run.seed,
@@ -467,7 +584,7 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
             .map(|level| SamplingLevel { column: level.column.clone(), power: level.power })
             .collect(),
         unlabelled: !config.distillation.teacher.is_empty(),
-        validation: config.run.evaluate_every.map(|_| ValidationCrops {
+        validation: config.run.evaluate_every.as_ref().map(|_| ValidationCrops {
             crops: c.validation_windows,
             lengths: c.validation_lengths.iter().map(|&n| n as usize).collect(),
         }),

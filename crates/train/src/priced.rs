@@ -180,7 +180,7 @@ fn parameters_of_teachers(graph: &Graph) -> u64 {
 }
 
 /// Number of elements of the parameters that `counts`.
-fn elements(graph: &Graph, counts: impl Fn(&Param) -> bool) -> u64 {
+pub(super) fn elements(graph: &Graph, counts: impl Fn(&Param) -> bool) -> u64 {
     let params = graph.param_values().filter(|(.., param)| counts(param));
     params.map(|(v, ..)| graph.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>()).sum()
 }

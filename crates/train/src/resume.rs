@@ -2,13 +2,14 @@
 //! whose configuration agrees in every key that changes results, and never overwrites newer checkpoints of its
 //! own folder.
 
-use super::checkpoint::{CHECKPOINTS, Checkpoint, Checkpoints, Named};
+use super::checkpoint::{CHECKPOINTS, Checkpoint, Checkpoints, Named, Record};
+use super::config::TrainConfig;
 use super::config::schema::{leaves, schema};
-use super::config::{TrainConfig, Warmup};
 use crate::error::{ConfigDifference, TrainError};
 use plimsoll_data::printable::EscapedPath;
-use plimsoll_runtime::{Level, Observer, RuntimeError};
+use plimsoll_runtime::{Level, Observer, RuntimeError, metrics};
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The state from which a run starts.
@@ -17,8 +18,10 @@ pub enum Resume {
     /// The newest usable checkpoint of the run's folder; step 0 if the folder has no checkpoints.
     #[default]
     Auto,
-    /// Step 0; the folder must hold no checkpoints.
+    /// Step 0; the folder must hold no checkpoints and no metrics of another run.
     Never,
+    /// Step 0; the checkpoints and metrics of a run in the folder are deleted.
+    StartOver,
     /// The checkpoint folder at this path, or the newest usable checkpoint if the path is the folder of a run.
     From(PathBuf),
 }
@@ -41,19 +44,43 @@ pub(super) fn choose(
             refuse_older(own, &found)?;
             Some(found)
         }
-        Resume::Never => match own.list()?.last() {
+        Resume::Never => match own.list()?.pop().map(|named| named.path).or_else(|| metrics_of(own)) {
             None => None,
-            Some(Named { path, .. }) => {
-                return Err(TrainError::CheckpointExists { path: path.clone() });
-            }
+            Some(path) => return Err(TrainError::CheckpointExists { path }),
         },
+        Resume::StartOver => {
+            own.clear()?;
+            if let Some(path) = metrics_of(own) {
+                fs::remove_file(&path).map_err(RuntimeError::io(&path))?;
+            }
+            None
+        }
     };
     if let Some(checkpoint) = &found
-        && let Some(difference) = difference(&checkpoint.record.config, config)?
+        && let Some(difference) = difference(&checkpoint.record, config)?
     {
         return Err(TrainError::OtherConfiguration { path: checkpoint.path.clone(), difference });
     }
     Ok(found)
+}
+
+/// The metrics of a run beside the checkpoints; `None` if there are none, or if they are empty.
+fn metrics_of(own: &Checkpoints) -> Option<PathBuf> {
+    let path = own.run().join(metrics::FILE);
+    path.metadata().is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
+}
+
+/// The configuration that checkpoints of a resumed run record. A value that the first process chose for a key may be stated
+/// now, as in the config.yaml of the run: there the key stays as it was, so that the original file resumes the run as well.
+pub(super) fn asked(record: &Record, config: &TrainConfig) -> Result<Value, TrainError> {
+    let mut asked = json_of(config)?;
+    for (key, chosen) in &record.choices {
+        if at_path(&asked, key) == chosen {
+            let was = at_path(&record.config, key).clone();
+            *key.split('.').fold(&mut asked, |section, key| &mut section[key]) = was;
+        }
+    }
+    Ok(asked)
 }
 
 /// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer damaged checkpoint;
@@ -95,30 +122,42 @@ fn refuse_older(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError>
     })
 }
 
+fn json_of(config: &TrainConfig) -> Result<Value, RuntimeError> {
+    serde_json::to_value(config)
+        .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))
+}
+
 /// Returns the first key that changes results and has different values in the configurations, or a different
-/// end of the schedule.
-fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
-    let text = |config: &TrainConfig| {
-        serde_json::to_value(config)
-            .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))
-    };
+/// end of the schedule. Keys without effect may differ, and a key may state the value that was chosen for it.
+fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
     // A checkpoint of a version without a key has the default of the key.
-    let before: TrainConfig =
-        serde_json::from_value(old.clone()).map_err(|source| TrainError::CheckpointConfig { source })?;
-    let (old, new) = (text(&before)?, text(config)?);
+    let before: TrainConfig = serde_json::from_value(record.config.clone())
+        .map_err(|source| TrainError::CheckpointConfig { source })?;
+    let (old, new) = (json_of(&before.with_effect())?, json_of(&config.with_effect())?);
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {
         let (was, is) = (at_path(&old, &leaf.path), at_path(&new, &leaf.path));
-        if was != is {
+        if was != is && record.choices.get(&leaf.path) != Some(is) {
             let (was, is) = (was.clone(), is.clone());
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
     // The length of the run may change unless the learning rate of the completed steps depended on it: a decaying
     // schedule, or a warm-up that is a fraction of the steps.
+    if !config.rates_depend_on_end() {
+        return Ok(None);
+    }
+    let chosen = record.choices.get("schedule.steps").and_then(Value::as_u64);
+    if config.schedule.steps.is_some() && chosen == config.schedule.steps {
+        return Ok(None);
+    }
     let (was, is) = (before.horizon(), config.horizon());
-    let bends = config.schedule.kind.ends() || matches!(config.schedule.warmup, Warmup::Share(_));
-    Ok((bends && was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
+    let epochs = |config: &TrainConfig| config.run.epochs.filter(|_| config.schedule.steps.is_none());
+    if was == is && epochs(&before) != epochs(config) {
+        let (was, is) = (epochs(&before), epochs(config));
+        return Ok(Some(ConfigDifference::ScheduleEpochs { was, is }));
+    }
+    Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
 
 /// The value at a dotted path; null if the path does not exist.
@@ -134,13 +173,76 @@ mod tests {
     #[test]
     fn keys_that_a_checkpoint_lacks_have_their_defaults() {
         let config = TrainConfig::default();
-        let mut old = serde_json::to_value(&config).expect("JSON");
-        old.as_object_mut().expect("a section").remove("distillation");
-        old["data"]["masking"].as_object_mut().expect("a section").remove("unit");
+        let mut old = record(&config, &[]);
+        old.config.as_object_mut().expect("a section").remove("distillation");
+        old.config["data"]["masking"].as_object_mut().expect("a section").remove("unit");
         assert_eq!(difference(&old, &config).expect("compared"), None);
         let mut other = config;
         other.distillation.weight = 0.25;
         let found = difference(&old, &other).expect("compared").expect("a difference").to_string();
         assert_eq!(found, "`distillation.weight` was 0.5, is 0.25");
+    }
+
+    /// The record of a checkpoint of a run that chose values for keys.
+    fn record(config: &TrainConfig, choices: &[(&str, Value)]) -> Record {
+        Record {
+            plimsoll: String::new(),
+            state: crate::RunState::new(&config.precision, Value::Null),
+            config: json_of(config).expect("JSON"),
+            choices: choices.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect(),
+        }
+    }
+
+    fn config(flags: &str) -> TrainConfig {
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        TrainConfig::parse("data: {train: [a.txt]}\nrun: {steps: 9}", "test", &flags).expect("a configuration")
+    }
+
+    /// (flags of the run, choices of the run, flags of the resumption, the difference that refuses it)
+    #[test]
+    fn what_a_checkpoint_is_resumed_with() {
+        let micro = || vec![("batch.micro_tokens", Value::from(4096))];
+        let steps = || vec![("schedule.steps", Value::from(30))];
+        let epochs = "run.steps=null run.epochs=3";
+        let dense = "model.kind=dense_lm";
+        for (run, choices, resumed, wanted) in [
+            ("", vec![], "", None),
+            ("", vec![], "optimizer.lr=1e-3", Some("`optimizer.lr` was 0.0003, is 0.001")),
+            // Keys without effect.
+            ("", vec![], "optimizer.momentum=0.5 schedule.power=2 schedule.cycle=7 schedule.decay_share=0.3", None),
+            ("", vec![], "schedule.gamma=0.5 schedule.every=2 optimizer.update_clip=2", None),
+            ("", vec![], "model.attention.window=7 data.masking.fraction=0.3 data.label_field=x", None),
+            (dense, vec![], "model.kind=dense_lm model.experts.count=16 loss.balance=0.5", None),
+            ("optimizer.kind=sgd", vec![], "optimizer.kind=sgd optimizer.eps=1e-6", None),
+            // The same keys with an effect.
+            (
+                "optimizer.kind=sgd",
+                vec![],
+                "optimizer.kind=sgd optimizer.momentum=0.5",
+                Some("`optimizer.momentum` was 0.9, is 0.5"),
+            ),
+            ("", vec![], "model.experts.count=16", Some("`model.experts.count` was 8, is 16")),
+            // The configuration in the folder of the run states what was chosen.
+            ("", micro(), "batch.micro_tokens=4096", None),
+            ("", micro(), "batch.micro_tokens=8192", Some("`batch.micro_tokens` was \"auto\", is 8192")),
+            // The end of the schedule.
+            ("", vec![], "run.steps=10", Some("the schedule ended at step 9, ends at step 10; schedule.steps says where")),
+            ("schedule.kind=constant", vec![], "schedule.kind=constant run.steps=10", None),
+            (epochs, steps(), epochs, None),
+            (epochs, steps(), "run.steps=null run.epochs=3 schedule.steps=30", None),
+            (epochs, steps(), "run.steps=null run.epochs=5 schedule.steps=30", None),
+            (
+                epochs,
+                steps(),
+                "run.steps=null run.epochs=5",
+                Some("the schedule ended after 3 epochs, ends after 5 epochs; schedule.steps says where"),
+            ),
+        ] {
+            let found = difference(&record(&config(run), &choices), &config(resumed)).expect("compared");
+            assert_eq!(found.map(|found| found.to_string()).as_deref(), wanted, "{run}: {resumed}");
+        }
+        let old = record(&config(""), &micro());
+        let asked = asked(&old, &config("batch.micro_tokens=4096")).expect("JSON");
+        assert_eq!(asked, old.config, "the original configuration resumes the run again");
     }
 }

@@ -2,6 +2,7 @@
 //! counts, losses and named tensors, so everything that a resumed run needs is in a checkpoint.
 
 use super::config::OptimizerKind;
+use super::feed::DataSummary;
 use crate::TrainError;
 use plimsoll_data::weights::DType;
 use plimsoll_exec::memory::Memory;
@@ -103,6 +104,21 @@ pub trait Trainable {
 
     /// Returns the number of parameters, if known.
     fn parameters(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the number of parameters that are trained, if known.
+    fn trained_parameters(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the sizes of the data, if known.
+    fn data(&self) -> Option<DataSummary> {
+        None
+    }
+
+    /// Returns the number of steps of the run if the epochs were counted before the first step.
+    fn counted_steps(&self) -> Option<u64> {
         None
     }
 

@@ -5,8 +5,9 @@
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
-use super::config::{PrecisionKind, TrainConfig};
+use super::config::{Interval, PrecisionKind, TrainConfig};
 use super::dynamic::DynamicBatch;
+use super::feed::DataSummary;
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
@@ -16,6 +17,7 @@ use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
+use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::dynamic::{RETRIES, Reason};
 use plimsoll_runtime::lock;
@@ -134,7 +136,10 @@ fn train(
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.
-    let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?;
+    let asked = match &found {
+        Some(checkpoint) => resume::asked(&checkpoint.record, &request.config)?,
+        None => serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?,
+    };
     let started = Status { output, asked: &asked };
     started.write("running", None, &watch)?;
     let done = train_from(request, timeline, checkpoints, found, &asked, open, &mut watch, observer);
@@ -154,6 +159,17 @@ fn train(
             );
         }
     })
+}
+
+/// Describes the sizes of the data.
+fn sizes_of(data: &DataSummary) -> String {
+    let DataSummary { unit, training, validation, dropped, tokens_of_epoch } = data;
+    let dropped = match dropped {
+        0 => String::new(),
+        n => format!(" ({n} more are trained on too, and left out)"),
+    };
+    let tokens = tokens_of_epoch.map_or_else(String::new, |n| format!("; about {n} tokens an epoch"));
+    format!("{training} {unit} to train on, {validation} held out{dropped}{tokens}")
 }
 
 /// Writer of run.json for a run that has not finished.
@@ -209,7 +225,8 @@ fn train_from(
             checkpoint.record.state.clone()
         }
     };
-    write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
+    check_disk(output, model.as_ref())?;
+    write_config(&output.join("config.yaml"), &config.to_yaml()?)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
     let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
@@ -233,6 +250,7 @@ fn train_from(
         watch,
         dynamic,
         phase: Phase::Start,
+        empty_epochs: 0,
     };
     trainer.start_sizes()?;
     trainer.stage("opened", observer)?;
@@ -254,6 +272,25 @@ fn train_from(
 fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+/// Checks that the file system of the run's folder has room for a checkpoint, so that the first one does not fail after hours.
+fn check_disk(output: &Path, model: &dyn Trainable) -> Result<(), TrainError> {
+    let needed = Checkpoints::bytes(model)?;
+    match disk::free(output) {
+        Some(free) if free < needed => {
+            Err(TrainError::NoRoomForCheckpoint { folder: output.to_owned(), needed, free })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Writes the configuration unless the file has it already: a run may be resumed by the configuration in its own folder.
+fn write_config(path: &Path, text: &str) -> Result<(), TrainError> {
+    match std::fs::read_to_string(path) {
+        Ok(there) if there == text => Ok(()),
+        Ok(_) | Err(_) => write_text(path, text),
+    }
 }
 
 fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
@@ -294,6 +331,8 @@ struct Trainer<'a> {
     dynamic: Option<DynamicBatch>,
     /// What is computed at present, for an error.
     phase: Phase,
+    /// Epochs that have ended since the last micro-step.
+    empty_epochs: u64,
 }
 
 /// A step that was started and whose results were not read yet.
@@ -354,6 +393,8 @@ struct Clock {
     logged_tokens: u64,
     /// Time spent waiting for training data since the last call of [`Clock::lap`].
     waited: Duration,
+    /// Time of evaluations, which is not counted in rates: in all, and since the last call of [`Clock::lap`].
+    evaluated: [Duration; 2],
 }
 
 impl Clock {
@@ -366,16 +407,25 @@ impl Clock {
             logged: now,
             logged_tokens: tokens,
             waited: Duration::ZERO,
+            evaluated: [Duration::ZERO; 2],
         }
     }
 
+    /// Tokens per second of training since the start.
     fn rate(&self, tokens: u64) -> f64 {
-        (tokens - self.first_tokens) as f64 / self.began.elapsed().as_secs_f64().max(1e-9)
+        let trained = self.began.elapsed().saturating_sub(self.evaluated[0]);
+        (tokens - self.first_tokens) as f64 / trained.as_secs_f64().max(1e-9)
+    }
+
+    /// Leaves the time of an evaluation out of the rates.
+    fn leave_out(&mut self, time: Duration) {
+        self.evaluated.iter_mut().for_each(|sum| *sum += time);
     }
 
     /// Tokens per second since the previous call, and the seconds of that time in which the loop waited for data.
     fn lap(&mut self, tokens: u64) -> (f64, f64) {
-        let seconds = self.logged.elapsed().as_secs_f64().max(1e-9);
+        let trained = self.logged.elapsed().saturating_sub(std::mem::take(&mut self.evaluated[1]));
+        let seconds = trained.as_secs_f64().max(1e-9);
         let rate = (tokens - self.logged_tokens) as f64 / seconds;
         (self.logged, self.logged_tokens) = (Instant::now(), tokens);
         (rate, std::mem::take(&mut self.waited).as_secs_f64())
@@ -383,10 +433,16 @@ impl Clock {
 }
 
 impl Trainer<'_> {
-    /// Describes the run in four lines: model, data, memory, and output.
-    fn introduction(&self, output: &Path) -> [String; 4] {
+    /// Describes the run in five lines: model, files, sizes of the data, memory, and output.
+    fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
-        let parameters = self.model.parameters().map_or_else(String::new, |n| format!(" of {n} parameters"));
+        let parameters = match (self.model.parameters(), self.model.trained_parameters()) {
+            (Some(all), Some(trained)) if trained < all => {
+                format!(" of {all} parameters, of which {trained} are trained,")
+            }
+            (Some(all), _) => format!(" of {all} parameters"),
+            (None, _) => String::new(),
+        };
         let from = model.from.as_ref().map_or("random weights".to_owned(), |from| from.clone());
         let teachers = match distillation.teacher.as_slice() {
             [] => String::new(),
@@ -398,7 +454,10 @@ impl Trainer<'_> {
             run.epochs.map(|n| format!("{n} epochs")),
             run.max_tokens.map(|n| format!("{n} targets")),
         ];
-        let end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+        let mut end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+        if let Some(steps) = self.model.counted_steps() {
+            end += &format!(" ({steps} steps in all)");
+        }
         let files = match data.train.as_slice() {
             [only] => EscapedPath(Path::new(only)).to_string(),
             [first, rest @ ..] => format!("{} and {} more", EscapedPath(Path::new(first)), rest.len()),
@@ -414,7 +473,7 @@ impl Trainer<'_> {
             Some([least, most]) => format!("{least} to {most}, by the free memory"),
             None => batch.micro_tokens.0.unwrap_or(batch.tokens).to_string(),
         };
-        [
+        let first = [
             format!(
                 "trains a {}{parameters} from {from}{teachers}, in {}, with {}, for {end}",
                 model.kind.name(),
@@ -425,6 +484,8 @@ impl Trainer<'_> {
                 "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
                 batch.tokens
             ),
+        ];
+        let rest = [
             format!(
                 "memory: {} planned of a budget of {} ({})",
                 peak.rounded(),
@@ -435,10 +496,13 @@ impl Trainer<'_> {
                 "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
                 EscapedPath(output)
             ),
-        ]
+        ];
+        first.into_iter().chain(self.model.data().map(|data| sizes_of(&data))).chain(rest).collect()
     }
 
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+        // Whether the data of an epoch ended where a step would have begun.
+        let mut is_between_epochs = false;
         loop {
             if let Some(ended) = self.ended() {
                 self.finish_steps(0, observer)?;
@@ -450,16 +514,31 @@ impl Trainer<'_> {
                 if ended == Ended::Patience {
                     observer.say(Level::Info, &self.stopped_early());
                 }
+                if self.state.step > 0 && self.state.updates == 0 {
+                    return Err(TrainError::EveryStepSkipped { steps: self.state.step });
+                }
                 return Ok(ended);
             }
-            self.follow_memory(observer)?;
-            if !self.whole_step(observer)? {
+            if !is_between_epochs {
+                self.follow_memory(observer)?;
+            }
+            let epoch = self.state.epoch;
+            let has_stepped = self.whole_step(observer)?;
+            let ends_epoch = self.state.epoch > epoch;
+            is_between_epochs = !has_stepped;
+            let is_due = |every: &Option<Interval>, since: Duration| {
+                every.as_ref().is_some_and(|every| {
+                    (has_stepped && every.is_due(self.state.step, since))
+                        || (ends_epoch && every.is_due_after_epoch(self.state.epoch))
+                })
+            };
+            let run = &self.config.run;
+            // Time does not bring an evaluation about: `run.evaluate_every` is no duration.
+            let evaluates = is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
+            let saves = is_due(&run.save_every, self.saved.elapsed());
+            if !has_stepped && !evaluates && !saves {
                 continue;
             }
-            let run = &self.config.run;
-            let step = self.state.step;
-            let evaluates = run.evaluate_every.is_some_and(|n| step.is_multiple_of(n));
-            let saves = run.save_every.as_ref().is_some_and(|every| every.is_due(step, self.saved.elapsed()));
             // The loss scale of the next step depends on whether this one overflowed.
             let scales = self.config.precision.kind == PrecisionKind::Fp16;
             let waits = evaluates || saves || scales || !self.model.is_asynchronous();
@@ -637,7 +716,7 @@ impl Trainer<'_> {
             return Err(RuntimeError::bug("the micro-batches of a step have no targets").into());
         }
         let step = self.state.step + 1;
-        let lr = self.rate.at(self.state.step, group.epoch);
+        let lr = self.rate.at(self.schedule_step(), group.epoch);
         let told = self.hyper(group.epoch);
         let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
         self.phase = Phase::Update;
@@ -702,7 +781,7 @@ impl Trainer<'_> {
         }
         let trained = Trained {
             step,
-            steps: self.config.run.steps,
+            steps: self.steps(),
             loss: self.loss.unwrap_or_default(),
             tokens_per_second: self.clock.rate(tokens),
             memory: self.watch.reading().process,
@@ -716,6 +795,11 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// The number of steps of the run, if it is known.
+    fn steps(&self) -> Option<u64> {
+        [self.config.run.steps, self.model.counted_steps()].into_iter().flatten().min()
+    }
+
     /// The factor of a micro-batch's summed cross-entropy.
     fn loss_scale(&self) -> f32 {
         self.state.scale.of_micro_batch(self.config.precision.kind, self.config.batch.tokens)
@@ -723,14 +807,18 @@ impl Trainer<'_> {
 
     /// Hyperparameters of the next update, which begins in `epoch`.
     fn hyper(&self, epoch: u64) -> Vec<f32> {
-        let lr = self.rate.at(self.state.step, epoch);
-        // In fp16 skipped steps are part of the method, and it is known whether the last step was skipped. In other formats
-        // that is read only after the next step has begun, so skipped steps count, as they do in PyTorch, which skips none.
-        let earlier = match self.config.precision.kind {
+        let earlier = self.schedule_step();
+        hyper(self.model.optimizer(), &self.config.optimizer, self.rate.at(earlier, epoch), earlier + 1)
+    }
+
+    /// Number of earlier steps, as the schedule and the bias corrections of the optimizer count them. In fp16 skipped steps are
+    /// part of the method, do not count, and it is known whether the last step was skipped. In other formats that is read only
+    /// after the next step has begun, so skipped steps count, as they do in PyTorch, which skips none.
+    fn schedule_step(&self) -> u64 {
+        match self.config.precision.kind {
             PrecisionKind::Fp16 => self.state.updates,
             PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.state.step,
-        };
-        hyper(self.model.optimizer(), &self.config.optimizer, lr, earlier + 1)
+        }
     }
 
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
@@ -738,6 +826,10 @@ impl Trainer<'_> {
         self.phase = Phase::MicroStep;
         let most = self.config.batch.tokens / self.config.unit_tokens();
         let (mut group, mut ends) = (Group::default(), 0);
+        let run = &self.config.run;
+        let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
+        // What is done between two epochs comes before the first step of the next one.
+        let pauses = by_epoch(&run.evaluate_every) || by_epoch(&run.save_every);
         while group.packs < most {
             let asked = Instant::now();
             let taken = self.model.take(most - group.packs)?;
@@ -745,14 +837,16 @@ impl Trainer<'_> {
             let Some(taken) = taken else {
                 self.state.epoch += 1;
                 ends += 1;
-                if ends > 1 {
+                self.empty_epochs += 1;
+                if ends > 1 || self.empty_epochs > 1 {
                     return Err(TrainError::EmptyEpoch);
                 }
-                match group.micro_steps > 0 || self.ended().is_some() {
+                match group.micro_steps > 0 || pauses || self.ended().is_some() {
                     true => break,
                     false => continue,
                 }
             };
+            self.empty_epochs = 0;
             if group.micro_steps == 0 {
                 group.epoch = self.state.epoch;
                 let told = self.hyper(group.epoch);
@@ -802,7 +896,9 @@ impl Trainer<'_> {
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         self.all_finished()?;
         self.watch.begin("evaluating", observer);
+        let began = Instant::now();
         let (loss, targets) = self.retried(observer, &mut |this, _| this.validation_loss())?;
+        self.clock.leave_out(began.elapsed());
         if targets == 0 {
             return Err(TrainError::NothingToEvaluate);
         }

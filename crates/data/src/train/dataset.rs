@@ -18,6 +18,7 @@ use super::split::{Split, Splitter};
 use super::stream::Stream;
 use super::vocabulary::Vocabulary;
 use crate::hex::hex;
+use crate::letters::LetterCounts;
 use crate::{DataError, DataErrorKind, bounded};
 
 /// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
@@ -65,6 +66,12 @@ pub struct DatasetStats {
     pub dropped: u64,
     /// Length of the longest document in bytes.
     pub longest: usize,
+    /// Bytes of the documents that were tokenized to estimate the number of tokens.
+    pub sampled_bytes: u64,
+    /// Tokens of these documents.
+    pub sampled_tokens: u64,
+    /// Letters of FASTA and FASTQ records.
+    pub letters: LetterCounts,
 }
 
 /// Size of a split.
@@ -110,6 +117,14 @@ impl Dataset {
             digest,
         };
         Ok(Dataset { inner: Arc::new(inner) })
+    }
+
+    /// The number of tokens of an epoch, start and end tokens included: exact if all documents were tokenized when the data
+    /// set was opened, otherwise estimated from those that were.
+    pub fn tokens_of_epoch(&self) -> u64 {
+        let DatasetStats { train, sampled_bytes, sampled_tokens, .. } = self.inner.census;
+        let product = u128::from(train.bytes) * u128::from(sampled_tokens);
+        u64::try_from(product / u128::from(sampled_bytes.max(1))).unwrap_or(u64::MAX)
     }
 
     /// Replaces the bounds of the batches. The bounds come from the plan, and the plan needs to know the host memory
@@ -256,13 +271,19 @@ struct Scan<'a> {
     hash: Sha256,
     reader: [usize; 2],
     compressed: bool,
+    /// Bytes of the documents read so far.
+    read: u64,
 }
+
+/// Bytes of documents that are tokenized in any case to estimate the number of tokens, and most bytes of a document that are.
+/// Even, because a token id in a file has two or four bytes.
+const SAMPLE: usize = 256 << 10;
 
 impl<'a> Scan<'a> {
     fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
         let (census, hash) = (DatasetStats::default(), Sha256::new());
-        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false }
+        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false, read: 0 }
     }
 
     /// Reads all files and returns the training files and the validation files.
@@ -304,6 +325,7 @@ impl<'a> Scan<'a> {
     ) -> Result<Files, DataError> {
         let mut files = Files { paths, documents: Vec::new() };
         let mut document = Document::default();
+        let mut tokens = Vec::new();
         for path in &files.paths {
             let mut documents = Documents::open(path, self.settings, self.labels)?;
             let mut count = 0;
@@ -318,6 +340,7 @@ impl<'a> Scan<'a> {
                 self.hash.update(hash.to_le_bytes());
                 // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
+                self.sample(&document, &mut tokens).map_err(|e| placed(e).with_id(format!("document {count}")))?;
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),
@@ -331,6 +354,29 @@ impl<'a> Scan<'a> {
             files.documents.push(count);
         }
         Ok(files)
+    }
+
+    /// Counts the letters of a sequence, and tokenizes a document if few bytes have been so far: all documents of small data,
+    /// and a 64th of large data, because byte-pair encodings are slower than reading.
+    fn sample(&mut self, document: &Document, tokens: &mut Vec<i32>) -> Result<(), DataError> {
+        let bytes = document.bytes.len() as u64;
+        self.read += bytes;
+        if self.settings.format == Format::Sequences {
+            self.census.letters.add(LetterCounts::of(&document.bytes));
+        }
+        if self.census.sampled_bytes >= SAMPLE as u64 + self.read / 64 {
+            return Ok(());
+        }
+        // A long document is represented by its start, which ends between two characters, so that little memory is taken.
+        let mut end = document.bytes.len().min(SAMPLE);
+        while document.bytes.get(end).is_some_and(|byte| byte & 0xc0 == 0x80) && end > 0 {
+            end -= 1;
+        }
+        tokens.clear();
+        self.vocabulary.encode(&document.bytes[..end], tokens)?;
+        self.census.sampled_bytes += end as u64;
+        self.census.sampled_tokens += tokens.len() as u64;
+        Ok(())
     }
 
     /// Counts a document of the training files in its split.

@@ -1,7 +1,7 @@
 //! Class labels of documents. Invariant: in a classification task every document has a label, and the label is one of
 //! the task's classes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub enum LabelsFrom {
 pub enum Classes {
     /// Classes given as integers from 0 to below this count.
     Count(u32),
-    /// Named classes, numbered from 0 in this order.
+    /// Named classes, numbered from 0 in this order. A number in place of a name is accepted.
     Names(Vec<String>),
 }
 
@@ -50,12 +50,16 @@ impl Classes {
         match self {
             Classes::Count(_) => {
                 let number: Result<u32, _> = text.parse();
-                self.number(number.map_err(|_| format!("the class '{}' is not a whole number", Name(text)))?)
+                let why = "is not a whole number; name the classes with model.class_names";
+                self.number(number.map_err(|_| format!("the class '{}' {why}", Name(text)))?)
             }
             Classes::Names(names) => {
                 let found = names.iter().position(|name| name == text);
-                let unknown = || format!("the class '{}' is not one of {}", Name(text), names.join(", "));
-                found.map(|at| at as i32).ok_or_else(unknown)
+                if let Some(at) = found {
+                    return Ok(at as i32);
+                }
+                let unknown = |_| format!("the class '{}' is not one of {}", Name(text), names.join(", "));
+                self.number(text.parse().map_err(unknown)?)
             }
         }
     }
@@ -65,9 +69,10 @@ impl Classes {
     pub(super) fn of_json(&self, value: &Value) -> Result<i32, String> {
         match (self, value) {
             (Classes::Names(_), Value::String(text)) => self.of_text(text),
+            (Classes::Names(_) | Classes::Count(_), Value::Number(n)) => self.of_text(&n.to_string()),
+            (Classes::Names(_) | Classes::Count(_), Value::Bool(yes)) => self.number(u32::from(*yes)),
             (Classes::Names(_), other) => Err(format!("the class {} is not a name", Name(&other.to_string()))),
-            (Classes::Count(_), Value::Number(n)) => self.of_text(&n.to_string()),
-            (Classes::Count(_), Value::Bool(yes)) => self.number(u32::from(*yes)),
+            (Classes::Count(_), Value::String(text)) => self.of_text(text),
             (Classes::Count(_), other) => {
                 Err(format!("the class {} is not a whole number", Name(&other.to_string())))
             }
@@ -81,6 +86,26 @@ impl Classes {
             false => Err(format!("the class {number} is not below {}", self.count())),
         }
     }
+}
+
+/// The classes of a label table ([`LabelsFrom::Table`]) in alphabetical order, if at least one of them is a word; empty if all
+/// are whole numbers.
+///
+/// # Errors
+/// A file that cannot be read or exceeds [`LARGEST`].
+pub fn class_words(path: &Path) -> Result<Vec<String>, DataError> {
+    let text = bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+    let classes = lines(&text).filter_map(|(_, line)| Some(line.split_once('\t')?.1.trim()));
+    let words: BTreeSet<&str> = classes.filter(|class| !class.is_empty()).collect();
+    match words.iter().all(|class| class.parse::<u32>().is_ok()) {
+        true => Ok(vec![]),
+        false => Ok(words.into_iter().map(str::to_owned).collect()),
+    }
+}
+
+/// The lines of a label table with their numbers, without blank lines and comments.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'))
 }
 
 /// Labels by sequence name. The table is shared between clones because it may be large.
@@ -100,8 +125,8 @@ impl Labels {
         let text =
             bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let mut table = HashMap::new();
-        for (line, text) in (1..).zip(text.lines()).filter(|(_, t)| !t.trim().is_empty() && !t.starts_with('#'))
-        {
+        for (line, text) in lines(&text) {
+            let line = line as u64;
             let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what)).with_line(line);
             let Some((name, class)) = text.split_once('\t') else {
                 return Err(refuse("no tab; a line is the name of a sequence, a tab, its class".to_owned()));
@@ -142,7 +167,10 @@ mod tests {
         let names = Classes::Names(vec!["virus".into(), "host".into()]);
         assert_eq!(names.of_text("host"), Ok(1));
         assert_eq!(names.of_text("x").unwrap_err(), "the class 'x' is not one of virus, host");
-        assert_eq!(names.of_json(&1.into()).unwrap_err(), "the class 1 is not a name");
+        assert_eq!(names.of_text("1"), Ok(1));
+        assert_eq!(names.of_json(&0.into()), Ok(0));
+        assert_eq!(names.of_json(&2.into()).unwrap_err(), "the class 2 is not below 2");
+        assert_eq!(names.of_json(&Value::Null).unwrap_err(), "the class null is not a name");
         let count = Classes::Count(2);
         assert_eq!(count.of_text("1"), Ok(1));
         assert_eq!(count.of_json(&true.into()), Ok(1));
@@ -162,6 +190,14 @@ mod tests {
         assert_eq!(labels.of("b b").unwrap(), 0);
         assert!(labels.of("c").unwrap_err().to_string().contains("'c': it has no class"));
         assert!(read("a 1").unwrap_err().to_string().contains("line 1: no tab"));
+        for (text, wanted) in [
+            ("a\t1\nb\t0\n", vec![]),
+            ("# id\tclass\na\tvirus\nb\thost\nc\tvirus\n", vec!["host", "virus"]),
+            ("a\t0\nb\tvirus\n", vec!["0", "virus"]),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(class_words(&path).unwrap(), wanted, "{text}");
+        }
         assert!(read("a\t1\na\t0").unwrap_err().to_string().contains("line 2: 'a' has another class before"));
         std::fs::remove_file(&path).unwrap();
     }

@@ -8,9 +8,10 @@ mod write;
 pub use read::Checkpoint;
 
 use super::state::RunState;
-use super::trainable::Trainable;
+use super::trainable::{StatePart, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::sync_folder;
+use plimsoll_graph::Bytes;
 use plimsoll_runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -100,6 +101,17 @@ impl Checkpoints {
         Self { folder: folder.join(CHECKPOINTS) }.list()
     }
 
+    /// The folder of the run.
+    pub fn run(&self) -> &Path {
+        self.folder.parent().unwrap_or(Path::new("."))
+    }
+
+    /// Removes all checkpoints, and the link `best`.
+    pub fn clear(&self) -> Result<(), TrainError> {
+        self.link_best(None)?;
+        self.list()?.iter().try_for_each(|named| self.remove(&named.path))
+    }
+
     /// Lists all checkpoints, oldest first.
     pub fn list(&self) -> Result<Vec<Named>, TrainError> {
         let mut found: Vec<Named> = vec![];
@@ -110,6 +122,14 @@ impl Checkpoints {
         }
         found.sort_by_key(|named| named.step);
         Ok(found)
+    }
+
+    /// Bytes that a checkpoint of a model takes, without its record.
+    pub fn bytes(model: &dyn Trainable) -> Result<Bytes, TrainError> {
+        let tensors = StatePart::ALL.into_iter().flat_map(|part| model.tensors(part));
+        let tensors: u64 = tensors.map(|tensor| tensor.elements() * tensor.dtype.size()).sum();
+        let others: u64 = model.extra_files()?.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        Ok(Bytes(tensors + others))
     }
 
     /// Writes a checkpoint and returns its path. An existing checkpoint of the same step is replaced; that happens only
@@ -139,7 +159,7 @@ impl Checkpoints {
     /// Makes the link `best` in the folder of the run name the checkpoint of step `best`. Removes the link if `best` is
     /// `None` or has no checkpoint. The link is replaced by a rename: at any time it names a complete checkpoint, or none.
     pub fn link_best(&self, best: Option<u64>) -> Result<(), TrainError> {
-        let run = self.folder.parent().unwrap_or(Path::new("."));
+        let run = self.run();
         let (link, temporary) = (run.join(BEST), run.join(format!(".{BEST}.part")));
         let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
         let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));

@@ -32,10 +32,10 @@ pub struct Data {
     pub format: Format,
     /// Field of a jsonl line that contains the text (default text).
     pub field: String,
-    /// Field of a jsonl line that contains the class, a whole number from 0 (default label).
+    /// Field of a jsonl line that contains the class, a name of model.class_names or a whole number from 0 (default label).
     pub label_field: String,
     /// Table of classes for FASTA files or embeddings: one line for each sequence with its id, a tab, and its
-    /// class. For a caller, the table of records: a line of column names, among them id and split (train,
+    /// class, a word or a whole number from 0. For a caller, the table of records: a line of column names, among them id and split (train,
     /// validation, or - for records that are not used), then a line for each record. Required for a head and for
     /// a caller.
     pub labels: Option<String>,
@@ -63,6 +63,10 @@ pub struct Data {
     /// Whether a classifier truncates sequences longer than data.longest; false (default) makes a longer
     /// sequence an error.
     pub truncate: bool,
+    /// Whether nucleotide sequences may be given to esm2, which reads proteins; false (default) refuses FASTA files whose letters
+    /// are those of DNA or RNA.
+    #[schemars(extend("changes" = "log"))]
+    pub allow_dna: bool,
     /// Maximum size of a document in bytes, up to 1 GiB (default 16 MiB); a longer document is an error.
     #[schemars(range(min = 1, max = 1073741824))]
     pub longest_document: u64,
@@ -226,6 +230,7 @@ impl Default for Data {
             end_token: None,
             longest: 1024,
             truncate: false,
+            allow_dna: false,
             longest_document: 16 << 20,
             shuffle_buffer: 10_000,
             shuffle_bytes: 64 << 20,

@@ -87,6 +87,33 @@ pub enum ConfigError {
         /// The supported trainers, separated by commas.
         known: String,
     },
+    /// Another trainer's configuration has values that no default may replace.
+    #[error("{name}: cannot be translated:{}", listed(keys))]
+    Untranslatable {
+        /// Name of the configuration.
+        name: String,
+        /// One sentence for each value.
+        keys: Vec<String>,
+    },
+    /// A configuration of another trainer was given as one of this program.
+    #[error(
+        "{name}: this is a configuration of {trainer}; give it as --from-config FILE, or translate it with `plimsoll train \
+         --from-config FILE --print-config`"
+    )]
+    OfTrainer {
+        /// Name of the configuration.
+        name: String,
+        /// The trainer.
+        trainer: &'static str,
+    },
+    /// The translation of another trainer's configuration has placeholders.
+    #[error("{name}: the file does not have all that a run needs:{}; give them with --set", listed(missing))]
+    Placeholders {
+        /// Name of the configuration.
+        name: String,
+        /// The keys.
+        missing: Vec<String>,
+    },
     /// A configuration to translate has only keys and values of this schema.
     #[error("{name}: this is a configuration of plimsoll already; give it without --from-config")]
     Ours {

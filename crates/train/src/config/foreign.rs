@@ -56,6 +56,10 @@ pub struct ForeignKey {
     /// Values that request nothing, so that the key can be ignored.
     #[serde(default)]
     pub(super) idle: Vec<Value>,
+    /// Why the values of `idle` request nothing.
+    pub(super) idle_why: Option<String>,
+    /// A key of this schema that must be given if the value cannot be honoured: no default may replace it.
+    pub(super) must: Option<String>,
     /// The value of the equivalent key that stands for `true`.
     pub(super) true_is: Option<String>,
     /// Mapping from words of the other trainer to values of the equivalent key.
@@ -88,8 +92,34 @@ pub(super) enum Convert {
     ZeroIsNull,
     /// A number with no fractional part to an integer.
     Whole,
-    /// `no` to null; for `steps` the interval is taken from another key.
+    /// `no` to null, `epoch` to an epoch; for `steps` the interval is taken from another key.
     Strategy,
+    /// A share of the memory, or a percentage above 1, to a share.
+    Threshold,
+    /// Micro-steps of several sizes: true is the default profile, and false turns them off.
+    Dynamic,
+    /// A share of the steps, if no number of steps is given.
+    WarmupShare,
+    /// A number of epochs, if no number of steps is given.
+    Epochs,
+    /// A number of steps, or a share of all steps.
+    Interval,
+    /// A number of epochs between two events.
+    EveryEpochs,
+    /// Names of experiment trackers, of which TensorBoard is one here.
+    Trackers,
+    /// Precision of f32 matmuls.
+    MatmulPrecision,
+    /// Whether a model has experts.
+    Moe,
+    /// A number of experts; 0 and 1 are a model without experts.
+    Experts,
+    /// Name of the sizes of a model.
+    Flavor,
+    /// torchtitan's converters of modules, some of which are number formats.
+    Converters,
+    /// Read together with another key.
+    Later,
     /// A single value to a list with that value.
     One,
     /// torchtitan's `selective_ac_option`: `op` or a number of layers.

@@ -40,9 +40,9 @@ const ARCHITECTURE: [&str; 23] = [
     "experts.capacity",
     "experts.renormalise",
 ];
-/// Further keys that are determined only by some models: the number of shared experts, and the number of classes of a
-/// classifier.
-const FURTHER: [&str; 2] = ["experts.shared", "classes"];
+/// Further keys that are determined only by some models: the number of shared experts, and the number and names of the
+/// classes of a classifier.
+const FURTHER: [&str; 3] = ["experts.shared", "classes", "class_names"];
 
 /// Architecture of an initial model.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ impl Initial {
         let value = |key: &'static str| match self.read.contains(&key) {
             true => Some((key, at(&read, key).clone())),
             // A plain encoder does not determine `classes`: the run decides whether to train a classifier on top of it.
-            false if key == "classes" => None,
+            false if key == "classes" || key == "class_names" => None,
             false => Some((key, at(&usual, key).clone())),
         };
         Ok(ARCHITECTURE.into_iter().chain(FURTHER).filter_map(value).collect())
@@ -108,7 +108,7 @@ impl Initial {
     pub fn contradiction(&self, key: &str, stated: &Value, own: &Value) -> Option<String> {
         let equal = match (stated.as_f64(), own.as_f64()) {
             (Some(a), Some(b)) => a == b,
-            (_, _) => stated == own || stated.is_null(),
+            (_, _) => stated == own || stated.is_null() || (key == "class_names" && *stated == Value::Array(vec![])),
         };
         if equal {
             return None;
@@ -226,7 +226,14 @@ impl Initial {
             Encoder::DnabertS(c) => c.eps,
         };
         let [hidden, layers, heads, intermediate] = sizes;
-        let classes = Encoder::classes(text).map(|names| names.len() as u64);
+        let names = Encoder::classes(text);
+        let classes = names.as_ref().map(|names| names.len() as u64);
+        // Numbers are no names, nor are the names that transformers gives to classes without any.
+        let is_number = |(number, name): (usize, &String)| {
+            name.strip_prefix("LABEL_").unwrap_or(name) == number.to_string()
+        };
+        let names = names.filter(|names| !names.iter().enumerate().all(is_number));
+        self.read.extend(names.as_ref().map(|_| "class_names"));
         self.read.extend(["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps"]);
         self.read.extend(classes.map(|_| "classes"));
         self.model = Model {
@@ -238,6 +245,7 @@ impl Initial {
             intermediate,
             norm_eps: shortest(eps),
             classes,
+            class_names: names.unwrap_or_default(),
             ..self.model.clone()
         };
     }

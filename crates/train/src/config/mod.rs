@@ -4,6 +4,7 @@
 
 mod auto;
 mod data;
+mod effect;
 mod error;
 pub mod foreign;
 mod initial;
@@ -34,9 +35,10 @@ pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;
+use crate::checkpoint::CHECKPOINTS;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::{EscapedPath, Name};
-use plimsoll_runtime::{Observer, RuntimeError, Silent};
+use plimsoll_runtime::{Observer, RuntimeError, Silent, metrics};
 use schema::Wrong;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,12 @@ pub struct TrainConfig {
     /// Length of the run, evaluation, checkpoints and logging.
     pub run: Run,
 }
+
+/// Name of the configuration inside the folder of a run.
+pub(crate) const CONFIG: &str = "config.yaml";
+
+/// Name of the record inside the folder of a run.
+const RECORD: &str = "run.json";
 
 /// Upper limit in bytes for the size of a configuration file.
 const LARGEST: u64 = 1 << 20;
@@ -102,13 +110,23 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let mut tree =
-            yaml::parse(text).map_err(|error| ConfigError::Syntax { name: name.to_owned(), error })?;
+        let of_trainer = || {
+            let source = translate::trainer_of(text)?;
+            Some(ConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
+        };
+        let mut tree = yaml::parse(text).map_err(|error| {
+            of_trainer().unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
+        })?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
         }
         let faults = schema::faults(&tree, &schema::schema());
+        if !faults.is_empty()
+            && let Some(error) = of_trainer()
+        {
+            return Err(error.into());
+        }
         if !faults.is_empty() {
             return Err(ConfigError::Keys { name: name.to_owned(), faults }.into());
         }
@@ -146,9 +164,12 @@ impl TrainConfig {
         rules::broken(self).is_empty()
     }
 
-    /// Returns the run's folder for a command line that names none: `run.output`, or the file stem of `path` followed
-    /// by `_run`.
+    /// Returns the run's folder for a command line that names none: the folder of `path` if that is the config.yaml of a run,
+    /// otherwise `run.output`, or the file stem of `path` followed by `_run`.
     pub fn folder(&self, path: &Path) -> PathBuf {
+        if let Some(run) = run_of(path) {
+            return run;
+        }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         self.run.output.as_ref().map_or_else(|| PathBuf::from(format!("{stem}_run")), PathBuf::from)
     }
@@ -157,6 +178,15 @@ impl TrainConfig {
     pub fn to_yaml(&self) -> Result<String, TrainError> {
         Ok(Node::of(self)?.to_yaml())
     }
+}
+
+/// The folder of the run that wrote the configuration file at `path`; `None` for other files.
+fn run_of(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
+    let is_run = path.file_name().is_some_and(|name| name == CONFIG)
+        && folder.join(RECORD).is_file()
+        && (folder.join(CHECKPOINTS).is_dir() || folder.join(metrics::FILE).is_file());
+    is_run.then(|| folder.to_owned())
 }
 
 /// Splits `a.b=c` into the path and the value, which is typed by the rules of YAML.
@@ -205,6 +235,10 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
     let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
     let from: Option<String> = serde_json::from_value(written("model.from")).map_err(bad)?;
     let mut stated = tree.to_json();
+    let names = stated["model"]["class_names"].as_array().map_or(0, Vec::len);
+    if names > 0 && stated["model"]["classes"].is_null() {
+        stated["model"]["classes"] = names.into();
+    }
     let Some(from) = from else {
         let mut resolved =
             serde_json::to_value(usual(kind.unwrap_or(ModelKind::MoeLm), preset)).map_err(bad)?;

@@ -67,6 +67,10 @@ pub struct Model {
     /// language model.
     #[schemars(range(min = 2, max = 16777216))]
     pub classes: Option<u64>,
+    /// Names of the classes, in the order of their numbers, such as [host, virus]; config.json, evaluate and classify name the
+    /// classes by them. If empty (default), they are the words in data.labels in alphabetical order, or without words the
+    /// numbers from 0. For a caller the names are in model.tasks.
+    pub class_names: Vec<String>,
     /// Tasks of a caller, which are trained together, the most important one first: the validation loss is that
     /// of the first task. If empty (default), a caller is pre-trained to predict masked codons.
     pub tasks: Vec<Task>,
@@ -266,6 +270,7 @@ impl Default for Model {
             dropout: 0.0,
             experts: Experts::default(),
             classes: None,
+            class_names: vec![],
             tasks: vec![],
             lora: None,
             freeze_encoder: false,

@@ -95,8 +95,8 @@ pub struct Schedule {
     /// and step.
     #[schemars(range(min = 0, max = 1))]
     pub min_ratio: f64,
-    /// Step at which linear, cosine, polynomial and wsd end; null (default) is the last step by run.steps or
-    /// run.max_tokens.
+    /// Step at which linear, cosine, polynomial and wsd end; null (default) is the last step by run.steps,
+    /// run.max_tokens or run.epochs, whose steps are counted by packing the data before the first step.
     #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub steps: Option<u64>,
     /// Exponent of polynomial (default 1).

@@ -2,11 +2,12 @@
 //! types and ranges of single keys are checked by the schema.
 
 use super::{
-    DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
-    Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
+    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
+    Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit, Warmup,
 };
 use super::unread::unread;
 use plimsoll_data::codons;
+use plimsoll_data::printable::is_printable;
 use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_graph::{Bytes, Op};
 use plimsoll_models::{CallerTask, MAX_TASKS};
@@ -51,6 +52,19 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
         (decoder || full || head, "model.attention.mask: encoders attend to every position; use full".to_owned()),
         (!decoder || m.classes.is_none(), "model.classes applies only to encoders and heads; remove it".to_owned()),
         (!head || m.classes.is_some(), "model.classes is required for a head; give the number of classes".to_owned()),
+        (
+            m.class_names.is_empty() || m.classes == Some(m.class_names.len() as u64),
+            format!(
+                "model.class_names has {} names, and model.classes is {}; give a name for each class",
+                m.class_names.len(),
+                m.classes.map_or_else(|| "null".to_owned(), |n| n.to_string())
+            ),
+        ),
+        (
+            m.class_names.iter().collect::<BTreeSet<_>>().len() == m.class_names.len()
+                && m.class_names.iter().all(|name| is_class_name(name)),
+            "model.class_names: give different names of printable characters without tabs".to_owned(),
+        ),
         (
             !m.freeze_encoder || (m.classes.is_some() && !head),
             "model.freeze_encoder applies only to a classifier over an encoder; give model.classes, or remove it"
@@ -149,6 +163,22 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "run.epochs: windows of a caller are drawn without end; give run.steps or run.max_tokens".to_owned(),
         ),
         (
+            by_epochs(c.run.evaluate_every.as_ref()).is_none(),
+            "run.evaluate_every: windows of a caller are drawn without end, so there are no epochs; give a number of steps"
+                .to_owned(),
+        ),
+        (
+            by_epochs(c.run.save_every.as_ref()).is_none(),
+            "run.save_every: windows of a caller are drawn without end, so there are no epochs; give a number of steps or a \
+                time"
+                .to_owned(),
+        ),
+        (
+            c.schedule.kind != ScheduleKind::Step || c.schedule.unit == Unit::Steps,
+            "schedule.unit epochs: windows of a caller are drawn without end, so there are no epochs; set schedule.unit steps"
+                .to_owned(),
+        ),
+        (
             c.loss.z == 0.0 || m.tasks.is_empty(),
             "loss.z applies to a caller only without model.tasks; remove it".to_owned(),
         ),
@@ -212,9 +242,9 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
         (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs optimizer.kind sgd and \
             optimizer.momentum above 0".to_owned()),
         (
-            !falls || horizon.is_some(),
+            !falls || horizon.is_some() || c.run.epochs.is_some(),
             format!(
-                "schedule.kind {} needs a last step; give run.steps, run.max_tokens or schedule.steps",
+                "schedule.kind {} needs a last step; give run.steps, run.epochs, run.max_tokens or schedule.steps",
                 s.kind.name()
             ),
         ),
@@ -232,10 +262,10 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
             format!("schedule.warmup {} is neither a whole number of steps nor a share above 0 and below 1", s.warmup),
         ),
         (
-            horizon.is_some() || matches!(s.warmup, Warmup::Steps(_)),
+            horizon.is_some() || c.run.epochs.is_some() || matches!(s.warmup, Warmup::Steps(_)),
             format!(
                 "schedule.warmup {} is a share of the steps of the schedule, which has no last step; give \
-                    run.steps, run.max_tokens or \
+                    run.steps, run.epochs, run.max_tokens or \
                  schedule.steps, or a number of steps",
                 s.warmup
             ),
@@ -423,13 +453,19 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            !matches!(&r.save_every, Some(Interval::Time(text)) if Interval::time(text).is_none()),
+            r.save_every.as_ref().is_none_or(Interval::is_valid),
             format!(
-                "run.save_every `{}` is neither a number of steps nor a time such as 10min; its units are s, min and h",
-                match &r.save_every {
-                    Some(Interval::Time(text)) => text,
-                    Some(Interval::Steps(_)) | None => "",
-                }
+                "run.save_every `{}` is neither a number of steps, nor a number of epochs such as 1 epoch, nor a time such as \
+                    10min; its units are s, min and h",
+                written(r.save_every.as_ref())
+            ),
+        ),
+        (
+            // An evaluation decides which checkpoint is the best, so it must not depend on a clock.
+            r.evaluate_every.as_ref().is_none_or(|every| matches!(every, Interval::Steps(_)) || every.epochs().is_some()),
+            format!(
+                "run.evaluate_every `{}` is neither a number of steps nor a number of epochs such as 1 epoch",
+                written(r.evaluate_every.as_ref())
             ),
         ),
         (
@@ -452,6 +488,25 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
     ]
+}
+
+/// Whether a name of a class can be a column of a table.
+fn is_class_name(name: &str) -> bool {
+    !name.trim().is_empty() && name.trim() == name && name.chars().all(is_printable)
+}
+
+/// The number of epochs of an interval; `None` for other intervals, or without one.
+fn by_epochs(interval: Option<&Interval>) -> Option<u64> {
+    interval.and_then(Interval::epochs)
+}
+
+/// An interval as it is written in a configuration.
+fn written(interval: Option<&Interval>) -> String {
+    match interval {
+        Some(Interval::Text(text)) => text.clone(),
+        Some(Interval::Steps(n)) => n.to_string(),
+        None => String::new(),
+    }
 }
 
 impl ScheduleKind {
@@ -527,7 +582,34 @@ impl TrainConfig {
         }
     }
 
-    /// Returns the step at which a decaying learning rate ends; `None` if it is not known before the run.
+    /// Whether the learning rates depend on the number of steps of the run: a decaying schedule, or a warm-up that is a share
+    /// of the steps.
+    pub fn rates_depend_on_end(&self) -> bool {
+        self.schedule.kind.ends() || matches!(self.schedule.warmup, Warmup::Share(_))
+    }
+
+    /// The number of epochs whose steps must be counted before the first step, because the learning rates depend on their
+    /// number; `None` if the schedule has its end without them.
+    pub fn epochs_to_count(&self) -> Option<u64> {
+        self.run.epochs.filter(|_| self.schedule.steps.is_none() && self.rates_depend_on_end())
+    }
+
+    /// Checks that the warm-up is shorter than a schedule of `steps` steps, which were counted from the data.
+    pub(crate) fn check_warmup(&self, steps: u64) -> Result<(), ConfigError> {
+        let Warmup::Steps(warmup) = self.schedule.warmup else { return Ok(()) };
+        if warmup < steps {
+            return Ok(());
+        }
+        let rule = format!(
+            "schedule.warmup {warmup} must be shorter than the {steps} steps of run.epochs {}; give fewer steps, or a share such \
+             as 0.1",
+            self.run.epochs.unwrap_or_default()
+        );
+        Err(ConfigError::Rules { name: "the configuration".to_owned(), broken: vec![rule] })
+    }
+
+    /// Returns the step at which a decaying learning rate ends by keys that state steps or tokens; `None` if there are none.
+    /// For epochs, `schedule.steps` is chosen when the data is open.
     pub fn horizon(&self) -> Option<u64> {
         let by_tokens = self.run.max_tokens.map(|most| most.div_ceil(self.batch.tokens));
         let by_run = [self.run.steps, by_tokens].into_iter().flatten().min();

@@ -17,8 +17,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, or a share of
-    /// the free memory (default 80%). A run that needs more is refused.
+    /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, a share of the free memory
+    /// (default 80%), or the smallest of several, such as 20GB and 90%. A run that needs more is refused.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
     /// Rematerialisation: activations that are recomputed in the backward pass instead of being stored. auto
@@ -196,9 +196,10 @@ pub struct Run {
     pub max_tokens: Option<u64>,
     /// Seed of the initial weights, the order of the data, the masks and dropout (default 0).
     pub seed: u64,
-    /// Number of steps between two evaluations on the validation data; null (default) never evaluates.
-    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
-    pub evaluate_every: Option<u64>,
+    /// Interval between two evaluations on the validation data: a number of steps, or a number of epochs such as 1 epoch or
+    /// 2 epochs; null (default) never evaluates.
+    #[schemars(extend("minimum" = 1, "maximum" = 1000000000000_u64, "changes" = "end"))]
+    pub evaluate_every: Option<Interval>,
     /// Number of targets of an evaluation; null (default) uses all validation data.
     #[schemars(range(min = 1, max = 1000000000000000000_u64), extend("changes" = "end"))]
     pub evaluate_tokens: Option<u64>,
@@ -209,8 +210,8 @@ pub struct Run {
     /// Smallest improvement of the validation loss that counts for run.patience, in nats (default 0).
     #[schemars(range(min = 0, max = 1000000), extend("changes" = "end"))]
     pub min_delta: f64,
-    /// Interval between two checkpoints: a number of steps, or a time such as 10min (default; units s, min
-    /// and h), after which the current step is saved. null saves only at the end and on a signal.
+    /// Interval between two checkpoints: a number of steps, a number of epochs such as 1 epoch or 2 epochs, or a time such as
+    /// 10min (default; units s, min and h), after which the current step is saved. null saves only at the end and on a signal.
     #[schemars(extend("minimum" = 1, "maximum" = 1000000000000_u64, "changes" = "log"))]
     pub save_every: Option<Interval>,
     /// Number of newest checkpoints that are kept; older checkpoints are deleted (default 2).
@@ -246,11 +247,36 @@ pub struct Run {
 pub enum Interval {
     /// A number of optimizer steps.
     Steps(u64),
-    /// A duration, such as 10min.
-    Time(String),
+    /// A number of epochs such as `2 epochs`, or a duration such as `10min`.
+    Text(String),
 }
 
 impl Interval {
+    /// An interval of `n` epochs, as in a configuration.
+    pub fn of_epochs(n: u64) -> Self {
+        Self::Text(if n == 1 { "1 epoch".to_owned() } else { format!("{n} epochs") })
+    }
+
+    /// The number of epochs of an interval such as `epoch`, `1 epoch` or `2 epochs`; `None` for other intervals.
+    pub fn epochs(&self) -> Option<u64> {
+        let Self::Text(text) = self else { return None };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let number = match words.as_slice() {
+            ["epoch"] => 1,
+            [number, "epoch" | "epochs"] => number.parse().ok()?,
+            _ => return None,
+        };
+        (number > 0).then_some(number)
+    }
+
+    /// Whether this is a number of steps, a number of epochs or a duration.
+    pub fn is_valid(&self) -> bool {
+        match self {
+            Self::Steps(n) => *n > 0,
+            Self::Text(text) => self.epochs().is_some() || Self::time(text).is_some(),
+        }
+    }
+
     /// Parses a duration such as 10min; `None` if the text is not a positive duration.
     pub fn time(text: &str) -> Option<Duration> {
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -265,12 +291,18 @@ impl Interval {
         (!time.is_zero()).then_some(time)
     }
 
-    /// Whether an event is due after `step`, when the previous event was `since` ago.
+    /// Whether an event is due after `step`, when the previous event was `since` ago. Events by epoch are not: see
+    /// [`Interval::is_due_after_epoch`].
     pub fn is_due(&self, step: u64, since: Duration) -> bool {
         match self {
             Self::Steps(n) => step.is_multiple_of(*n),
-            Self::Time(text) => Self::time(text).is_some_and(|time| since >= time),
+            Self::Text(text) => Self::time(text).is_some_and(|time| since >= time),
         }
+    }
+
+    /// Whether an event is due at the end of an epoch, after which `epochs` epochs are complete.
+    pub fn is_due_after_epoch(&self, epochs: u64) -> bool {
+        self.epochs().is_some_and(|n| epochs.is_multiple_of(n))
     }
 }
 
@@ -279,7 +311,8 @@ impl fmt::Display for Interval {
         match self {
             Self::Steps(1) => f.write_str("1 step"),
             Self::Steps(n) => write!(f, "{n} steps"),
-            Self::Time(text) => f.write_str(text),
+            Self::Text(text) if text.trim() == "epoch" => f.write_str("1 epoch"),
+            Self::Text(text) => f.write_str(text),
         }
     }
 }
@@ -338,7 +371,7 @@ impl Default for Run {
             patience: None,
             min_delta: 0.0,
             // The interval bounds the work lost when the process is killed.
-            save_every: Some(Interval::Time("10min".to_owned())),
+            save_every: Some(Interval::Text("10min".to_owned())),
             keep_last: 2,
             keep_best: true,
             log_every: 1,

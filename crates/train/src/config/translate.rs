@@ -3,9 +3,10 @@
 //! not supported; the translated configuration is valid.
 
 use super::foreign::{Answer, Convert, ForeignKey, row};
-use super::schema::{faults, schema};
+use super::run::{Dynamic, Profile};
+use super::schema::{faults, properties, schema};
 use super::yaml::{Node, NodeKind, parse};
-use super::{LARGEST, TrainConfig, Wrong};
+use super::{Interval, LARGEST, Model, Preset, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
@@ -42,7 +43,7 @@ impl Source {
     }
 
     /// Name in the table of equivalent keys, `foreign.toml`.
-    fn trainer(self) -> &'static str {
+    pub(super) fn trainer(self) -> &'static str {
         match self {
             Self::Ava => "Ava guide",
             Self::DeepSpeed => "DeepSpeed",
@@ -90,6 +91,8 @@ pub struct Translated {
     pub became: Vec<String>,
     /// One sentence for each key that is not supported, and for each key that the user still has to set.
     pub missing: Vec<String>,
+    /// Keys that the user has to set before the configuration can be trained: it has placeholders or defaults for them.
+    pub placeholders: Vec<String>,
 }
 
 /// Translates the configuration file at `path`. `flags` are settings `key=value` in this program's schema,
@@ -127,25 +130,63 @@ fn translate_text(
         .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
         .collect();
     // Conversions read keys that other conversions set: a number of sequences needs `data.longest`, a fraction
-    // of the learning rate needs `optimizer.lr`, a remat option needs `memory.remat`, and a number of
-    // accumulation steps needs the number of tokens of a micro-batch, which may itself come from a number of
-    // sequences.
+    // of the learning rate needs `optimizer.lr`, a remat option needs `memory.remat`, a number of accumulation steps needs
+    // the number of tokens of a micro-batch, which may itself come from a number of sequences, and of two keys for one
+    // setting one takes precedence.
     leaves.sort_by_key(|(_, _, row)| match row.and_then(|row| row.convert) {
-        Some(Convert::Sequences | Convert::OfLr | Convert::RematOption) => 1,
-        Some(Convert::Accumulation) => 2,
+        Some(
+            Convert::Sequences | Convert::OfLr | Convert::RematOption | Convert::WarmupShare | Convert::Epochs,
+        ) => 1,
+        Some(Convert::Accumulation | Convert::Interval) => 2,
+        Some(Convert::Strategy | Convert::MatmulPrecision) => 3,
         _ => 0,
     });
-    let mut made = Translation { tree: Node::of(&json!({}))?, became: vec![], missing: vec![], unset: vec![] };
+    // Keys that a flag sets are not reported as missing.
+    let set: Vec<&str> = flags.iter().filter_map(|flag| flag.split_once('=')).map(|(key, _)| key).collect();
+    let mut made = Translation::new(tree.clone())?;
     for (path, node, row) in leaves {
         made.take(&path, node, row)?;
     }
+    let refused: Vec<String> =
+        made.refused.iter().filter(|(key, _)| !set.contains(&key.as_str())).map(|(_, why)| why.clone()).collect();
+    if !refused.is_empty() {
+        return Err(ConfigError::Untranslatable { name: name.to_owned(), keys: refused }.into());
+    }
     made.complete(source)?;
-    let config = TrainConfig::parse(&made.tree.to_yaml(), &format!("{name}, translated"), flags)?;
-    // Keys that a flag sets are not reported as missing.
-    let set: Vec<&str> = flags.iter().filter_map(|flag| flag.split_once('=')).map(|(key, _)| key).collect();
-    let unset = made.unset.into_iter().filter(|(key, _)| !set.contains(key));
-    made.missing.extend(unset.map(|(key, why)| format!("`{key}`: {why}")));
-    Ok(Translated { source, config, became: made.became, missing: made.missing })
+    let name = format!("{name}, translated");
+    let config = match TrainConfig::parse(&made.tree.to_yaml(), &name, flags) {
+        Err(TrainError::Config(ConfigError::Rules { broken, .. }))
+            if made.has_dynamic() && broken.iter().any(|rule| rule.starts_with(DYNAMIC)) =>
+        {
+            made.drop_dynamic(&broken);
+            TrainConfig::parse(&made.tree.to_yaml(), &name, flags)?
+        }
+        other => other?,
+    };
+    made.unset.retain(|(key, _)| !set.contains(key));
+    let unset_keys = made.unset.iter().map(|(key, _)| (*key).to_owned()).collect();
+    made.missing.extend(made.unset.iter().map(|(key, why)| format!("`{key}`: {why}")));
+    if made.idle > 0 {
+        made.became.push(format!(
+            "{} further keys are null, false, 0 or empty, ask for nothing, and have no counterpart",
+            made.idle
+        ));
+    }
+    let placeholders = unset_keys;
+    Ok(Translated { source, config, became: made.became, missing: made.missing, placeholders })
+}
+
+/// The section of micro-steps of several sizes.
+const DYNAMIC: &str = "memory.dynamic";
+
+/// The trainer that a configuration file in another program's format belongs to; `None` for files of this program and of no
+/// known trainer. The sections `model`, `memory` and `data` alone do not tell: they are sections here, too.
+pub(super) fn trainer_of(text: &str) -> Option<Source> {
+    let tree = tree(text).ok()?;
+    let ours = schema();
+    let is_ours = |key: &str| properties(&ours).is_some_and(|keys| keys.contains_key(key));
+    let source = recognise(&tree)?;
+    source.signs().iter().any(|key| !is_ours(key) && tree.get(key).is_some()).then_some(source)
 }
 
 /// Parses a text as JSON, TOML or YAML.
@@ -185,6 +226,8 @@ fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) 
 
 /// A translation in progress.
 struct Translation {
+    /// The other trainer's file.
+    theirs: Node,
     /// The translated configuration.
     tree: Node,
     /// As [`Translated::became`].
@@ -193,6 +236,14 @@ struct Translation {
     missing: Vec<String>,
     /// Keys that the file does not set and that have no good default, each with the reason.
     unset: Vec<(&'static str, String)>,
+    /// Values that must not be replaced by a default: the key that replaces them if a flag sets it, and the reason.
+    refused: Vec<(String, String)>,
+    /// Number of keys without a counterpart whose values ask for nothing.
+    idle: u64,
+    /// Whether the file turns changes of the micro-batch off.
+    is_not_dynamic: bool,
+    /// The size of micro-batches that changes of it replace.
+    micro: Option<Node>,
 }
 
 /// Translation of one key and its value.
@@ -203,20 +254,59 @@ enum Outcome {
     Idle(String),
     /// Not supported, with the reason.
     No(String),
+    /// Read when all keys are known, together with another key.
+    Later,
+}
+
+/// Whether a value asks for nothing: null, false, zero, or empty.
+fn is_idle(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(values) => values.is_empty(),
+    }
 }
 
 impl Translation {
+    fn new(theirs: Node) -> Result<Self, TrainError> {
+        Ok(Self {
+            theirs,
+            tree: Node::of(&json!({}))?,
+            became: vec![],
+            missing: vec![],
+            unset: vec![],
+            refused: vec![],
+            idle: 0,
+            is_not_dynamic: false,
+            micro: None,
+        })
+    }
+
     /// Translates one key of the file, `row` being its row in the table of equivalent keys, and records the
     /// outcome.
     fn take(&mut self, path: &str, node: &Node, row: Option<&'static ForeignKey>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
+            None if is_idle(&node.to_json()) => {
+                self.idle += 1;
+                return Ok(());
+            }
             None => Outcome::No("plimsoll has no such setting".to_owned()),
-            Some(row) => self.outcome(row, node),
+            Some(row) => self.outcome(row, path, node),
         };
         match outcome {
+            Outcome::Later => {}
             Outcome::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
-            Outcome::No(why) => self.missing.push(format!("{written}: not supported: {why}")),
+            Outcome::No(why) => match row.and_then(|row| row.must.as_ref()) {
+                Some(key) => self.refused.push((
+                    key.clone(),
+                    format!("{written}: not supported: {why}; choose a value with --set {key}=VALUE"),
+                )),
+                None => self.missing.push(format!("{written}: not supported: {why}")),
+            },
             Outcome::Values(values) => {
                 for (key, value) in values {
                     let node = Node::of(&value)?;
@@ -242,23 +332,28 @@ impl Translation {
     }
 
     /// Translates a value by its row of the table.
-    fn outcome(&self, row: &'static ForeignKey, node: &Node) -> Outcome {
+    fn outcome(&mut self, row: &'static ForeignKey, path: &str, node: &Node) -> Outcome {
         let value = node.to_json();
         let auto = value.as_str() == Some("auto");
+        let lower = value.as_str().map(str::to_lowercase);
         let idle = |idle: &Value| match (idle.as_f64(), value.as_f64()) {
             (Some(a), Some(b)) => a == b,
-            (_, _) => *idle == value,
+            (_, _) => *idle == value || (lower.is_some() && idle.as_str() == lower.as_deref()),
         };
+        let turns_off = matches!(row.convert, Some(Convert::Dynamic)) && value == Value::Bool(false);
+        self.is_not_dynamic |= turns_off;
         match row.answer() {
             Answer::Needless(why) => Outcome::Idle(why.to_owned()),
             _ if value.is_null() || row.idle.iter().any(idle) => {
-                Outcome::Idle("this value has no effect".to_owned())
+                let why = row.idle_why.as_deref().unwrap_or("this value has no effect");
+                Outcome::Idle(why.to_owned())
             }
+            Answer::No(_) if is_idle(&value) => Outcome::Idle("this value has no effect".to_owned()),
             Answer::No(why) => Outcome::No(why.to_owned()),
             Answer::Key(..) if auto && row.words.is_none() => {
                 Outcome::Idle("with auto the value comes from another file".to_owned())
             }
-            Answer::Key(ours, note) => match self.converted(row, ours, note, &value) {
+            Answer::Key(ours, note) => match self.converted(row, path, ours, note, &value) {
                 Ok(outcome) => outcome,
                 Err(why) => Outcome::No(why),
             },
@@ -267,7 +362,14 @@ impl Translation {
 
     /// Translates a value to key `ours`, by the row's table of words or its conversion. `Err` has the reason
     /// why this value is not supported.
-    fn converted(&self, row: &ForeignKey, ours: &str, note: &str, value: &Value) -> Result<Outcome, String> {
+    fn converted(
+        &mut self,
+        row: &ForeignKey,
+        path: &str,
+        ours: &str,
+        note: &str,
+        value: &Value,
+    ) -> Result<Outcome, String> {
         let one = |value: Value| Ok(Outcome::Values(vec![(ours.to_owned(), value)]));
         if let Some(words) = &row.words {
             let word = value.as_str().map(str::to_lowercase).unwrap_or_default();
@@ -287,10 +389,105 @@ impl Translation {
         let whole =
             || value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned());
         match convert {
-            Convert::Gigabytes => one(json!(format!("{}GB", number()?))),
+            Convert::Gigabytes => Ok(self.limited(ours, format!("{}GB", number()?))),
             Convert::Share => {
                 let share = number()?;
-                one(json!(format!("{}%", if share <= 1.0 { share * 100.0 } else { share })))
+                // A budget is a whole number of percent; less is the safe side.
+                let percent = (if share <= 1.0 { share * 100.0 } else { share } + 1e-9).floor();
+                Ok(self.limited(ours, format!("{percent}%")))
+            }
+            Convert::Threshold => {
+                let share = number()?;
+                one(json!(if share > 1.0 { share / 100.0 } else { share }))
+            }
+            Convert::Dynamic => match value {
+                Value::String(_) => one(value.clone()),
+                _ => one(json!("balanced")),
+            },
+            Convert::WarmupShare => match number()? {
+                _ if self.has("schedule.warmup") => {
+                    Ok(Outcome::Idle("the number of warm-up steps takes precedence".to_owned()))
+                }
+                share if share > 0.0 && share < 1.0 => one(json!(share)),
+                _ => Err(format!("as a share, `{ours}` is above 0 and below 1")),
+            },
+            Convert::Epochs => match number()? {
+                _ if self.has("run.steps") => Ok(Outcome::Idle("the number of steps takes precedence".to_owned())),
+                n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
+                _ => Err(format!("`{ours}` is a whole number; give run.steps for a part of an epoch")),
+            },
+            Convert::Interval => match (number()?, self.whole("run.steps")) {
+                // As in Hugging Face's Trainer, a number below 1 is a share of the steps.
+                (share, Some(steps)) if share > 0.0 && share < 1.0 => {
+                    one(json!((share * steps as f64).ceil() as u64))
+                }
+                (share, None) if share > 0.0 && share < 1.0 => {
+                    Err("it is a share of the steps, which the file does not state".to_owned())
+                }
+                (n, _) if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
+                _ => Err("it is neither a number of steps nor a share of them".to_owned()),
+            },
+            Convert::EveryEpochs => one(json!(Interval::of_epochs(whole()?))),
+            Convert::Trackers => {
+                let names: Vec<String> = match value {
+                    Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_lowercase).collect(),
+                    other => other.as_str().map(str::to_lowercase).into_iter().collect(),
+                };
+                let others: Vec<&String> =
+                    names.iter().filter(|name| !["tensorboard", "all", "none"].contains(&name.as_str())).collect();
+                if !others.is_empty() {
+                    let others = listed(others.into_iter());
+                    self.became.push(format!("`{path}` {others}: not needed: {note}"));
+                }
+                match names.iter().any(|name| name == "tensorboard" || name == "all") {
+                    true => one(json!(true)),
+                    false if names.iter().all(|name| name == "none") => {
+                        Ok(Outcome::Idle("this value has no effect".to_owned()))
+                    }
+                    false => Ok(Outcome::Later),
+                }
+            }
+            Convert::MatmulPrecision => {
+                let kind = self.tree.at(ours).map(Node::to_json).unwrap_or(json!("f32"));
+                match kind.as_str() {
+                    Some("f32" | "tf32") => {
+                        let what = "f32 matmuls of linear layers in TF32 need a GPU: on a CPU set precision.kind f32";
+                        self.became.push(format!("`{path}` {}: {what}", Node::of(value).map_or_else(|_| String::new(), |node| node.inline())));
+                        one(json!("tf32"))
+                    }
+                    _ => Ok(Outcome::Idle(format!(
+                        "it is of f32 matmuls, and precision.kind is {}",
+                        kind.as_str().unwrap_or_default()
+                    ))),
+                }
+            }
+            Convert::Experts => match value.as_u64() {
+                Some(0 | 1) => Ok(Outcome::Values(vec![("model.kind".to_owned(), json!("dense_lm"))])),
+                Some(_) => one(value.clone()),
+                None => Err("it is not a whole number".to_owned()),
+            },
+            Convert::Moe => match value {
+                Value::Bool(true) => one(json!("moe_lm")),
+                Value::Bool(false) => one(json!("dense_lm")),
+                _ => Err("it is neither true nor false".to_owned()),
+            },
+            Convert::Flavor => {
+                let flavor = value.as_str().unwrap_or_default();
+                let name = self.theirs.at("model.name").map(Node::to_json).unwrap_or_default();
+                let name = name.as_str().unwrap_or("llama3").to_owned();
+                let found = FLAVORS.iter().find(|f| f.family == name && f.name.eq_ignore_ascii_case(flavor));
+                found.map(|flavor| Outcome::Values(flavor.keys())).ok_or_else(|| {
+                    "sizes are stated by model.hidden, model.layers, model.heads and the others, or taken from model.from"
+                        .to_owned()
+                })
+            }
+            Convert::Later => Ok(Outcome::Later),
+            Convert::Converters => {
+                let text = value.to_string().to_lowercase();
+                match text.contains("float8") || text.contains("fp8") || text.contains("mx") {
+                    true => Err("training has the number formats f32, tf32, bf16 and fp16".to_owned()),
+                    false => Ok(Outcome::No("number formats cannot be chosen for single modules".to_owned())),
+                }
             }
             Convert::Sequences => {
                 let longest = self.whole("data.longest").unwrap_or(TrainConfig::default().data.longest);
@@ -328,12 +525,13 @@ impl Translation {
             },
             Convert::Strategy => match value.as_str() {
                 Some("no") => one(Value::Null),
-                Some("steps") => Ok(Outcome::Idle(
-                    "the interval is taken from the key that counts the \
-                    steps"
-                        .to_owned(),
+                Some("epoch") => one(json!(Interval::of_epochs(1))),
+                Some("steps") if self.has(ours) => Ok(Outcome::Idle(
+                    "the interval is taken from the key that counts the steps".to_owned(),
                 )),
-                _ => Err(format!("`{ours}` counts steps")),
+                // The defaults of Hugging Face's Trainer: evaluations as often as lines of the log, which are 500 steps apart.
+                Some("steps") => one(json!(self.whole("run.log_every").unwrap_or(500))),
+                _ => Err(format!("`{ours}` is a number of steps or of epochs")),
             },
             Convert::One => one(json!([value])),
             Convert::RematOption => {
@@ -354,6 +552,41 @@ impl Translation {
                 Err(format!("set `{ours}` by hand{}{note}", if note.is_empty() { "" } else { ": " }))
             }
         }
+    }
+
+    /// A limit of the memory budget, together with an earlier one: the smaller of both counts.
+    fn limited(&self, ours: &str, limit: String) -> Outcome {
+        let earlier = self.tree.at(ours).map(Node::to_json);
+        let both = match earlier.as_ref().and_then(Value::as_str) {
+            Some(earlier) => format!("{earlier} and {limit}"),
+            None => limit,
+        };
+        Outcome::Values(vec![(ours.to_owned(), json!(both))])
+    }
+
+    /// A value of the other trainer's file, null if there is none; `key` counts from the end of its path.
+    fn their(&self, key: &str) -> Value {
+        let mut leaves = vec![];
+        flatten(&self.theirs, "", &mut leaves);
+        let dotted = format!(".{key}");
+        let found = leaves.into_iter().find(|(path, _)| path == key || path.ends_with(&dotted));
+        found.map(|(_, node)| node.to_json()).unwrap_or_default()
+    }
+
+    /// Whether the translation has micro-steps of several sizes.
+    fn has_dynamic(&self) -> bool {
+        self.has(DYNAMIC)
+    }
+
+    /// Removes the micro-steps of several sizes, which rules of the configuration exclude.
+    fn drop_dynamic(&mut self, broken: &[String]) {
+        self.remove("memory", "dynamic");
+        if let Some(micro) = self.micro.take() {
+            self.tree.set(&["batch", "micro_tokens"], micro);
+            self.became.retain(|line| !line.starts_with("`batch.micro_tokens`: not needed"));
+        }
+        let rules = broken.iter().filter(|rule| rule.starts_with(DYNAMIC));
+        self.missing.extend(rules.map(|rule| format!("dynamic batching: not supported here: {rule}")));
     }
 
     /// Value of a translated key, if it is a non-negative integer.
@@ -397,12 +630,16 @@ impl Translation {
                     .push(format!("`precision.{key}`: not needed: only precision.kind fp16 has a loss scale"));
             }
         }
-        let model = ["hidden", "layers", "heads", "vocabulary", "from", "kind", "experts"];
+        self.complete_schedule(source)?;
+        self.complete_dynamic()?;
+        self.complete_preset()?;
+        let model = ["hidden", "layers", "heads", "vocabulary", "from", "kind", "experts", "preset"];
         if !model.iter().any(|key| self.has(&format!("model.{key}"))) {
             let why = "the file does not name the model; set model.from, or model.kind and the sizes";
             self.unset.push(("model.from", why.to_owned()));
         } else if !self.has("model.kind") && !self.has("model.from") {
-            let kind = if self.has("model.experts") { "moe_lm" } else { "dense_lm" };
+            let is_moe = self.has("model.experts") || self.has("model.preset");
+            let kind = if is_moe { "moe_lm" } else { "dense_lm" };
             self.set("model.kind", &json!(kind))?;
             self.became.push(format!("`model.kind` {kind}, by the keys of its sizes"));
         }
@@ -416,24 +653,6 @@ impl Translation {
             self.set("run.steps", &json!(1000))?;
             let why = "the file does not say how long to train; 1000 steps are written as a placeholder";
             self.unset.push(("run.steps", why.to_owned()));
-        } else if !ends {
-            let kind = self.tree.at("schedule.kind").map(Node::to_json);
-            let kind = kind.as_ref().and_then(Value::as_str).unwrap_or("cosine").to_owned();
-            if !["constant", "cosine_restarts", "step"].contains(&kind.as_str()) {
-                self.set("schedule.kind", &json!("constant"))?;
-                let why = format!(
-                    "a schedule of the kind {kind} ends at a step, and the file states epochs; constant is \
-                        written instead: set schedule.kind={kind} and schedule.steps"
-                );
-                self.unset.push(("schedule.steps", why));
-            }
-            let share = self.tree.at("schedule.warmup").map(Node::to_json);
-            if share.is_some_and(|share| share.as_u64().is_none()) {
-                self.remove("schedule", "warmup");
-                let why = "a share of the steps needs the number of steps, but the file gives epochs; the warm-up is \
-                        omitted";
-                self.unset.push(("schedule.warmup", why.to_owned()));
-            }
         }
         let text = format!(
             "keys that the file does not contain have the defaults of plimsoll, which may differ from the \
@@ -445,8 +664,367 @@ impl Translation {
     }
 }
 
+/// Sizes of a model that another trainer knows by name.
+struct Flavor {
+    /// Family of models, as `model.name` has it.
+    family: &'static str,
+    /// Name of the size.
+    name: &'static str,
+    hidden: u64,
+    layers: u64,
+    heads: u64,
+    kv_heads: u64,
+    intermediate: u64,
+    vocabulary: u64,
+}
+
+/// Llama 3 (Grattafiori et al. 2024, table 3), as torchtitan names its sizes.
+const FLAVORS: [Flavor; 3] = [
+    Flavor {
+        family: "llama3",
+        name: "8B",
+        hidden: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        intermediate: 14_336,
+        vocabulary: 128_256,
+    },
+    Flavor {
+        family: "llama3",
+        name: "70B",
+        hidden: 8192,
+        layers: 80,
+        heads: 64,
+        kv_heads: 8,
+        intermediate: 28_672,
+        vocabulary: 128_256,
+    },
+    Flavor {
+        family: "llama3",
+        name: "405B",
+        hidden: 16_384,
+        layers: 126,
+        heads: 128,
+        kv_heads: 8,
+        intermediate: 53_248,
+        vocabulary: 128_256,
+    },
+];
+
+impl Flavor {
+    /// The sizes as keys of this program's schema.
+    fn keys(&self) -> Vec<(String, Value)> {
+        let sizes = [
+            ("model.hidden", json!(self.hidden)),
+            ("model.layers", json!(self.layers)),
+            ("model.heads", json!(self.heads)),
+            ("model.kv_heads", json!(self.kv_heads)),
+            ("model.intermediate", json!(self.intermediate)),
+            ("model.vocabulary", json!(self.vocabulary)),
+            ("model.rope_theta", json!(500_000.0)),
+        ];
+        sizes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+}
+
 fn listed<'a>(words: impl Iterator<Item = &'a String>) -> String {
     words.map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+impl Translation {
+    /// A key of the translation with its value, and why it has the value.
+    fn add(&mut self, key: &str, value: &Value, why: &str) -> Result<(), TrainError> {
+        let written = Node::of(value)?.inline();
+        self.set(key, value)?;
+        self.became.push(format!("`{key}` {written}: {why}"));
+        Ok(())
+    }
+
+    /// The word of a translated key; empty without one.
+    fn word(&self, key: &str) -> String {
+        self.tree.at(key).map(Node::to_json).and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+
+    /// The learning rate that a rate of the other trainer's file is a share of.
+    fn of_lr(&self, rate: f64) -> Option<f64> {
+        let lr = self.tree.at("optimizer.lr").map(Node::to_json)?.as_f64()?;
+        Some((rate / lr).clamp(0.0, 1.0))
+    }
+
+    /// Gives the schedule the meaning that it has in the other trainer: where it ends, which is 0 there unless the file says
+    /// otherwise, and what belongs to its kind.
+    fn complete_schedule(&mut self, source: Source) -> Result<(), TrainError> {
+        match source {
+            Source::HuggingFace => self.schedule_of_hugging_face(),
+            Source::DeepSpeed => self.schedule_of_deepspeed(),
+            Source::Torchtitan => self.schedule_of_torchtitan(),
+            Source::Ava => {
+                // Keys of Hugging Face's Trainer are common in these files, and have the same meaning.
+                match self.their("lr_scheduler_type").is_string() {
+                    true => self.schedule_of_hugging_face(),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn schedule_of_hugging_face(&mut self) -> Result<(), TrainError> {
+        let theirs = self.their("lr_scheduler_type").as_str().unwrap_or_default().to_lowercase();
+        if theirs.is_empty() {
+            self.add("schedule.kind", &json!("linear"), "the default of Hugging Face's Trainer")?;
+        }
+        let option = |this: &Self, key: &str| this.their(&format!("lr_scheduler_kwargs.{key}"));
+        let number = |this: &Self, key: &str| option(this, key).as_f64();
+        let mut known = vec![];
+        let mut least = Some((0.0, "there the schedule ends at 0"));
+        match theirs.as_str() {
+            "polynomial" => {
+                known.extend(["lr_end", "power"]);
+                if let Some(power) = number(self, "power") {
+                    self.add("schedule.power", &json!(power), "lr_scheduler_kwargs.power")?;
+                }
+                let end = self.of_lr(number(self, "lr_end").unwrap_or(1e-7));
+                least = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
+            }
+            "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
+                known.extend(["min_lr", "min_lr_rate"]);
+                let rate = number(self, "min_lr_rate");
+                let rate = rate.or_else(|| self.of_lr(number(self, "min_lr")?));
+                least = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
+                if least.is_none() && !self.has("schedule.min_ratio") {
+                    self.missing.push(
+                        "`lr_scheduler_kwargs.min_lr`: not supported: without min_lr or min_lr_rate and learning_rate, its end \
+                         is not known; set schedule.min_ratio"
+                            .to_owned(),
+                    );
+                }
+            }
+            "cosine_with_restarts" => {
+                known.push("num_cycles");
+                self.restarts(option(self, "num_cycles").as_u64().unwrap_or(1))?;
+            }
+            "warmup_stable_decay" => {
+                known.extend(["min_lr_ratio", "decay_type", "num_decay_steps", "num_stable_steps"]);
+                if let Some(ratio) = number(self, "min_lr_ratio") {
+                    least = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
+                }
+                let shape = match option(self, "decay_type").as_str() {
+                    Some("linear") => "linear",
+                    Some("1-sqrt") => "sqrt",
+                    _ => "cosine",
+                };
+                self.add("schedule.decay_shape", &json!(shape), "decay_type of lr_scheduler_kwargs, cosine by default")?;
+                let steps = self.whole("run.steps");
+                match (option(self, "num_decay_steps").as_u64(), steps) {
+                    (Some(decay), Some(steps)) if decay > 0 && decay <= steps => {
+                        let share = decay as f64 / steps as f64;
+                        self.add("schedule.decay_share", &json!(share), "num_decay_steps of max_steps")?;
+                    }
+                    _ => self.missing.push(
+                        "`lr_scheduler_kwargs.num_decay_steps`: not supported: it is no share of known steps; set \
+                         schedule.decay_share"
+                            .to_owned(),
+                    ),
+                }
+            }
+            "constant" => {
+                least = None;
+                if self.has("schedule.warmup") {
+                    self.remove("schedule", "warmup");
+                    self.became.push("`schedule.warmup`: not needed: there the schedule constant has no warm-up".to_owned());
+                }
+            }
+            "constant_with_warmup" => least = None,
+            _ => {}
+        }
+        let kwargs = self.theirs.at("lr_scheduler_kwargs").map(|node| node.kind.clone());
+        if let Some(NodeKind::Map(entries)) = kwargs {
+            for (key, node) in entries.iter().filter(|(key, _)| !known.contains(&key.as_str())) {
+                let written = format!("`lr_scheduler_kwargs.{key}` {}", node.inline());
+                self.missing.push(format!("{written}: not supported: the schedule here has no such setting"));
+            }
+        }
+        match least {
+            Some((least, why)) if !self.has("schedule.min_ratio") => {
+                self.add("schedule.min_ratio", &json!(least), why)
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A cosine schedule with `cycles` equal cycles over the steps after the warm-up.
+    fn restarts(&mut self, cycles: u64) -> Result<(), TrainError> {
+        if cycles <= 1 {
+            return self.add("schedule.kind", &json!("cosine"), "a single cycle has no restart");
+        }
+        let warmup = match self.tree.at("schedule.warmup").map(Node::to_json) {
+            None => Some(0),
+            Some(steps) => steps.as_u64(),
+        };
+        let left = self.whole("run.steps").zip(warmup).and_then(|(steps, warmup)| steps.checked_sub(warmup));
+        match left.filter(|left| *left > 0 && left.is_multiple_of(cycles)) {
+            Some(left) => {
+                let why = format!("num_cycles {cycles} after the warm-up");
+                self.add("schedule.cycle", &json!(left / cycles), &why)
+            }
+            None => {
+                self.missing.push(format!(
+                    "`lr_scheduler_kwargs.num_cycles` {cycles}: not supported: the steps after the warm-up are no known multiple \
+                     of it; set schedule.cycle to the steps of a cycle"
+                ));
+                Ok(())
+            }
+        }
+    }
+
+    fn schedule_of_deepspeed(&mut self) -> Result<(), TrainError> {
+        let least = match self.their("scheduler.type").as_str().unwrap_or_default().to_lowercase().as_str() {
+            "warmupdecaylr" => json!(0.0),
+            "warmupcosinelr" => json!(1e-4),
+            _ => return Ok(()),
+        };
+        if !self.has("schedule.min_ratio") {
+            self.add("schedule.min_ratio", &least, "there the schedule ends at this share")?;
+        }
+        let is_linear = self.their("scheduler.params.warmup_type").as_str() == Some("linear");
+        if self.has("schedule.warmup") && !is_linear {
+            self.missing.push(
+                "`scheduler.params.warmup_type` log: not supported: the warm-up is linear here; there it is logarithmic unless \
+                 the file says linear"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    fn schedule_of_torchtitan(&mut self) -> Result<(), TrainError> {
+        let shape = self.their("lr_scheduler.decay_type").as_str().unwrap_or("linear").to_lowercase();
+        if !["linear", "sqrt", "cosine"].contains(&shape.as_str()) {
+            self.missing.push(format!("`lr_scheduler.decay_type` {shape}: not supported: known are linear, sqrt, cosine"));
+            return Ok(());
+        }
+        match (self.their("lr_scheduler.decay_ratio").as_f64(), shape.as_str()) {
+            (Some(ratio), _) if ratio > 0.0 && ratio <= 1.0 => {
+                self.add("schedule.kind", &json!("wsd"), "lr_scheduler.decay_ratio: constant, then a decay")?;
+                self.add("schedule.decay_share", &json!(ratio), "lr_scheduler.decay_ratio")?;
+                self.add("schedule.decay_shape", &json!(shape), "lr_scheduler.decay_type, linear by default")?;
+            }
+            (_, "sqrt") => {
+                self.add("schedule.kind", &json!("wsd"), "without decay_ratio all steps after the warm-up decay")?;
+                self.add("schedule.decay_share", &json!(1.0), "without decay_ratio all steps after the warm-up decay")?;
+                self.add("schedule.decay_shape", &json!("sqrt"), "lr_scheduler.decay_type")?;
+            }
+            (_, kind) => {
+                self.add("schedule.kind", &json!(kind), "without decay_ratio all steps after the warm-up decay")?;
+            }
+        }
+        match self.has("schedule.min_ratio") {
+            true => Ok(()),
+            false => self.add("schedule.min_ratio", &json!(0.0), "there the schedule ends at 0"),
+        }
+    }
+
+    /// Makes the section `memory.dynamic` consistent: the sizes of micro-steps are multiples of the smallest, and thresholds
+    /// that the file does not state lie on the right side of those that it states.
+    fn complete_dynamic(&mut self) -> Result<(), TrainError> {
+        if !self.has_dynamic() {
+            return Ok(());
+        }
+        if self.is_not_dynamic {
+            self.remove("memory", "dynamic");
+            self.became.push("`memory.dynamic`: not needed: the file turns dynamic batching off".to_owned());
+            return Ok(());
+        }
+        if self.has("batch.micro_tokens") {
+            self.micro = self.tree.at("batch.micro_tokens").cloned();
+            self.remove("batch", "micro_tokens");
+            self.became
+                .push("`batch.micro_tokens`: not needed: memory.dynamic has a smallest and a largest size".to_owned());
+        }
+        let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
+        let least = self.whole("memory.dynamic.min_batch");
+        if let Some(least) = least.filter(|least| !step.is_multiple_of(*least)) {
+            self.remove_dynamic("min_batch");
+            self.missing.push(format!(
+                "`memory.dynamic.min_batch` {least}: not supported: it is not a divisor of batch.tokens {step}; auto is written \
+                 instead"
+            ));
+        }
+        if let Some(most) = self.whole("memory.dynamic.max_batch") {
+            let least = self.whole("memory.dynamic.min_batch").unwrap_or(most.min(step));
+            let doubled = std::iter::successors(Some(least), |n| n.checked_mul(2));
+            let fits = doubled.take_while(|&n| n <= most.min(step)).last();
+            match fits {
+                Some(fits) if fits != most => {
+                    let why = "the largest size is the smallest times a power of two, up to batch.tokens";
+                    self.add("memory.dynamic.max_batch", &json!(fits), why)?;
+                }
+                Some(_) => {}
+                None => self.remove_dynamic("max_batch"),
+            }
+        }
+        self.order_thresholds()
+    }
+
+    /// Moves thresholds that the file does not state to the right side of those that it states.
+    fn order_thresholds(&mut self) -> Result<(), TrainError> {
+        const KEYS: [&str; 4] = ["target", "warning", "critical", "emergency"];
+        let profile = match self.word("memory.dynamic.profile").as_str() {
+            "aggressive" => Profile::Aggressive,
+            "conservative" => Profile::Conservative,
+            _ => Profile::Balanced,
+        };
+        let usual = Dynamic { profile, ..Dynamic::default() }.thresholds();
+        let usual = [usual.target, usual.warning, usual.critical, usual.emergency];
+        let stated = KEYS.map(|key| {
+            self.tree.at(&format!("{DYNAMIC}.{key}")).map(Node::to_json).and_then(|value| value.as_f64())
+        });
+        for (k, key) in KEYS.into_iter().enumerate().filter(|(k, _)| stated[*k].is_none()) {
+            let below = stated[..k].iter().flatten().fold(0.0_f64, |a, b| a.max(*b));
+            let above = stated[k + 1..].iter().flatten().fold(1.0_f64, |a, b| a.min(*b));
+            if usual[k] > below && usual[k] < above {
+                continue;
+            }
+            // Evenly between the stated neighbours.
+            let before = (0..k).rev().take_while(|&i| stated[i].is_none()).count() as f64;
+            let after = (k + 1..KEYS.len()).take_while(|&i| stated[i].is_none()).count() as f64;
+            let low = if below > 0.0 { below } else { above - 0.05 * (before + after + 2.0) };
+            let value = low + (above - low) * (before + 1.0) / (before + after + 2.0);
+            let value = (value * 1e4).round() / 1e4;
+            self.add(&format!("{DYNAMIC}.{key}"), &json!(value), "on the right side of the stated thresholds")?;
+        }
+        Ok(())
+    }
+
+    /// Removes a key of `memory.dynamic`.
+    fn remove_dynamic(&mut self, key: &str) {
+        let Some(mut node) = self.tree.at(DYNAMIC).cloned() else { return };
+        if let NodeKind::Map(keys) = &mut node.kind {
+            keys.retain(|(name, _)| name != key);
+        }
+        self.tree.set(&["memory", "dynamic"], node);
+    }
+
+    /// A preset of a model without experts becomes its sizes: presets are of mixtures of experts.
+    fn complete_preset(&mut self) -> Result<(), TrainError> {
+        if self.word("model.kind") != "dense_lm" || !self.has("model.preset") {
+            return Ok(());
+        }
+        let preset: Option<Preset> = serde_json::from_value(json!(self.word("model.preset"))).ok();
+        self.remove("model", "preset");
+        let Some(preset) = preset else { return Ok(()) };
+        let sized = Model::default().sized(preset);
+        let sizes =
+            [("hidden", sized.hidden), ("layers", sized.layers), ("heads", sized.heads), ("intermediate", sized.intermediate)];
+        for (key, value) in sizes {
+            let key = format!("model.{key}");
+            if !self.has(&key) {
+                self.add(&key, &json!(value), "the size of the preset, without experts")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

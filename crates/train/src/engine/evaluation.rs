@@ -6,8 +6,8 @@ use super::trained_model::{ClassifierOutput, TrainedModel};
 use super::{Prepared, batch, of_data};
 use crate::TrainError;
 use crate::classification::{ClassifierMetrics, TaskScores};
-use crate::config::{ModelKind, TrainConfig};
-use crate::feed::Feed;
+use crate::config::{CONFIG, ModelKind, TrainConfig};
+use crate::feed::{self, Feed};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
@@ -18,9 +18,6 @@ use plimsoll_runtime::{Device, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-
-/// Name of the configuration inside the folder of a run.
-const CONFIG: &str = "config.yaml";
 
 /// A request to evaluate a checkpoint.
 #[derive(Clone, Debug)]
@@ -139,6 +136,7 @@ pub fn evaluate(
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<EvaluationReport, TrainError> {
+    let config = &feed::named(config)?;
     let sizes = smaller_sizes(config);
     let largest = bounds(config, sizes.first().copied().unwrap_or(1));
     let prepared = Prepared::open(config, device, largest, false, observer)?;
@@ -258,7 +256,10 @@ fn tasks_of(config: &TrainConfig) -> Vec<TaskScores> {
         let tasks = config.model.tasks.iter();
         return tasks.map(|task| TaskScores::new(task.name.clone(), task.classes.clone())).collect();
     }
-    let classes = config.model.classes.map(|n| (0..n).map(|class| class.to_string()).collect());
+    let classes = config.model.classes.map(|n| match config.model.class_names.as_slice() {
+        [] => (0..n).map(|class| class.to_string()).collect(),
+        names => names.to_vec(),
+    });
     classes.map(|classes| TaskScores::new("class".to_owned(), classes)).into_iter().collect()
 }
 

@@ -6,7 +6,7 @@ use super::super::config::{Auto, ModelKind, TrainConfig};
 use super::trained_model::MAX_LAYERS;
 use super::{program, subject};
 use crate::TrainError;
-use crate::feed::Feed;
+use crate::feed::{self, Feed};
 use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
@@ -70,6 +70,7 @@ impl RunMemory {
             data: vec![],
         };
         if on_host && with_data {
+            let config = &feed::named(config)?;
             let bounds = super::of_data(program::largest(config));
             let feed = Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?;
             all.data = super::held_by_data(config, &feed, config.run.evaluate_every.is_some());

@@ -15,7 +15,7 @@ pub use explain::explain;
 pub use largest::{Largest, RunMemory, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
-use super::feed::{self, Feed};
+use super::feed::{self, DataSummary, Feed};
 use super::priced;
 use super::trainable::{
     AVERAGE, Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult,
@@ -28,10 +28,10 @@ use plimsoll_data::train::HostMemory;
 use plimsoll_data::train::crops::CropBatch;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::memory::Memory;
-use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_graph::{Bounds, Bytes, Param};
 use plimsoll_plan::{
-    Candidate, Instr, KernelId, Ledger, PlanError, Program, Remedy, Staging, Target, TrainingChoice,
-    node_seconds,
+    Candidate, Instr, KernelId, Ledger, ParameterGroup, PlanError, Program, Remedy, Staging, Target,
+    TrainingChoice, node_seconds,
 };
 use plimsoll_runtime::dynamic::RETRIES;
 use plimsoll_runtime::health::PlannedMemory;
@@ -66,6 +66,8 @@ pub fn open(
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Trainable>, TrainError> {
+    let unnamed = config.model.class_names.is_empty();
+    let config = &feed::named(config)?;
     let evaluates = config.run.evaluate_every.is_some();
     let prepared = Prepared::open(config, device, program::largest(config), evaluates, observer)?;
     let Started { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
@@ -82,6 +84,7 @@ pub fn open(
         JoinedBatch::new(largest, feed.tasks(), largest.tokens / bounds.tokens)
     });
     feed.bound(of_data(bounds))?;
+    let counted = count_steps(config, &mut feed, bounds.tokens, observer)?;
     if dynamic.is_some() && session.micro_steps().len() == 1 {
         let text = format!(
             "memory.dynamic: only micro-steps of {} tokens fit the budget, so their size cannot change",
@@ -114,6 +117,12 @@ pub fn open(
             json!(candidate.tokens),
         ),
         asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
+        counted.map(|steps| ("schedule.steps".to_owned(), json!(steps))),
+        asked(
+            unnamed && !config.model.class_names.is_empty(),
+            "model.class_names",
+            json!(config.model.class_names),
+        ),
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
         asked(config.run.device == "auto", "run.device", json!(device)),
@@ -131,6 +140,7 @@ pub fn open(
         on_host,
         machines: settings.machines(1),
         config: config.clone(),
+        counted,
         beside,
         tokens_per_second,
         budget: budget_bytes,
@@ -149,6 +159,36 @@ pub fn open(
         joined,
         session,
     }))
+}
+
+/// Counts the steps of the epochs of a run, if its learning rates depend on their number: packs all of the data as the run will
+/// do. `tokens` are those of a pack.
+fn count_steps(
+    config: &TrainConfig,
+    feed: &mut Feed,
+    tokens: u64,
+    observer: &mut dyn Observer,
+) -> Result<Option<u64>, TrainError> {
+    let Some(epochs) = config.epochs_to_count() else { return Ok(None) };
+    let packs_of_step = (config.batch.tokens / tokens).max(1);
+    // Other limits of the run may come first.
+    let most = config.horizon().unwrap_or(u64::MAX);
+    let mut steps = 0;
+    for _ in 0..epochs {
+        if steps >= most {
+            break;
+        }
+        let epoch = feed.count_epoch(&mut || {
+            let kept = "nothing was trained yet".to_owned();
+            let signal = observer.stop();
+            signal.map_or(Ok(()), |signal| Err(RuntimeError::Interrupted { signal, kept }.into()))
+        })?;
+        steps += epoch.packs.div_ceil(packs_of_step);
+    }
+    feed.restart();
+    let steps = steps.min(most);
+    config.check_warmup(steps)?;
+    Ok(Some(steps))
 }
 
 /// A session that was started, with its choices.
@@ -317,7 +357,7 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<TrainedM
             observer,
         );
     }
-    let rows = plimsoll_data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
+    let rows = plimsoll_data::train::rows::RowSet::open(feed::row_settings(&feed::named(config)?, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
     TrainedModel::open(config, 0, &widths, observer)
 }
@@ -358,6 +398,8 @@ struct Engine {
     on_host: bool,
     /// The configuration, for the prices of other settings.
     config: TrainConfig,
+    /// Steps of the run, if its epochs were counted.
+    counted: Option<u64>,
     /// Part of the budget that is not for plans: on a CPU, the process and the data.
     beside: Bytes,
     /// Rate that the plan expects.
@@ -591,6 +633,19 @@ impl Trainable for Engine {
 
     fn parameters(&self) -> Option<u64> {
         Some(priced::parameters(&self.session.micro_plan().graph))
+    }
+
+    fn trained_parameters(&self) -> Option<u64> {
+        let trained = |param: &Param| self.subject.group(&self.config, param) != ParameterGroup::Frozen;
+        Some(priced::elements(&self.session.micro_plan().graph, trained))
+    }
+
+    fn data(&self) -> Option<DataSummary> {
+        Some(self.feed.summary())
+    }
+
+    fn counted_steps(&self) -> Option<u64> {
+        self.counted
     }
 
     fn plan(&self) -> Result<Value, TrainError> {

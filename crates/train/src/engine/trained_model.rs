@@ -39,7 +39,7 @@ pub(super) struct TrainedModel {
     /// Weights to start from; `None` for random initialisation.
     from: Option<Arc<From>>,
     name: String,
-    /// Contents of the initial model's config.json; empty if there is none.
+    /// Contents of the initial model's config.json, with the names of the classes; empty if there is none.
     config: String,
     /// Names and contents of the tokenizer's files.
     tokenizer: Vec<(String, Vec<u8>)>,
@@ -112,7 +112,10 @@ impl TrainedModel {
         };
         Ok(Self {
             tokenizer: tokenizer::files(config, folder.as_deref())?,
-            config: folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
+            config: with_classes(
+                folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
+                &model.class_names,
+            ),
             name: model.from.clone().unwrap_or_default(),
             from: from.map(Arc::new),
             kind,
@@ -399,6 +402,17 @@ impl ModelFamily {
             }
         }
     }
+}
+
+/// Sets the names of the classes in the text of a config.json. Without names the text is returned as it is.
+fn with_classes(config: String, names: &[String]) -> String {
+    let Ok(serde_json::Value::Object(mut value)) = serde_json::from_str(&config) else { return config };
+    if names.is_empty() {
+        return config;
+    }
+    let numbered = names.iter().enumerate().map(|(number, name)| (number.to_string(), name.as_str().into()));
+    value.insert("id2label".to_owned(), serde_json::Value::Object(numbered.collect()));
+    serde_json::Value::Object(value).to_string()
 }
 
 /// Whether `name` matches `pattern`, in which `*` stands for any text.

@@ -156,6 +156,17 @@ impl RowSet {
         &self.inner.census
     }
 
+    /// Returns the number of batches of an epoch: as [`RowStream::fill`] divides the training rows.
+    pub fn batches_of_epoch(&self) -> u64 {
+        let most = self.inner.settings.rows as u64;
+        let (mut left, mut batches) = (self.inner.train.len() as u64, 0);
+        while left > 0 {
+            left -= rows_of_batch(left, most);
+            batches += 1;
+        }
+        batches
+    }
+
     /// Returns a digest of the values of the rows in file order, their classes, the validation fraction and the seeds,
     /// in hexadecimal.
     pub fn digest(&self) -> &str {
@@ -343,6 +354,14 @@ fn width(part: &RowGroupPart, files: &[RowFile]) -> Result<usize, DataError> {
     other.map_or(Ok(first), |other| Err(refuse(other)))
 }
 
+/// Number of rows of the next batch of at most `most` rows, if `left` rows of the epoch are left.
+fn rows_of_batch(left: u64, most: u64) -> u64 {
+    match left == most + 1 && most > 2 {
+        true => most - 1,
+        false => left.min(most),
+    }
+}
+
 /// Stream of the batches of a split.
 pub struct RowStream {
     set: Arc<Rows>,
@@ -363,8 +382,7 @@ impl RowStream {
         let RowStream { set, split, at, order, .. } = self;
         let rows = set.side(*split);
         let left = if self.ended { 0 } else { order.len() - at.row as usize };
-        let most = set.settings.rows;
-        let taken = if left == most + 1 && most > 2 { most - 1 } else { left.min(most) };
+        let taken = rows_of_batch(left as u64, set.settings.rows as u64) as usize;
         batch.targets.clear();
         batch.parts.resize_with(set.widths.len(), Vec::new);
         let chosen = &order[at.row as usize..][..taken];
