@@ -15,6 +15,7 @@ use plimsoll_data::train::{
     Batch, Bounds, Classes, Dataset, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
     Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
 };
+use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -399,6 +400,7 @@ pub fn tokens(
         }
         ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head | ModelKind::Caller) => {
             Ok(match own {
+                Some(file) if !file.ends_with(TOKENIZER) => TokenizerKind::Esm,
                 Some(file) => TokenizerKind::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
                 None => bytes,
             })
