@@ -255,11 +255,6 @@ impl Keys<'_> {
         self.0.get(key).is_some_and(|v| !v.is_null())
     }
 
-    /// `Err` if the key exists, because it selects a feature that is not implemented.
-    pub(crate) fn absent(&self, key: &'static str) -> Result<(), ConfigError> {
-        if self.has(key) { Err(self.bad(key, "left out")) } else { Ok(()) }
-    }
-
     /// An optional finite number that is not negative.
     pub(crate) fn number(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
         if !self.has(key) {

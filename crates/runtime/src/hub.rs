@@ -271,6 +271,11 @@ impl Fetch<'_> {
                 FetchEvent::Again => {
                     observer.say(Level::Info, &format!("{file}: the connection failed; trying again"))
                 }
+                FetchEvent::Pause(pause) => {
+                    let seconds = pause.as_secs();
+                    observer.say(Level::Info, &format!("{file}: the hub asks to wait for {seconds} s; waiting"))
+                }
+                FetchEvent::Idle => {}
                 FetchEvent::Checking => observer.say(Level::Detail, &format!("{file}: checking its digest")),
                 FetchEvent::Bytes(bytes) => {
                     if !announced {
