@@ -74,6 +74,12 @@ impl<'a, E: Element> Rows<'a, E> {
         Rows { ptr: self.row(start), rows: n, ..self }
     }
 
+    /// The same elements as rows of `1 / heads` of the columns: a row for each head. Panics if rows are not adjacent.
+    pub(super) fn by_heads(self, heads: usize) -> Rows<'a, E> {
+        let cols = head_columns(self.cols, self.ld, heads);
+        Rows { rows: self.rows * heads, cols, ld: self.ld / heads, ..self }
+    }
+
     /// Number of rows.
     pub fn rows(self) -> usize {
         self.rows
@@ -126,6 +132,12 @@ impl<'a, E: Element> RowsMut<'a, E> {
         RowsMut { ptr: self.row(start), rows: n, ..*self }
     }
 
+    /// The same elements as rows of `1 / heads` of the columns: a row for each head. Panics if rows are not adjacent.
+    pub(super) fn by_heads(self, heads: usize) -> RowsMut<'a, E> {
+        let cols = head_columns(self.cols, self.ld, heads);
+        RowsMut { rows: self.rows * heads, cols, ld: self.ld / heads, ..self }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
@@ -151,6 +163,12 @@ impl<'a, E: Element> RowsMut<'a, E> {
     pub(super) fn row(&self, r: usize) -> *mut E {
         self.ptr.wrapping_add(r * self.ld)
     }
+}
+
+/// Columns of one of `heads` heads of a row. Panics if there are gaps between rows, or the heads differ in width.
+fn head_columns(cols: usize, ld: usize, heads: usize) -> usize {
+    assert!(heads == 1 || (ld == cols && heads > 0 && cols.is_multiple_of(heads)), "{cols} columns, {heads} heads");
+    cols / heads
 }
 
 /// Panics if a matrix of this size and stride does not fit in a slice of `len` elements.

@@ -212,7 +212,14 @@ impl Builder {
     pub fn rms_norm(&mut self, x: ValueId, name: &str, eps: f32) -> ValueId {
         let d = self.graph.spec(x).row_elements();
         let gamma = self.param(&format!("{name}.weight"), &[d]);
-        self.one(Op::RmsNorm(RmsNorm { eps }), &[x, gamma])
+        self.one(Op::RmsNorm(RmsNorm { eps, heads: 1 }), &[x, gamma])
+    }
+
+    /// Adds an [`RmsNorm`] of each of the `heads` heads of a row, with the parameter `{name}.weight` of all heads.
+    pub fn rms_norm_of_heads(&mut self, x: ValueId, name: &str, eps: f32, heads: u32) -> ValueId {
+        let columns = self.graph.spec(x).row_elements() / u64::from(heads.max(1));
+        let gamma = self.param(&format!("{name}.weight"), &[columns]);
+        self.one(Op::RmsNorm(RmsNorm { eps, heads }), &[x, gamma])
     }
 
     /// Adds the exact (erf) GELU of `x`.

@@ -1,7 +1,8 @@
 //! Reads the config.json of encoders on the Hugging Face Hub. Invariant: a key that changes the computation is
 //! either implemented, or an error names it.
 
-use crate::{DnabertConfig, Esm2Config, dnabert_s, esm2};
+use crate::decoder::DECODERS;
+use crate::{DnabertConfig, Esm2Config, ModelConfig, dnabert_s, esm2};
 use plimsoll_graph::{Bounds, Graph, VerifyError};
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -26,6 +27,13 @@ pub enum ConfigError {
     },
     /// The `model_type` is not supported.
     Kind(String),
+    /// A model of a family that the command does not take.
+    Family {
+        /// The family of the model, with its article.
+        found: &'static str,
+        /// The families that are wanted, with their articles.
+        wanted: &'static str,
+    },
     /// A key that the model family does not have.
     UnknownKey {
         /// Name of the key.
@@ -45,10 +53,12 @@ impl fmt::Display for ConfigError {
             }
             Self::Kind(found) => write!(
                 f,
-                "model_type {found} is not known; known are `esm` (ESM-2) and `bert` of DNABERT-S (with \
+                "model_type {found} is not known; known are `esm` (ESM-2), `bert` of DNABERT-S (with \
                  `alibi_starting_size`, with DNABERT's code in `auto_map`, or with its vocabulary of 4096 tokens), \
-                 and where language models are accepted `llama`, `mistral`, `mixtral` and `plimsoll_decoder`"
+                 and the decoders `{}`",
+                DECODERS.join("`, `")
             ),
+            Self::Family { found, wanted } => write!(f, "it is {found}, and {wanted} is wanted"),
         }
     }
 }
@@ -57,7 +67,7 @@ impl std::error::Error for ConfigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Json(error) => Some(error),
-            Self::Key { .. } | Self::Kind(_) | Self::UnknownKey { .. } => None,
+            Self::Key { .. } | Self::Kind(_) | Self::Family { .. } | Self::UnknownKey { .. } => None,
         }
     }
 }
@@ -113,14 +123,16 @@ pub enum Encoder {
 
 impl Encoder {
     /// Reads a config.json.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::from_json`]; a model of another family.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
-        let empty = Map::new();
-        let keys = Keys(value.as_object().unwrap_or(&empty));
-        match keys.0.get("model_type").and_then(Value::as_str) {
-            Some("esm") => Ok(Self::Esm2(Esm2Config::from_keys(&keys)?)),
-            Some("bert") if keys.is_dnabert() => Ok(Self::DnabertS(DnabertConfig::from_keys(&keys)?)),
-            other => Err(ConfigError::Kind(other.map_or("(none)".to_owned(), |k| format!("`{}`", shown(k))))),
+        match ModelConfig::from_json(text)? {
+            ModelConfig::Encoder(encoder) => Ok(encoder),
+            other => Err(ConfigError::Family {
+                found: other.family(),
+                wanted: "an encoder (ESM-2 or DNABERT-S)",
+            }),
         }
     }
 
@@ -179,7 +191,7 @@ pub(crate) fn decimal(x: f32) -> Value {
 }
 
 /// Text of a file for messages: at most 80 characters, with control characters replaced.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -190,7 +202,7 @@ impl Keys<'_> {
     /// Whether a configuration of model_type `bert` describes DNABERT-S or DNABERT-2, and not a BERT with position
     /// embeddings. `alibi_starting_size` is optional: DNABERT's own configuration class has a default for it, and
     /// ALiBi's slopes do not depend on it.
-    fn is_dnabert(&self) -> bool {
+    pub(crate) fn is_dnabert(&self) -> bool {
         // The classes of DNABERT's remote code, which transformers names `repository--module.class` or `module.class`.
         let is_own_code = |class: &Value| {
             let module = class.as_str().and_then(|c| c.rsplit("--").next()).and_then(|c| c.split('.').next());
@@ -200,6 +212,24 @@ impl Keys<'_> {
         self.0.contains_key("alibi_starting_size")
             || auto_map.is_some_and(|map| map.values().any(is_own_code))
             || self.0.get("vocab_size").and_then(Value::as_u64) == Some(4096)
+    }
+
+    /// `Err` unless every layer of a decoder attends causally to whole sequences, by the code of its architecture.
+    pub(crate) fn plain_attention(&self) -> Result<(), ConfigError> {
+        self.must_be("is_causal", true)?;
+        self.must_be("use_bidirectional_attention", false)?;
+        let is_full = |kind: &Value| kind == "full_attention";
+        let layers = self.0.get("layer_types").filter(|value| !value.is_null());
+        if layers.is_some_and(|kinds| !kinds.as_array().is_some_and(|kinds| kinds.iter().all(is_full))) {
+            return Err(self.bad("layer_types", "`full_attention` for every layer, or left out"));
+        }
+        let own_code = |(class, _): (&String, &Value)| class.starts_with("AutoModel");
+        let auto_map = self.0.get("auto_map").and_then(Value::as_object);
+        if auto_map.is_some_and(|map| map.iter().any(own_code)) {
+            let wanted = "without a class of its own for AutoModel: such code may compute something else";
+            return Err(self.bad("auto_map", wanted));
+        }
+        Ok(())
     }
 
     /// The error for a value that is not supported.
@@ -223,11 +253,6 @@ impl Keys<'_> {
     /// Whether the key exists and is not null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.0.get(key).is_some_and(|v| !v.is_null())
-    }
-
-    /// `Err` if the key exists, because it selects a feature that is not implemented.
-    pub(crate) fn absent(&self, key: &'static str) -> Result<(), ConfigError> {
-        if self.has(key) { Err(self.bad(key, "left out")) } else { Ok(()) }
     }
 
     /// An optional finite number that is not negative.

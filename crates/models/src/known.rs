@@ -1,6 +1,8 @@
 //! Configurations of published models, which `plan` uses without network access.
 
-use crate::{DecoderConfig, DnabertConfig, Encoder, Esm2Config, Experts, Mlp, Norm, Positions};
+use crate::{
+    Biases, DecoderConfig, DnabertConfig, Encoder, Esm2Config, Experts, Mlp, Norm, Positions, RopeScaling,
+};
 use plimsoll_graph::ops::Mask;
 
 /// Hub id and one-line description of each known encoder.
@@ -61,7 +63,9 @@ pub fn moe(size: &str) -> Option<DecoderConfig> {
         positions: Positions::Rotary(10_000.0),
         mask: Mask::Causal,
         mlp: Mlp::Gelu,
-        bias: true,
+        bias: Biases::all(true),
+        qk_norm: false,
+        scaling: RopeScaling::None,
         tied: false,
         experts: Some(Experts {
             experts,

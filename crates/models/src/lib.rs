@@ -17,6 +17,7 @@ mod layers;
 mod lora;
 mod mlm;
 mod mlp_head;
+mod model_config;
 mod names;
 mod sequence_model;
 mod training;
@@ -27,7 +28,9 @@ pub use caller::{
     tensor_of_teacher,
 };
 pub use config::{ConfigError, Encoder, Output};
-pub use decoder::{DecoderConfig, Experts, Mlp, Norm, Positions, active_parameters};
+pub use decoder::{
+    Biases, DecoderConfig, Experts, Mlp, Norm, Positions, RopeScaling, active_parameters, reads_bytes,
+};
 pub use dnabert_s::{DnabertConfig, dnabert_s};
 pub use esm2::{Esm2Config, esm2};
 pub use hub::CarriedTensor;
@@ -36,7 +39,8 @@ pub use known::{KNOWN, known, moe};
 pub use lora::{Lora, TrainingError};
 pub use mlm::TrainingTask;
 pub use mlp_head::{HeadConfig, mlp_head};
-pub use names::{candidates, derived, from_fair_esm, tied_tensors};
+pub use model_config::ModelConfig;
+pub use names::{candidates, decoder_candidates, derived, from_fair_esm, tied_tensors};
 pub use sequence_model::SequenceModel;
 pub use training::Training;
 pub use tuning::{Group, TunedPart, Tuning, group, trains};

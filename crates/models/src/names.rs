@@ -12,6 +12,13 @@ pub fn candidates(encoder: &Encoder, tensor: &str) -> Vec<String> {
     }
 }
 
+/// The names that the canonical `tensor` of a decoder may have in a file: with the prefix `model.`, as a language model is
+/// saved, and without it, as `AutoModel` saves the model without its output projection.
+pub fn decoder_candidates(tensor: &str) -> Vec<String> {
+    let bare = tensor.strip_prefix("model.").map(str::to_owned);
+    std::iter::once(tensor.to_owned()).chain(bare).collect()
+}
+
 /// Computed value of a tensor that files may omit (the rotary frequencies of ESM-2); `None` for other tensors.
 pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
     match encoder {

@@ -1,9 +1,9 @@
-//! Encoders and decoders behind one type, for the commands that compute hidden states. Invariant: a config.json names
-//! its family by `model_type`; no other key decides.
+//! Encoders and decoders behind one type, for the commands that compute hidden states. Invariant: the family of a model is
+//! that of [`ModelConfig`].
 
-use crate::{ConfigError, DecoderConfig, Encoder, Output, candidates, derived};
+use crate::names::decoder_candidates;
+use crate::{ConfigError, DecoderConfig, Encoder, ModelConfig, Output, candidates, derived};
 use plimsoll_graph::{Bounds, Graph, VerifyError};
-use serde_json::Value;
 
 /// A model that computes hidden states of sequences: an encoder or a decoder language model.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,20 +14,18 @@ pub enum SequenceModel {
     Decoder(DecoderConfig),
 }
 
-/// `model_type` of the configurations of decoders.
-const DECODERS: [&str; 4] = ["llama", "mistral", "mixtral", "plimsoll_decoder"];
-
 impl SequenceModel {
     /// Reads a config.json.
     ///
     /// # Errors
-    /// A `model_type` that is not supported; keys that the model cannot have.
+    /// As [`ModelConfig::from_json`]; a model of another family.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
-        let kind = value.get("model_type").and_then(Value::as_str);
-        match kind.is_some_and(|kind| DECODERS.contains(&kind)) {
-            true => DecoderConfig::from_json(text).map(Self::Decoder),
-            false => Encoder::from_json(text).map(Self::Encoder),
+        match ModelConfig::from_json(text)? {
+            ModelConfig::Encoder(encoder) => Ok(Self::Encoder(encoder)),
+            ModelConfig::Decoder(decoder) => Ok(Self::Decoder(decoder)),
+            other @ ModelConfig::Caller(_) => {
+                Err(ConfigError::Family { found: other.family(), wanted: "an encoder or a decoder" })
+            }
         }
     }
 
@@ -76,7 +74,7 @@ impl SequenceModel {
     pub fn candidates(&self, tensor: &str) -> Vec<String> {
         match self {
             Self::Encoder(encoder) => candidates(encoder, tensor),
-            Self::Decoder(_) => vec![tensor.to_owned()],
+            Self::Decoder(_) => decoder_candidates(tensor),
         }
     }
 
@@ -95,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_model_type_decides_the_family() {
-        let decoder = crate::moe("tiny").expect("known").to_json("{}");
+        let decoder = crate::moe("tiny").expect("known").to_json("{}", false);
         let read = SequenceModel::from_json(&decoder).expect("read");
         assert!(matches!(&read, SequenceModel::Decoder(c) if c.layers == 8), "{read:?}");
         assert_eq!((read.family(), read.hidden_size()), ("decoder with experts", 384));

@@ -75,12 +75,21 @@ pub enum ModelError {
         /// Number of rows of the embedding.
         rows: u64,
     },
-    /// A language model without a tokenizer, whose tokens are not bytes.
+    /// A language model without its tokenizer: token ids of another one would be other tokens.
     #[error(
-        "{name}: the folder has no tokenizer.json, and {rows} tokens are not the 256 to 512 of a model of bytes; put the \
-         tokenizer.json of the model into its folder"
+        "{name} has no tokenizer.json{instead}; a language model is read with its own tokenizer only: put its tokenizer.json \
+         (transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)) into its folder, or, if its tokens are \
+         bytes, `\"plimsoll_tokenizer\": \"bytes\"` into its config.json"
     )]
     NoTokenizer {
+        /// Name of the model.
+        name: String,
+        /// The tokenizer files in other formats that were found: ` (but tokenizer.model)`; empty without any.
+        instead: String,
+    },
+    /// The bytes of a text are more tokens than the model has.
+    #[error("{name}: config.json says that its tokens are bytes, and its embedding has {rows} rows, not 256 or more")]
+    TooFewForBytes {
         /// Name of the model.
         name: String,
         /// Number of rows of the embedding.

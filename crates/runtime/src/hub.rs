@@ -1,8 +1,8 @@
 //! Finds a model's files by name and downloads missing files. Invariant: a path, a model that is complete in the cache,
 //! and `HF_HUB_OFFLINE` never touch the network; only the files that the model's family needs are downloaded.
 
-use crate::model::read_config;
-use crate::{Level, Observer, RuntimeError, Transfer, fair_esm};
+use crate::model::{VOCABULARY, read_config};
+use crate::{Level, ModelError, Observer, RuntimeError, Transfer, fair_esm};
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::tokenize::bpe;
@@ -11,7 +11,7 @@ use plimsoll_data::weights::{
     is_hub_id, resolve_model, shard_files,
 };
 use plimsoll_graph::Bytes;
-use plimsoll_models::{CallerConfig, ConfigError, DecoderConfig, Encoder, SequenceModel};
+use plimsoll_models::{ConfigError, Encoder, ModelConfig, SequenceModel, reads_bytes};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -26,57 +26,34 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub enum Need {
     /// The configuration: enough to plan.
     Config,
+    /// Configuration and weights, and the tokenizer if there is one: enough for data that are token ids.
+    Weights,
     /// All files: enough to run.
     Model,
 }
 
-/// Configuration of a model that can be trained.
-pub enum Trainable {
-    /// A decoder-only language model.
-    Decoder(DecoderConfig),
-    /// An encoder of biological sequences.
-    Encoder(Encoder),
-    /// A classifier of DNA windows.
-    Caller(CallerConfig),
+/// The tokenizer files of a model, in the order in which they are looked for.
+struct TokenizerFiles {
+    /// File names; the first that exists is the tokenizer.
+    names: &'static [&'static str],
+    /// Whether a model without any of them cannot read sequences or texts.
+    required: bool,
 }
 
-impl Trainable {
-    /// Reads a config.json.
-    ///
-    /// # Errors
-    /// For a configuration that is not an encoder's, the error of the decoder parser, which lists the known decoder
-    /// families.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        match Encoder::from_json(text) {
-            Err(ConfigError::Kind(_)) if CallerConfig::is_caller(text) => {
-                CallerConfig::from_json(text).map(Self::Caller)
-            }
-            Err(ConfigError::Kind(_)) => DecoderConfig::from_json(text).map(Self::Decoder),
-            encoder => encoder.map(Self::Encoder),
-        }
-    }
-
-    /// The tokenizer file that the model requires or may have.
-    fn tokenizer(&self) -> Asked {
-        match self {
-            Self::Encoder(encoder) => tokenizer(encoder).map_or(Asked::Nothing, Asked::Required),
+impl TokenizerFiles {
+    /// The files of a model whose config.json has the text `text`.
+    fn of(model: &ModelConfig, text: &str) -> Self {
+        match model {
+            // The alphabet is built in; the file shows whether it is the model's.
+            ModelConfig::Encoder(Encoder::Esm2(_)) => Self { names: &[VOCABULARY], required: false },
+            ModelConfig::Encoder(Encoder::DnabertS(_)) => Self { names: &[TOKENIZER], required: true },
+            ModelConfig::Decoder(_) if reads_bytes(text) => Self { names: &[], required: false },
+            // A language model of proteins may have the alphabet of ESM-2.
+            ModelConfig::Decoder(_) => Self { names: &[TOKENIZER, VOCABULARY], required: true },
             // The codons of a caller are its tokens.
-            Self::Caller(_) => Asked::Nothing,
-            // A byte-level language model has no tokenizer file.
-            Self::Decoder(_) => Asked::Optional(TOKENIZER),
+            ModelConfig::Caller(_) => Self { names: &[], required: false },
         }
     }
-}
-
-/// Whether a file beside the weights is downloaded.
-#[derive(Clone, Copy)]
-enum Asked {
-    /// No file.
-    Nothing,
-    /// A missing file is an error.
-    Required(&'static str),
-    /// A missing file is accepted.
-    Optional(&'static str),
 }
 
 /// Families of models that a caller accepts.
@@ -86,8 +63,25 @@ enum Family {
     Encoders,
     /// Encoders and decoders.
     Sequences,
-    /// Encoders and language models.
+    /// All models.
     Trainable,
+}
+
+impl Family {
+    /// Reads a config.json.
+    ///
+    /// # Errors
+    /// A model that is not known, or of another family.
+    fn read(self, text: &str) -> Result<ModelConfig, ConfigError> {
+        match self {
+            Self::Encoders => Encoder::from_json(text).map(ModelConfig::Encoder),
+            Self::Sequences => SequenceModel::from_json(text).map(|model| match model {
+                SequenceModel::Encoder(encoder) => ModelConfig::Encoder(encoder),
+                SequenceModel::Decoder(decoder) => ModelConfig::Decoder(decoder),
+            }),
+            Self::Trainable => ModelConfig::from_json(text),
+        }
+    }
 }
 
 /// Resolves the value of `--model` to local files of an encoder, downloading missing files.
@@ -147,7 +141,8 @@ fn local_of(
     if env.offline || complete {
         return Ok(ModelPath::Folder(found?));
     }
-    let mut fetch = Fetch { repository: Repository::open(model, env)?, family, observer };
+    let repository = Repository::open(model, env)?;
+    let mut fetch = Fetch { model: model.to_owned(), repository, family, observer };
     let into = env.cache_dir().unwrap_or_default();
     fetch.observer.say(
         Level::Info,
@@ -171,7 +166,7 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
     Ok((path, text))
 }
 
-/// Lists the files that a model's folder lacks. For a model of an unknown family only weights and configuration can be
+/// Lists the files that a model's folder lacks. For a model that is not known only weights and configuration can be
 /// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     let has = |name: &str| folder.join(name).exists();
@@ -179,8 +174,11 @@ pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     if need == Need::Config {
         return vec![];
     }
-    let beside = Encoder::from_json(&config).ok().and_then(|encoder| tokenizer(&encoder));
-    let mut missing: Vec<String> = beside.filter(|name| !has(name)).map(str::to_owned).into_iter().collect();
+    let model = ModelConfig::from_json(&config).ok().filter(|_| need == Need::Model);
+    let beside = model.map(|model| TokenizerFiles::of(&model, &config));
+    let lacked = beside.filter(|files| files.required && !files.names.iter().any(|name| has(name)));
+    let mut missing: Vec<String> =
+        lacked.and_then(|files| files.names.first()).map(|name| (*name).to_owned()).into_iter().collect();
     match FOLDER_FILES.iter().find(|name| has(name)) {
         None => missing.push(FOLDER_FILES[0].to_owned()),
         Some(name) if name.ends_with(".index.json") => {
@@ -192,20 +190,13 @@ pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     missing
 }
 
-/// The tokenizer file of a family, or `None` if the family's alphabet is built in.
-fn tokenizer(encoder: &Encoder) -> Option<&'static str> {
-    match encoder {
-        Encoder::Esm2(_) => None,
-        Encoder::DnabertS(_) => Some(TOKENIZER),
-    }
-}
-
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Download of one model.
 struct Fetch<'a> {
+    model: String,
     repository: Repository,
     family: Family,
     observer: &'a mut dyn Observer,
@@ -217,25 +208,30 @@ impl Fetch<'_> {
         let path = self.required(CONFIG)?;
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
         // Check the configuration first: an unsupported model is refused before its weights are downloaded.
-        let model = match self.family {
-            Family::Encoders => Encoder::from_json(&text).map(Trainable::Encoder),
-            Family::Sequences => SequenceModel::from_json(&text).map(|model| match model {
-                SequenceModel::Encoder(encoder) => Trainable::Encoder(encoder),
-                SequenceModel::Decoder(decoder) => Trainable::Decoder(decoder),
-            }),
-            Family::Trainable => Trainable::from_json(&text),
-        };
-        let model = model.map_err(|source| RuntimeError::Config { path, source })?;
-        if need == Need::Model {
+        let model = self.family.read(&text).map_err(|source| RuntimeError::Config { path, source })?;
+        if need != Need::Config {
             // Before the weights: a cached model that has its weights counts as complete.
-            match model.tokenizer() {
-                Asked::Nothing => {}
-                Asked::Required(name) => drop(self.required(name)?),
-                Asked::Optional(name) => drop(self.file(name)?),
-            }
+            self.tokenizer(&TokenizerFiles::of(&model, &text), need)?;
             self.weights()?;
         }
         Ok(self.repository.write_ref()?)
+    }
+
+    /// Downloads the first of the tokenizer's files that the repository has.
+    fn tokenizer(&mut self, files: &TokenizerFiles, need: Need) -> Result<(), RuntimeError> {
+        for name in files.names {
+            if self.file(name)?.is_some() {
+                return Ok(());
+            }
+        }
+        match files.names {
+            [only] if files.required => Err(self.repository.missing_file_error(only).into()),
+            [] => Ok(()),
+            _ if files.required && need == Need::Model => {
+                Err(ModelError::NoTokenizer { name: self.model.clone(), instead: String::new() }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Downloads the first known weight file that the repository has, with all shards if the file is an index. A file
@@ -275,6 +271,11 @@ impl Fetch<'_> {
                 FetchEvent::Again => {
                     observer.say(Level::Info, &format!("{file}: the connection failed; trying again"))
                 }
+                FetchEvent::Pause(pause) => {
+                    let seconds = pause.as_secs();
+                    observer.say(Level::Info, &format!("{file}: the hub asks to wait for {seconds} s; waiting"))
+                }
+                FetchEvent::Idle => {}
                 FetchEvent::Checking => observer.say(Level::Detail, &format!("{file}: checking its digest")),
                 FetchEvent::Bytes(bytes) => {
                     if !announced {

@@ -2,7 +2,7 @@
 //! found with the expected shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
+use crate::{ModelError, Observer, RuntimeError, adapter, bundle, leftovers};
 use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
@@ -12,7 +12,9 @@ use plimsoll_data::train::Vocabulary;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
-use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, tied_tensors};
+use plimsoll_models::{
+    Encoder, HeadConfig, Output, SequenceModel, candidates, derived, mlp_head, tied_tensors,
+};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
@@ -116,7 +118,9 @@ impl EncoderModel {
         let (config, text) = hub::config_text(&place)?;
         let encoder = Encoder::from_json(&text)
             .map_err(|source| RuntimeError::Config { path: config.clone(), source })?;
-        Self::at(name, &place, &config, &text, encoder)
+        let model = Self::at(name, &place, &config, &text, encoder)?;
+        leftovers::note(name, &SequenceModel::Encoder(model.encoder.clone()), &model.weights, observer)?;
+        Ok(model)
     }
 
     /// Opens the files of a model whose configuration, with the text `text` of the file `config`, was read.
@@ -205,30 +209,11 @@ impl EncoderModel {
             }
         }
         for (twin, tensor) in tied_tensors(&self.encoder) {
-            self.check_twin(&twin, &tensor)?;
+            if let (Some(twin), Some(tensor)) = (self.find(&twin), self.find(&tensor)) {
+                check_twin(&self.name, &self.weights, &twin, &tensor)?;
+            }
         }
         Ok(())
-    }
-
-    /// Checks that two tied tensors, where both exist, have equal shapes and values; reads a bounded number of
-    /// elements at a time.
-    fn check_twin(&self, twin: &str, tensor: &str) -> Result<(), RuntimeError> {
-        let (Some(a), Some(b)) = (self.find(twin), self.find(tensor)) else { return Ok(()) };
-        let n = self.weights.tensor(&b)?.elements();
-        let same_shape = self.weights.tensor(&a)?.shape() == self.weights.tensor(&b)?.shape();
-        const PART: u64 = 1 << 14;
-        let (mut x, mut y) = (vec![0f32; PART as usize], vec![0f32; PART as usize]);
-        let mut equal = same_shape;
-        for start in (0..n).step_by(PART as usize).take_while(|_| same_shape) {
-            let len = (n - start).min(PART) as usize;
-            self.weights.read_f32(&a, start..start + len as u64, &mut x[..len])?;
-            self.weights.read_f32(&b, start..start + len as u64, &mut y[..len])?;
-            equal &= x[..len] == y[..len];
-        }
-        if equal {
-            return Ok(());
-        }
-        Err(ModelError::Untied { name: self.name.clone(), a, b }.into())
     }
 
     /// Returns the file's name for a canonical tensor name, or `None` if the file has no such tensor.
@@ -245,19 +230,8 @@ impl EncoderModel {
 
     /// Returns a reader of the parameters of `graph` that owns its share of the weights, for
     /// [`plimsoll_exec::Executor::attach`].
-    /// Tensor names are looked up once, here, so that reading a parameter allocates nothing.
     pub fn source(&self, graph: &Graph) -> ParamSource {
-        let weights = self.weights.clone();
-        let found = pieces(graph).map(|piece| (piece.tensor.clone(), self.place(&piece.tensor)));
-        let places: BTreeMap<String, Slice> = found.collect();
-        Box::new(move |param, elements, out| {
-            let done = read_pieces(param, elements, out, &mut |piece, range, out| {
-                let place = places.get(&piece.tensor);
-                let unknown = || RuntimeError::bug(format!("{} is not of this model", piece.tensor));
-                place.ok_or_else(unknown)?.read(&weights, range, out)
-            });
-            Ok(done?)
-        })
+        stream(&self.weights, graph, |tensor| self.place(tensor))
     }
 
     /// Where the values of a tensor come from. `check` has made sure that there is a source for every tensor.
@@ -269,6 +243,42 @@ impl EncoderModel {
     }
 }
 
+/// Returns a reader of the parameters of `graph` that owns its share of `weights`. Each tensor is looked up once with
+/// `place`, so that reading a parameter allocates nothing.
+pub(crate) fn stream(weights: &Arc<Weights>, graph: &Graph, place: impl Fn(&str) -> Slice) -> ParamSource {
+    let weights = weights.clone();
+    let found = pieces(graph).map(|piece| (piece.tensor.clone(), place(&piece.tensor)));
+    let places: BTreeMap<String, Slice> = found.collect();
+    Box::new(move |param, elements, out| {
+        let done = read_pieces(param, elements, out, &mut |piece, range, out| {
+            let place = places.get(&piece.tensor);
+            let unknown = || RuntimeError::bug(format!("{} is not of this model", piece.tensor));
+            place.ok_or_else(unknown)?.read(&weights, range, out)
+        });
+        Ok(done?)
+    })
+}
+
+/// Checks that two tied tensors of the model `name` have equal shapes and values; reads a bounded number of elements at a
+/// time.
+pub(crate) fn check_twin(name: &str, weights: &Weights, a: &str, b: &str) -> Result<(), RuntimeError> {
+    let n = weights.tensor(b)?.elements();
+    let same_shape = weights.tensor(a)?.shape() == weights.tensor(b)?.shape();
+    const PART: u64 = 1 << 14;
+    let (mut x, mut y) = (vec![0f32; PART as usize], vec![0f32; PART as usize]);
+    let mut equal = same_shape;
+    for start in (0..n).step_by(PART as usize).take_while(|_| same_shape) {
+        let len = (n - start).min(PART) as usize;
+        weights.read_f32(a, start..start + len as u64, &mut x[..len])?;
+        weights.read_f32(b, start..start + len as u64, &mut y[..len])?;
+        equal &= x[..len] == y[..len];
+    }
+    if equal {
+        return Ok(());
+    }
+    Err(ModelError::Untied { name: name.to_owned(), a: a.to_owned(), b: b.to_owned() }.into())
+}
+
 /// Opens the weights of a model.
 pub(crate) fn weights_of(name: &str, place: &ModelPath) -> Result<Weights, RuntimeError> {
     match place.weights() {
@@ -278,7 +288,7 @@ pub(crate) fn weights_of(name: &str, place: &ModelPath) -> Result<Weights, Runti
 }
 
 /// Source of a tensor's values.
-enum Slice {
+pub(crate) enum Slice {
     /// In the weight file, under this name.
     File(String),
     /// In memory: values derived from the configuration.
@@ -286,7 +296,7 @@ enum Slice {
 }
 
 impl Slice {
-    fn read(&self, weights: &Weights, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
+    pub(crate) fn read(&self, weights: &Weights, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         match self {
             Self::File(name) => weights.read_f32(name, range, out)?,
             Self::Memory(values) => out.copy_from_slice(&values[range.start as usize..range.end as usize]),

@@ -3,18 +3,20 @@
 //! before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::model::{VOCABULARY, check_vocabulary, pieces, read_pieces, sha256, weights_of};
+use crate::model::{
+    Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, stream, weights_of,
+};
 use crate::session::WeightSource;
-use crate::{EncoderModel, ModelError, Observer, RuntimeError, Tokenizer, adapter};
+use crate::{EncoderModel, ModelError, Observer, RuntimeError, Tokenizer, adapter, leftovers};
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::train::{IdWidth, TokenizerKind, Vocabulary};
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::{Bounds, Graph, Param};
-use plimsoll_models::{DecoderConfig, Output, SequenceModel};
-use std::ops::{Range, RangeInclusive};
-use std::path::Path;
+use plimsoll_models::{DecoderConfig, Output, SequenceModel, decoder_candidates, reads_bytes};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A model that computes hidden states, with its weights.
@@ -64,7 +66,7 @@ pub struct DecoderModel {
     pub config: DecoderConfig,
     /// The weights, shared with executors that stream them.
     pub weights: Arc<Weights>,
-    /// The tokenizer, which adds no start and end tokens.
+    /// The tokenizer, with the tokens that it puts before and after a text.
     pub tokenizer: Tokenizer,
     /// The files other than the weights that results depend on: name and SHA-256 in hexadecimal.
     pub described_by: Vec<(&'static str, String)>,
@@ -82,14 +84,20 @@ impl OpenedModel {
         let (config, text) = hub::config_text(&place)?;
         let model = SequenceModel::from_json(&text)
             .map_err(|source| RuntimeError::Config { path: config.clone(), source })?;
-        match model {
+        let opened = match model {
             SequenceModel::Encoder(encoder) => {
-                EncoderModel::at(name, &place, &config, &text, encoder).map(Self::Encoder)
+                EncoderModel::at(name, &place, &config, &text, encoder).map(Self::Encoder)?
             }
             SequenceModel::Decoder(decoder) => {
-                DecoderModel::at(name, &place, &config, &text, decoder).map(Self::Decoder)
+                DecoderModel::at(name, &place, &config, &text, decoder).map(Self::Decoder)?
             }
-        }
+        };
+        let weights = match &opened {
+            Self::Encoder(model) => &model.weights,
+            Self::Decoder(model) => &model.weights,
+        };
+        leftovers::note(name, &opened.parts().architecture, weights, observer)?;
+        Ok(opened)
     }
 
     /// The parts of the model that a run needs.
@@ -113,78 +121,134 @@ impl DecoderModel {
         let weights = weights_of(name, place)?;
         let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let folder = config.parent().unwrap_or(Path::new("."));
-        let tokenizer = tokenizer(name, folder, decoder.vocab_size, &mut described_by)?;
-        tokenizer.fits(name, decoder.vocab_size)?;
-        // Shapes of parameters do not depend on the bounds. The output projection is checked although embeddings do not
-        // read it, because a file without it is no whole model.
-        let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
-        let graph = decoder.graph(bounds, &[Output::Mean, Output::Logits])?;
-        for piece in pieces(&graph) {
-            if weights.get(&piece.tensor).is_some() || decoder.derived(&piece.tensor).is_none() {
-                weights.expect(&piece.tensor, &piece.shape)?;
-            }
+        let own = OwnTokenizer::find(name, folder, text)?;
+        if own == OwnTokenizer::Bytes && decoder.vocab_size < 256 {
+            return Err(ModelError::TooFewForBytes { name: name.to_owned(), rows: decoder.vocab_size }.into());
         }
+        let tokenizer = own.open(&mut described_by)?;
+        tokenizer.fits(name, decoder.vocab_size)?;
+        check_decoder(name, &decoder, &weights)?;
         let (name, weights) = (name.to_owned(), Arc::new(weights));
         Ok(Self { name, config: decoder, weights, tokenizer, described_by })
     }
+
+    /// Whether the weights have the output projection. Those that `AutoModel` saved do not.
+    pub fn has_head(&self) -> bool {
+        self.config.tied || find_in_decoder(&self.weights, HEAD).is_some()
+    }
+
+    /// Where the values of a tensor come from. `check_decoder` has made sure that there is a source for every tensor.
+    fn place(&self, tensor: &str) -> Slice {
+        match self.config.derived(tensor) {
+            Some(values) => Slice::Memory(values),
+            None => Slice::File(find_in_decoder(&self.weights, tensor).unwrap_or_else(|| tensor.to_owned())),
+        }
+    }
+}
+
+/// The output projection of a decoder whose embedding is not tied to it.
+const HEAD: &str = "lm_head.weight";
+/// The embedding table of a decoder.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The name in a weight file of a decoder's tensor; `None` if the file does not have it.
+pub fn find_in_decoder(weights: &Weights, tensor: &str) -> Option<String> {
+    decoder_candidates(tensor).into_iter().find(|name| weights.get(name).is_some())
+}
+
+/// Checks that every tensor of the decoder's hidden states has the expected shape, and so has the output projection where
+/// it is stored, which must be the embedding table if the configuration says so.
+pub fn check_decoder(name: &str, decoder: &DecoderConfig, weights: &Weights) -> Result<(), RuntimeError> {
+    // Shapes of parameters do not depend on the bounds.
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let graph = decoder.graph(bounds, &[Output::Mean, Output::Logits])?;
+    for piece in pieces(&graph).filter(|piece| decoder.derived(&piece.tensor).is_none()) {
+        let found = find_in_decoder(weights, &piece.tensor);
+        if found.is_some() || piece.tensor != HEAD {
+            weights.expect(found.as_ref().unwrap_or(&piece.tensor), &piece.shape)?;
+        }
+    }
+    let stored = [find_in_decoder(weights, HEAD), find_in_decoder(weights, EMBEDDING)];
+    if let ([Some(head), Some(table)], true) = (stored, decoder.tied) {
+        check_twin(name, weights, &head, &table)?;
+    }
+    Ok(())
 }
 
 impl WeightSource for DecoderModel {
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
-        read(&self.config, &self.weights, param, range, out)
+        read_pieces(param, range, out, &mut |piece, range, out| {
+            self.place(&piece.tensor).read(&self.weights, range, out)
+        })
     }
 
-    fn stream(&self, _: &Graph) -> Option<ParamSource> {
-        let (config, weights) = (self.config.clone(), self.weights.clone());
-        Some(Box::new(move |param, elements, out| Ok(read(&config, &weights, param, elements, out)?)))
+    fn stream(&self, graph: &Graph) -> Option<ParamSource> {
+        Some(stream(&self.weights, graph, |tensor| self.place(tensor)))
     }
 }
 
-/// Reads a range of the elements of a parameter: from the file, or computed where the file does not have the tensor.
-fn read(
-    config: &DecoderConfig,
-    weights: &Weights,
-    param: &Param,
-    range: Range<u64>,
-    out: &mut [f32],
-) -> Result<(), RuntimeError> {
-    read_pieces(param, range, out, &mut |piece, range, out| {
-        let is_stored = weights.get(&piece.tensor).is_some();
-        match config.derived(&piece.tensor).filter(|_| !is_stored) {
-            Some(values) => out.copy_from_slice(&values[range.start as usize..range.end as usize]),
-            None => weights.read_f32(&piece.tensor, range, out)?,
+/// The tokenizer that belongs to a language model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnTokenizer {
+    /// The tokens are the bytes of a text, as config.json states.
+    Bytes,
+    /// The alphabet of ESM-2, in the file vocab.txt.
+    Esm(PathBuf),
+    /// A tokenizer.json.
+    File(PathBuf),
+}
+
+/// Files of tokenizers in formats that are not read.
+const OTHER_FORMATS: [&str; 5] = ["tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "tiktoken.model"];
+
+impl OwnTokenizer {
+    /// The tokenizer of the language model in `folder`, whose config.json has the text `config`.
+    ///
+    /// # Errors
+    /// [`ModelError::NoTokenizer`]; a vocab.txt that is not the alphabet of ESM-2.
+    pub fn find(name: &str, folder: &Path, config: &str) -> Result<Self, RuntimeError> {
+        if reads_bytes(config) {
+            return Ok(Self::Bytes);
         }
-        Ok(())
-    })
-}
+        let file = folder.join(TOKENIZER);
+        if file.is_file() {
+            return Ok(Self::File(file));
+        }
+        let file = folder.join(VOCABULARY);
+        if file.is_file() {
+            check_vocabulary(folder)?;
+            return Ok(Self::Esm(file));
+        }
+        let others: Vec<&str> =
+            OTHER_FORMATS.into_iter().filter(|other| folder.join(other).is_file()).collect();
+        let instead = match others.is_empty() {
+            true => String::new(),
+            false => format!(" (only {})", others.join(", ")),
+        };
+        Err(ModelError::NoTokenizer { name: name.to_owned(), instead }.into())
+    }
 
-/// Rows of the embedding of a model of bytes: 256, one more for the end of a document, and rows that pad the table.
-const BYTES: RangeInclusive<u64> = 256..=512;
+    /// The file of the tokenizer; `None` for bytes.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Bytes => None,
+            Self::Esm(file) | Self::File(file) => Some(file),
+        }
+    }
 
-/// The tokenizer in the folder of a language model: tokenizer.json, the alphabet of ESM-2, or bytes for a model with as
-/// many tokens.
-fn tokenizer(
-    name: &str,
-    folder: &Path,
-    rows: u64,
-    described_by: &mut Vec<(&'static str, String)>,
-) -> Result<Tokenizer, RuntimeError> {
-    let file = folder.join(TOKENIZER);
-    let kind = if file.is_file() {
-        let bytes = bounded::read(&file, bpe::LARGEST).map_err(RuntimeError::io(&file))?;
-        described_by.push((TOKENIZER, sha256(&bytes)));
-        TokenizerKind::BytePairs { file, end: None }
-    } else if folder.join(VOCABULARY).is_file() {
-        check_vocabulary(folder)?;
-        TokenizerKind::Esm
-    } else if BYTES.contains(&rows) {
-        TokenizerKind::Bytes { end: false }
-    } else {
-        return Err(ModelError::NoTokenizer { name: name.to_owned(), rows }.into());
-    };
-    Ok(match kind {
-        TokenizerKind::Esm => Tokenizer::Esm,
+    /// Opens the tokenizer as the model's inputs are made: with the tokens that it puts before and after a text.
+    fn open(&self, described_by: &mut Vec<(&'static str, String)>) -> Result<Tokenizer, RuntimeError> {
+        let kind = match self {
+            Self::Esm(_) => return Ok(Tokenizer::Esm),
+            Self::Bytes => TokenizerKind::Bytes { end: false },
+            Self::File(file) => {
+                let bytes = bounded::read(file, bpe::LARGEST).map_err(RuntimeError::io(file))?;
+                described_by.push((TOKENIZER, sha256(&bytes)));
+                TokenizerKind::BytePairs { file: file.clone(), end: None }
+            }
+        };
         // The width is that of stored ids, which this kind does not have.
-        kind => Tokenizer::Text(Arc::new(Vocabulary::of(&kind, IdWidth::U16)?)),
-    })
+        let vocabulary = Vocabulary::of(&kind, IdWidth::U16)?;
+        Ok(Tokenizer::Text(Arc::new(vocabulary.framed())))
+    }
 }

@@ -8,7 +8,7 @@ use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
 use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
-use plimsoll_models::Encoder;
+use plimsoll_models::{ModelConfig, SequenceModel};
 use plimsoll_plan::{CpuKernel, KernelId};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
@@ -282,13 +282,16 @@ fn cached(env: &HubEnv) -> Vec<(String, String)> {
 fn state(id: &str, env: &HubEnv) -> String {
     let Ok(folder) = find_in_hub(id, env) else { return "incomplete, no snapshot of `main`".to_owned() };
     let Ok(text) = fs::read_to_string(folder.join(CONFIG)) else { return "no config.json".to_owned() };
-    match Encoder::from_json(&text) {
-        Ok(encoder) => match &lacks(&folder, Need::Model)[..] {
-            [] => encoder.family().to_owned(),
-            [file] if *file == FOLDER_FILES[0] => format!("{}, without weights", encoder.family()),
-            files => format!("{}, without {}", encoder.family(), files.join(", ")),
-        },
-        Err(error) => error.to_string(),
+    let family = match ModelConfig::from_json(&text) {
+        Ok(ModelConfig::Encoder(encoder)) => encoder.family(),
+        Ok(ModelConfig::Decoder(decoder)) => SequenceModel::Decoder(decoder).family(),
+        Ok(ModelConfig::Caller(_)) => "caller",
+        Err(error) => return error.to_string(),
+    };
+    match &lacks(&folder, Need::Model)[..] {
+        [] => family.to_owned(),
+        [file] if *file == FOLDER_FILES[0] => format!("{family}, without weights"),
+        files => format!("{family}, without {}", files.join(", ")),
     }
 }
 

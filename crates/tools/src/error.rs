@@ -53,6 +53,14 @@ pub enum ToolError {
         /// The file.
         path: PathBuf,
     },
+    /// A line of the texts of reference outputs that is not an object with `id` and `text`.
+    #[error("{}, line {line}: expected a JSON object with `id` and `text`", EscapedPath(path))]
+    BadTexts {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+    },
     /// A fair-esm tensor without an equivalent in the hub's format.
     #[error("{}: ESM-2 on the hub has no tensor for `{}`", EscapedPath(path), Name(tensor))]
     NotOnHub {

@@ -32,8 +32,8 @@ pub struct Model {
     /// One-line description of a known model.
     pub about: Option<&'static str>,
     /// The architecture.
-    pub encoder: Encoder,
-    /// Number of trained parameters, for ESM-2 including its language-model head.
+    pub architecture: SequenceModel,
+    /// Number of trained parameters, for ESM-2 and decoders including the language-model head.
     pub parameters: u64,
     /// State of the model's files in the hub cache.
     pub cached: Cached,
@@ -60,19 +60,20 @@ pub fn list() -> Result<List, ToolError> {
     let env = HubEnv::from_process();
     let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
     let known_models =
-        KNOWN.iter().filter_map(|(id, about)| Some(((*id).to_owned(), Some(*about), known(id)?)));
+        KNOWN.iter().filter_map(|(id, about)| {
+            Some(((*id).to_owned(), Some(*about), SequenceModel::Encoder(known(id)?)))
+        });
     let others = cached.filter_map(|id| {
         let config = fs::read_to_string(find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
         // Unsupported models are left to `doctor`.
-        let encoder = Encoder::from_json(&config).ok()?;
-        Some((id, None, encoder))
+        let architecture = SequenceModel::from_json(&config).ok()?;
+        Some((id, None, architecture))
     });
     let checkpoints = fair_esm::cached(&env);
-    let model = |(id, about, encoder): (String, _, Encoder)| {
-        let (parameters, cached) =
-            (parameters(&SequenceModel::Encoder(encoder.clone()))?, cached_state(&id, &env));
+    let model = |(id, about, architecture): (String, _, SequenceModel)| {
+        let (parameters, cached) = (parameters(&architecture)?, cached_state(&id, &env));
         let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
-        Ok(Model { id, about, encoder, parameters, cached, checkpoint })
+        Ok(Model { id, about, architecture, parameters, cached, checkpoint })
     };
     let models = known_models.chain(others).map(model).collect::<Result<_, ToolError>>()?;
     Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
@@ -124,14 +125,6 @@ fn weight_bytes(folder: &Path) -> u64 {
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
-/// Number of layers of an encoder.
-fn layers(encoder: &Encoder) -> u64 {
-    match encoder {
-        Encoder::Esm2(config) => config.layers,
-        Encoder::DnabertS(config) => config.layers,
-    }
-}
-
 impl List {
     /// The list as JSON.
     pub fn to_json(&self) -> Value {
@@ -151,9 +144,9 @@ impl Model {
         json!({
             "id": self.id,
             "about": self.about,
-            "family": self.encoder.family(),
-            "layers": layers(&self.encoder),
-            "width": self.encoder.hidden_size(),
+            "family": self.architecture.family(),
+            "layers": self.architecture.layers(),
+            "width": self.architecture.hidden_size(),
             "parameters": self.parameters,
             "f32_bytes": F32 * self.parameters,
             "cached": word,
@@ -176,9 +169,9 @@ impl Model {
         };
         [
             Name(&self.id).to_string(),
-            self.encoder.family().to_owned(),
-            layers(&self.encoder).to_string(),
-            self.encoder.hidden_size().to_string(),
+            self.architecture.family().to_owned(),
+            self.architecture.layers().to_string(),
+            self.architecture.hidden_size().to_string(),
             // Digit grouping as in byte counts.
             Bytes(self.parameters).to_string().trim_end_matches(" B").to_owned(),
             Bytes(F32 * self.parameters).to_string(),

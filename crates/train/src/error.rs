@@ -215,6 +215,15 @@ pub enum TrainError {
     /// The data consists of token ids, and `model.vocabulary` is not set.
     #[error("data.format bin contains token ids without a tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
+    /// The weights of `model.from` have no output projection, as those that `AutoModel` saves.
+    #[error(
+        "model.from: the weights of {from} have no lm_head.weight, without which a language model cannot be trained; save \
+         the whole model (transformers: AutoModelForCausalLM)"
+    )]
+    WithoutOutputProjection {
+        /// Value of `model.from`.
+        from: String,
+    },
     /// A DNA model has no `tokenizer.json`, and `data.tokenizer` is not set.
     #[error("data.tokenizer: the model folder contains no tokenizer.json; give the path of a tokenizer.json")]
     NoTokenizer,
@@ -663,6 +672,7 @@ impl Failure for TrainError {
             | Self::UnknownFormat { .. }
             | Self::IdsWithoutVocabulary
             | Self::NoTokenizer
+            | Self::WithoutOutputProjection { .. }
             | Self::ValidationOfEmbeddings
             | Self::EmptyEpoch
             | Self::NothingToEvaluate

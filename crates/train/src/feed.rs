@@ -16,6 +16,7 @@ use plimsoll_data::train::{
     Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
     class_words,
 };
+use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -520,6 +521,7 @@ pub fn tokens(
         }
         ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head | ModelKind::Caller) => {
             Ok(match own {
+                Some(file) if !file.ends_with(TOKENIZER) => TokenizerKind::Esm,
                 Some(file) => TokenizerKind::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
                 None => bytes,
             })

@@ -8,8 +8,9 @@ use crate::feed;
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::{bpe, esm};
 use plimsoll_data::train::TokenizerKind;
-use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::hub::{TOKENIZER, tokenizer_files};
+use plimsoll_runtime::model::read_config;
+use plimsoll_runtime::{OwnTokenizer, RuntimeError};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,48 @@ const ROLES: [(&str, &str); 5] = [
     ("mask_token", "[MASK]"),
 ];
 
+/// Whether a language model reads its data with the tokenizer of `model.from`.
+pub fn reads_own(config: &TrainConfig) -> bool {
+    // A format that is not known is reported where the data are opened; a plan without data needs no tokenizer.
+    let is_text = |format| !matches!(format, plimsoll_data::train::Format::Ids { .. });
+    is_language_model(config) && config.data.tokenizer == "auto" && feed::format(config).is_ok_and(is_text)
+}
+
+fn is_language_model(config: &TrainConfig) -> bool {
+    matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm)
+}
+
+/// Returns the file of the tokenizer that belongs to the model `name` in `folder`; `None` if it has none, which a language
+/// model may not have unless its tokens are bytes or the data are read otherwise.
+///
+/// # Errors
+/// A language model without the tokenizer that its data need.
+pub fn own(config: &TrainConfig, name: &str, folder: &Path) -> Result<Option<PathBuf>, TrainError> {
+    if !reads_own(config) {
+        return Ok(Some(folder.join(TOKENIZER)).filter(|path| path.is_file()));
+    }
+    let text = read_config(&folder.join("config.json"))?;
+    Ok(OwnTokenizer::find(name, folder, &text)?.file().map(Path::to_owned))
+}
+
+/// Whether the tokens of a language model whose weights come from `folder` are the bytes of a text.
+pub fn reads_bytes(config: &TrainConfig, folder: Option<&Path>) -> Result<bool, TrainError> {
+    if !is_language_model(config) {
+        return Ok(false);
+    }
+    let name = config.model.from.as_deref().unwrap_or_default();
+    let own = folder.map_or(Ok(None), |folder| own(config, name, folder))?;
+    Ok(match feed::tokens(config, &feed::format(config)?, own.as_deref())? {
+        TokenizerKind::Bytes { .. } => true,
+        // Ids are those of the model that they continue.
+        TokenizerKind::Ids { .. } => match folder {
+            Some(folder) => plimsoll_models::reads_bytes(&read_config(&folder.join("config.json"))?),
+            None => false,
+        },
+        TokenizerKind::Esm | TokenizerKind::Dna(_) | TokenizerKind::BytePairs { .. } => false,
+    })
+}
+
 /// Returns names and contents of the tokenizer files of a run whose weights come from `folder`. Byte-level models and
 /// raw ids need no files.
 pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
@@ -32,7 +75,8 @@ pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String,
     if matches!(config.model.kind, ModelKind::Head | ModelKind::Caller) {
         return Ok(vec![]);
     }
-    let own = folder.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file());
+    let name = config.model.from.as_deref().unwrap_or_default();
+    let own = folder.map_or(Ok(None), |folder| own(config, name, folder))?;
     match feed::tokens(config, &feed::format(config)?, own.as_deref())? {
         TokenizerKind::Bytes { .. } => Ok(vec![]),
         TokenizerKind::Ids { .. } => Ok(folder.map_or(Ok(vec![]), tokenizer_files)?),

@@ -120,10 +120,12 @@ pub(in super::super) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> 
     Ok(())
 }
 
-pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &RmsNormGrad) -> Launched {
-    let (rstd, gamma) = (l.vector(2)?, l.vector(3)?);
-    let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean: None, rstd, gamma };
-    norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, None);
+pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> Launched {
+    let heads = op.heads as usize;
+    let (dy, x) = (l.input(0)?.by_heads(heads), l.input(1)?.by_heads(heads));
+    let norm = norm_grad::NormGrad { dy, x, mean: None, rstd: l.vector(2)?, gamma: l.vector(3)? };
+    let dx = l.output_if(0)?.map(|dx| dx.by_heads(heads));
+    norm_grad::norm_grad(cpu, norm, dx, l.vector_out(1)?, None);
     Ok(())
 }
 

@@ -115,8 +115,10 @@ pub(in super::super) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &R
 }
 
 fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    let (gamma, y) = (l.vector::<P>(1)?, l.output_if::<E>(0)?);
-    norm::rms_norm(cpu, l.input(0)?, gamma, op.eps, y, l.vector_out(1)?);
+    let heads = op.heads as usize;
+    let (x, gamma) = (l.input::<E>(0)?.by_heads(heads), l.vector::<P>(1)?);
+    let y = l.output_if::<E>(0)?.map(|y| y.by_heads(heads));
+    norm::rms_norm(cpu, x, gamma, op.eps, y, l.vector_out(1)?);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
-    Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, Scale,
+    Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, RmsNormGrad, Scale,
     SegmentMeanGrad, TokenDropout,
 };
 use plimsoll_graph::{Bytes, DType};
@@ -107,7 +107,7 @@ pub(super) fn softmax_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 pub(super) fn rms_norm(call: &mut Call<'_>, op: &RmsNorm) -> Result<(), DeviceError> {
-    let (x, gamma) = (call.input(0)?, call.input(1)?);
+    let (x, gamma) = (call.input(0)?.by_heads(op.heads), call.input(1)?);
     let [y, rstd] = [call.output_if(0)?, call.output_if(1)?].map(pointer);
     let Some(group) = group(x.dtype, x.columns) else {
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
@@ -125,24 +125,27 @@ fn rms_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Ker
 pub(super) fn layer_norm_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (mean, rstd, gamma) = (call.input(2)?, call.input(3)?, call.input(4)?);
     let outs = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
-    norm_grad(call, Some(mean), rstd, gamma, outs)
+    let rows = [call.input(0)?, call.input(1)?];
+    norm_grad(call, rows, Some(mean), rstd, gamma, outs)
 }
 
-pub(super) fn rms_norm_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn rms_norm_grad(call: &mut Call<'_>, op: &RmsNormGrad) -> Result<(), DeviceError> {
     let (rstd, gamma) = (call.input(2)?, call.input(3)?);
     let outs = [call.output_if(0)?, call.output_if(1)?, None];
-    norm_grad(call, None, rstd, gamma, outs)
+    let rows = [call.input(0)?, call.input(1)?].map(|rows| rows.by_heads(op.heads));
+    norm_grad(call, rows, None, rstd, gamma, outs)
 }
 
-/// Runs the gradient of a norm over rows; a norm that subtracts the mean has a `mean`.
+/// Runs the gradient of a norm over the rows `dy` and `x`; a norm that subtracts the mean has a `mean`. Rows of `dx` are
+/// those of `dy`.
 fn norm_grad(
     call: &mut Call<'_>,
+    [dy, x]: [Tensor; 2],
     mean: Option<Tensor>,
     rstd: Tensor,
     gamma: Tensor,
     [dx, dgamma, dbeta]: [Option<Tensor>; 3],
 ) -> Result<(), DeviceError> {
-    let (dy, x) = (call.input(0)?, call.input(1)?);
     check_types(call, &[mean.unwrap_or(rstd), rstd])?;
     let sums = if mean.is_some() { 2 } else { 1 };
     let [partials, _] = parts(call, column_sums_parts(dy.rows, dy.columns, 2, 0))?;

@@ -54,6 +54,12 @@ impl Tensor {
         self.rows * self.columns
     }
 
+    /// The same elements as rows of `1 / heads` of the columns: a row for each head.
+    pub(crate) fn by_heads(self, heads: u32) -> Self {
+        let heads = u64::from(heads);
+        Self { rows: self.rows * heads, columns: self.columns / heads, ..self }
+    }
+
     /// Number of elements from one row to the next.
     pub(crate) fn stride(&self) -> u64 {
         match Layout::of(self.dtype) {
@@ -200,7 +206,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::LayerNormGrad => gradients::layer_norm_grad(call),
         K::ReluGrad => gradients::relu_grad(call),
         K::RmsNorm => gradients::rms_norm(call, call.launch.op_as()?),
-        K::RmsNormGrad => gradients::rms_norm_grad(call),
+        K::RmsNormGrad => gradients::rms_norm_grad(call, call.launch.op_as()?),
         K::Scale => gradients::scale(call, call.launch.op_as()?),
         K::SegmentMeanGrad => gradients::segment_mean_grad(call, call.launch.op_as()?),
         K::SelectRowsGrad => gradients::select_rows_grad(call),

@@ -4,8 +4,9 @@
 //! unsupported feature is rejected with the name of the feature.
 //!
 //! The `tokenizers` crate encodes. Byte-level text is passed to it in parts, because its working memory is hundreds of
-//! times the text. A part ends before whitespace that follows a printable ASCII character: no match of GPT-2's pattern
-//! spans that boundary. SentencePiece tokens depend on the preceding text, so that text is passed as a whole.
+//! times the text. A part ends before whitespace that follows a printable ASCII character: no match of the patterns of
+//! [`PATTERNS`] spans that boundary, except that punctuation takes the line ends after it. SentencePiece tokens depend on
+//! the preceding text, so that text is passed as a whole.
 
 use std::path::Path;
 
@@ -42,6 +43,23 @@ pub(super) const MAX_IDS: u64 = 1 << 20;
 
 pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
+/// The regular expressions by which byte-level tokenizers part words: those of Llama 3, Qwen2 and GPT-2. No
+/// other expression of a file is run.
+const PATTERNS: [&str; 3] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+];
+
+/// Tokens that the post-processor of a file puts before and after a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextFrame {
+    /// Tokens before the text.
+    pub before: Vec<i32>,
+    /// Tokens after the text.
+    pub after: Vec<i32>,
+}
+
 /// A byte-level BPE tokenizer or a SentencePiece model. It can be shared between threads; encoding starts no threads.
 pub struct BytePairs {
     tokenizer: Tokenizer,
@@ -52,6 +70,9 @@ pub struct BytePairs {
     unknown: Option<i32>,
     /// Whether a text may be encoded in parts.
     parts: bool,
+    /// Whether a normalizer may lengthen a text.
+    normalizes: bool,
+    frame: TextFrame,
 }
 
 impl BytePairs {
@@ -70,12 +91,13 @@ impl BytePairs {
 
     fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let mut file: Value = serde_json::from_slice(bytes)?;
-        let over_bytes = file["pre_tokenizer"]["type"] == "ByteLevel" && file["model"]["type"] != "Unigram";
+        let over_bytes = is_byte_level(&file["pre_tokenizer"]) && file["model"]["type"] != "Unigram";
         let unknown = match over_bytes {
             true => check(&file).map(|()| None)?,
             false => sentence_piece::check(&file)?,
         };
-        // Training documents are encoded without truncation, padding and added special tokens, and are never decoded.
+        let frame = frame(&file["post_processor"])?;
+        // Documents are encoded without truncation, padding and added special tokens, and are never decoded.
         // Removing the unused fields also avoids errors from values that the crate does not support.
         for unused in ["truncation", "padding", "decoder", "post_processor"] {
             file[unused] = Value::Null;
@@ -113,9 +135,12 @@ impl BytePairs {
         let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         // Encoding in parts would change results in two cases: an added token that is not special is matched before the
         // text is divided into words and may span a boundary; a prefix space is added once per encoded text.
-        let parts =
-            over_bytes && specials.len() == added.len() && file["pre_tokenizer"]["add_prefix_space"] == false;
-        Ok(BytePairs { tokenizer, size, specials, unknown, parts })
+        let is_bare = |part: &Value| part["type"] != "ByteLevel" || part["add_prefix_space"] == false;
+        let parts = over_bytes
+            && specials.len() == added.len()
+            && steps(&file["pre_tokenizer"], "pretokenizers").into_iter().all(is_bare);
+        let normalizes = !file["normalizer"].is_null();
+        Ok(BytePairs { tokenizer, size, specials, unknown, parts, normalizes, frame })
     }
 
     /// Returns an exclusive upper bound of the token ids.
@@ -126,6 +151,11 @@ impl BytePairs {
     /// Id of the unknown token; `None` if every text can be encoded without it.
     pub fn unknown(&self) -> Option<i32> {
         self.unknown
+    }
+
+    /// The tokens that belong before and after a text that is not a part of a longer document.
+    pub fn frame(&self) -> &TextFrame {
+        &self.frame
     }
 
     /// Ids of the special tokens, ascending. Encoding a text gives none of them, except the unknown token.
@@ -176,7 +206,8 @@ impl BytePairs {
 
     /// Maximum number of tokens of a text of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
-        match self.parts {
+        // Normalization to NFC makes at most three bytes of one.
+        match self.parts && !self.normalizes {
             true => bytes,
             false => MAX_TOKENS * bytes + MARKS,
         }
@@ -209,9 +240,109 @@ fn part(text: &str) -> usize {
         return bytes.len();
     }
     // The character before must not be whitespace. Requiring printable ASCII avoids decoding Unicode whitespace.
-    let ends = |at: usize| bytes[at].is_ascii_whitespace() && bytes[at - 1].is_ascii_graphic();
+    // Punctuation and the line ends after it may be one match.
+    let ends = |at: usize| {
+        let last = bytes[at - 1];
+        let of_line = matches!(bytes[at], b'\r' | b'\n');
+        bytes[at].is_ascii_whitespace() && last.is_ascii_graphic() && !(of_line && last.is_ascii_punctuation())
+    };
     let most = bytes.len().min(LONGEST_PART);
     (PART..most).find(|&at| ends(at)).unwrap_or_else(|| text.floor_char_boundary(most))
+}
+
+/// The steps of a normalizer, pre-tokenizer or post-processor: the elements of a `Sequence` (in its field `list`), or the
+/// step itself; none for `null`.
+fn steps<'a>(part: &'a Value, list: &str) -> Vec<&'a Value> {
+    match part["type"].as_str() {
+        Some("Sequence") => part[list].as_array().into_iter().flatten().collect(),
+        _ if part.is_null() => vec![],
+        _ => vec![part],
+    }
+}
+
+/// Whether a pre-tokenizer maps text to the characters that stand for bytes.
+fn is_byte_level(words: &Value) -> bool {
+    steps(words, "pretokenizers").iter().any(|step| step["type"] == "ByteLevel")
+}
+
+/// The tokens that a post-processor puts before and after a single text.
+///
+/// # Errors
+/// A form with other parts than special tokens around the text.
+fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
+    let mut frame = TextFrame::default();
+    for step in steps(processor, "processors") {
+        let id = |token: &Value| token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32);
+        match step["type"].as_str() {
+            // It changes offsets alone.
+            Some("ByteLevel") => {}
+            Some("BertProcessing" | "RobertaProcessing") => {
+                let ends = id(&step["cls"][1]).zip(id(&step["sep"][1]));
+                let (cls, sep) = ends.ok_or("its post-processor has no ids of its tokens")?;
+                frame.before.insert(0, cls);
+                frame.after.push(sep);
+            }
+            Some("TemplateProcessing") => {
+                let (mut before, mut after) = (vec![], None::<Vec<i32>>);
+                for part in step["single"].as_array().into_iter().flatten() {
+                    if part["Sequence"]["id"] == "A" && after.is_none() {
+                        after = Some(vec![]);
+                        continue;
+                    }
+                    let name = part["SpecialToken"]["id"].as_str();
+                    let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
+                    let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(id).collect());
+                    let ids = ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
+                    after.as_mut().unwrap_or(&mut before).extend(ids);
+                }
+                let after = after.ok_or("its post-processor has a template without $A")?;
+                frame.before.splice(0..0, before);
+                frame.after.extend(after);
+            }
+            kind => {
+                return Err(format!("its post-processor {} is not supported", kind.unwrap_or("of no type")).into());
+            }
+        }
+    }
+    Ok(frame)
+}
+
+/// Checks the pre-tokenizer of a byte-level file: `ByteLevel`, after at most one `Split` by one of [`PATTERNS`] or a
+/// `Digits`.
+fn check_words(words: &Value) -> Result<(), Refusal> {
+    let all = steps(words, "pretokenizers");
+    let Some((last, before)) = all.split_last() else {
+        return Err("its pre-tokenizer has no steps".into());
+    };
+    if last["type"] != "ByteLevel" {
+        return Err("its pre-tokenizer does not end with ByteLevel".into());
+    }
+    for step in before {
+        match step["type"].as_str() {
+            Some("Digits") => {}
+            Some("Split") => {
+                let pattern = step["pattern"]["Regex"].as_str().unwrap_or_default();
+                if !PATTERNS.contains(&pattern) {
+                    return Err("its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2".into());
+                }
+                // Both forms keep the matches, and no character is outside of them.
+                let keeps = [("Isolated", false), ("Removed", true)];
+                if !keeps.iter().any(|(behavior, invert)| {
+                    step["behavior"] == *behavior && step["invert"].as_bool().unwrap_or(false) == *invert
+                }) {
+                    return Err("its pre-tokenizer Split does not keep what it matches (behavior, invert)".into());
+                }
+            }
+            kind => {
+                return Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into());
+            }
+        }
+    }
+    let splits = before.iter().any(|step| step["type"] == "Split");
+    if !splits && last["use_regex"] == false {
+        return Err("its pre-tokenizer does not part words (use_regex is false)".into());
+    }
+    Ok(())
 }
 
 /// Checks a byte-level BPE file: `Err` names the first field with an unsupported value.
@@ -221,12 +352,10 @@ fn check(file: &Value) -> Result<(), Refusal> {
     if !(model["type"].is_null() || model["type"] == "BPE") {
         return Err(format!("its model {} is not BPE", kind(model)).into());
     }
-    if !file["normalizer"].is_null() {
-        return Err(format!("its normalizer {} is not supported", kind(&file["normalizer"])).into());
+    if let Some(step) = steps(&file["normalizer"], "normalizers").iter().find(|step| step["type"] != "NFC") {
+        return Err(format!("its normalizer {} is not supported", kind(step)).into());
     }
-    if words["use_regex"] == false {
-        return Err("its pre-tokenizer does not part words (use_regex is false)".into());
-    }
+    check_words(words)?;
     let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
     let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
     let rules = [
@@ -335,7 +464,7 @@ mod tests {
             ("/model/type", json!("WordPiece"), "its model WordPiece is not BPE"),
             ("/model/type", json!("Unigram"), "its pre-tokenizer ByteLevel is not supported"),
             ("/model/dropout", json!(0.1), "its model sets dropout"),
-            ("/normalizer", json!({"type": "NFC"}), "its normalizer NFC is not supported"),
+            ("/normalizer", json!({"type": "NFD"}), "its normalizer NFD is not supported"),
             ("/pre_tokenizer", json!({"type": "Metaspace"}), "neither an unknown token nor one for each byte"),
             ("/pre_tokenizer", json!(null), "neither an unknown token nor one for each byte"),
             ("/pre_tokenizer", json!({"type": "Split"}), "its pre-tokenizer Split is not supported"),

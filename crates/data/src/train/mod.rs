@@ -30,7 +30,7 @@ mod stream;
 mod vocabulary;
 mod windows;
 
-pub use byte_pairs::BytePairs;
+pub use byte_pairs::{BytePairs, TextFrame};
 pub use dataset::{Dataset, DatasetStats, SplitSize};
 pub use entropy::order_1;
 pub use labels::{Classes, LabelsFrom, class_words};

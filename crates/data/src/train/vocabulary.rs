@@ -1,7 +1,7 @@
 //! Tokenizers for training behind one interface. Invariant: all ids are below [`Vocabulary::size`]; start, end and mask
 //! tokens are added only by the program, so text that spells a special token is not encoded as that token.
 
-use super::byte_pairs::BytePairs;
+use super::byte_pairs::{BytePairs, TextFrame};
 use super::settings::{Format, IdWidth, Settings, TokenizerKind};
 use crate::tokenize::{Bpe, BpeKind, esm};
 use crate::{DataError, DataErrorKind};
@@ -18,6 +18,8 @@ pub struct Vocabulary {
     mask: Option<i32>,
     /// The ids of ordinary (not special) tokens, ascending.
     ordinary: Vec<i32>,
+    /// Tokens before and after every text; empty for training documents.
+    around: TextFrame,
 }
 
 enum VocabularyKind {
@@ -83,7 +85,8 @@ impl Vocabulary {
         // Ordinary tokens consist of nucleotide letters; special tokens have names in brackets, such as `[PAD]`.
         let ordinary = |id: i32| bpe.token(id).is_some_and(|token| !token.starts_with('['));
         let ordinary: Vec<i32> = (0..size as i32).filter(|&id| ordinary(id)).collect();
-        Ok(Vocabulary { kind: VocabularyKind::Dna(Box::new(bpe)), size, frame, mask, ordinary })
+        let around = TextFrame::default();
+        Ok(Vocabulary { kind: VocabularyKind::Dna(Box::new(bpe)), size, frame, mask, ordinary, around })
     }
 
     fn new(
@@ -94,7 +97,18 @@ impl Vocabulary {
         ordinary: impl Fn(i32) -> bool,
     ) -> Self {
         let ordinary = (0..size as i32).filter(|&id| ordinary(id)).collect();
-        Vocabulary { kind, size, frame, mask, ordinary }
+        Vocabulary { kind, size, frame, mask, ordinary, around: TextFrame::default() }
+    }
+
+    /// The same tokenizer, which encloses every text in the tokens of the file's post-processor, such as
+    /// `<|begin_of_text|>`, as inputs of the model are. Documents of a training run are encoded without them.
+    pub fn framed(mut self) -> Self {
+        if let VocabularyKind::BytePairs(pairs) = &self.kind {
+            self.around = pairs.frame().clone();
+            let last = self.around.before.iter().chain(&self.around.after).max();
+            self.size = self.size.max(last.map_or(0, |&id| id as usize + 1));
+        }
+        self
     }
 
     /// Vocabulary size; all ids are below it.
@@ -132,7 +146,9 @@ impl Vocabulary {
             VocabularyKind::Esm => Ok(esm::encode(document, tokens)),
             VocabularyKind::Dna(bpe) => bpe.encode(document, tokens),
             VocabularyKind::BytePairs(pairs) => {
+                tokens.extend(&self.around.before);
                 let unknown = pairs.encode(document, tokens)?;
+                tokens.extend(&self.around.after);
                 tokens.extend(self.frame[1]);
                 Ok(unknown)
             }
@@ -148,7 +164,9 @@ impl Vocabulary {
     pub fn most_tokens(&self, bytes: usize) -> usize {
         match &self.kind {
             VocabularyKind::Bytes | VocabularyKind::Esm => bytes + 2,
-            VocabularyKind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,
+            VocabularyKind::BytePairs(pairs) => {
+                pairs.most_tokens(bytes) + 2 + self.around.before.len() + self.around.after.len()
+            }
             // `tokenize::bpe` rejects tokenizer files that yield more than three tokens per byte.
             VocabularyKind::Dna(_) => 3 * bytes + 2,
             VocabularyKind::Ids(width) => bytes / width.bytes(),

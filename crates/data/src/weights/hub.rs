@@ -7,6 +7,7 @@ mod client;
 mod digest;
 mod error;
 mod fetch;
+mod patience;
 
 use std::ffi::OsString;
 use std::fmt;

@@ -101,7 +101,7 @@ pub fn eval(
         Op::GluGrad(op) => glu::eval_grad(op, &mut operands),
         Op::ReluGrad(_) => relu::eval_grad(&mut operands),
         Op::RmsNorm(op) => rms_norm::eval(op, &mut operands),
-        Op::RmsNormGrad(_) => rms_norm::eval_grad(&mut operands),
+        Op::RmsNormGrad(op) => rms_norm::eval_grad(op, &mut operands),
         Op::Scale(op) => scale::eval(op, &mut operands),
         Op::SegmentMeanGrad(op) => segment_mean::eval_grad(op, &mut operands, rows(outs)?),
         Op::SelectRowsGrad(_) => select_rows::eval_grad(&mut operands, rows(outs)?),

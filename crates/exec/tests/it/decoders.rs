@@ -4,7 +4,9 @@
 use crate::rig::{ByName, On, load, output, run};
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Counts, Graph, Param};
-use plimsoll_models::{DecoderConfig, Experts, Mlp, Norm, Output, Positions, Training, init_param};
+use plimsoll_models::{
+    Biases, DecoderConfig, Experts, Mlp, Norm, Output, Positions, RopeScaling, Training, init_param,
+};
 use std::ops::Range;
 
 /// Tokens, sequences and tokens of the longest sequence of a step.
@@ -28,14 +30,16 @@ fn dense() -> DecoderConfig {
         positions: Positions::Rotary(10_000.0),
         mask: Mask::Causal,
         mlp: Mlp::SwiGlu,
-        bias: false,
+        bias: Biases::NONE,
+        qk_norm: false,
+        scaling: RopeScaling::None,
         tied: true,
         experts: None,
     }
 }
 
-/// The dense decoder, one with experts and shared experts, and one with every other switch.
-fn all() -> [DecoderConfig; 3] {
+/// The dense decoder, one with experts and shared experts, one with every other switch, and those of Qwen.
+fn all() -> [DecoderConfig; 5] {
     let experts = Experts {
         experts: 4,
         top_k: 2,
@@ -52,12 +56,21 @@ fn all() -> [DecoderConfig; 3] {
         positions: Positions::Alibi,
         mask: Mask::Window(5),
         mlp: Mlp::Gelu,
-        bias: true,
+        bias: Biases::all(true),
         kv_heads: 4,
         tied: false,
         ..dense()
     };
-    [dense(), mixtral, other]
+    // Heads that are wider than an even share of the hidden size, and normalised.
+    let qwen3 = DecoderConfig {
+        qk_norm: true,
+        head_dim: 16,
+        scaling: RopeScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 12 },
+        ..dense()
+    };
+    let biases = Biases { qkv: true, ..Biases::NONE };
+    let qwen2 = DecoderConfig { bias: biases, scaling: RopeScaling::Linear { factor: 2.0 }, ..dense() };
+    [dense(), mixtral, other, qwen3, qwen2]
 }
 
 /// Initial weights, larger than usual so that the layers matter.

@@ -5,27 +5,66 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Root-mean-square normalisation, per row: `rstd = 1 / sqrt(sum x^2 / D + eps)`, `y = x rstd gamma`.
+/// Root-mean-square normalisation of the H heads of every row, each by itself: `rstd = 1 / sqrt(sum x^2 / D + eps)`,
+/// `y = x rstd gamma`. With H = 1 whole rows are normalised.
 ///
-/// Inputs: x: (R, D), gamma: (D). Outputs: y: (R, D), and rstd: (R) in f32 for the backward pass.
+/// Inputs: x: (R, H D), gamma: (D), which all heads share. Outputs: y: (R, H D), and rstd: (R H) in f32 for the backward
+/// pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,
+    /// H, the number of heads of a row.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub heads: u32,
 }
 
-/// Gradient of [`RmsNorm`]. With `h = x rstd` and `g = dy gamma`, per row: `dx = rstd (g - h sum (g h) / D)`;
-/// over rows: `dgamma = sum dy h`.
+/// Gradient of [`RmsNorm`]. With `h = x rstd` and `g = dy gamma`, per head of a row: `dx = rstd (g - h sum (g h) / D)`;
+/// over the heads of all rows: `dgamma = sum dy h`.
 ///
-/// Inputs: dy, x: (R, D), rstd: (R), gamma: (D). Outputs: dx: (R, D), dgamma: (D).
+/// Inputs: dy, x: (R, H D), rstd: (R H), gamma: (D). Outputs: dx: (R, H D), dgamma: (D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct RmsNormGrad {}
+pub struct RmsNormGrad {
+    /// H, the number of heads of a row.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub heads: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(heads: &u32) -> bool {
+    *heads == 1
+}
+
+/// The number of heads of all rows, and the columns of a head.
+///
+/// # Errors
+/// A number of heads that does not divide the columns, or that the rows cannot be multiplied by.
+fn by_heads(rows: Dim, columns: u64, heads: u32) -> Result<(Dim, u64), RuleError> {
+    let heads = u64::from(heads);
+    if heads == 0 || !columns.is_multiple_of(heads) {
+        return Err(RuleError(format!("rows of {columns} columns have no {heads} heads of equal width")));
+    }
+    let times = |rows: u64| {
+        let all = rows.checked_mul(heads);
+        all.ok_or_else(|| RuleError(format!("{rows} rows of {heads} heads are too many")))
+    };
+    let rows = match rows {
+        Dim::Fixed(rows) => Dim::Fixed(times(rows)?),
+        Dim::Tokens(rows) => Dim::Tokens(times(rows)?),
+        Dim::Sequences(rows) => Dim::Sequences(times(rows)?),
+    };
+    Ok((rows, columns / heads))
+}
 
 impl OpRules for RmsNorm {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         float("x", ins[0])?;
         let (rows, columns) = matrix("x", ins[0])?;
+        let (rows, columns) = by_heads(rows, columns, self.heads)?;
         shape_is("gamma", ins[1], &[Dim::Fixed(columns)])?;
         Ok(vec![like(ins[0]), TensorSpec::activation([rows], DType::F32)])
     }
@@ -35,7 +74,7 @@ impl OpRules for RmsNorm {
             return Err(NotDifferentiable);
         }
         let inputs = [cx.dy()?, cx.input(0), cx.output(1)?, cx.input(1)];
-        let grads = cx.builder.node(Op::RmsNormGrad(RmsNormGrad {}), &inputs);
+        let grads = cx.builder.node(Op::RmsNormGrad(RmsNormGrad { heads: self.heads }), &inputs);
         cx.input_grads.copy_from_slice(&[Some(grads[0]), Some(grads[1])]);
         Ok(())
     }
@@ -63,6 +102,7 @@ impl GradientOrUpdateOp for RmsNormGrad {
         float("dy", ins[0])?;
         let (rows, columns) = matrix("dy", ins[0])?;
         alike("x", ins[1], ins[0])?;
+        let (rows, columns) = by_heads(rows, columns, self.heads)?;
         f32_is("rstd", ins[2], &[rows])?;
         shape_is("gamma", ins[3], &[Dim::Fixed(columns)])?;
         Ok(vec![like(ins[0]), like(ins[3])])

@@ -1,10 +1,12 @@
 //! Configuration of decoders, read from and written to config.json. Invariant: a key that changes the
 //! computation is either implemented, or an error names it.
 
+use super::rope::{self, Rope, RopeDefaults, RopeScaling};
+use crate::ModelConfig;
 use crate::config::{ConfigError, Keys, WIDEST_HEAD, decimal};
 use crate::hub::merge_config;
 use plimsoll_graph::ops::Mask;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Hyperparameters of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,12 +35,37 @@ pub struct DecoderConfig {
     pub mask: Mask,
     /// Kind of the MLP, and of every expert.
     pub mlp: Mlp,
-    /// Whether linear layers have biases; the output projection never has one.
-    pub bias: bool,
+    /// Which linear layers have biases; the output projection never has one.
+    pub bias: Biases,
+    /// Whether queries and keys are normalised by an RMSNorm of each head before their rotation (Qwen3).
+    pub qk_norm: bool,
+    /// Scaling of the rotary frequencies; [`RopeScaling::None`] for ALiBi.
+    pub scaling: RopeScaling,
     /// Whether the output projection is tied to the embedding table.
     pub tied: bool,
     /// Mixture of experts in place of the MLP; `None` for a dense model.
     pub experts: Option<Experts>,
+}
+
+/// The linear layers that have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Biases {
+    /// The projections of queries, keys and values.
+    pub qkv: bool,
+    /// The output projection of the attention.
+    pub attention_output: bool,
+    /// The layers of the MLP or of the experts, and the router.
+    pub mlp: bool,
+}
+
+impl Biases {
+    /// No layer has a bias.
+    pub const NONE: Self = Self::all(false);
+
+    /// All layers have a bias, or none has.
+    pub const fn all(bias: bool) -> Self {
+        Self { qkv: bias, attention_output: bias, mlp: bias }
+    }
 }
 
 /// Kind of normalisation.
@@ -93,16 +120,36 @@ pub struct Experts {
 /// `model_type` of decoders that no architecture of transformers describes.
 const OWN: &str = "plimsoll_decoder";
 
+/// Values of `model_type` of the decoders that are supported.
+pub(crate) const DECODERS: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", OWN];
+
+/// Key of config.json that names a tokenizer without a file; the only one is [`BYTES`].
+const TOKENIZER: &str = "plimsoll_tokenizer";
+/// The value of [`TOKENIZER`] of a model whose tokens are the bytes of a text.
+const BYTES: &str = "bytes";
+
+/// Whether a config.json states that the tokens of the model are the bytes of a text, so that it has no tokenizer file.
+pub fn reads_bytes(config: &str) -> bool {
+    serde_json::from_str::<Value>(config).is_ok_and(|value| value[TOKENIZER] == BYTES)
+}
+
 impl DecoderConfig {
-    /// Reads a config.json with `model_type` `llama`, `mistral`, `mixtral` or `plimsoll_decoder`.
+    /// Reads a config.json of one of the [supported decoders](crate::ModelConfig).
+    ///
+    /// # Errors
+    /// A configuration of another model, or keys that the decoder cannot have.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
-        let empty = Map::new();
-        let keys = Keys(value.as_object().unwrap_or(&empty));
-        keys.one_of("model_type", &["llama", "mistral", "mixtral", OWN].map(Some))?;
+        match ModelConfig::from_json(text)? {
+            ModelConfig::Decoder(decoder) => Ok(decoder),
+            other => Err(ConfigError::Family { found: other.family(), wanted: "a decoder" }),
+        }
+    }
+
+    /// Reads the keys of a configuration whose `model_type` is one of [`DECODERS`].
+    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
         match keys.0.get("model_type").and_then(Value::as_str) {
-            Some(OWN) => Self::own(&keys),
-            other => Self::hub(&keys, other.unwrap_or_default()),
+            Some(OWN) => Self::own(keys),
+            other => Self::hub(keys, other.unwrap_or_default()),
         }
     }
 
@@ -110,8 +157,18 @@ impl DecoderConfig {
     /// keys, so that transformers can load the checkpoint; otherwise `plimsoll_decoder`. Other keys of
     /// `source`, the configuration of the pretrained model, are copied. Special token ids that `source` does
     /// not give are null, because the defaults of transformers would be ordinary tokens of another vocabulary.
-    pub fn to_json(&self, source: &str) -> String {
+    /// `reads_bytes` says whether the tokens are the bytes of a text, see [`reads_bytes`].
+    pub fn to_json(&self, source: &str, reads_bytes: bool) -> String {
         let mut value = merge_config(source, self.as_hub().unwrap_or_else(|| self.as_own()));
+        // The forms of the rotary keys of other versions of transformers would contradict those that are written.
+        value.remove("rope_parameters");
+        if self.scaling == RopeScaling::None {
+            value.remove("rope_scaling");
+        }
+        value.remove(TOKENIZER);
+        if reads_bytes {
+            value.insert(TOKENIZER.to_owned(), json!(BYTES));
+        }
         for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
             value.entry(key).or_insert(Value::Null);
         }
@@ -119,11 +176,11 @@ impl DecoderConfig {
     }
 
     /// Reads the keys that all kinds share; `kv_heads` is the default for `num_key_value_heads`, `None` for
-    /// `heads`.
-    fn sizes(keys: &Keys<'_>, kv_heads: Option<u64>) -> Result<Self, ConfigError> {
+    /// `heads`; `head_dim` that for `head_dim`, `None` for an even share of the hidden size.
+    fn sizes(keys: &Keys<'_>, kv_heads: Option<u64>, head_dim: Option<u64>) -> Result<Self, ConfigError> {
         let hidden_size = keys.size("hidden_size")?;
         let heads = keys.size("num_attention_heads")?;
-        let head_dim = keys.or("head_dim", hidden_size / heads)?;
+        let head_dim = keys.or("head_dim", head_dim.unwrap_or(hidden_size / heads))?;
         if heads > 128 || head_dim > WIDEST_HEAD || !head_dim.is_multiple_of(2) {
             let wanted = format!("at most 128 heads of an even size up to {WIDEST_HEAD}");
             return Err(keys.bad("num_attention_heads", wanted));
@@ -145,7 +202,9 @@ impl DecoderConfig {
             positions: Positions::Rotary(10_000.0),
             mask: Mask::Causal,
             mlp: Mlp::SwiGlu,
-            bias: false,
+            bias: Biases::NONE,
+            qk_norm: false,
+            scaling: RopeScaling::None,
             tied: keys.flag("tie_word_embeddings", false)?,
             experts: None,
         })
@@ -153,16 +212,45 @@ impl DecoderConfig {
 
     /// Reads a configuration of an architecture of transformers.
     fn hub(keys: &Keys<'_>, model_type: &str) -> Result<Self, ConfigError> {
+        let mixtral = model_type == "mixtral";
+        let qwen = matches!(model_type, "qwen2" | "qwen3");
         keys.one_of("hidden_act", &[Some("silu"), None])?;
-        keys.must_be("attention_bias", false)?;
-        keys.must_be("mlp_bias", false)?;
-        keys.absent("rope_scaling")?;
-        let (mixtral, llama) = (model_type == "mixtral", model_type == "llama");
+        keys.plain_attention()?;
+        let (llama, qwen3) = (model_type == "llama", model_type == "qwen3");
+        // Other architectures have no such biases; classes of transformers ignore the key there.
+        let attention = keys.flag("attention_bias", false)?;
+        if attention && !llama && !qwen3 {
+            return Err(keys.bad("attention_bias", "false"));
+        }
+        let mlp = keys.flag("mlp_bias", false)?;
+        if mlp && !llama {
+            return Err(keys.bad("mlp_bias", "false"));
+        }
         // Missing keys have the defaults of the configuration classes of transformers.
-        let mut c = Self::sizes(keys, (!llama).then_some(8))?;
+        let kv_heads = match model_type {
+            "llama" => None,
+            "qwen2" | "qwen3" => Some(32),
+            _ => Some(8),
+        };
+        // A null says one for each query head; only a missing key has the default of the class.
+        let kv_heads = kv_heads.filter(|_| !keys.0.contains_key("num_key_value_heads"));
+        let mut c = Self::sizes(keys, kv_heads, qwen3.then_some(128))?;
+        c.bias = Biases { qkv: attention || model_type == "qwen2", attention_output: attention, mlp };
+        c.qk_norm = qwen3;
         c.eps = keys.eps("rms_norm_eps", if mixtral { 1e-5 } else { 1e-6 })?;
-        c.positions = Positions::Rotary(rope_theta(keys, if mixtral { 1e6 } else { 1e4 })?);
-        if !llama && keys.has("sliding_window") {
+        let theta = if mixtral { 1e6 } else { 1e4 };
+        let longest = match model_type {
+            "llama" => 2048,
+            "qwen2" | "qwen3" => 32_768,
+            _ => 131_072,
+        };
+        let Rope { theta, scaling } = rope::read(keys, RopeDefaults { theta, longest })?;
+        c.positions = Positions::Rotary(theta);
+        c.scaling = scaling;
+        if qwen {
+            // The first layers of these models would attend to whole sequences and the others to a window.
+            keys.must_be("use_sliding_window", false)?;
+        } else if !llama && keys.has("sliding_window") {
             c.mask = Mask::Window(keys.size("sliding_window")? as u32);
         } else if model_type == "mistral" && !keys.0.contains_key("sliding_window") {
             c.mask = Mask::Window(4096);
@@ -183,7 +271,7 @@ impl DecoderConfig {
 
     /// Reads a configuration of `plimsoll_decoder`.
     fn own(keys: &Keys<'_>) -> Result<Self, ConfigError> {
-        let mut c = Self::sizes(keys, None)?;
+        let mut c = Self::sizes(keys, None, None)?;
         c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
         c.eps = keys.eps("norm_eps", 1e-5)?;
         c.positions = match keys.choice("positions", ["rotary", "alibi"])? {
@@ -192,7 +280,19 @@ impl DecoderConfig {
         };
         c.mask = mask(keys)?;
         c.mlp = if keys.choice("mlp", ["swiglu", "gelu"])? == 0 { Mlp::SwiGlu } else { Mlp::Gelu };
-        c.bias = keys.flag("bias", false)?;
+        let bias = keys.flag("bias", false)?;
+        c.bias = Biases {
+            qkv: keys.flag("qkv_bias", bias)?,
+            attention_output: keys.flag("attention_output_bias", bias)?,
+            mlp: keys.flag("mlp_bias", bias)?,
+        };
+        c.qk_norm = keys.flag("qk_norm", false)?;
+        if keys.has("rope_scaling") {
+            if c.positions == Positions::Alibi {
+                return Err(keys.bad("rope_scaling", "left out without rotary positions"));
+            }
+            c.scaling = rope::read(keys, RopeDefaults { theta: 10_000.0, longest: 2048 })?.scaling;
+        }
         if keys.count("num_local_experts")? > 0 {
             c.experts = Some(Experts {
                 experts: keys.size("num_local_experts")?,
@@ -219,31 +319,54 @@ impl DecoderConfig {
         }
     }
 
-    /// The keys of a `llama`, `mistral` or `mixtral` configuration; `None` if none of them describes this
-    /// model.
+    /// The keys of a configuration of transformers; `None` if none of its architectures describes this model.
     fn as_hub(&self) -> Option<Value> {
         let Positions::Rotary(theta) = self.positions else { return None };
-        let plain = self.norm == Norm::Rms && self.mlp == Mlp::SwiGlu && !self.bias;
-        let mixtral = self.experts.as_ref();
-        let known = mixtral.is_none_or(|e| e.shared == 0 && e.renormalise && e.capacity == 0 && e.z == 0.0);
-        let (kind, window) = match (self.mask, mixtral) {
-            (Mask::Causal, None) => (["llama", "LlamaForCausalLM"], None),
-            (Mask::Window(n), None) => (["mistral", "MistralForCausalLM"], Some(n)),
-            (Mask::Causal, Some(_)) => (["mixtral", "MixtralForCausalLM"], None),
-            (Mask::Window(n), Some(_)) => (["mixtral", "MixtralForCausalLM"], Some(n)),
-            (Mask::Full | Mask::BlockSparse { .. }, _) => return None,
-        };
-        if !plain || !known {
+        if self.norm != Norm::Rms || self.mlp != Mlp::SwiGlu {
             return None;
         }
-        let mut value = self.common(kind[0]);
+        let mixtral = self.experts.as_ref();
+        let known = mixtral.is_none_or(|e| e.shared == 0 && e.renormalise && e.capacity == 0 && e.z == 0.0);
+        if !known {
+            return None;
+        }
+        let window = match self.mask {
+            Mask::Causal => None,
+            Mask::Window(n) => Some(n),
+            Mask::Full | Mask::BlockSparse { .. } => return None,
+        };
+        let Biases { qkv, attention_output, mlp } = self.bias;
+        let plain = self.bias == Biases::NONE && !self.qk_norm;
+        let [kind, class] = match mixtral {
+            Some(_) if plain => ["mixtral", "MixtralForCausalLM"],
+            Some(_) => return None,
+            None if window.is_some() && plain => ["mistral", "MistralForCausalLM"],
+            None if window.is_some() => return None,
+            None if self.qk_norm && qkv == attention_output && !mlp => ["qwen3", "Qwen3ForCausalLM"],
+            None if self.qk_norm => return None,
+            None if qkv == attention_output => ["llama", "LlamaForCausalLM"],
+            None if qkv && !mlp => ["qwen2", "Qwen2ForCausalLM"],
+            None => return None,
+        };
+        let mut value = self.common(kind);
         let more = value.as_object_mut()?;
-        more.insert("architectures".to_owned(), json!([kind[1]]));
+        more.insert("architectures".to_owned(), json!([class]));
         more.insert("hidden_act".to_owned(), json!("silu"));
         more.insert("rms_norm_eps".to_owned(), decimal(self.eps));
         more.insert("rope_theta".to_owned(), decimal(theta));
-        if kind[0] != "llama" {
-            more.insert("sliding_window".to_owned(), json!(window));
+        match kind {
+            "mistral" | "mixtral" => drop(more.insert("sliding_window".to_owned(), json!(window))),
+            "qwen2" | "qwen3" => drop(more.insert("use_sliding_window".to_owned(), json!(false))),
+            _ => {}
+        }
+        if attention_output {
+            more.insert("attention_bias".to_owned(), json!(true));
+        }
+        if mlp {
+            more.insert("mlp_bias".to_owned(), json!(true));
+        }
+        if let Some(scaling) = self.scaling.to_json() {
+            more.insert("rope_scaling".to_owned(), scaling);
         }
         if let Some(e) = mixtral {
             more.insert("num_local_experts".to_owned(), json!(e.experts));
@@ -268,7 +391,18 @@ impl DecoderConfig {
         }
         put("mask", json!(self.mask));
         put("mlp", json!(if self.mlp == Mlp::SwiGlu { "swiglu" } else { "gelu" }));
-        put("bias", json!(self.bias));
+        let Biases { qkv, attention_output, mlp } = self.bias;
+        put("bias", json!(mlp));
+        if self.bias != Biases::all(mlp) {
+            put("qkv_bias", json!(qkv));
+            put("attention_output_bias", json!(attention_output));
+        }
+        if self.qk_norm {
+            put("qk_norm", json!(true));
+        }
+        if let Some(scaling) = self.scaling.to_json() {
+            put("rope_scaling", scaling);
+        }
         if let Some(e) = &self.experts {
             put("num_local_experts", json!(e.experts));
             put("num_experts_per_tok", json!(e.top_k));
@@ -295,16 +429,6 @@ impl DecoderConfig {
             "tie_word_embeddings": self.tied,
         })
     }
-}
-
-/// Reads `rope_theta`, from `rope_parameters` (transformers 5) or else from the top level (transformers 4).
-fn rope_theta(keys: &Keys<'_>, default: f32) -> Result<f32, ConfigError> {
-    let Some(Value::Object(inner)) = keys.0.get("rope_parameters") else {
-        return keys.above_zero("rope_theta", default);
-    };
-    let inner = Keys(inner);
-    inner.one_of("rope_type", &[Some("default"), None])?;
-    inner.above_zero("rope_theta", default)
 }
 
 /// Reads the key `mask`; causal if it is missing.

@@ -1,13 +1,16 @@
-//! Decoder language models: dense (Llama: Touvron et al. 2023, arXiv:2302.13971) and mixture of experts
-//! (Mixtral: Jiang et al. 2024, arXiv:2401.04088) as one pre-norm transformer with switches. Invariant: tensors
+//! Decoder language models: dense (Llama: Touvron et al. 2023, arXiv:2302.13971; Qwen2 and Qwen3, which differ in biases
+//! and in norms of queries and keys) and mixture of experts (Mixtral: Jiang et al. 2024, arXiv:2401.04088) as one pre-norm transformer with switches. Invariant: tensors
 //! are named as in transformers, with one tensor for each expert. A parameter that stacks several tensors (all experts
 //! of a layer) lists them as the pieces of its [`Param`].
 
 mod config;
 mod moe;
+mod rope;
 
-pub use config::{DecoderConfig, Experts, Mlp, Norm, Positions};
+pub(crate) use config::DECODERS;
+pub use config::{Biases, DecoderConfig, Experts, Mlp, Norm, Positions, reads_bytes};
 pub use moe::active_parameters;
+pub use rope::RopeScaling;
 
 use crate::Output;
 use crate::init::{DEVIATION, Init, default_init};
@@ -104,11 +107,10 @@ impl DecoderConfig {
         if adds { Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt()) } else { default_init(piece) }
     }
 
-    /// Computed value of a tensor that no file contains: the rotary frequencies `theta^(-2j/d)` in f32.
+    /// Computed value of a tensor that is never read from a file: the rotary frequencies in f32.
     pub fn derived(&self, tensor: &str) -> Option<Vec<f32>> {
         let Positions::Rotary(theta) = self.positions else { return None };
-        let frequency = |j: u64| 1.0 / theta.powf((2 * j) as f32 / self.head_dim as f32);
-        tensor.ends_with("inv_freq").then(|| (0..self.head_dim / 2).map(frequency).collect())
+        tensor.ends_with("inv_freq").then(|| self.scaling.frequencies(theta, self.head_dim))
     }
 
     fn attention(&self) -> Attention {
@@ -116,7 +118,7 @@ impl DecoderConfig {
             heads: self.heads as u32,
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
-            scale: (self.head_dim as f32).powf(-0.5),
+            scale: (self.head_dim as f32).powf(-0.5) * self.scaling.score_factor(),
             mask: self.mask,
             bias: if self.positions == Positions::Alibi { Bias::Alibi } else { Bias::None },
             rotary: self.positions != Positions::Alibi,
@@ -159,12 +161,16 @@ impl Stack<'_> {
         let c = self.c;
         let h = self.norm(g, x, "input_layernorm");
         let parts = [("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads)];
-        let [q, k, v] =
-            parts.map(|(n, heads)| g.linear(h, &format!("self_attn.{n}_proj"), heads * c.head_dim, c.bias));
+        let [mut q, mut k, v] =
+            parts.map(|(n, heads)| g.linear(h, &format!("self_attn.{n}_proj"), heads * c.head_dim, c.bias.qkv));
+        if c.qk_norm {
+            q = g.rms_norm_of_heads(q, "self_attn.q_norm", c.eps, c.heads as u32);
+            k = g.rms_norm_of_heads(k, "self_attn.k_norm", c.eps, c.kv_heads as u32);
+        }
         let mut inputs = vec![q, k, v, self.spans];
         inputs.extend(&self.rotary);
         let a = g.one(Op::Attention(c.attention()), &inputs);
-        let a = g.linear(a, "self_attn.o_proj", c.hidden_size, c.bias);
+        let a = g.linear(a, "self_attn.o_proj", c.hidden_size, c.bias.attention_output);
         let a = self.dropping.apply(g, a);
         g.add(x, a)
     }
@@ -193,11 +199,11 @@ impl Stack<'_> {
                 g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h])
             }
             Mlp::Gelu => {
-                let h = g.linear(x, &up, width, c.bias);
+                let h = g.linear(x, &up, width, c.bias.mlp);
                 g.gelu(h)
             }
         };
-        g.linear(h, &down, c.hidden_size, c.bias)
+        g.linear(h, &down, c.hidden_size, c.bias.mlp)
     }
 
     /// Gate and up projections as one GEMM over the stacked weights of both: (T, D) -> (T, 2 `width`).
@@ -207,10 +213,10 @@ impl Stack<'_> {
             Param { name: format!("{prefix}{}+{}.{leaf}", names[0], last(names[1])), pieces: pieces.into() }
         };
         let mut inputs = vec![x, g.param_of(stacked("weight", &[width, self.c.hidden_size]), DType::F32)];
-        if self.c.bias {
+        if self.c.bias.mlp {
             inputs.push(g.param_of(stacked("bias", &[width]), DType::F32));
         }
-        g.one(Op::Linear(Linear::new(self.c.bias, Epilogue::None)), &inputs)
+        g.one(Op::Linear(Linear::new(self.c.bias.mlp, Epilogue::None)), &inputs)
     }
 
     fn norm(&self, g: &mut Builder, x: ValueId, name: &str) -> ValueId {

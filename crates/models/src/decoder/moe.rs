@@ -39,12 +39,12 @@ impl Stack<'_> {
     ) -> ValueId {
         let c = self.c;
         let (experts, top_k) = (e.experts as u32, e.top_k as u32);
-        let logits = g.linear(h, "block_sparse_moe.gate", e.experts, c.bias); // (T, E)
+        let logits = g.linear(h, "block_sparse_moe.gate", e.experts, c.bias.mlp); // (T, E)
         let route = Route { experts, top_k, renormalise: e.renormalise, capacity: e.capacity };
         let route = g.node(Op::Route(route), &[logits]);
         let [gates, chosen, order, places, offsets, dropped] = route[..] else { return h };
         let grouped =
-            Grouped { e, prefix: format!("{prefix}block_sparse_moe.experts."), bias: c.bias, offsets };
+            Grouped { e, prefix: format!("{prefix}block_sparse_moe.experts."), bias: c.bias.mlp, offsets };
         let rows = g.one(Op::Dispatch(Dispatch { top_k }), &[h, order, places]); // (kT, D)
         let rows = grouped.mlp(g, rows, c.mlp, c.hidden_size, c.intermediate_size);
         let mut y = g.one(Op::Combine(Combine { top_k }), &[rows, gates, order, places]); // (T, D)

@@ -245,7 +245,10 @@ fn sums_bytes(graph: &Graph, node: &Node) -> Bytes {
         by_index(table.map_or(0, |&v| graph.spec(v).rows(graph.bounds.full())))
     } else if let Op::BatchNormTrain(_) = &node.op {
         columns_of(1, 2)
-    } else if let Op::LayerNormGrad(_) | Op::RmsNormGrad(_) | Op::BatchNormGrad(_) = &node.op {
+    } else if let Op::RmsNormGrad(op) = &node.op {
+        let heads = u64::from(op.heads);
+        column_sums_parts(rows * heads, columns / heads, 2, 0).into_iter().sum()
+    } else if let Op::LayerNormGrad(_) | Op::BatchNormGrad(_) = &node.op {
         columns_of(2, 0)
     } else {
         // BatchNormTrainGrad, whose rows need the finished sums.

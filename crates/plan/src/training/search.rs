@@ -686,7 +686,9 @@ mod tests {
             positions: Positions::Rotary(10_000.0),
             mask: Mask::Causal,
             mlp: Mlp::SwiGlu,
-            bias: false,
+            bias: plimsoll_models::Biases::NONE,
+            qk_norm: false,
+            scaling: plimsoll_models::RopeScaling::None,
             tied: experts.is_none(),
             experts,
         }

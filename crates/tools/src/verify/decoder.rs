@@ -37,7 +37,11 @@ pub(super) fn verify(
     let all = || own.iter().chain(golden.iter().flat_map(|golden| &golden.sequences));
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
-    let mut runner = Runner::start(&parts, true, &wide, longest)?;
+    let has_head = model.has_head();
+    if !has_head {
+        verdict.note("language", "prediction of tokens: not checked, because the file has no lm_head.weight");
+    }
+    let mut runner = Runner::start(&parts, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{} is loaded", model.name));
     weights(&runner, verdict);
     if let Some(golden) = &golden {
@@ -51,7 +55,7 @@ pub(super) fn verify(
     let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {} in {}", model.name, precision.name()));
-    let mut runner = Runner::start(&parts, true, &options.settings, longest)?;
+    let mut runner = Runner::start(&parts, has_head, &options.settings, longest)?;
     let found = runner.answers(all().map(|s| &s.tokens[..]))?;
     distance::answers(precision, &wanted, &found, verdict);
     batch_invariance(&own, &mut runner, verdict)

@@ -4,6 +4,7 @@
 use super::Verdict;
 use super::facts::{ODD_PROTEINS, PROTEINS};
 use crate::ToolError;
+use plimsoll_data::bounded;
 use plimsoll_data::printable::Name;
 use plimsoll_data::sequence::Reader;
 use plimsoll_data::tokenize::esm;
@@ -115,7 +116,8 @@ fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
 }
 
 /// Reference outputs beside the weights: `golden.safetensors` with `NAME.hidden`, `NAME.mean` or `NAME.logits`.
-/// The sequences are the tensors `NAME.ids` or `NAME.tokens` of that file, or records of FASTA files beside it.
+/// The sequences are the tensors `NAME.ids` or `NAME.tokens` of that file, records of FASTA files beside it, or texts of
+/// `golden.jsonl`: objects with `id` and `text`, one a line.
 pub(super) struct Golden {
     pub(super) sequences: Vec<Sequence>,
     answers: Weights,
@@ -123,6 +125,10 @@ pub(super) struct Golden {
 
 /// File name of the reference outputs.
 const GOLDEN: &str = "golden.safetensors";
+/// File name of the texts of the reference outputs of a decoder.
+const TEXTS: &str = "golden.jsonl";
+/// Largest accepted file of texts, in bytes.
+const LARGEST_TEXTS: u64 = 16 << 20;
 const OUTPUTS: [&str; 3] = [".hidden", ".mean", ".logits"];
 
 impl Golden {
@@ -200,7 +206,7 @@ fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
     Ok(Some(ids.into_iter().map(|id| id as i32).collect()))
 }
 
-/// The records (id, letters) of all FASTA files of a folder, in order of file names.
+/// The texts (id, text) of a folder, and the records (id, letters) of its FASTA files in order of file names.
 fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     let is_fasta = |path: &PathBuf| {
         path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))
@@ -208,8 +214,30 @@ fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten().map(|e| e.path());
     let mut files: Vec<PathBuf> = entries.filter(is_fasta).collect();
     files.sort();
+    let mut all = texts_of(&folder.join(TEXTS))?;
     if files.is_empty() {
+        return Ok(all);
+    }
+    for record in Reader::open(files)?.records() {
+        let record = record?;
+        all.push((record.id, record.seq));
+    }
+    Ok(all)
+}
+
+/// The texts of a file of JSON lines; none if the file does not exist.
+fn texts_of(path: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
+    if !path.exists() {
         return Ok(vec![]);
     }
-    Reader::open(files)?.records().map(|record| Ok(record.map(|r| (r.id, r.seq))?)).collect()
+    let text = bounded::read_text(path, LARGEST_TEXTS).map_err(RuntimeError::io(path))?;
+    let entry = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
+    };
+    let entry = |(number, line): (usize, &str)| {
+        let bad = || ToolError::BadTexts { path: path.to_owned(), line: number + 1 };
+        entry(line).ok_or_else(bad)
+    };
+    text.lines().enumerate().map(entry).collect()
 }

@@ -7,9 +7,9 @@ use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_graph::ops::Mask;
-use plimsoll_models::{CallerConfig, DecoderConfig, Encoder, Mlp, Positions};
+use plimsoll_models::{Biases, CallerConfig, DecoderConfig, Encoder, Mlp, ModelConfig, Positions};
 use plimsoll_runtime::fair_esm;
-use plimsoll_runtime::hub::{Need, Trainable, config_text, trainable};
+use plimsoll_runtime::hub::{Need, config_text, trainable};
 use plimsoll_runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
@@ -77,10 +77,10 @@ impl Initial {
             return Err(ConfigError::NoConfig { from: from.to_owned() }.into());
         }
         let (path, text) = config_text(&place)?;
-        match Trainable::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
-            Trainable::Decoder(decoder) => initial.decoder(&decoder),
-            Trainable::Encoder(encoder) => initial.encoder(&encoder, &text),
-            Trainable::Caller(caller) => initial.caller(&caller),
+        match ModelConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
+            ModelConfig::Decoder(decoder) => initial.decoder(&decoder),
+            ModelConfig::Encoder(encoder) => initial.encoder(&encoder, &text),
+            ModelConfig::Caller(caller) => initial.caller(&caller),
         }
         Ok(initial)
     }
@@ -177,11 +177,12 @@ impl Initial {
             "norm",
             "norm_eps",
             "activation",
-            "bias",
             "position",
             "attention.mask",
             "tied_head",
         ]);
+        // Where only some layers have biases, no value of the key describes them.
+        self.read.extend((c.bias == Biases::all(c.bias.mlp)).then_some("bias"));
         self.read.extend(of_mask);
         self.read.extend((position == Position::Rotary).then_some("rope_theta"));
         if experts.is_some() {
@@ -204,7 +205,7 @@ impl Initial {
             norm: if c.norm == plimsoll_models::Norm::Rms { Norm::RmsNorm } else { Norm::LayerNorm },
             norm_eps: shortest(c.eps),
             activation: if c.mlp == Mlp::Gelu { Activation::Gelu } else { Activation::Swiglu },
-            bias: c.bias,
+            bias: c.bias.mlp,
             position,
             rope_theta,
             attention: mask,

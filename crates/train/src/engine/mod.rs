@@ -43,7 +43,7 @@ use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::Store;
@@ -362,14 +362,16 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<TrainedM
     TrainedModel::open(config, 0, &widths, observer)
 }
 
-/// Returns the tokenizer.json next to the initial weights, if there is one.
+/// Returns the file of the tokenizer next to the initial weights; `None` if the data need none, or are read as bytes.
 fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, TrainError> {
     let Some(from) = &config.model.from else { return Ok(None) };
     if config.model.kind == ModelKind::Head {
         return Ok(None);
     }
-    let folder = trainable(from, Need::Model, &HubEnv::from_process(), observer)?.config();
-    Ok(Some(folder.with_file_name(plimsoll_runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
+    let is_encoder = matches!(config.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    let need = if is_encoder || crate::tokenizer::reads_own(config) { Need::Model } else { Need::Weights };
+    let path = trainable(from, need, &HubEnv::from_process(), observer)?.config();
+    crate::tokenizer::own(config, from, path.parent().unwrap_or(Path::new(".")))
 }
 
 /// Reads the number of micro-steps from a checkpoint's position; it seeds dropout, so a resumed run must continue the

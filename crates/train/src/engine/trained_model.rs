@@ -12,8 +12,8 @@ use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece, VerifyError};
 use plimsoll_models::{
-    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Distillation,
-    Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group,
+    Biases, CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Distillation,
+    Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, RopeScaling, SequenceModel, Training, TrainingTask, TunedPart, Tuning, group,
     init, init_param, mlp_head, tensor_of_teacher, trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
@@ -21,7 +21,9 @@ use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::{CONFIG, Need, trainable};
 use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::session::WeightSource;
-use plimsoll_runtime::{CallerModel, EncoderModel, Observer, RuntimeError};
+use plimsoll_runtime::{
+    CallerModel, EncoderModel, Observer, RuntimeError, check_decoder, find_in_decoder, leftovers,
+};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,6 +45,8 @@ pub(super) struct TrainedModel {
     config: String,
     /// Names and contents of the tokenizer's files.
     tokenizer: Vec<(String, Vec<u8>)>,
+    /// Whether the tokens of a language model are the bytes of a text.
+    reads_bytes: bool,
 }
 
 /// Model family, with its configuration.
@@ -112,6 +116,7 @@ impl TrainedModel {
         };
         Ok(Self {
             tokenizer: tokenizer::files(config, folder.as_deref())?,
+            reads_bytes: tokenizer::reads_bytes(config, folder.as_deref())?,
             config: with_classes(
                 folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
                 &model.class_names,
@@ -327,7 +332,7 @@ impl TrainedModel {
     /// Returns the files stored next to the tensors named `tensors`: the configuration and the tokenizer.
     pub fn extra_files(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
         let (name, text) = match &self.kind {
-            ModelFamily::Decoder(c) => (CONFIG, c.to_json(&self.config)),
+            ModelFamily::Decoder(c) => (CONFIG, c.to_json(&self.config, self.reads_bytes)),
             ModelFamily::Encoder { encoder, task, lora: None } => {
                 (CONFIG, encoder.to_json(*task, &self.config))
             }
@@ -397,9 +402,10 @@ impl ModelFamily {
                 .get(&piece.tensor)
                 .is_some_and(|found| found.shape() == piece.shape)
                 .then(|| piece.tensor.clone()),
-            From::Decoder { weights, .. } | From::Head(weights) => {
-                weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone())
-            }
+            // Rotary frequencies are those of the configuration, whatever a file says.
+            From::Decoder { .. } if piece.tensor.ends_with("inv_freq") => None,
+            From::Decoder { weights, .. } => find_in_decoder(weights, &piece.tensor),
+            From::Head(weights) => weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone()),
         }
     }
 }
@@ -441,14 +447,18 @@ fn decoder(
         z: config.loss.router_z as f32,
     });
     if let Some(from) = &m.from {
-        let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
+        let place = trainable(from, Need::Weights, &HubEnv::from_process(), observer)?;
         let path = place.config();
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let text = read_config(&path)?;
         let c = DecoderConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })?;
         let weights = place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?;
         let weights = Weights::open(weights)?;
-        has_all(&c, &weights)?;
+        check_decoder(from, &c, &weights)?;
+        leftovers::note(from, &SequenceModel::Decoder(c.clone()), &weights, observer)?;
+        if !c.tied && find_in_decoder(&weights, "lm_head.weight").is_none() {
+            return Err(TrainError::WithoutOutputProjection { from: from.clone() });
+        }
         // The weights of the auxiliary losses come from the run's configuration, not from the model's file.
         let experts = c
             .experts
@@ -486,7 +496,9 @@ fn decoder(
         },
         mask,
         mlp,
-        bias: m.bias,
+        bias: Biases::all(m.bias),
+        qk_norm: false,
+        scaling: RopeScaling::None,
         tied: m.tied_head,
         experts,
     };
@@ -494,19 +506,6 @@ fn decoder(
         return Err(TrainError::Vocabulary { entries: decoder.vocab_size, tokens: vocabulary });
     }
     Ok((ModelFamily::Decoder(decoder), None))
-}
-
-/// Checks that every tensor of a decoder is in the weight file with the right shape; a missing tensor would otherwise
-/// be initialised randomly.
-fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), TrainError> {
-    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
-    let graph = decoder.train_graph(bounds, &Training::default())?;
-    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
-        if weights.get(&piece.tensor).is_some() || decoder.derived(&piece.tensor).is_none() {
-            weights.expect(&piece.tensor, &piece.shape)?;
-        }
-    }
-    Ok(())
 }
 
 fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Option<From>), TrainError> {

@@ -3,16 +3,17 @@
 //! from a host that it redirects to.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ureq::http::Response;
-use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION};
+use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RETRY_AFTER};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
 use super::error::HubErrorKind;
+use super::patience::retry_after;
 use super::{HubEnv, RetryPolicy};
-use crate::printable::EscapedPath;
+use crate::printable::{EscapedPath, Name};
 
 /// Maximum number of redirects that are followed for one request.
 const MAX_REDIRECTS: usize = 8;
@@ -42,6 +43,8 @@ pub(super) struct FileMetadata {
 pub(super) enum RequestError {
     /// A transient error: a retry may succeed.
     Transient(HubErrorKind),
+    /// A transient error, with the pause before a retry that the server asks for.
+    Later(HubErrorKind, Duration),
     /// A permanent error: a retry would fail again.
     Permanent(HubErrorKind),
 }
@@ -50,7 +53,16 @@ impl Client {
     pub(super) fn new(env: &HubEnv) -> Result<Client, HubErrorKind> {
         let endpoint = env.endpoint().trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
-            let why = format!("HF_ENDPOINT is `{endpoint}`; give an address that begins with https://");
+            let why = match has_user(&endpoint) {
+                // Not shown: it may contain a password.
+                true => "HF_ENDPOINT has a user name or a password, which is not supported; give the address of the hub \
+                         alone, and a token in HF_TOKEN"
+                    .to_owned(),
+                false => format!(
+                    "HF_ENDPOINT is `{}`; give an address that begins with https://",
+                    Name(&endpoint)
+                ),
+            };
             return Err(HubErrorKind::Setting(why));
         }
         let config = Agent::config_builder()
@@ -80,7 +92,7 @@ impl Client {
         match answer.status().as_u16() {
             200..=399 => Ok(Some(facts)),
             404 => Ok(None),
-            status => Err(refused(status)),
+            _ => Err(refused(&answer)),
         }
     }
 
@@ -94,7 +106,7 @@ impl Client {
         let (answer, _) = self.request(&self.address(id, revision, file), Some(start))?;
         match answer.status().as_u16() {
             200 | 206 | 416 => Ok(answer),
-            status => Err(refused(status)),
+            _ => Err(refused(&answer)),
         }
     }
 
@@ -200,11 +212,25 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()?))
 }
 
-fn refused(status: u16) -> RequestError {
-    match status {
-        408 | 429 | 500.. => RequestError::Transient(HubErrorKind::Status(status)),
-        _ => RequestError::Permanent(HubErrorKind::Status(status)),
+/// The error of a response with an error status. A server that asks for a pause that is too long, or in a form that is not
+/// known, is not asked again.
+fn refused(answer: &Response<Body>) -> RequestError {
+    let status = answer.status().as_u16();
+    let kind = HubErrorKind::Status(status);
+    match (status, answer.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap_or_default())) {
+        (408 | 429 | 500.., None) => RequestError::Transient(kind),
+        (408 | 429 | 500.., Some(text)) => match retry_after(text, SystemTime::now()) {
+            Some(pause) => RequestError::Later(kind, pause),
+            None => RequestError::Permanent(kind),
+        },
+        _ => RequestError::Permanent(kind),
     }
+}
+
+/// Whether the host of an address comes after a user name.
+fn has_user(address: &str) -> bool {
+    let host = address.split_once("://").map_or(address, |(_, rest)| rest);
+    host.split(['/', '?', '#']).next().is_some_and(|host| host.contains('@'))
 }
 
 /// Scheme, host and port of an address; `None` if the scheme is not http(s) or the address has user information.
@@ -265,6 +291,15 @@ mod tests {
         check("https:///e", None);
         check("ftp://a.b/c", None);
         check("/c", None);
+    }
+
+    #[test]
+    fn an_address_with_a_password_is_not_shown() {
+        for endpoint in ["https://me:secret@hub.example", "http://secret@hub", "ftp://me:secret@hub", "me:secret@hub"] {
+            let env = HubEnv { endpoint: Some(endpoint.to_owned()), ..HubEnv::default() };
+            let error = Client::new(&env).err().expect("refused").to_string();
+            assert!(!error.contains("secret") && error.contains("HF_TOKEN"), "{endpoint}: {error}");
+        }
     }
 
     #[test]

@@ -4,8 +4,11 @@
 
 use crate::hex::hex;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
+
+use super::error::HubErrorKind as Kind;
+use super::patience::GoOn;
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
@@ -32,29 +35,30 @@ impl Digest {
         }
     }
 
-    /// Computes the hexadecimal digest of the file at `path`, which has `size` bytes.
-    pub(super) fn of(self, path: &Path, size: u64) -> io::Result<String> {
+    /// Computes the hexadecimal digest of the file at `path`, which has `size` bytes. Asks `go_on` before every part.
+    pub(super) fn of(self, path: &Path, size: u64, go_on: GoOn<'_>) -> Result<String, Kind> {
         match self {
             Digest::Sha256 => {
                 let mut hash = Sha256::new();
-                each(path, |part| hash.update(part))?;
+                each(path, |part| hash.update(part), go_on)?;
                 Ok(hex(&hash.finalize()))
             }
             Digest::GitBlob => {
                 let mut hash = Sha1::new();
                 hash.update(format!("blob {size}\0"));
-                each(path, |part| hash.update(part))?;
+                each(path, |part| hash.update(part), go_on)?;
                 Ok(hex(&hash.finalize()))
             }
         }
     }
 }
 
-fn each(path: &Path, mut digest: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut file = File::open(path)?;
+fn each(path: &Path, mut digest: impl FnMut(&[u8]), go_on: GoOn<'_>) -> Result<(), Kind> {
+    let mut file = File::open(path).map_err(Kind::disk(path))?;
     let mut buffer = vec![0; BUFFER];
     loop {
-        match file.read(&mut buffer)? {
+        go_on()?;
+        match file.read(&mut buffer).map_err(Kind::disk(path))? {
             0 => return Ok(()),
             n => digest(&buffer[..n]),
         }

@@ -6,23 +6,21 @@
 //! the same time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::sleep;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::client::{Client, FileMetadata, RequestError, content_range};
 use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
+use super::patience::{Parts, TICK, patiently, pause};
 use super::{HubEnv, cached_commit, repository_folder};
 use crate::atomic::AtomicFile;
 use crate::weights::WeightsError;
-
-/// Size in bytes of the copy buffer.
-const BUFFER: usize = 128 << 10;
 
 /// An attempt that received at least this many bytes resets the count of failed attempts, so that a long file arrives
 /// also over an unreliable connection.
@@ -35,6 +33,10 @@ pub enum FetchEvent {
     Waiting,
     /// A request failed, or the digest was wrong, and the request is repeated.
     Again,
+    /// The hub asks for this pause before the request is repeated.
+    Pause(Duration),
+    /// Nothing happened: reported about ten times a second while the fetch waits, so that the callback can end it.
+    Idle,
     /// Number of bytes received so far, including those of an earlier attempt.
     Bytes(u64),
     /// All bytes were received; their digest is being computed.
@@ -55,7 +57,7 @@ pub struct Repository {
     folder: PathBuf,
     locks: PathBuf,
     commit: Option<String>,
-    client: Client,
+    client: Arc<Client>,
 }
 
 impl Repository {
@@ -75,7 +77,7 @@ impl Repository {
         let client = Client::new(env).map_err(hub)?;
         // If the reference is missing or unreadable, the commit of the hub's `main` is used.
         let commit = cached_commit(&folder).ok();
-        Ok(Repository { id: id.to_owned(), folder, locks, commit, client })
+        Ok(Repository { id: id.to_owned(), folder, locks, commit, client: Arc::new(client) })
     }
 
     /// The snapshot's folder; `None` until the commit is known, from `refs/main` or from the first fetched file.
@@ -154,7 +156,10 @@ impl Repository {
     fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<FileMetadata>, Kind> {
         let mut attempt = 0;
         loop {
-            match self.client.facts(&self.id, revision, file) {
+            let (client, id) = (self.client.clone(), self.id.clone());
+            let (revision, file) = (revision.to_owned(), file.to_owned());
+            let request = move || client.facts(&id, &revision, &file);
+            match patiently(request, &mut || tell(0, FetchEvent::Idle))? {
                 Ok(facts) => return Ok(facts),
                 Err(trouble) => self.wait(&mut attempt, trouble, 0, tell)?,
             }
@@ -165,14 +170,21 @@ impl Repository {
     /// attempts is exhausted.
     fn wait(&self, attempt: &mut u32, trouble: RequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
         *attempt += 1;
-        match trouble {
-            RequestError::Transient(_) if *attempt < self.client.patience.attempts => {
+        let is_last = *attempt >= self.client.patience.attempts;
+        let wait = match trouble {
+            RequestError::Transient(_) if !is_last => {
                 tell(size, FetchEvent::Again)?;
-                sleep(self.client.patience.pause_before(*attempt));
-                Ok(())
+                self.client.patience.pause_before(*attempt)
             }
-            RequestError::Transient(kind) | RequestError::Permanent(kind) => Err(kind),
-        }
+            RequestError::Later(_, asked) if !is_last => {
+                tell(size, FetchEvent::Pause(asked))?;
+                asked
+            }
+            RequestError::Transient(kind) | RequestError::Later(kind, _) | RequestError::Permanent(kind) => {
+                return Err(kind);
+            }
+        };
+        pause(wait, &mut || tell(size, FetchEvent::Idle))
     }
 
     /// Takes the file lock that huggingface_hub takes for this blob. `None` if the file system has no locks: two
@@ -181,16 +193,22 @@ impl Repository {
         let path = self.locks.join(format!("{}.lock", known.etag));
         make_parent(&path)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Kind::disk(&path))?;
-        match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => tell(known.size, FetchEvent::Waiting)?,
-            Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
-                return Ok(None);
+        let mut is_told = false;
+        // Asked again and again: a call that waits for the lock could not be ended.
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(file)),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+                    return Ok(None);
+                }
+                Err(TryLockError::Error(error)) => return Err(Kind::disk(&path)(error)),
             }
-            Err(TryLockError::Error(error)) => return Err(Kind::disk(&path)(error)),
+            if !std::mem::replace(&mut is_told, true) {
+                tell(known.size, FetchEvent::Waiting)?;
+            }
+            pause(TICK, &mut || tell(known.size, FetchEvent::Idle))?;
         }
-        file.lock().map_err(Kind::disk(&path))?;
-        Ok(Some(file))
     }
 
     /// Downloads a blob to `ETAG.incomplete`, resuming a partial file of an earlier attempt, verifies its digest and
@@ -213,7 +231,8 @@ impl Repository {
             // Before the rename: a name in `blobs` says that the bytes are on disk.
             out.sync_all().map_err(failed())?;
             tell(known.size, FetchEvent::Checking)?;
-            let found = known.digest.of(&partial, known.size).map_err(failed())?;
+            let idle = &mut || tell(known.size, FetchEvent::Idle);
+            let found = known.digest.of(&partial, known.size, idle)?;
             if found == known.etag {
                 return fs::rename(&partial, blob).map_err(Kind::disk(blob));
             }
@@ -276,7 +295,10 @@ impl Repository {
         tell: Tell<'_>,
     ) -> Result<(), RequestError> {
         let disk = |error| RequestError::Permanent(Kind::disk(path)(error));
-        let answer = self.client.body(what, have)?;
+        let (client, [id, revision, name]) = (self.client.clone(), [what.0, what.1, what.2].map(str::to_owned));
+        let request = move || client.body((&id, &revision, &name), have);
+        let idle = &mut || tell(known.size, FetchEvent::Idle);
+        let answer = patiently(request, idle).map_err(RequestError::Permanent)??;
         let total = match answer.status().as_u16() {
             206 => {
                 let range = content_range(answer.headers());
@@ -303,22 +325,18 @@ impl Repository {
         if let Some(found) = total.filter(|&total| total != known.size) {
             return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
         }
-        let mut body = answer.into_body().into_reader();
-        let mut buffer = vec![0; BUFFER];
+        let mut body = Parts::read(answer.into_body().into_reader()).map_err(RequestError::Permanent)?;
         loop {
+            let idle = &mut || tell(known.size, FetchEvent::Idle);
+            let Some(part) = body.next(idle).map_err(RequestError::Permanent)? else { return Ok(()) };
             let broken = |_| RequestError::Transient(Kind::Broken { found: have, expected: known.size });
-            let n = body.read(&mut buffer).map_err(broken)?;
-            if n == 0 {
-                return Ok(());
+            let part = part.map_err(broken)?;
+            let found = have + part.len() as u64;
+            if found > known.size {
+                return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
             }
-            if have + n as u64 > known.size {
-                return Err(RequestError::Permanent(Kind::Size {
-                    found: have + n as u64,
-                    expected: known.size,
-                }));
-            }
-            out.write_all(&buffer[..n]).map_err(disk)?;
-            have += n as u64;
+            out.write_all(&part).map_err(disk)?;
+            have = found;
             tell(known.size, FetchEvent::Bytes(have)).map_err(RequestError::Permanent)?;
         }
     }

@@ -23,6 +23,9 @@ pub fn cases() -> Vec<Case> {
         cases.push(kl_divergence(rows, Dim::Tokens(1), columns, UNIT));
         cases.push(kl_divergence_grad(rows, columns, UNIT));
     }
+    for (rows, heads, columns) in [(1, 2, 8), (13, 3, 33), (70, 16, 64), (5, 8, 128)] {
+        cases.extend(norms_of_heads(rows, heads, columns));
+    }
     // A mean far from zero, where E[x^2] - E[x]^2 loses precision.
     cases.extend(norms(13, 160, Noise { offset: 100.0, amplitude: 1.0 }));
     cases.push(softmax(33, 40, Noise { offset: 500.0, amplitude: 100.0 }));
@@ -96,8 +99,8 @@ fn norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     let sums = tolerance(4.0, columns.max(rows));
     let norm = of(Op::LayerNorm(LayerNorm { eps: 1e-5 }), tolerance(2.0, columns));
     let grad = of(Op::LayerNormGrad(LayerNormGrad {}), sums);
-    let rms = of(Op::RmsNorm(RmsNorm { eps: 1e-5 }), tolerance(2.0, columns));
-    let rms_grad = of(Op::RmsNormGrad(RmsNormGrad {}), sums);
+    let rms = of(Op::RmsNorm(RmsNorm { eps: 1e-5, heads: 1 }), tolerance(2.0, columns));
+    let rms_grad = of(Op::RmsNormGrad(RmsNormGrad { heads: 1 }), sums);
     let batch = of(Op::BatchNorm(BatchNorm { eps: 1e-5 }), tolerance(4.0, 1));
     let statistic = [Dim::Tokens(1)];
     let mean = Noise { amplitude: 0.1, ..noise };
@@ -119,6 +122,20 @@ fn norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     ];
     cases.extend(batch_norms(rows, columns, noise));
     cases
+}
+
+/// The RMS norm of heads of `columns` columns, and its gradient. Tolerance as in [`norms`].
+fn norms_of_heads(rows: u64, heads: u32, columns: u64) -> [Case; 2] {
+    let all = u64::from(heads);
+    let x = [Dim::Tokens(1), Dim::Fixed(all * columns)];
+    let of = |op: Op, c, k| {
+        let name = format!("{} {rows} x {heads} heads of {columns}", op.name());
+        Case::new(name, op, &[rows], rows % 2 * 3, Tolerance { c, k, scale: 1.0 })
+    };
+    let norm = of(Op::RmsNorm(RmsNorm { eps: 1e-5, heads }), 2.0, columns);
+    let grad = of(Op::RmsNormGrad(RmsNormGrad { heads }), 4.0, columns.max(rows * all));
+    let grad = grad.noise(&x, UNIT).noise(&x, UNIT).noise(&[Dim::Tokens(all)], POSITIVE);
+    [norm.noise(&x, UNIT).weight(&[columns], UNIT), grad.weight(&[columns], UNIT)]
 }
 
 /// Gradients of batch norm and, for two rows or more, batch norm with the statistics of the batch: a single row

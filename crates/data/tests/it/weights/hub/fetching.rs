@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_data::weights::{FetchEvent, HubEnv, Repository, RetryPolicy, WeightsError, find_in_hub};
 use sha1::Sha1;
@@ -355,6 +355,77 @@ fn a_fetch_can_be_stopped_and_goes_on_later() {
     assert_eq!(rig.weights(), weights());
     let starts: Vec<_> = hub.asked().iter().filter(|r| r.method == "GET").map(Request::start).collect();
     assert!(starts.len() == 2 && starts[1] > Some(0), "{starts:?}");
+}
+
+/// A fetch that waits, for whatever reason, is ended within a second.
+#[test]
+fn every_wait_of_a_fetch_can_be_ended() {
+    let stalled = |seconds: u64| move || std::thread::sleep(Duration::from_secs(seconds));
+    // Name, the server's reply, and whether another process holds the lock.
+    type Answer = Box<dyn Fn(&Request) -> Reply + Send + Sync>;
+    let late: Answer = Box::new(move |request| {
+        stalled(5)();
+        honest(request)
+    });
+    let busy: Answer = Box::new(|_| Reply::status(503));
+    let asks: Answer = Box::new(|_| Reply::status(429).with("Retry-After", "60"));
+    let half: Answer = Box::new(|request| match request.method.as_str() {
+        "GET" => Reply { stall: Some(Duration::from_secs(5)), cut: Some(1000), ..honest(request) },
+        _ => honest(request),
+    });
+    let locked: Answer = Box::new(honest);
+    for (name, answer, is_locked) in [
+        ("headers", late, false),
+        ("backoff", busy, false),
+        ("retry_after", asks, false),
+        ("body", half, false),
+        ("lock", locked, true),
+    ] {
+        let hub = Server::start(move |request, _| answer(request));
+        let mut rig = Rig::new(&format!("fetch_ended_{name}"), &hub.address());
+        rig.env.patience = RetryPolicy { backoff: Duration::from_secs(5), ..RetryPolicy::default() };
+        let lock = rig.cache.join(".locks/models--org--name").join(format!("{}.lock", lfs(&weights())));
+        fs::create_dir_all(lock.parent().expect("a folder")).expect("made");
+        let lock = fs::File::create(&lock).expect("made");
+        if is_locked {
+            lock.lock().expect("locked");
+        }
+        let start = Instant::now();
+        let mut told = |_: &str, _: u64, _| match start.elapsed() > Duration::from_millis(300) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let error = rig.repository().fetch("weights.bin", &mut told).expect_err("it is stopped");
+        assert!(message(&error).contains("the download was stopped"), "{name}: {}", message(&error));
+        assert!(start.elapsed() < Duration::from_secs(1), "{name}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn the_hub_is_asked_again_when_it_says_so() {
+    let hub = Server::start(|request, before| match (request.method.as_str(), before) {
+        ("HEAD", 0) => Reply::status(429).with("Retry-After", "1"),
+        ("GET", 0) => Reply::status(503).with("Retry-After", "Thu, 01 Jan 1970 00:00:10 GMT"),
+        _ => honest(request),
+    });
+    let mut rig = Rig::new("fetch_later", &hub.address());
+    let start = Instant::now();
+    assert_eq!(rig.weights(), weights());
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    let pauses: Vec<u64> = rig
+        .steps
+        .iter()
+        .filter_map(|step| match step {
+            FetchEvent::Pause(pause) => Some(pause.as_secs()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(pauses, [1, 0]);
+    // A pause that no run waits for is an error at once.
+    let hub = Server::start(|_, _| Reply::status(429).with("Retry-After", "86400"));
+    let said = Rig::new("fetch_too_late", &hub.address()).refusal("weights.bin");
+    assert!(said.contains("status 429: too many requests"), "{said}");
+    assert_eq!(hub.asked().len(), 1);
 }
 
 #[test]

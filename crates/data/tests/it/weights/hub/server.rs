@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// A request that the server received.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Number of bytes of the body after which the connection is closed.
     pub cut: Option<usize>,
+    /// How long the connection stays open after the last byte that is sent.
+    pub stall: Option<Duration>,
 }
 
 impl Reply {
@@ -125,6 +128,9 @@ fn serve(stream: &TcpStream, asked: &Mutex<Vec<Request>>, answer: &dyn Fn(&Reque
     // The client may have closed the connection, so a write error is ignored.
     let mut out = stream;
     let _ = out.write_all(format!("{head}\r\n").as_bytes()).and_then(|()| out.write_all(body));
+    if let Some(stall) = reply.stall {
+        thread::sleep(stall);
+    }
 }
 
 fn read(stream: &TcpStream) -> Option<Request> {
