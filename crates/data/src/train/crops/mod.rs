@@ -307,7 +307,7 @@ impl Inner {
             }
         }
         self.notes = reader.take_notes();
-        self.notes.extend(unknown.note(&settings.table));
+        self.notes.extend(files.first().and_then(|file| unknown.note(file)));
         refuse_notes(settings.strict, &self.notes)?;
         table.check_found()?;
         self.opening = [(text.capacity() + table.bytes()) as u64, READER + 4 * longest as u64];
