@@ -97,6 +97,9 @@ pub fn embedded(report: &plimsoll_embed::EmbedReport, values: &'static str) -> S
     if report.truncated > 0 {
         rows.push(("truncated to --max-length", report.truncated.to_string()));
     }
+    if report.unknown > 0 {
+        rows.push(("unknown tokens", report.unknown.to_string()));
+    }
     rows.push(("tokens", report.tokens.to_string()));
     if let Some(fill) = report.fill {
         rows.push(("packing fill", format!("{:.1} %", 100.0 * fill)));

@@ -1,8 +1,11 @@
-//! Nucleotide and protein alphabets: reads RNA as DNA and rejects input of the wrong kind. Invariant: only a sequence
-//! that cannot plausibly belong to the alphabet is rejected; ambiguity codes, N and gaps are always accepted.
+//! Nucleotide and protein alphabets: brings sequences into the form in which models read them, counts what models do not
+//! know, and rejects input of the wrong kind. Invariant: only a sequence that cannot plausibly belong to the alphabet is
+//! rejected; ambiguity codes, N and gaps are always accepted; every path to a model normalizes sequences here.
 
-use crate::sequence::{Reader, Record};
-use crate::{DataError, DataErrorKind};
+use crate::sequence::{InputNote, NoteKind, Reader, Record, is_letter_or_unknown};
+use crate::tokenize::esm;
+use crate::{DataError, DataErrorKind, bases};
+use std::path::Path;
 
 /// The alphabet that the sequences of a file are read in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +37,40 @@ pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
     replaced
 }
 
+/// What [`Alphabet::normalize`] changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Normalized {
+    /// Number of letters U that were replaced by T.
+    pub uracil: usize,
+    /// Number of bytes that were dropped: white space, digits and gaps.
+    pub dropped: usize,
+}
+
 impl Alphabet {
+    /// Brings a sequence into the form in which models read it: in upper case, without white space, digits and gaps, and, for
+    /// nucleotides, with T in place of U.
+    pub fn normalize(self, seq: &mut Vec<u8>) -> Normalized {
+        let letters = seq.len();
+        if !seq.iter().all(u8::is_ascii_uppercase) {
+            seq.retain(|&byte| is_letter_or_unknown(byte));
+            seq.make_ascii_uppercase();
+        }
+        let uracil = match self {
+            Self::Nucleotides => uracil_to_thymine(seq),
+            Self::AminoAcids => 0,
+        };
+        Normalized { uracil, dropped: letters - seq.len() }
+    }
+
+    /// Returns the number of letters of a sequence that models of this alphabet do not know: letters other than A, C, G, T
+    /// and U; or letters without a token of ESM-2, apart from a `*` at the end.
+    pub fn count_unknown(self, seq: &[u8]) -> usize {
+        match self {
+            Self::Nucleotides => seq.iter().filter(|&&letter| bases::code(letter) == bases::OTHER).count(),
+            Self::AminoAcids => esm::count_unknown(seq),
+        }
+    }
+
     /// Returns the reason why a sequence cannot belong to this alphabet; `None` if it can. A nucleotide sequence is
     /// rejected if at most half of its letters are A, C, G, T, U, N or gaps and at least one letter is no IUPAC
     /// nucleotide code. A protein is rejected if at most half of its letters are amino acids, or if it has 40 letters
@@ -94,6 +130,60 @@ impl Alphabet {
     }
 }
 
+/// Counts the letters of the records of a file that models do not know.
+#[derive(Clone, Debug, Default)]
+pub struct UnknownLetters {
+    letters: u64,
+    records: u64,
+    /// Id of the first record that has unknown letters.
+    first: String,
+}
+
+impl UnknownLetters {
+    /// Counts the unknown letters of a sequence; `id` names it.
+    ///
+    /// # Errors
+    /// More than half of its letters are unknown.
+    pub fn add(&mut self, alphabet: Alphabet, seq: &[u8], id: impl FnOnce() -> String) -> Result<(), DataError> {
+        let unknown = alphabet.count_unknown(seq);
+        self.count(unknown, id);
+        match unknown_refusal(unknown, seq.len()) {
+            Some(why) => Err(DataError::new(DataErrorKind::Malformed(why))),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the number of unknown letters of a record; `id` names it.
+    pub fn count(&mut self, unknown: usize, id: impl FnOnce() -> String) {
+        if unknown == 0 {
+            return;
+        }
+        if self.records == 0 {
+            self.first = id();
+        }
+        self.letters += unknown as u64;
+        self.records += 1;
+    }
+
+    /// The note on the file at `path`; `None` if all letters are known.
+    pub fn note(self, path: &Path) -> Option<InputNote> {
+        let Self { letters: count, records, first: id } = self;
+        let (path, kind) = (path.to_owned(), NoteKind::Unknown);
+        (count > 0).then_some(InputNote { path, kind, count, records, id, line: 0 })
+    }
+}
+
+/// Why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused: they are more than
+/// half. `None` if it is not.
+pub fn unknown_refusal(unknown: usize, letters: usize) -> Option<String> {
+    (2 * unknown > letters).then(|| {
+        format!(
+            "{unknown} of {letters} letters or tokens are unknown to the model, more than half; check that the sequences are \
+             of the kind that the model reads, and remove this record"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +194,24 @@ mod tests {
         assert_eq!(count_uracil(&seq), 2);
         assert_eq!(uracil_to_thymine(&mut seq), 2);
         assert_eq!(seq, b"ATGtacNTt-");
+    }
+
+    #[test]
+    fn sequences_have_one_form() {
+        for (alphabet, seq, wanted, uracil, unknown) in [
+            (Alphabet::Nucleotides, "acgtNnUu", "ACGTNNTT", 2, 2),
+            (Alphabet::Nucleotides, "AC-g.t\tR 12\n", "ACGTR", 0, 1),
+            (Alphabet::Nucleotides, "ACGT", "ACGT", 0, 0),
+            (Alphabet::AminoAcids, "mkU-v.J*l*", "MKUVJ*L*", 0, 2),
+            (Alphabet::AminoAcids, "MK?#", "MK?#", 0, 2),
+            (Alphabet::AminoAcids, "", "", 0, 0),
+        ] {
+            let mut found = seq.as_bytes().to_vec();
+            let changed = alphabet.normalize(&mut found);
+            assert_eq!(String::from_utf8_lossy(&found), wanted, "{seq}");
+            assert_eq!(changed, Normalized { uracil, dropped: seq.len() - wanted.len() }, "{seq}");
+            assert_eq!(alphabet.count_unknown(&found), unknown, "{seq}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Reads a small file completely, up to a size limit. Invariant: neither an endless device (`/dev/zero`) nor a large
 //! file makes a reader hold more bytes than the caller allows.
 
+use crate::foreign;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
@@ -8,12 +9,14 @@ use std::path::Path;
 /// Returns the bytes of the file at `path`, which may have at most `most` bytes.
 ///
 /// # Errors
-/// I/O errors of the system; `FileTooLarge` with the limit in its text if the file is larger.
+/// I/O errors of the system; `FileTooLarge` with the limit in its text if the file is larger; `InvalidData` if it is a pointer
+/// of Git LFS instead of the file itself.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > most {
         true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
+        false if foreign::is_lfs_pointer(&bytes) => Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER)),
         false => Ok(bytes),
     }
 }
@@ -36,6 +39,15 @@ mod tests {
         let size = std::fs::metadata(&path).expect("there").len();
         assert_eq!(read_text(&path, size).expect("read").len() as u64, size);
         assert_eq!(read(&path, size - 1).expect_err("too large").kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn a_pointer_of_git_lfs_is_no_content() {
+        let path = std::env::temp_dir().join(format!("plimsoll-pointer-{}", std::process::id()));
+        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n").unwrap();
+        let error = read(&path, 1 << 10).expect_err("a pointer");
+        assert!(error.kind() == ErrorKind::InvalidData && error.to_string().contains("git lfs pull"), "{error}");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[cfg(target_os = "linux")]

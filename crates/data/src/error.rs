@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::foreign::ForeignFormat;
 use crate::printable::{EscapedPath, Name};
 use crate::sequence::Compression;
 
@@ -39,6 +40,8 @@ pub enum DataErrorKind {
         /// The first non-blank byte.
         first: u8,
     },
+    /// The file is in a format that is not read.
+    Foreign(ForeignFormat),
     /// A FASTQ record violates the format; the text says how.
     Fastq(String),
     /// A sequence has more tokens than a pack can hold, or than the longest sequence that was planned for.
@@ -117,6 +120,8 @@ impl fmt::Display for DataErrorKind {
             Self::Read(e) if e.kind() == io::ErrorKind::NotFound => {
                 write!(f, "there is no such file; check the path")
             }
+            // The file was read, and its content is what is wrong, which the cause says.
+            Self::Read(e) if e.kind() == io::ErrorKind::InvalidData => write!(f, "cannot be used"),
             Self::Read(_) => write!(f, "cannot be read; check its permissions and its disk"),
             // Files are created in folders that must exist.
             Self::Write(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -150,6 +155,7 @@ impl fmt::Display for DataErrorKind {
                  give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
                 first.escape_ascii()
             ),
+            Self::Foreign(ForeignFormat { what, advice, .. }) => write!(f, "this is {what}; {advice}"),
             Self::Fastq(what) => write!(f, "not valid FASTQ: {what}; repair or re-export the file"),
             Self::TooLong { tokens, bound } => {
                 write!(f, "{tokens} tokens, at most {bound} fit; raise --tokens or cut the sequence")
@@ -176,6 +182,7 @@ impl Error for DataError {
             | DataErrorKind::Thread(e) => Some(e),
             DataErrorKind::Tokenizer(e) => Some(e.as_ref()),
             DataErrorKind::NotSequences { .. }
+            | DataErrorKind::Foreign(_)
             | DataErrorKind::Fastq(_)
             | DataErrorKind::TooLong { .. }
             | DataErrorKind::RowWidth { .. }

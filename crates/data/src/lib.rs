@@ -12,6 +12,7 @@ pub mod bounded;
 pub mod chunk;
 pub mod codons;
 pub mod error;
+pub mod foreign;
 pub mod hex;
 pub mod ids;
 pub mod intermediate;

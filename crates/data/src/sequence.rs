@@ -3,10 +3,15 @@
 //!
 //! Records are parsed as Biopython's `SeqIO` does (formats `fasta` and `fastq`), which VirNucPro reads with: the id
 //! is the first word of the title, sequence lines are joined without whitespace and carriage returns, case is
-//! preserved, and letters are not checked against an alphabet. There are two differences: text before the first `>`
-//! is an error (Biopython skips it), and so is an id that is not UTF-8.
+//! preserved, and every letter is kept, whether or not it is in an alphabet. There are these differences: text before the
+//! first `>` is an error (Biopython skips it), and so is an id that is not UTF-8; bytes that are no letters are dropped with a
+//! note, or are errors (see [`letters`]), where Biopython keeps all but blanks; and the start of a record inside of a sequence
+//! line is an error.
 
 mod decode;
+mod letters;
+mod listing;
+mod notes;
 pub(crate) mod source;
 mod stored;
 mod texts;
@@ -16,11 +21,16 @@ use std::collections::VecDeque;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::alphabet::Alphabet;
 use crate::printable::Name;
-use crate::{DataError, DataErrorKind};
+use crate::{DataError, DataErrorKind, foreign};
 pub use decode::Compression;
+use letters::{ByteClass, Dropped, LineCleaner};
+pub(crate) use listing::{ending, entries, without_compression};
+pub use listing::{ListedFile, Listing, SkipReason, SkippedEntry, stem};
+pub use notes::{InputNote, NoteKind};
 use source::Source;
-pub use stored::{Input, digests, files, stem};
+pub use stored::{Input, digests};
 use texts::Texts;
 
 /// Maximum bytes of a record's name. Results repeat the name for every window, so a name of megabytes would fill a
@@ -34,7 +44,7 @@ pub struct Record {
     pub id: String,
     /// The rest of the title after the id, without surrounding whitespace: the bytes as they are in the file.
     pub description: Vec<u8>,
-    /// The letters as they are in the file, one byte each, without whitespace.
+    /// The letters as they are in the file, one byte each, without white space, digits and gaps.
     pub seq: Vec<u8>,
     /// The qualities of a FASTQ record as they are in the file, one byte per letter; empty unless
     /// [`Reader::keep_qualities`] was enabled.
@@ -57,8 +67,12 @@ pub struct Reader {
     /// Buffer for the title of the current record.
     title: Vec<u8>,
     keep_qualities: bool,
+    /// Alphabet of the sequences, which decides whether `*`, `?` and `#` may occur.
+    alphabet: Alphabet,
     /// Whether files of texts are accepted.
     accept_texts: bool,
+    /// Notes on files that were read to their end.
+    notes: Vec<InputNote>,
     /// Upper bounds on the records, for input whose [`Extent`] could not be measured beforehand.
     most: Option<Extent>,
     /// Records read so far.
@@ -73,6 +87,62 @@ struct Open {
     texts: Option<Texts>,
     /// Line number of the title that was read last, from 1.
     line: u64,
+    /// Records so far.
+    records: u64,
+    /// White space and digits in sequence lines.
+    spacing: Tally,
+    /// Gaps in sequence lines.
+    gaps: Tally,
+    /// The preceding FASTQ record, if its quality line begins like a title.
+    doubtful: Option<Doubtful>,
+}
+
+/// Bytes that were dropped from the records of a file.
+#[derive(Default)]
+struct Tally {
+    bytes: u64,
+    /// Number of records that had them.
+    records: u64,
+    /// Id of the first of these records.
+    id: String,
+    /// Line of the first byte.
+    line: u64,
+}
+
+impl Tally {
+    /// Adds the bytes that were dropped from the record `id`.
+    fn add(&mut self, dropped: Dropped, id: &str) {
+        if dropped.bytes == 0 {
+            return;
+        }
+        if self.records == 0 {
+            id.clone_into(&mut self.id);
+            self.line = dropped.line;
+        }
+        self.bytes += dropped.bytes;
+        self.records += 1;
+    }
+
+    fn note(self, path: &Path, kind: NoteKind) -> Option<InputNote> {
+        let Self { bytes: count, records, id, line } = self;
+        (count > 0).then(|| InputNote { path: path.to_owned(), kind, count, records, id, line })
+    }
+}
+
+/// A FASTQ record whose quality line begins with `@`: if the next line is no title, the quality line is missing, and the title
+/// of the next record was taken for it.
+struct Doubtful {
+    id: String,
+    /// Line of its title.
+    line: u64,
+}
+
+/// How records are read.
+#[derive(Clone, Copy)]
+struct Rules<'a> {
+    alphabet: Alphabet,
+    keep_qualities: bool,
+    most: Option<&'a Extent>,
 }
 
 /// The format of a sequence file.
@@ -165,7 +235,9 @@ impl Reader {
             total_bytes,
             title,
             keep_qualities: false,
+            alphabet: Alphabet::Nucleotides,
             accept_texts: false,
+            notes: vec![],
             most: None,
             records: 0,
         }
@@ -182,6 +254,17 @@ impl Reader {
     /// other extensions are read as sequences.
     pub fn accept_texts(&mut self) {
         self.accept_texts = true;
+    }
+
+    /// Sets the alphabet of the sequences, by default nucleotides. In files of proteins `*`, `?` and `#` are kept, which are
+    /// errors in nucleotide sequences.
+    pub fn set_alphabet(&mut self, alphabet: Alphabet) {
+        self.alphabet = alphabet;
+    }
+
+    /// Returns the notes on the files that were read to their end since the last call.
+    pub fn take_notes(&mut self) -> Vec<InputNote> {
+        std::mem::take(&mut self.notes)
     }
 
     /// Sets whether the qualities of FASTQ records are read into [`Record::quality`].
@@ -238,16 +321,23 @@ impl Reader {
     /// Reads the next record, opening the next file where one ends; false after the last file.
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
+            let rules = Rules {
+                alphabet: self.alphabet,
+                keep_qualities: self.keep_qualities,
+                most: self.most.as_ref(),
+            };
             if let Some(open) = &mut self.current
-                && open.read(record, &mut self.title, self.keep_qualities, self.most.as_ref())?
+                && open.read(record, &mut self.title, rules)?
             {
+                open.records += 1;
                 self.records += 1;
                 if let Some(most) = self.most.as_ref().map(|most| most.records).filter(|&n| self.records > n) {
                     return Err(open.no_room(&format!("there are more than {most} records")));
                 }
                 return Ok(true);
             }
-            if let Some(open) = self.current.take() {
+            if let Some(mut open) = self.current.take() {
+                self.notes.extend(open.notes());
                 let input = open.source.finish();
                 self.finished_bytes += input.bytes;
                 self.finished.push(input);
@@ -266,18 +356,56 @@ impl Open {
     /// Detects the format by the first non-blank byte.
     fn new(mut source: Source) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
+        // Before white space is skipped: the signature of gzip begins with a byte that counts as white space.
+        if source.peek()?.is_some_and(|first| !matches!(first, b'>' | b'@' | b' ' | b'\t' | b'\n' | b'\r')) {
+            source.refuse_foreign(false)?;
+        }
         let format = match source.skip_blank()? {
-            None | Some(b'>') => Format::Fasta,
-            Some(b'@') => Format::Fastq,
-            Some(first) => return Err(source.error(DataErrorKind::NotSequences { first })),
+            None => Format::Fasta,
+            Some(b'>') if source.ahead(4)?.get(1) != Some(&0) => Format::Fasta,
+            Some(b'@') if foreign::recognise(source.ahead(8)?, None).is_none() => Format::Fastq,
+            Some(first) => {
+                source.refuse_foreign(false)?;
+                return Err(source.error(DataErrorKind::NotSequences { first }));
+            }
         };
-        Ok(Open { line: source.line(), source, format, texts: None })
+        Ok(Self::with(source, format, None))
     }
 
     /// Opens a file of texts.
     fn texts(mut source: Source, texts: Texts) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
-        Ok(Open { line: source.line(), source, format: Format::Fasta, texts: Some(texts) })
+        source.refuse_foreign(true)?;
+        Ok(Self::with(source, Format::Fasta, Some(texts)))
+    }
+
+    fn with(source: Source, format: Format, texts: Option<Texts>) -> Self {
+        Open {
+            line: source.line(),
+            source,
+            format,
+            texts,
+            records: 0,
+            spacing: Tally::default(),
+            gaps: Tally::default(),
+            doubtful: None,
+        }
+    }
+
+    /// The notes on this file, which was read to its end.
+    fn notes(&mut self) -> impl Iterator<Item = InputNote> {
+        let path = self.source.path();
+        let [spacing, gaps] = [&mut self.spacing, &mut self.gaps].map(std::mem::take);
+        let none = (self.records == 0).then(|| InputNote {
+            path: path.to_owned(),
+            kind: NoteKind::NoRecords,
+            count: 0,
+            records: 0,
+            id: String::new(),
+            line: 0,
+        });
+        let notes = [none, spacing.note(path, NoteKind::Spacing), gaps.note(path, NoteKind::Gaps)];
+        notes.into_iter().flatten()
     }
 
     /// Reads the next record of this file; false at the end of the file.
@@ -285,10 +413,9 @@ impl Open {
         &mut self,
         record: &mut Record,
         title: &mut Vec<u8>,
-        keep_qualities: bool,
-        most: Option<&Extent>,
+        rules: Rules<'_>,
     ) -> Result<bool, DataError> {
-        let [letters, named, titled] = most.map_or([usize::MAX; 3], |most| {
+        let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
             [most.longest, most.longest_name, most.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
         });
@@ -302,11 +429,11 @@ impl Open {
             return self.is_bounded(record, letters, named).map(|()| true);
         }
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
-        self.line = self.source.line();
         if self.format == Format::Fastq && first != b'@' {
-            let what = format!("a record starts with '{}', expected '@'", first.escape_ascii());
-            return Err(self.source.error(DataErrorKind::Fastq(what)));
+            return Err(self.no_title(first));
         }
+        self.line = self.source.line();
+        self.doubtful = None;
         self.source.skip_byte();
         title.clear();
         self.source.line_pieces(|piece| take(title, piece, titled))?;
@@ -316,15 +443,43 @@ impl Open {
         self.name(title, &mut record.id)?;
         self.is_bounded(record, usize::MAX, named)?;
         record.description.extend_from_slice(after_first_word(title));
+        let mut cleaner = LineCleaner::new(rules.alphabet, self.format == Format::Fastq);
         match self.format {
-            Format::Fasta => self.fasta_sequence(&mut record.seq, letters)?,
+            Format::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
             Format::Fastq => {
-                let Record { id, seq, quality, .. } = record;
-                let quality = keep_qualities.then_some(quality);
-                self.fastq_sequence(seq, quality, title, letters).map_err(|e| e.with_id(id.as_str()))?
+                let sizes = FastqSizes { keep_qualities: rules.keep_qualities, most: letters };
+                self.fastq_sequence(record, &mut cleaner, title, sizes)
+                    .map_err(|e| e.with_id(record.id.as_str()))?;
             }
         }
-        self.is_bounded(record, letters, named).map(|()| true)
+        self.is_bounded(record, letters, named)?;
+        if let Some(why) = cleaner.refusal(&record.seq) {
+            return Err(self.at_title(why).with_id(record.id.as_str()));
+        }
+        let spacing = Dropped {
+            bytes: cleaner.blanks.bytes + cleaner.digits.bytes,
+            line: match (cleaner.blanks, cleaner.digits) {
+                (blanks, digits) if blanks.bytes > 0 && digits.bytes > 0 => blanks.line.min(digits.line),
+                (blanks, digits) => blanks.line.max(digits.line),
+            },
+        };
+        self.spacing.add(spacing, &record.id);
+        self.gaps.add(cleaner.gaps, &record.id);
+        Ok(true)
+    }
+
+    /// Returns the error for a FASTQ record that begins with `first` instead of `@`.
+    fn no_title(&self, first: u8) -> DataError {
+        if let Some(Doubtful { id, line }) = &self.doubtful {
+            let what = "its quality line is missing: the line behind its '+' is the title of the next record";
+            let error = DataError::at(self.source.path(), DataErrorKind::Fastq(what.to_owned()));
+            return error.with_line(*line).with_id(id.as_str());
+        }
+        let what = match first {
+            b'>' => "FASTA records stand behind FASTQ records; give the two in files of their own".to_owned(),
+            _ => format!("a record starts with '{}', expected '@'", first.escape_ascii()),
+        };
+        self.source.error(DataErrorKind::Fastq(what))
     }
 
     /// Checks a record against the bounds of [`Reader::hold_to`].
@@ -354,20 +509,25 @@ impl Open {
             let free = (2 * LONGEST_NAME).saturating_sub(title.len());
             title.extend_from_slice(&piece[..piece.len().min(free)]);
         })?;
-        let mut letters = 0;
+        let (mut letters, mut characters) = (0, 0);
         let end = if self.format == Format::Fasta { b'>' } else { b'+' };
+        let is_kept = |byte: &&u8| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids);
         while self.source.peek()?.is_some_and(|first| first != end) {
-            self.source
-                .line_pieces(|piece| letters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64)?;
+            self.source.line_pieces(|piece| {
+                letters += piece.iter().filter(is_kept).count() as u64;
+                characters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64;
+            })?;
         }
         if self.format == Format::Fastq && self.source.peek()?.is_some() {
             self.source.line_pieces(|_| {})?;
             let mut quality = 0;
-            while quality < letters && self.source.peek()?.is_some() {
+            while quality < characters && self.source.peek()?.is_some() {
                 self.source
                     .line_pieces(|piece| quality += piece.iter().filter(|&&b| !is_blank(b)).count() as u64)?;
             }
         }
+        // A FASTQ record holds its digits and gaps until its qualities are read.
+        let letters = if self.format == Format::Fastq { characters } else { letters };
         Ok(Some(Measured { letters, title_bytes }))
     }
 
@@ -406,29 +566,57 @@ impl Open {
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }
 
-    /// Reads all lines up to the next title, or until `seq` has more than `most` letters.
-    fn fasta_sequence(&mut self, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
-        while seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            sequence_line(&mut self.source, seq, most)?;
+    /// Reads all lines up to the next title, or until the record has more than `most` letters.
+    fn fasta_sequence(
+        &mut self,
+        record: &mut Record,
+        cleaner: &mut LineCleaner,
+        most: usize,
+    ) -> Result<(), DataError> {
+        while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
+            self.sequence_line(&mut record.seq, cleaner, most)
+                .map_err(|e| e.with_id(record.id.as_str()))?;
         }
         Ok(())
     }
 
-    /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early
-    /// once `seq` has more than `most` letters, which the caller reports.
-    fn fastq_sequence(
+    /// Appends the letters of the rest of a line to `seq`. Once `seq` is longer than `most`, the remaining pieces of the line are
+    /// skipped.
+    fn sequence_line(
         &mut self,
         seq: &mut Vec<u8>,
-        mut qualities: Option<&mut Vec<u8>>,
-        title: &mut Vec<u8>,
+        cleaner: &mut LineCleaner,
         most: usize,
     ) -> Result<(), DataError> {
+        let line = self.source.line();
+        cleaner.begin_line();
+        self.source.line_pieces(|piece| {
+            if seq.len() <= most {
+                reserve(seq, piece.len());
+                cleaner.push(piece, line, seq);
+            }
+        })?;
+        let Some(bad) = cleaner.bad() else { return Ok(()) };
+        let what = bad.complaint(self.format == Format::Fastq, cleaner.alphabet());
+        Err(DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line))
+    }
+
+    /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early once the
+    /// record has more letters than allowed, which the caller reports.
+    fn fastq_sequence(
+        &mut self,
+        record: &mut Record,
+        cleaner: &mut LineCleaner,
+        title: &mut Vec<u8>,
+        sizes: FastqSizes,
+    ) -> Result<(), DataError> {
+        let FastqSizes { keep_qualities, most } = sizes;
         loop {
             match self.source.peek()? {
-                _ if seq.len() > most => return Ok(()),
+                _ if record.seq.len() > most => return Ok(()),
                 None => return Err(self.fastq("the file ends before its '+' line")),
                 Some(b'+') => break,
-                Some(_) => sequence_line(&mut self.source, seq, most)?,
+                Some(_) => self.sequence_line(&mut record.seq, cleaner, most)?,
             }
         }
         self.source.skip_byte();
@@ -446,25 +634,53 @@ impl Open {
         if longer || !second.is_empty() && first != second {
             return Err(self.fastq("the title after '+' differs from the one after '@'"));
         }
-        let mut quality = 0;
+        self.qualities(record, keep_qualities)?;
+        if cleaner.keeps_dropped() {
+            LineCleaner::drop_from_fastq(&mut record.seq, &mut record.quality);
+        }
+        Ok(())
+    }
+
+    /// Reads quality lines until there is a quality for each character of `record.seq`. Errors name the line of the record's
+    /// title: what is read as qualities may be other records.
+    fn qualities(&mut self, record: &mut Record, keep: bool) -> Result<(), DataError> {
+        let Record { id, seq, quality: qualities, .. } = record;
+        let is_like_title = self.source.peek()? == Some(b'@');
+        let (mut quality, mut lines) = (0, 0u64);
         while quality < seq.len() {
+            let place = self.source.line();
             if self.source.peek()?.is_none() {
-                let what = format!("the file ends after {quality} of {} qualities", seq.len());
-                return Err(self.fastq(&what));
+                let what = match quality {
+                    0 => "its quality line is missing: the file ends behind its '+' line".to_owned(),
+                    found => format!("the file ends after {found} of {} qualities", seq.len()),
+                };
+                return Err(self.fastq_record(what));
             }
+            let before = quality;
             self.source.line_pieces(|piece| {
                 let letters = || piece.iter().filter(|&&b| !is_blank(b));
                 let enough = quality > seq.len();
                 quality += letters().count();
-                if let Some(qualities) = qualities.as_mut().filter(|_| !enough) {
+                if keep && !enough {
                     reserve(qualities, piece.len());
                     qualities.extend(letters());
                 }
             })?;
+            lines += 1;
+            if quality == before {
+                let what = format!("its quality line is empty (line {place})");
+                return Err(self.fastq_record(what));
+            }
         }
         if quality > seq.len() {
-            let what = format!("{quality} qualities for {} letters", seq.len());
-            return Err(self.fastq(&what));
+            let what = match is_like_title {
+                true => "its quality line is missing: the line behind its '+' is the title of the next record".to_owned(),
+                false => format!("{quality} qualities for {} letters", seq.len()),
+            };
+            return Err(self.fastq_record(what));
+        }
+        if is_like_title && lines == 1 {
+            self.doubtful = Some(Doubtful { id: id.clone(), line: self.line });
         }
         Ok(())
     }
@@ -473,6 +689,19 @@ impl Open {
     fn fastq(&self, what: &str) -> DataError {
         self.source.error(DataErrorKind::Fastq(what.to_owned()))
     }
+
+    /// Returns a FASTQ format error at the title of the current record.
+    fn fastq_record(&self, what: String) -> DataError {
+        DataError::at(self.source.path(), DataErrorKind::Fastq(what)).with_line(self.line)
+    }
+}
+
+/// How the qualities of a record are read.
+#[derive(Clone, Copy)]
+struct FastqSizes {
+    keep_qualities: bool,
+    /// Maximum number of letters.
+    most: usize,
 }
 
 /// Sizes of a record that was skipped, in bytes.
@@ -495,33 +724,17 @@ fn is_blank(b: u8) -> bool {
     matches!(b, b'\t'..=b'\r' | 0x1c..=0x1f | b' ')
 }
 
+/// Whether a sequence keeps `byte`: not white space, digits and gaps. Bytes that no sequence has are kept, for the models to
+/// count as unknown.
+pub(crate) fn is_letter_or_unknown(byte: u8) -> bool {
+    !matches!(ByteClass::of(byte), ByteClass::Blank | ByteClass::Digit | ByteClass::Gap)
+}
+
 /// Appends a piece of a line to `text`, unless `text` is already longer than `most`.
 fn take(text: &mut Vec<u8>, piece: &[u8], most: usize) {
     if text.len() <= most {
         text.extend_from_slice(piece);
     }
-}
-
-/// Appends the rest of a line to `seq`, without spaces and without other whitespace at its end. Once `seq` is longer
-/// than `most`, the remaining pieces of the line are skipped.
-fn sequence_line(source: &mut Source, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
-    let (start, mut whole) = (seq.len(), true);
-    source.line_pieces(|piece| {
-        if seq.len() > most {
-            // If only whitespace is skipped, the end of `seq` is still the end of the line and is trimmed below.
-            whole &= piece.iter().all(|&b| is_blank(b));
-            return;
-        }
-        reserve(seq, piece.len());
-        match memchr::memchr(b' ', piece) {
-            None => seq.extend_from_slice(piece),
-            Some(_) => seq.extend(piece.iter().filter(|&&b| b != b' ')),
-        }
-    })?;
-    while whole && seq.len() > start && seq.last().is_some_and(|&b| is_blank(b)) {
-        seq.pop();
-    }
-    Ok(())
 }
 
 /// Reserves capacity for `more` bytes. `Vec` doubles its capacity, which for a record of 100 Mb could hold 3 bytes

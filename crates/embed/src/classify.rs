@@ -6,11 +6,11 @@
 use crate::engine::{FileRows, OutputLayout, Rows};
 use crate::input::Sequence;
 use crate::output::Written;
-use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, run};
+use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, listed, run};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::pack::Order;
 use plimsoll_data::printable::Name;
-use plimsoll_data::sequence::Reader;
+use plimsoll_data::sequence::{Listing, Reader};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
@@ -25,12 +25,14 @@ use std::time::Instant;
 pub struct Options {
     /// Folder of a classifier checkpoint.
     pub model: String,
-    /// Sequence files; `-` is standard input.
+    /// Sequence files, and folders of them; `-` is standard input.
     pub inputs: Vec<PathBuf>,
     /// Path of the table (TSV).
     pub output: PathBuf,
     /// Whether an existing table is overwritten; otherwise it is an error.
     pub force: bool,
+    /// Whether anomalies of the input are errors, as in [`embed`](crate::Options::strict).
+    pub strict: bool,
     /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
     /// results are identical and in input order.
     pub sort_by_length: bool,
@@ -53,8 +55,9 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
         return Err(EmbedError::Exists { path: output.clone() });
     }
     // Open the inputs first, so that a missing file is an error before the model is loaded.
-    Reader::open(&options.inputs)?;
+    Reader::open(Listing::of(&options.inputs, None)?.paths())?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
+    let options = &Options { inputs: listed(&options.inputs, &model.tokenizer, observer)?, ..options.clone() };
     let names = classes(&model)?;
     let reading = OutputLayout {
         pool: Pool::Mean,
@@ -89,6 +92,7 @@ impl Options {
             inputs: self.inputs.clone(),
             output: Destination::File(self.output.clone()),
             force: self.force,
+            strict: self.strict,
             pool: Pool::Mean,
             layers: None,
             sort_by_length: self.sort_by_length,

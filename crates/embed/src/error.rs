@@ -95,6 +95,12 @@ pub enum EmbedError {
         /// Why it is refused.
         reason: String,
     },
+    /// An anomaly of the input, which `--strict` makes an error.
+    #[error("--strict: {what}; correct it, or omit --strict")]
+    Strict {
+        /// The anomaly.
+        what: String,
+    },
     /// An embedding has a value that is not finite.
     #[error("'{id}': its embedding contains a NaN or infinite value; check the weights")]
     NotFinite {

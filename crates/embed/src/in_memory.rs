@@ -4,24 +4,24 @@
 use crate::engine::{Engine, OutputLayout, Rows};
 use crate::input::Sequence;
 use crate::states::LayerSelection;
-use crate::{EmbedError, Measured, Pool, request, start_of, warn};
-use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
+use crate::{EmbedError, Measured, Pool, UnknownTokens, request, start_of, warn};
+use plimsoll_data::alphabet::unknown_refusal;
 use plimsoll_data::pack::Order;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::session::Stop;
-use plimsoll_runtime::{EncoderModel, Observer, Settings};
+use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
-/// `sequences` are letters as in a FASTA file: residues for ESM-2 (a trailing `*` is ignored), bases for
-/// DNABERT-S (U is read as T). Only memory limits the length; ESM-2 was trained on sequences of up to
+/// `sequences` are letters as in a FASTA file, in upper or lower case: residues for ESM-2 (a trailing `*` is ignored), bases for
+/// DNABERT-S (U is read as T). White space, digits and gaps are dropped. Only memory limits the length; ESM-2 was trained on sequences of up to
 /// [`ESM_LENGTH`](crate::ESM_LENGTH) residues.
 ///
 /// Each embedding is row-major, with D the [hidden size](plimsoll_models::Encoder::hidden_size) of the model: `(D)` for
 /// [`Pool::Mean`] and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the result has one such
 /// row per layer (and token), in the order of `layers`; layer 0 is the token embedding, and negative numbers
 /// count from the last layer. The memory of `settings` does not include the tokens and the embeddings of all
-/// sequences. Warnings of the devices go to `observer`.
+/// sequences. Warnings of the devices, and the number of unknown tokens, go to `observer`.
 ///
 /// # Errors
 /// A sequence is empty or contains letters of another alphabet, a layer does not exist, the plan does not fit
@@ -52,9 +52,16 @@ pub fn embed_sequences(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
     let states = LayerSelection::new(pool, layers, model.encoder.layers())?;
-    let mut encoded = vec![];
+    let (mut encoded, mut unknowns) = (vec![], UnknownTokens::default());
     for (position, letters) in sequences.iter().enumerate() {
-        encoded.push(encode(model, position, letters.as_ref())?);
+        let Encoded { tokens, unknown } = encode(model, position, letters.as_ref())?;
+        if unknown > 0 {
+            unknowns.count(unknown, || name(position));
+        }
+        encoded.push(tokens);
+    }
+    if let Some(text) = unknowns.text() {
+        observer.say(Level::Warning, &text);
     }
     let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(vec![]) };
     let measured = Measured {
@@ -100,23 +107,29 @@ fn name(position: usize) -> String {
     format!("sequence {position}")
 }
 
-/// Tokenizes a sequence. `Err` if it is empty or contains letters of another alphabet.
-fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Vec<i32>, EmbedError> {
-    let mut tokens = vec![];
-    let mut letters = letters.to_vec();
-    let alphabet = model.tokenizer.alphabet();
-    let refusal = match model.tokenizer.letters(&letters).is_empty() {
-        true => Some("it has no letters".to_owned()),
-        false => alphabet.and_then(|alphabet| alphabet.refusal(&letters)),
-    };
-    if let Some(reason) = refusal {
-        return Err(EmbedError::Refused { id: name(position), reason });
+/// A tokenized sequence.
+struct Encoded {
+    tokens: Vec<i32>,
+    /// Number of unknown tokens.
+    unknown: usize,
+}
+
+/// Tokenizes a sequence. `Err` if it is empty, contains letters of another alphabet, or is unknown for more than half.
+fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Encoded, EmbedError> {
+    let refused = |reason: String| EmbedError::Refused { id: name(position), reason };
+    let (mut tokens, mut letters) = (vec![], letters.to_vec());
+    model.tokenizer.normalize(&mut letters);
+    if model.tokenizer.letters(&letters).is_empty() {
+        return Err(refused("it has no letters".to_owned()));
     }
-    if alphabet == Some(Alphabet::Nucleotides) {
-        uracil_to_thymine(&mut letters);
+    if let Some(reason) = model.tokenizer.alphabet().and_then(|alphabet| alphabet.refusal(&letters)) {
+        return Err(refused(reason));
     }
-    model.tokenizer.encode(&letters, &mut tokens)?;
-    Ok(tokens)
+    let unknown = model.tokenizer.encode(&letters, &mut tokens)?;
+    match unknown_refusal(unknown, tokens.len().saturating_sub(model.tokenizer.special_tokens())) {
+        Some(reason) => Err(refused(reason)),
+        None => Ok(Encoded { tokens, unknown }),
+    }
 }
 
 /// Collects the values of each sequence.

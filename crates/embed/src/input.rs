@@ -3,10 +3,10 @@
 //! repeated id get a unique name.
 
 use super::RuntimeError;
-use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
+use plimsoll_data::alphabet::{Alphabet, unknown_refusal};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
-use plimsoll_data::sequence::{Extent, Reader, Record};
+use plimsoll_data::sequence::{Extent, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
@@ -53,6 +53,15 @@ pub(super) struct Renamed {
     pub(super) name: String,
 }
 
+/// Unknown tokens of a sequence.
+#[derive(Debug)]
+pub(super) struct Unknown {
+    /// Id of the sequence.
+    pub(super) id: String,
+    /// Number of unknown tokens.
+    pub(super) tokens: usize,
+}
+
 /// Identity of a sequence that is embedded.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
@@ -75,6 +84,10 @@ pub(super) struct Batch {
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) renamed: Vec<Renamed>,
+    /// Sequences with unknown tokens; empty before tokenization.
+    pub(super) unknown: Vec<Unknown>,
+    /// Notes on files that were read to their end.
+    pub(super) notes: Vec<InputNote>,
     pub(super) truncated: u64,
     /// Number of sequences with the letter U, which DNA models read as T.
     pub(super) rna: u64,
@@ -93,7 +106,15 @@ impl Batch {
             // `end` was an offset into `letters` and becomes an offset into `tokens`; `start` takes the old
             // value.
             let encoded = tokenizer.encode(&letters[start..*end], &mut self.tokens);
-            encoded.map_err(|error| with_id(error, &head.id))?;
+            let unknown = encoded.map_err(|error| with_id(error, &head.id))?;
+            if unknown > 0 {
+                let tokens = (self.tokens.len() - first).saturating_sub(tokenizer.special_tokens());
+                if let Some(why) = unknown_refusal(unknown, tokens) {
+                    let error = DataError::new(DataErrorKind::Malformed(why));
+                    return Err(error.with_id(head.id.as_str()).into());
+                }
+                self.unknown.push(Unknown { id: head.id.clone(), tokens: unknown });
+            }
             start = std::mem::replace(end, self.tokens.len());
             if *end == first {
                 empty.push(place);
@@ -128,7 +149,7 @@ impl Batch {
 
     fn is_full(&self) -> bool {
         self.letters.len() >= BATCH_LETTERS
-            || self.skipped.len() + self.renamed.len() >= BATCH_LETTERS
+            || self.skipped.len() + self.renamed.len() + self.notes.len() >= BATCH_LETTERS
             || self.names >= BATCH_NAMES
     }
 }
@@ -175,8 +196,13 @@ impl InputPipeline {
         most: Option<Extent>,
     ) -> Result<Self, RuntimeError> {
         let (mut reader, record) = (Reader::open(inputs)?, Record::default());
-        if tokenizer.alphabet().is_none() {
-            reader.accept_texts();
+        match tokenizer.alphabet() {
+            Some(alphabet) => reader.set_alphabet(alphabet),
+            None => {
+                // A language model may read sequences of either kind; those of proteins have more characters.
+                reader.set_alphabet(Alphabet::AminoAcids);
+                reader.accept_texts();
+            }
         }
         most.into_iter().for_each(|most| reader.hold_to(most));
         Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
@@ -189,7 +215,9 @@ impl InputPipeline {
 
     /// Appends the next record to `batch`; returns false after the last record.
     fn read(&mut self, batch: &mut Batch) -> Result<bool, RuntimeError> {
-        if !self.reader.read_into(&mut self.record)? {
+        let more = self.reader.read_into(&mut self.record)?;
+        batch.notes.extend(self.reader.take_notes());
+        if !more {
             return Ok(false);
         }
         let input = self.reader.inputs().len();
@@ -201,10 +229,12 @@ impl InputPipeline {
         let alphabet = self.tokenizer.alphabet();
         if let Some(alphabet) = alphabet {
             alphabet.check(&self.record, &self.reader)?;
+            let unknown = alphabet.count_unknown(&self.record.seq);
+            if let Some(why) = unknown_refusal(unknown, self.record.seq.len()) {
+                return Err(self.placed(why).into());
+            }
         }
-        if alphabet == Some(Alphabet::Nucleotides) && uracil_to_thymine(&mut self.record.seq) > 0 {
-            batch.rna += 1;
-        }
+        batch.rna += u64::from(self.tokenizer.normalize(&mut self.record.seq).uracil > 0);
         let id = &self.record.id;
         let letters = self.tokenizer.letters(&self.record.seq);
         if letters.is_empty() {
@@ -242,12 +272,17 @@ impl InputPipeline {
             "{letters} letters, the limit is {limit}; truncate it with --truncate, or raise the limit with \
                 --max-length"
         );
+        self.placed(what).into()
+    }
+
+    /// An error with the file, line and id of the current record.
+    fn placed(&self, what: String) -> DataError {
         let kind = DataErrorKind::Malformed(what);
         let error = match self.reader.position() {
             Some((path, line)) => DataError::at(path, kind).with_line(line),
             None => DataError::new(kind),
         };
-        error.with_id(self.record.id.as_str()).into()
+        error.with_id(self.record.id.as_str())
     }
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches

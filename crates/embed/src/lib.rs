@@ -21,11 +21,12 @@ mod states;
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
 use plimsoll_data::pack::{MAX_PACKS, Order};
-use plimsoll_data::sequence::{Extent, Reader};
+use plimsoll_data::printable::Name;
+use plimsoll_data::sequence::{Extent, Listing, Reader};
 use plimsoll_data::weights::HubEnv;
 
 use engine::{ENCODER, Engine, FileRows, OutputLayout, Rows};
-use input::{BATCH_LETTERS, BATCH_NAMES, InputPipeline, Limits, Renamed, Skipped, Unit};
+use input::{BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, Limits, Renamed, Skipped, Unit, Unknown};
 use output::{ResultSchema, Results, Targets};
 use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
 use plimsoll_models::{Encoder, SequenceModel};
@@ -51,12 +52,15 @@ use std::time::Instant;
 pub struct Options {
     /// The model, an encoder or a decoder: a folder, a weight file or a Hugging Face Hub id.
     pub model: String,
-    /// Sequence files; `-` is standard input.
+    /// Sequence files, and folders of them; `-` is standard input.
     pub inputs: Vec<PathBuf>,
     /// Output file, or output folder with a file per input.
     pub output: Destination,
     /// Whether existing output files are overwritten; otherwise they are errors.
     pub force: bool,
+    /// Whether anomalies of the input are errors: empty records, repeated ids, dropped characters, unknown tokens, files without
+    /// a record.
+    pub strict: bool,
     /// Pooling of the hidden states of a sequence.
     pub pool: Pool,
     /// Layers to write, numbered as in [`plimsoll_models::Output::HiddenOf`]; negative numbers count from the last
@@ -150,6 +154,8 @@ pub struct EmbedReport {
     pub renamed: u64,
     /// Number of sequences that were truncated.
     pub truncated: u64,
+    /// Number of unknown tokens in the sequences.
+    pub unknown: u64,
     /// Number of tokens that the encoder computed.
     pub tokens: u64,
     /// Duration of the command in seconds.
@@ -184,6 +190,7 @@ impl EmbedReport {
             "skipped": {"empty": self.empty},
             "renamed": self.renamed,
             "truncated": self.truncated,
+            "unknown_tokens": self.unknown,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
@@ -201,11 +208,17 @@ impl EmbedReport {
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
 pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
-    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
+    let listing = Listing::of(&options.inputs, None)?;
+    // Of a folder with files of both alphabets the model decides which are read.
+    if !listing.is_mixed() {
+        Targets::new(&options.output, &listing.paths(), options.pool, options.force)?;
+    }
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
-    Reader::open(&options.inputs)?;
+    Reader::open(listing.paths())?;
     let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let model = model.parts();
+    let options = &Options { inputs: listed(&options.inputs, model.tokenizer, observer)?, ..options.clone() };
+    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     let architecture = &model.architecture;
     let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
@@ -219,6 +232,19 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedRepo
     };
     let graph = &|bounds| architecture.graph(bounds, &outputs);
     run(options, start, &model, reading, results, graph, observer)
+}
+
+/// Expands folders to the files that the model reads, and reports what is skipped.
+fn listed(
+    paths: &[PathBuf],
+    tokenizer: &Tokenizer,
+    observer: &mut dyn Observer,
+) -> Result<Vec<PathBuf>, EmbedError> {
+    let listing = Listing::of(paths, tokenizer.alphabet())?;
+    if let Some(line) = listing.skipped_line() {
+        observer.say(Level::Warning, &line);
+    }
+    Ok(listing.paths())
 }
 
 /// Builds the encoder's graph for the bounds of a step.
@@ -324,6 +350,7 @@ fn run(
         empty: counts.empty,
         renamed: counts.renamed,
         truncated: counts.truncated,
+        unknown: counts.unknown.tokens,
         tokens,
         seconds: start.elapsed().as_secs_f64(),
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
@@ -480,6 +507,7 @@ fn measure(
     let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
+        strict(options, &batch)?;
         for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
             longest = longest.max(match unit {
                 Unit::Letters => model.tokenizer.most_tokens(length as u64),
@@ -496,13 +524,65 @@ fn measure(
 /// Tokens of the shortest sequence: one letter between two special tokens.
 const SHORTEST: u64 = 3;
 
-/// Counts of skipped, renamed, truncated and RNA records.
+/// Counts of skipped, renamed, truncated and RNA records, and of unknown tokens.
 #[derive(Default)]
 struct Counts {
     empty: u64,
     renamed: u64,
     truncated: u64,
     rna: u64,
+    unknown: UnknownTokens,
+}
+
+/// Counts of unknown tokens.
+#[derive(Default)]
+struct UnknownTokens {
+    tokens: u64,
+    records: u64,
+    /// Id of the first record that has unknown tokens.
+    first: String,
+}
+
+impl UnknownTokens {
+    /// Adds the unknown tokens of a record.
+    fn count(&mut self, tokens: usize, id: impl FnOnce() -> String) {
+        if self.records == 0 {
+            self.first = id();
+        }
+        self.tokens += tokens as u64;
+        self.records += 1;
+    }
+
+    /// One line with the counts and the first record; `None` if all tokens are known.
+    fn text(&self) -> Option<String> {
+        let Self { tokens, records, first } = self;
+        let of = if *records == 1 { "1 record".to_owned() } else { format!("{records} records") };
+        (*records > 0).then(|| {
+            format!(
+                "{tokens} unknown tokens in {of}, the first is '{}': letters that the model does not know",
+                Name(first)
+            )
+        })
+    }
+}
+
+/// With `--strict`, returns the first anomaly of a batch as an error.
+fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
+    if !options.strict {
+        return Ok(());
+    }
+    let Batch { skipped, renamed, unknown, notes, rna, .. } = batch;
+    let anomalies = [
+        skipped.first().map(|Skipped::Empty(id)| format!("'{}' is empty", Name(id))),
+        renamed.first().map(|renamed| format!("'{}' occurs more than once", Name(&renamed.id))),
+        unknown.first().map(|Unknown { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
+        notes.first().map(ToString::to_string),
+        (*rna > 0).then(|| "sequences contain U, which DNA models read as T".to_owned()),
+    ];
+    match anomalies.into_iter().flatten().next() {
+        Some(what) => Err(EmbedError::Strict { what }),
+        None => Ok(()),
+    }
 }
 
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
@@ -535,6 +615,13 @@ fn stream<R: Rows>(
                 format!("'{id}' occurs more than once: in the results this record is named '{name}'"),
                 observer,
             );
+        }
+        strict(options, &batch)?;
+        for note in &batch.notes {
+            observer.say(Level::Warning, &note.to_string());
+        }
+        for Unknown { id, tokens } in &batch.unknown {
+            counts.unknown.count(*tokens, || id.clone());
         }
         counts.truncated += batch.truncated;
         counts.rna += batch.rna;
@@ -575,6 +662,9 @@ fn stream<R: Rows>(
     if counts.truncated > 0 {
         observer
             .say(Level::Info, &format!("{} sequences were truncated to the maximum length", counts.truncated));
+    }
+    if let Some(text) = counts.unknown.text() {
+        observer.say(Level::Warning, &text);
     }
     if counts.rna > 0 {
         observer

@@ -8,7 +8,7 @@ use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::weights::{
     FOLDER_FILES, FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Repository, WeightsError, find_in_hub,
-    is_hub_id, resolve_model, shard_files,
+    is_hub_id, missing_path, resolve_model, shard_files,
 };
 use plimsoll_graph::Bytes;
 use plimsoll_models::{ConfigError, Encoder, ModelConfig, SequenceModel, reads_bytes};
@@ -128,6 +128,10 @@ fn local_of(
     }
     if Path::new(model).exists() || !is_hub_id(model) {
         return Ok(resolve_model(model, env)?);
+    }
+    // Before anything is asked of the hub.
+    if let Some(error) = missing_path(model) {
+        return Err(error.into());
     }
     let found = find_in_hub(model, env);
     let complete = found.as_ref().is_ok_and(|folder| lacks(folder, need).is_empty());

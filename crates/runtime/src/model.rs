@@ -3,7 +3,7 @@
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{ModelError, Observer, RuntimeError, adapter, bundle, leftovers};
-use plimsoll_data::alphabet::Alphabet;
+use plimsoll_data::alphabet::{Alphabet, Normalized};
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::printable::Name;
@@ -74,7 +74,20 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the tokens of a sequence to `tokens` and returns the number of unknown characters.
+    /// Brings a sequence into the form in which the model reads it (see [`Alphabet::normalize`]); text stays as it is.
+    pub fn normalize(&self, sequence: &mut Vec<u8>) -> Normalized {
+        self.alphabet().map(|alphabet| alphabet.normalize(sequence)).unwrap_or_default()
+    }
+
+    /// Number of special tokens that [`Tokenizer::encode`] adds to every sequence.
+    pub fn special_tokens(&self) -> usize {
+        match self {
+            Self::Esm | Self::Bpe(_) => 2,
+            Self::Text(vocabulary) => vocabulary.frame().iter().flatten().count(),
+        }
+    }
+
+    /// Appends the tokens of a sequence to `tokens` and returns the number of unknown tokens among them.
     pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, RuntimeError> {
         match self {
             Self::Esm => Ok(esm::encode(sequence, tokens)),

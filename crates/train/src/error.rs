@@ -204,6 +204,15 @@ pub enum TrainError {
     /// The data format is `embeddings`, but the model is not a head.
     #[error("data.format embeddings applies only to model.kind head")]
     EmbeddingsWithoutHead,
+    /// A folder of training data has files of several formats.
+    #[error(
+        "data.train: the folder {} has files of several formats; give data.format txt, jsonl, bin or fasta",
+        EscapedPath(folder)
+    )]
+    SeveralFormats {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The format of a data file cannot be determined from its name.
     #[error(
         "data.train: the name `{name}` does not tell its format; give data.format txt, jsonl, bin or fasta"
@@ -670,6 +679,7 @@ impl Failure for TrainError {
             | Self::Vocabulary { .. }
             | Self::EmbeddingsWithoutHead
             | Self::UnknownFormat { .. }
+            | Self::SeveralFormats { .. }
             | Self::IdsWithoutVocabulary
             | Self::NoTokenizer
             | Self::WithoutOutputProjection { .. }

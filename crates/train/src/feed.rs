@@ -12,9 +12,8 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
-    Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
-    class_words,
+    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat, Objective,
+    Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary, class_words,
 };
 use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};
@@ -105,6 +104,16 @@ impl Feed {
         }
         let batch = Batch::with_capacity(&bounds);
         Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
+    }
+
+    /// Notes on the data files, a line each: what was skipped in folders, dropped from sequences, or is unknown to the tokenizer.
+    pub fn notes(&self) -> Vec<String> {
+        let (skipped, notes) = match self {
+            Self::Tokens(feed) => (feed.dataset.skipped(), feed.dataset.notes()),
+            Self::Crops(feed) => (feed.set.skipped(), feed.set.notes()),
+            Self::Rows(_) => (None, &[][..]),
+        };
+        skipped.map(str::to_owned).into_iter().chain(notes.iter().map(ToString::to_string)).collect()
     }
 
     /// Changes the bounds of micro-batches; must be called before the first batch is taken.
@@ -400,6 +409,7 @@ pub fn settings(
         seed: config.run.seed,
         shuffle: Shuffle { documents: d.shuffle_buffer as usize, bytes: d.shuffle_bytes as usize },
         longest_document: d.longest_document as usize,
+        strict: d.strict,
         workers: d.workers.0.map_or_else(|| machine::cores().min(8), |n| n as usize),
         prefetch: d.prefetch as usize,
     })
@@ -485,18 +495,21 @@ pub(crate) fn format_of(data: &Data) -> Result<Format, TrainError> {
     }
 }
 
-/// Determines the format from the first file's name; the suffix of a compressed file is ignored, since the reader
-/// detects compression itself.
+/// Determines the format from the name of the first file, or from the names of the files in the first folder.
 fn by_name(train: &[String]) -> Result<Format, TrainError> {
     let name = train.first().map_or("", String::as_str);
-    let plain = [".gz", ".bz2", ".zst", ".xz"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-    let suffix = Path::new(plain).extension().unwrap_or_default().to_string_lossy().to_lowercase();
-    match suffix.as_str() {
-        "txt" | "text" | "md" => Ok(Format::Txt),
-        "jsonl" | "ndjson" => Ok(Format::Jsonl),
-        "bin" => Ok(Format::Bin),
-        "fa" | "fasta" | "faa" | "fna" | "ffn" | "fq" | "fastq" => Ok(Format::Fasta),
-        _ => Err(TrainError::UnknownFormat { name: name.to_owned() }),
+    let path = Path::new(name);
+    let found = match path.is_dir() {
+        true => NamedFormat::in_folder(path)?,
+        false => NamedFormat::of(path).into_iter().collect(),
+    };
+    match found[..] {
+        [NamedFormat::Text] => Ok(Format::Txt),
+        [NamedFormat::JsonLines] => Ok(Format::Jsonl),
+        [NamedFormat::Ids] => Ok(Format::Bin),
+        [NamedFormat::Sequences] => Ok(Format::Fasta),
+        [] => Err(TrainError::UnknownFormat { name: name.to_owned() }),
+        _ => Err(TrainError::SeveralFormats { folder: path.to_owned() }),
     }
 }
 
@@ -586,6 +599,7 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
             .map(|level| SamplingLevel { column: level.column.clone(), power: level.power })
             .collect(),
         unlabelled: !config.distillation.teacher.is_empty(),
+        strict: d.strict,
         validation: config.run.evaluate_every.as_ref().map(|_| ValidationCrops {
             crops: c.validation_windows,
             lengths: c.validation_lengths.iter().map(|&n| n as usize).collect(),

@@ -43,10 +43,10 @@ pub enum VirusError {
         /// What is missing.
         what: String,
     },
-    /// Mates in more than two files.
+    /// Mates in an odd number of files.
     #[error(
-        "--paired: {files} files were given; give two files with the mates in the same order, or one file with the mates one \
-         after another"
+        "--paired: {files} files were given; give two files for each pair with the mates in the same order (A_1.fq A_2.fq \
+         B_1.fq B_2.fq), or one file with the mates one after another"
     )]
     PairedFiles {
         /// Number of files.

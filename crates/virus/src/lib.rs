@@ -25,7 +25,7 @@ mod stage;
 pub use error::VirusError;
 pub use options::{CallerOptions, Models, Options, Shard};
 pub use output::CallsSummary;
-pub use plimsoll_data::sequence::{files, stem};
+pub use plimsoll_data::sequence::stem;
 
 use caller::calibration::Calibration;
 use caller::windows::SHORTEST_WINDOW;
@@ -34,7 +34,8 @@ use journal::InputStamps;
 use output::Counts;
 use output::caller::LogitLayout;
 use plimsoll_data::codons::VOCABULARY;
-use plimsoll_data::sequence::{Input, Reader, digests, extent};
+use plimsoll_data::alphabet::Alphabet;
+use plimsoll_data::sequence::{Input, Listing, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
 use plimsoll_models::Encoder;
@@ -262,6 +263,18 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
     folders.iter().any(|other| place(other) == folder)
 }
 
+/// Expands folders among `paths` to the files of nucleotide sequences in them, and reports what is skipped.
+///
+/// # Errors
+/// A folder that cannot be read, or that has no such file.
+pub fn files(paths: &[PathBuf], observer: &mut dyn Observer) -> Result<Vec<PathBuf>, VirusError> {
+    let listing = Listing::of(paths, Some(Alphabet::Nucleotides))?;
+    if let Some(line) = listing.skipped_line() {
+        observer.say(Level::Warning, &line);
+    }
+    Ok(listing.paths())
+}
+
 /// Checks that all inputs exist and look like sequence files, before models are opened.
 fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
@@ -293,7 +306,7 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     if let Some(length) = caller.limits.min_length.filter(|&length| length < SHORTEST_WINDOW as u64) {
         return Err(VirusError::ShortMinLength { length, shortest: SHORTEST_WINDOW });
     }
-    if caller.paired && options.inputs.len() > 2 {
+    if caller.paired && options.inputs.len() > 1 && !options.inputs.len().is_multiple_of(2) {
         return Err(VirusError::PairedFiles { files: options.inputs.len() });
     }
     let (model, calibration) = caller_for_windows(caller, options.length)?;

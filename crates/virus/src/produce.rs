@@ -9,20 +9,20 @@ use crate::journal::Coverage;
 use crate::options::Shard;
 use crate::output::{Field, HitsFormat, Note, RecordText};
 use crate::queues::QueueSizes;
-use plimsoll_data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
+use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_data::codons::encode;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable;
-use plimsoll_data::sequence::{Extent, Format, Input, Reader, Record};
+use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
 use plimsoll_data::translate::{Frame, Orf, Scratch, orfs};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
 use plimsoll_runtime::{RuntimeError, Tokenizer};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -163,14 +163,24 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
     let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
-        let mut cutter = Cutter { front, job, feed, ids, bytes: [0; 2], windows: 0, source, records: vec![] };
+        let mut cutter = Cutter {
+            front,
+            job,
+            feed,
+            ids,
+            bytes: [0; 2],
+            windows: 0,
+            source,
+            records: vec![],
+            unknown: UnknownLetters::default(),
+        };
         cutter.read(input)
     };
     let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
     Ok(Stream { batches, reader, bytes_total })
 }
 
-/// The records of the inputs: of one file after another, or of two files in turn.
+/// The records of the inputs: of one file after another, or, of pairs of files, of the two files in turn.
 struct Records {
     readers: Vec<Reader>,
     /// Index of the reader of the current record.
@@ -184,11 +194,12 @@ struct Records {
 impl Records {
     fn open(front: &InputPipeline, inputs: &[PathBuf]) -> Result<Self, DataError> {
         let paired = matches!(front.units, Units::Windows { paired: true });
-        let files: Vec<&[PathBuf]> = match inputs {
-            [first, second] if paired => {
-                vec![std::slice::from_ref(first), std::slice::from_ref(second)]
+        let files = match paired && inputs.len() > 1 {
+            true => {
+                let of_mate = |mate| inputs.iter().skip(mate).step_by(2).cloned().collect::<Vec<_>>();
+                vec![of_mate(0), of_mate(1)]
             }
-            all => vec![all],
+            false => vec![inputs.to_vec()],
         };
         let mut readers = files.into_iter().map(Reader::open).collect::<Result<Vec<_>, _>>()?;
         for reader in &mut readers {
@@ -213,19 +224,26 @@ impl Records {
                         the pairs, or one file with the mates one after another, or omit --paired";
             DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_line(line)
         };
+        let no_mate = || DataError::new(DataErrorKind::Malformed("a record has no mate".to_owned()));
         match more {
+            true if is_second && self.readers.len() == 2 => {
+                let [first_files, second_files] = [0, 1].map(|reader| self.readers[reader].inputs().len());
+                if first_files != second_files {
+                    // The reader of the file with more records is still at that file.
+                    self.turn = usize::from(second_files < first_files);
+                    let place = if self.turn == 1 { self.place_of(1) } else { first };
+                    return Err(place.map_or_else(no_mate, alone));
+                }
+                self.records += 1;
+            }
             true => self.records += 1,
             false if is_second => {
-                return Err(
-                    first.map_or_else(|| DataError::new(DataErrorKind::Malformed("no mate".to_owned())), alone)
-                );
+                return Err(first.map_or_else(no_mate, alone));
             }
-            // The second file must end where the first one does.
+            // The files of a pair must end at the same record.
             false if self.readers.len() == 2 && self.readers[1].read_into(record)? => {
                 self.turn = 1;
-                return Err(self
-                    .place_of(1)
-                    .map_or_else(|| DataError::new(DataErrorKind::Malformed("no mate".to_owned())), alone));
+                return Err(self.place_of(1).map_or_else(no_mate, alone));
             }
             false => {}
         }
@@ -243,12 +261,19 @@ impl Records {
 
     /// Number of the file of the current record, from 1.
     fn file(&self) -> usize {
-        self.turn + self.reader().inputs().len() + 1
+        self.turn + self.readers.len() * self.reader().inputs().len() + 1
     }
 
-    /// The inputs with their digests, after the last record.
+    /// Notes on files that were read to their end since the last call.
+    fn take_notes(&mut self) -> Vec<InputNote> {
+        self.readers.iter_mut().flat_map(Reader::take_notes).collect()
+    }
+
+    /// The inputs with their digests, in the order of the command, after the last record.
     fn inputs(&self) -> Vec<Input> {
-        self.readers.iter().flat_map(|reader| reader.inputs().iter().cloned()).collect()
+        let most = self.readers.iter().map(|reader| reader.inputs().len()).max().unwrap_or(0);
+        let of_file = |file| self.readers.iter().filter_map(move |reader| reader.inputs().get(file).cloned());
+        (0..most).flat_map(of_file).collect()
     }
 
     fn bytes_read(&self) -> u64 {
@@ -293,6 +318,8 @@ struct Cutter {
     source: Option<PathBuf>,
     /// Number of records read of each file.
     records: Vec<u64>,
+    /// Letters of all records that the models do not know.
+    unknown: UnknownLetters,
 }
 
 impl Cutter {
@@ -301,9 +328,15 @@ impl Cutter {
     fn read(&mut self, mut records: Records) -> Result<Vec<Input>, RuntimeError> {
         let (mut current, mut first) = (PlacedRecord::default(), PlacedRecord::default());
         loop {
-            match self.next(&mut records, &mut current) {
+            let next = self.next(&mut records, &mut current);
+            for note in records.take_notes() {
+                self.note_of_file(&note);
+            }
+            match next {
                 Ok(true) => {}
                 Ok(false) => {
+                    let unknown = std::mem::take(&mut self.unknown).note(Path::new("the input"));
+                    unknown.iter().for_each(|note| self.note_of_file(note));
                     let _ = self.flush();
                     return Ok(records.inputs());
                 }
@@ -378,7 +411,8 @@ impl Cutter {
     ) -> Result<Arc<str>, DataError> {
         let Some(name) = common_name(&first.record.id, &second.record.id) else {
             let what = format!(
-                "'{}' follows '{}' of {}, which is not its mate: mates have the same name, or names that end with /1 and /2; \
+                "'{}' follows '{}' of {}, which is not its mate: mates have the same name, or names that end with /1 and /2, \
+                 or with .1 and .2 behind a spot as in SRA (RUN.SPOT.1); files are paired in the order of the command; \
                  correct the order of the records, or omit --paired",
                 printable::Name(&second.record.id),
                 printable::Name(&first.record.id),
@@ -420,6 +454,17 @@ impl Cutter {
             self.cut_named(&mut mate.record, &place, Some(of_pair))?;
         }
         Ok(())
+    }
+
+    /// Appends a note on a file to the job, under the name of its first record or of the file.
+    fn note_of_file(&mut self, note: &InputNote) {
+        let InputNote { path, kind, id, .. } = note;
+        let name = match kind {
+            NoteKind::NoRecords => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            NoteKind::Spacing | NoteKind::Gaps | NoteKind::Unknown => id.clone(),
+        };
+        let detail = format!("{}: {}", path.display(), note.detail());
+        self.note(&name, kind.name(), detail, kind.action());
     }
 
     /// Appends a note to the job.
@@ -468,6 +513,8 @@ impl Cutter {
             self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None, mate }));
             return Ok(());
         }
+        let unknown = Alphabet::Nucleotides.count_unknown(&record.seq);
+        self.unknown.count(unknown, || record.id.clone());
         // Only the job's copy is changed: a record called virus is written with its original letters.
         let uracil = if self.front.original_alphabet { 0 } else { count_uracil(&record.seq) };
         if uracil > 0 {

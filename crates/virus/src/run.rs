@@ -18,7 +18,7 @@ use super::{Opened, OpenedModels, Options, PredictReport, Warm};
 use crate::VirusError;
 use crate::caller::score::Rules;
 use plimsoll_data::pack::{Fill, Order};
-use plimsoll_data::sequence::{Extent, Input};
+use plimsoll_data::sequence::{Extent, Input, NoteKind};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::health::PlannedMemory;
@@ -584,11 +584,15 @@ fn warn(engine: &mut Engine<'_>, watch: &mut Watch, observer: &mut dyn Observer)
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
-/// Reports notes on the input at detail level when they are read; they are written to notes.tsv later.
+/// Reports notes on the input when they are read, those on single records at detail level; they are written to notes.tsv later.
 fn say_notes(events: &[Event], observer: &mut dyn Observer) {
+    let of_files = [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
     for event in events {
         if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
-            observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
+            match of_files.contains(kind) {
+                true => observer.say(Level::Warning, &format!("{detail}: {action}")),
+                false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
+            }
         }
     }
 }

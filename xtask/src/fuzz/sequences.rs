@@ -78,8 +78,8 @@ fn fasta() -> Seeds {
         b">a one\nACGT\nACGT\n>b\nNNNN\n>a\nacgu\n",
         b"\xef\xbb\xbf>dos\r\nACGT\r\n\r\nTT TT\t\r\n>\r\nA\r\n",
         b"  \n\n>mac\rACGT\r>next\r\rACGT",
-        b">sp|P1|X_Y \xce\xb1 words\nMKV*-\n\n>\xc2\xa0odd\nX\n>last",
-        b">a\n>b\n>c\n\n\n>d\nA>C\n >e\n",
+        b">sp|P1|X_Y \xce\xb1 words\nMKV.-\n\n>\xc2\xa0odd\nX\n>last",
+        b">a\n>b\n>c\n\n\n>d\nA 12 C\n 13 e\n",
         &long,
     ];
     Seeds { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
@@ -100,7 +100,11 @@ fn fastq() -> Seeds {
 
 fn words() -> Vec<Vec<u8>> {
     let long = [b">", &b"x".repeat(LONGEST_NAME - 1)[..], b"\nA\n"].concat();
-    let words: [&[u8]; 22] = [
+    let words: [&[u8]; 26] = [
+        b"@HD\tVN:1",
+        b"*",
+        b" 12 ",
+        b"--.",
         b"\n>x\n",
         b">",
         b"@",
@@ -184,6 +188,9 @@ fn reference(text: &[u8]) -> Digest {
     let mut digest = DefaultHasher::new();
     let mut count = 0;
     let fastq = trimmed(rest).starts_with(b"@");
+    if is_foreign(trimmed(rest)) {
+        return (0, digest.finish(), false);
+    }
     loop {
         rest = trimmed(rest);
         let record = match (rest.first(), fastq) {
@@ -201,23 +208,23 @@ fn reference(text: &[u8]) -> Digest {
 /// Takes a FASTA record from `rest`; `None` if its name is invalid.
 fn fasta_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     let id = name(&line(rest)[1..])?;
-    let mut sequence = vec![];
+    let mut sequence = Letters::default();
     while !rest.is_empty() && !rest.starts_with(b">") {
-        sequence.extend(letters(line(rest)));
+        sequence.add(line(rest))?;
     }
-    Some((id, sequence))
+    Some((id, sequence.checked()?))
 }
 
 /// Takes a FASTQ record, which may span several lines, from `rest`; `None` if it is malformed.
 fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     let title = &line(rest)[1..];
     let id = name(title)?;
-    let mut sequence = vec![];
+    let mut sequence = Letters::default();
     while !rest.starts_with(b"+") {
         if rest.is_empty() {
             return None;
         }
-        sequence.extend(letters(line(rest)));
+        sequence.add(line(rest))?;
     }
     let second = line(rest)[1..].trim_ascii_end();
     if !second.is_empty() && second != title.trim_ascii_end() {
@@ -225,13 +232,18 @@ fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     }
     // A quality line may start with `@`, so only the number of characters ends the record.
     let mut quality = 0;
-    while quality < sequence.len() {
+    while quality < sequence.characters {
         if rest.is_empty() {
             return None;
         }
-        quality += line(rest).iter().filter(|b| !is_blank(b)).count();
+        let more = line(rest).iter().filter(|b| !is_blank(b)).count();
+        if more == 0 {
+            return None;
+        }
+        quality += more;
     }
-    (quality == sequence.len()).then_some((id, sequence))
+    let sequence = Some(sequence).filter(|sequence| quality == sequence.characters)?;
+    Some((id, sequence.checked()?))
 }
 
 /// Takes the first line and its end from `rest`; returns the line without its end.
@@ -253,13 +265,43 @@ fn name(title: &[u8]) -> Option<String> {
     Some(String::new())
 }
 
-/// Letters of a sequence line: without spaces, and without other white space at its end.
-fn letters(line: &[u8]) -> Vec<u8> {
-    let mut letters: Vec<u8> = line.iter().copied().filter(|&b| b != b' ').collect();
-    while letters.last().is_some_and(is_blank) {
-        letters.pop();
+/// The letters of a record.
+#[derive(Default)]
+struct Letters {
+    letters: Vec<u8>,
+    digits: usize,
+    /// Number of bytes that have a quality: all but white space.
+    characters: usize,
+}
+
+impl Letters {
+    /// Adds a sequence line; `None` if it has a byte that is no letter and is not dropped.
+    fn add(&mut self, line: &[u8]) -> Option<()> {
+        for &byte in line {
+            match byte {
+                b'A'..=b'Z' | b'a'..=b'z' => self.letters.push(byte),
+                b'0'..=b'9' => self.digits += 1,
+                b'-' | b'.' => {}
+                _ if is_blank(&byte) => continue,
+                _ => return None,
+            }
+            self.characters += 1;
+        }
+        Some(())
     }
-    letters
+
+    /// The letters; `None` if digits outnumber them.
+    fn checked(self) -> Option<Vec<u8>> {
+        (self.digits <= self.letters.len()).then_some(self.letters)
+    }
+}
+
+/// Whether a file that begins like FASTA or FASTQ is text in UTF-16 or a SAM file.
+fn is_foreign(text: &[u8]) -> bool {
+    let headers: [&[u8]; 5] = [b"@HD\tVN:", b"@SQ\t", b"@RG\tID:", b"@PG\tID:", b"@CO\t"];
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n');
+    let is_utf16 = matches!(text, [b'@', 0, letter, 0, ..] if is_plain(*letter));
+    text.starts_with(b">\0") || is_utf16 || headers.iter().any(|header| text.starts_with(header))
 }
 
 /// The text without leading white space.

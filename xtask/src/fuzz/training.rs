@@ -144,6 +144,7 @@ fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {
         seed: 1,
         shuffle: Shuffle { documents: 3, bytes: 100 },
         longest_document: LONGEST,
+        strict: false,
         workers: 1,
         prefetch: 1,
     }

@@ -32,8 +32,8 @@ pub(super) struct CallerFlags {
     #[arg(long, value_name = "SHARE", value_parser = prevalence)]
     prevalence: Option<f64>,
 
-    /// Reads are mates of pairs, and both get one call: two files with the mates in the same order, or one file with the
-    /// mates one after another
+    /// Reads are mates of pairs, and both get one call: two files with the mates in the same order, or several such pairs
+    /// (A_1.fq A_2.fq B_1.fq B_2.fq), or one file with the mates one after another
     #[arg(long, conflicts_with = "per_input")]
     paired: bool,
 

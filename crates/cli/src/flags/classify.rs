@@ -36,6 +36,11 @@ pub struct Classify {
     #[arg(long)]
     force: bool,
 
+    /// Fail with an error if the input has an anomaly: an empty record or file, a repeated id, characters that are dropped
+    /// (white space, digits, gaps), U in DNA, or tokens that are unknown to the model
+    #[arg(long)]
+    strict: bool,
+
     /// Maximum length of a sequence in letters (residues or bases) [default: 1022 for ESM-2, no limit for DNABERT-S]
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
@@ -85,9 +90,10 @@ impl Classify {
     fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: plimsoll_virus::files(&self.inputs)?,
+            inputs: self.inputs.clone(),
             output: self.output.clone(),
             force: self.force,
+            strict: self.strict,
             sort_by_length: self.sorting.by_length(),
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,

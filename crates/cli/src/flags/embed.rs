@@ -45,6 +45,11 @@ pub struct Embed {
     #[arg(long)]
     force: bool,
 
+    /// Fail with an error if the input has an anomaly: an empty record or file, a repeated id, characters that are dropped
+    /// (white space, digits, gaps), U in DNA, or tokens that are unknown to the model
+    #[arg(long)]
+    strict: bool,
+
     /// Pooling: how the hidden states of a sequence's tokens become its embedding
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
@@ -142,9 +147,10 @@ impl Embed {
     fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: plimsoll_virus::files(&self.inputs)?,
+            inputs: self.inputs.clone(),
             output: self.destination(),
             force: self.force,
+            strict: self.strict,
             pool: match self.pool {
                 PoolName::Mean => Pool::Mean,
                 PoolName::Cls => Pool::Cls,

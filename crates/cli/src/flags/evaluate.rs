@@ -47,6 +47,11 @@ pub struct Evaluate {
     #[arg(long)]
     force: bool,
 
+    /// Fail with an error if the data have an oddity: characters that are dropped from sequences, letters that the tokenizer does not
+    /// know, a file without a record; sets the key data.strict
+    #[arg(long)]
+    strict: bool,
+
     /// Device: auto is the first GPU that can be used, or else the CPU; cpu; cuda, the first GPU; or cuda:N; sets the
     /// key run.device
     #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Machine")]
@@ -122,6 +127,7 @@ impl Evaluate {
             let name = kind.to_possible_value();
             format!("precision.kind={}", name.as_ref().map_or("f32", |value| value.get_name()))
         }));
+        flags.extend(self.strict.then(|| "data.strict=true".to_owned()));
         flags.extend(
             self.memory_budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default())),
         );

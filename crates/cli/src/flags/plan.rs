@@ -408,7 +408,7 @@ impl Plan {
             stream: self.streaming.stream(),
             ..Settings::default()
         };
-        let inputs = if input.is_empty() { vec![] } else { files(input)? };
+        let inputs = if input.is_empty() { vec![] } else { files(input, &mut plimsoll_runtime::Silent)? };
         let mut options = usual_options(inputs, models, *length, settings);
         if let Some(folder) = caller {
             options.caller = Some(CallerOptions::usual(folder.clone()));

@@ -69,7 +69,8 @@ pub struct Predict {
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 
-    /// Fail with an error if the input has an anomaly: an empty record, a repeated id, or a window that contains only N
+    /// Fail with an error if the input has an anomaly: an empty record or file, a repeated id, characters that are dropped
+    /// (white space, digits, gaps), or letters other than A, C, G and T
     #[arg(long)]
     strict: bool,
 
@@ -226,7 +227,7 @@ impl Predict {
         self.take_foreign()?;
         let mut terminal = self.voice.terminal_with(&self.monitor)?;
         terminal.listen()?;
-        let options = self.options()?;
+        let options = self.options(&mut terminal)?;
         let done = match self.per_input {
             true => predict_each(&options, &mut terminal),
             false => predict(&options, &mut terminal).map(|report| vec![report]),
@@ -295,11 +296,11 @@ impl Predict {
         print(&report::predicted(report))
     }
 
-    fn options(&self) -> Result<Options, CliError> {
+    fn options(&self, observer: &mut dyn Observer) -> Result<Options, CliError> {
         let (stream, dynamic) = (self.streaming.stream(), self.dynamic.dynamic);
         let settings = Settings { stream, dynamic, ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
-        let inputs = files(&self.inputs)?;
+        let inputs = files(&self.inputs, observer)?;
         let caller = self.caller_options()?;
         let (models, length) = match &caller {
             Some(caller) => {

@@ -41,6 +41,11 @@ pub struct Train {
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
+    /// Fail with an error if the data have an oddity: characters that are dropped from sequences, letters that the tokenizer does not
+    /// know, a file without a record; sets the key data.strict
+    #[arg(long)]
+    strict: bool,
+
     /// Output folder of the run; sets the key run.output [default: the name of the configuration file with _run
     /// appended]
     #[arg(short, long, value_name = "FOLDER")]
@@ -145,7 +150,8 @@ impl Train {
     /// Key assignments that correspond to the flags.
     fn flags(&self) -> Vec<String> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
-        self.set.iter().cloned().chain(budget).collect()
+        let strict = self.strict.then(|| "data.strict=true".to_owned());
+        self.set.iter().cloned().chain(budget).chain(strict).collect()
     }
 
     /// Prints a configuration, with the folder of --output. A run does not record its own folder as that key, so that

@@ -41,7 +41,7 @@ fn ids() -> Vec<String> {
 /// A record for each id, then a record with a duplicate id, an empty record, and a record with invalid letters.
 fn fasta(sequence: &str) -> String {
     let mut text: String = ids().iter().map(|id| format!(">{id} words\n{sequence}\n")).collect();
-    text += &format!(">\x1b[2J\n{sequence}\n>../../empty\x1b[2J\n>odd\x1b[31m\n{sequence}!\x1b[31m\n");
+    text += &format!(">\x1b[2J\n{sequence}\n>../../empty\x1b[2J\n>odd\x1b[31m\n{sequence}J\n");
     text
 }
 
@@ -81,7 +81,7 @@ fn ids_stay_in_their_fields() {
         ("predictions.tsv", 1, predicted.len(), 6),
         ("windows.tsv", 1, shown.len(), 8),
         ("windows.bed", 0, shown.len(), 5),
-        ("notes.tsv", 1, 3, 3),
+        ("notes.tsv", 1, 4, 3),
         ("prediction_results_highestscore.csv", 1, shown.len(), 1),
     ] {
         let table = text(&folder, &format!("in/out/{file}"));

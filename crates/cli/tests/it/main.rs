@@ -16,6 +16,7 @@ mod faults;
 mod harness;
 mod hostile;
 mod hub;
+mod inputs;
 mod limits;
 mod manuals;
 mod memory;

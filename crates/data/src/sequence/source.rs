@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::decode::Body;
 use super::stored::{Input, Stored, is_stdin};
-use crate::{DataError, DataErrorKind};
+use crate::{DataError, DataErrorKind, foreign};
 
 /// Size of the buffer of decoded bytes.
 const BUFFER: usize = 256 << 10;
@@ -74,6 +74,30 @@ impl Source {
             self.fill()?;
         }
         Ok(self.buffer[self.start..self.end].first().copied())
+    }
+
+    /// Returns the next bytes without consuming them: `most` of them, or fewer at the end of the input.
+    pub(crate) fn ahead(&mut self, most: usize) -> Result<&[u8], DataError> {
+        let most = most.min(self.buffer.len());
+        if self.start + most > self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        while self.end - self.start < most && self.read_more()? {}
+        let end = self.end.min(self.start + most);
+        Ok(&self.buffer[self.start..end])
+    }
+
+    /// Returns an error that names the format if the next bytes begin a file of another format. With `is_text`, only formats
+    /// that are no text are refused.
+    pub(crate) fn refuse_foreign(&mut self, is_text: bool) -> Result<(), DataError> {
+        let outer = self.body.compression();
+        let Some(format) = foreign::recognise(self.ahead(foreign::ENOUGH)?, outer) else { return Ok(()) };
+        match is_text && format.is_text {
+            true => Ok(()),
+            false => Err(DataError::at(&self.path, DataErrorKind::Foreign(format))),
+        }
     }
 
     /// Consumes the byte that [`Source::peek`] returned, which must not be a line end (lines are counted elsewhere).

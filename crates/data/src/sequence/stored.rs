@@ -1,5 +1,4 @@
-//! Reads the stored bytes of a file and hashes them, and lists the sequence files of a folder. Invariant: every stored
-//! byte is hashed exactly once, as it is read.
+//! Reads the stored bytes of a file and hashes them. Invariant: every stored byte is hashed exactly once, as it is read.
 
 use crate::hex::hex;
 use std::fs::{self, File};
@@ -31,72 +30,6 @@ impl Input {
 /// Returns whether `path` is `-`, which stands for standard input.
 pub(super) fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
-}
-
-/// Extensions of sequence files, before the extension of a compression.
-const ENDINGS: [&str; 9] = [".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".faa", ".fq", ".fastq"];
-/// Extensions of compressed files.
-const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
-
-/// Returns a base name for the outputs made from the file at `path`: its name without the extensions of its format,
-/// `stdin` for `-`. Never dots alone, which would name a parent folder.
-pub fn stem(path: &Path) -> String {
-    if is_stdin(path) {
-        return "stdin".to_owned();
-    }
-    without(&without_compression(path), &ENDINGS)
-}
-
-/// The name of a file without the extension of a compression.
-pub(super) fn without_compression(path: &Path) -> String {
-    without(&path.file_name().unwrap_or_default().to_string_lossy(), &COMPRESSED)
-}
-
-/// A name without an ending of the list, if that leaves more than dots.
-fn without(name: &str, endings: &[&str]) -> String {
-    let stem = endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| stem.bytes().any(|b| b != b'.'));
-    stem.unwrap_or(name).to_owned()
-}
-
-/// Expands `paths` to sequence files: a file stands for itself, a folder for the files in it with the extension of a
-/// sequence file (FASTA or FASTQ, plain or compressed), sorted by name. Subfolders are not searched.
-///
-/// # Errors
-/// A folder that cannot be read, or that contains no sequence file.
-pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = vec![];
-    for path in paths {
-        if is_stdin(path) || !path.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-        let mut inside = vec![];
-        for entry in fs::read_dir(path).map_err(fail)? {
-            let file = entry.map_err(fail)?.path();
-            if file.is_file() && is_sequence_file(&file) {
-                inside.push(file);
-            }
-        }
-        if inside.is_empty() {
-            let what = format!(
-                "a folder without sequence files; names of sequence files end with {}, optionally followed by {}",
-                ENDINGS.join(", "),
-                COMPRESSED.join(", ")
-            );
-            return Err(DataError::at(path, DataErrorKind::Malformed(what)));
-        }
-        inside.sort();
-        files.extend(inside);
-    }
-    Ok(files)
-}
-
-/// Returns whether a file name has the extension of a FASTA or FASTQ file, plain or compressed.
-fn is_sequence_file(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let plain = COMPRESSED.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
-    ENDINGS.iter().any(|ending| plain.len() > ending.len() && plain.ends_with(ending))
 }
 
 /// Returns the size in bytes of a regular file, `None` for another kind of file; an error if it cannot be read.
@@ -227,26 +160,5 @@ impl Read for Stored {
             return Ok(n + self.read_hashed(&mut out[n..])?);
         }
         self.read_hashed(out)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_without_their_endings() {
-        let check = |path: &str, wanted: &str| assert_eq!(stem(Path::new(path)), wanted, "{path}");
-        check("examples/reads.fa", "reads");
-        check("a.b.fastq.gz", "a.b");
-        check("x/y.fna.zst", "y");
-        check("y.faa.xz", "y");
-        check("y.fa.bz2", "y");
-        check("y.txt", "y.txt");
-        check("y.txt.gz", "y.txt");
-        check(".fa", ".fa");
-        check("...fa", "...fa");
-        check("..fa.gz", "..fa");
-        check("-", "stdin");
     }
 }

@@ -40,17 +40,123 @@ fn blanks_and_line_ends() {
     check(">a x\r\nAC\r\nGT\r\n>b\r\n\r\nT\r\n", &["a=ACGT", "b=T"]);
     check(">a x\rAC\rGT\r>b\rT", &["a=ACGT", "b=T"]);
     check(">a\nA C G\n  T T  \n", &["a=ACGTT"]);
-    // Biopython strips a line's end of all blanks, and only spaces elsewhere.
-    check(">a\nA\tC\t \nG\x0b\n", &["a=A\tCG"]);
-    check(">a\nA>C\n", &["a=A>C"]);
-    check(">a\n >b\n", &["a=>b"]);
+    check(">a\nA\tC\t \nG\x0b\n", &["a=ACG"]);
 }
 
 #[test]
-fn the_letters_are_not_checked() {
-    check(">a\nacgtNNRYK-*.@1\n", &["a=acgtNNRYK-*.@1"]);
+fn every_letter_is_kept_in_its_case() {
+    check(">a\nacgtNNRYKEFz\n", &["a=acgtNNRYKEFz"]);
     check(">é ü\nA\n", &["é=A"]);
     check(">a\u{a0}b\nA\n", &["a=A"]);
+}
+
+/// Reads `text` as sequences of an alphabet: "id=SEQ" or "id=SEQ/QUALITY" of each record, then the notes.
+fn seen(alphabet: Alphabet, text: &[u8]) -> Result<Vec<String>, DataError> {
+    let mut reader = Reader::from_read("x", Cursor::new(text.to_vec()))?;
+    reader.set_alphabet(alphabet);
+    reader.keep_qualities(true);
+    let (mut record, mut found) = (Record::default(), vec![]);
+    while reader.read_into(&mut record)? {
+        let quality = match record.quality.is_empty() {
+            true => String::new(),
+            false => format!("/{}", String::from_utf8_lossy(&record.quality)),
+        };
+        found.push(format!("{}={}{quality}", record.id, String::from_utf8_lossy(&record.seq)));
+    }
+    found.extend(reader.take_notes().iter().map(InputNote::detail));
+    Ok(found)
+}
+
+/// What each byte that is no letter comes to. A row: alphabet, file, and the records and notes, or a part of the error.
+#[test]
+fn bytes_that_are_no_letters_are_dropped_with_a_note_or_refused_with_their_place() {
+    use Alphabet::{AminoAcids as Protein, Nucleotides as Dna};
+    let table: &[(Alphabet, &[u8], Result<&[&str], &str>)] = &[
+        // White space and digits, as in GenBank's lines; gaps of aligned sequences.
+        (
+            Dna,
+            b">a\n        1 acgtacgtac gt\n       13 acgt\n>b\nAC\tGT\n",
+            Ok(&["a=acgtacgtacgtacgt", "b=ACGT", "22 blanks and digits in sequence lines of 2 records, the first in 'a', line 2"]),
+        ),
+        (Dna, b">a\nAC--G.T\n>b\nA\n", Ok(&["a=ACGT", "b=A", "3 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
+        (Protein, b">a\nMK-V.\n", Ok(&["a=MKV", "2 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
+        (Dna, b">a\n---\n", Ok(&["a=", "3 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
+        // Of FASTQ, the quality goes with what is dropped.
+        (
+            Dna,
+            b"@a\nA-C.G\n+\nIJKLM\n@b\nAC\n+\n@#\n",
+            Ok(&["a=ACG/IKM", "b=AC/@#", "2 gaps ('-' and '.') in 1 record, the first in 'a', line 2"]),
+        ),
+        // Marks of proteins.
+        (Protein, b">a\nMK*L?#V*\n", Ok(&["a=MK*L?#V*"])),
+        (Dna, b">a\nACGT*\n", Err("x, line 2, 'a': byte 5 of the line is '*': the mark of a stop codon")),
+        (Dna, b">a\nAC?T\n", Err("x, line 2, 'a': byte 3 of the line is '?'")),
+        (Protein, b">a\nMK<mask>L\n", Err("line 2, 'a': byte 3 of the line is '<': markup")),
+        (Dna, b">a\nAC\n<html>\n", Err("line 3, 'a': byte 1 of the line is '<': markup")),
+        (Dna, b">a\nAC\0GT\n", Err("line 2, 'a': byte 3 of the line is 0x00: no text")),
+        (Dna, b">a\nACGT\n;a comment\nAC\n", Err("line 3, 'a': byte 1 of the line is ';': a comment")),
+        (Dna, b">a\nAC\xc3\xa9\n", Err("line 2, 'a': byte 3 of the line is 0xc3: no ASCII letter")),
+        (Dna, b">a\nAC!\n", Err("line 2, 'a': byte 3 of the line is '!': no letter")),
+        // Numbers in place of letters.
+        (Dna, b">a\nT0120\n", Err("line 1, 'a': no sequence: 4 digits and 1 letters")),
+        (Dna, b">a\n40 40 38\n", Err("line 1, 'a': no sequence: 6 digits and 0 letters")),
+        // Records that would be lost.
+        (Dna, b">a\nAC>b\nGT\n", Err("line 2, 'a': byte 3 of the line is '>': the start of a record inside")),
+        (Dna, b">a\nAC@b\nGT\n", Err("line 2, 'a': byte 3 of the line is '@': the start of a record inside")),
+        (Dna, b">a\nAC\n  >b\nGT\n", Err("line 3, 'a': byte 3 of the line is '>': a title with white space before it")),
+        (Dna, b">a\nAC\n@b\nGT\n+\nII\n", Err("line 3, 'a': byte 1 of the line is '@': FASTQ records behind FASTA")),
+        (Dna, b">a\nAC\n+\nII\n", Err("line 3, 'a': byte 1 of the line is '+': a line of FASTQ")),
+        (Dna, b"@a\nAC\n+\nII\n>b\nGT\n", Err("line 5: not valid FASTQ: FASTA records stand behind FASTQ records")),
+        (Dna, b"@a\nAC>b\n+\nIIII\n", Err("line 2, 'a': byte 3 of the line is '>': the start of a record inside")),
+        (Dna, b"@a\n>b\nAC\n", Err("line 2, 'a': byte 1 of the line is '>': FASTA records behind FASTQ")),
+        // Files without a record.
+        (Dna, b"", Ok(&["the file has no record"])),
+        (Dna, b"\n \n", Ok(&["the file has no record"])),
+    ];
+    for (alphabet, text, wanted) in table {
+        let shown = text.escape_ascii();
+        match (seen(*alphabet, text), wanted) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found, *wanted, "{shown}"),
+            (Err(error), Err(wanted)) => assert!(error.to_string().contains(wanted), "{shown}: {error}"),
+            (found, _) => panic!("{shown}: {found:?}"),
+        }
+    }
+}
+
+/// A byte that no sequence has is found at the same place however the file is cut into pieces.
+#[test]
+fn a_bad_byte_has_its_place_in_pieces_of_any_size() {
+    let text = b">a\nACGT\n  AC 12 GT>b\nAC\n";
+    let trickle = Reader::from_read("x", Trickle(Cursor::new(text.to_vec()))).unwrap();
+    let errors = [trickle.records().collect::<Result<Vec<_>, _>>(), read(text)].map(|e| e.unwrap_err().to_string());
+    assert_eq!(errors[0], errors[1]);
+    assert!(errors[0].contains("line 3, 'a': byte 11 of the line is '>'"), "{}", errors[0]);
+}
+
+#[test]
+fn a_file_of_another_format_is_named() {
+    let gz = |bytes: &[u8]| {
+        let mut file = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+        std::io::Write::write_all(&mut file, bytes).unwrap();
+        file.finish().unwrap()
+    };
+    let table: &[(Vec<u8>, &str)] = &[
+        (gz(b"BAM\x01\0\0\0\0"), "x: this is a BAM file; convert it: samtools fasta"),
+        (gz(&gz(b">a\nACGT\n")), "x: this is a file that was compressed twice; decompress it once: gzip -dc"),
+        (b"@HD\tVN:1.6\n@SQ\tSN:a\tLN:4\n".to_vec(), "x: this is a SAM file"),
+        (b"PK\x03\x04\x14\0".to_vec(), "x: this is a zip archive; unpack it first: unzip"),
+        (b"\xff\xfe>\0a\0\n\0A\0".to_vec(), "x: this is text in UTF-16; convert it: iconv"),
+        (b">\0a\0\n\0A\0".to_vec(), "x: this is text in UTF-16"),
+        (b"LOCUS       X 4 bp\n".to_vec(), "x: this is a GenBank file"),
+        (b"##gff-version 3\n".to_vec(), "x: this is a GFF file"),
+        (b"\n<!DOCTYPE html>\n".to_vec(), "x: this is a web page"),
+        (b";comment\n>a\nA\n".to_vec(), "x: this is FASTA with comments"),
+        (b"version https://git-lfs.github.com/spec/v1\n".to_vec(), "x: this is a Git LFS pointer"),
+    ];
+    for (bytes, wanted) in table {
+        let error = read(bytes).expect_err(wanted).to_string();
+        assert!(error.starts_with(wanted), "{error}");
+    }
 }
 
 #[test]
@@ -65,13 +171,8 @@ fn fastq() {
 #[test]
 fn what_is_neither_format() {
     check_error(
-        b"PK\x03\x04",
-        "x, line 1: not FASTA or FASTQ: it starts with 'P', expected '>' or '@'; \
-         give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
-    );
-    check_error(
-        b"\n\n;comment\n>a\nA\n",
-        "x, line 3: not FASTA or FASTQ: it starts with ';', expected '>' or '@'; \
+        b"\n\nACGT\n>a\nA\n",
+        "x, line 3: not FASTA or FASTQ: it starts with 'A', expected '>' or '@'; \
          give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
     );
     check_error(
@@ -88,8 +189,15 @@ fn broken_fastq() {
         check_error(text, &format!("x, line {line}{id}: not valid FASTQ: {what}; {rest}"));
     };
     check(b"@a\nACGT\n", 3, "a", "the file ends before its '+' line");
-    check(b"@a\nACGT\n+\nII\n", 5, "a", "the file ends after 2 of 4 qualities");
-    check(b"@a\nACGT\n+\nIIIII\n", 5, "a", "5 qualities for 4 letters");
+    check(b"@a\nACGT\n+\nII\n", 1, "a", "the file ends after 2 of 4 qualities");
+    check(b"@a\nACGT\n+\nIIIII\n", 1, "a", "5 qualities for 4 letters");
+    // A record without its quality is named by its own line, whatever the next record looks like.
+    let missing = "its quality line is missing: the line behind its '+' is the title of the next record";
+    check(b"@x\nA\n+\nI\n@a\nACGT\n+\n@b\nACGT\n+\nIIII\n", 5, "a", missing);
+    check(b"@a\nACGT\n+\n@bcd\nACGT\n+\nIIII\n", 1, "a", missing);
+    check(b"@a\nACGT\n+\n@bcdefg\nACGT\n+\nIIII\n", 1, "a", missing);
+    check(b"@a\nACGT\n+\n", 1, "a", "its quality line is missing: the file ends behind its '+' line");
+    check(b"@a\nACGT\n+\n\n@b\nACGT\n+\nIIII\n", 1, "a", "its quality line is empty (line 4)");
     check(b"@a\nA\n+b\nI\n", 4, "a", "the title after '+' differs from the one after '@'");
     check(b"@a\nA\n+\nI\nACGT\n", 5, "", "a record starts with 'A', expected '@'");
 }

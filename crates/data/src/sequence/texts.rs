@@ -2,7 +2,7 @@
 //! file is read as texts because of its extension, never because of its content.
 
 use super::source::Source;
-use super::{LONGEST_NAME, Record, stored};
+use super::{LONGEST_NAME, Record, without_compression};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use serde::Deserialize;
@@ -29,8 +29,12 @@ struct JsonLine {
 impl Texts {
     /// The format that the extension of a file selects; `None` for a file of sequences.
     pub(super) fn of(path: &Path) -> Option<Self> {
-        let name = stored::without_compression(path);
-        match Path::new(&name).extension()?.to_str()? {
+        let name = path.file_name()?.to_string_lossy();
+        // A FASTA file to which a program appended `.txt` holds sequences.
+        if super::ending(&name).is_some() {
+            return None;
+        }
+        match Path::new(without_compression(&name)).extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "txt" => Some(Self::Lines),
             "jsonl" => Some(Self::JsonLines),
             _ => None,

@@ -83,6 +83,13 @@ pub fn residues(protein: &[u8]) -> &[u8] {
     protein.strip_suffix(b"*").unwrap_or(protein)
 }
 
+/// Returns the number of characters of `protein` that [`encode`] encodes as [`UNK`].
+pub fn count_unknown(protein: &[u8]) -> usize {
+    // Continuation bytes of UTF-8 belong to the character before them.
+    let heads = residues(protein).iter().filter(|&&b| b & 0xc0 != 0x80);
+    heads.filter(|&&b| i32::from(TOKEN[usize::from(b)]) == UNK).count()
+}
+
 /// Appends the token ids of `protein` to `tokens`, including [`CLS`] and [`EOS`], and returns the number of [`UNK`]
 /// among them. One `*` at the end is removed first (see [`residues`]); a `*` elsewhere is unknown, and so is each
 /// multibyte UTF-8 character, as one token.
@@ -111,6 +118,7 @@ mod tests {
         let mut tokens = vec![99];
         assert_eq!(encode(protein.as_bytes(), &mut tokens), unknown, "{protein}");
         assert_eq!(tokens[1..], *expected, "{protein}");
+        assert_eq!(count_unknown(protein.as_bytes()), unknown, "{protein}");
     }
 
     #[test]

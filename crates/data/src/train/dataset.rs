@@ -17,8 +17,10 @@ use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
 use super::vocabulary::Vocabulary;
+use crate::alphabet::UnknownLetters;
 use crate::hex::hex;
 use crate::letters::LetterCounts;
+use crate::sequence::{InputNote, Listing};
 use crate::{DataError, DataErrorKind, bounded};
 
 /// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
@@ -43,6 +45,9 @@ pub(super) struct Inner {
     pub compressed: bool,
     /// Digest of the documents and the settings, as [`Dataset::digest`] defines it.
     pub digest: String,
+    /// Notes on the files, and a line that names what was skipped in folders.
+    pub notes: Vec<InputNote>,
+    pub skipped: Option<String>,
 }
 
 /// Files and their numbers of documents.
@@ -101,7 +106,9 @@ impl Dataset {
         };
         let mut scan = Scan::new(&settings, &vocabulary, &labels);
         let (train, validation) = scan.both()?;
-        let Scan { splitter, census, hash, reader, compressed, .. } = scan;
+        let Scan { splitter, census, hash, reader, compressed, notes, listing, .. } = scan;
+        let skipped = listing.skipped_line();
+        refuse_notes(settings.strict, &notes)?;
         census.check(&settings, train.paths.len() + validation.paths.len())?;
         let digest = digest(hash, &settings)?;
         let inner = Inner {
@@ -115,6 +122,8 @@ impl Dataset {
             reader,
             compressed,
             digest,
+            notes,
+            skipped,
         };
         Ok(Dataset { inner: Arc::new(inner) })
     }
@@ -157,6 +166,16 @@ impl Dataset {
     /// The statistics of the documents.
     pub fn census(&self) -> &DatasetStats {
         &self.inner.census
+    }
+
+    /// Notes on the files: what was dropped from sequences, letters that the tokenizer does not know, files without a record.
+    pub fn notes(&self) -> &[InputNote] {
+        &self.inner.notes
+    }
+
+    /// A line that names what was skipped in folders; `None` if nothing was.
+    pub fn skipped(&self) -> Option<&str> {
+        self.inner.skipped.as_deref()
     }
 
     /// Digest of everything that determines the token stream, as 32 hexadecimal digits: the documents, the seed, the
@@ -273,6 +292,9 @@ struct Scan<'a> {
     compressed: bool,
     /// Bytes of the documents read so far.
     read: u64,
+    notes: Vec<InputNote>,
+    /// The entries of folders that were skipped.
+    listing: Listing,
 }
 
 /// Bytes of documents that are tokenized in any case to estimate the number of tokens, and most bytes of a document that are.
@@ -283,20 +305,33 @@ impl<'a> Scan<'a> {
     fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
         let (census, hash) = (DatasetStats::default(), Sha256::new());
-        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false, read: 0 }
+        Scan {
+            settings,
+            vocabulary,
+            labels,
+            splitter,
+            census,
+            hash,
+            reader: [0; 2],
+            compressed: false,
+            read: 0,
+            notes: vec![],
+            listing: Listing::default(),
+        }
     }
 
     /// Reads all files and returns the training files and the validation files.
     fn both(&mut self) -> Result<(Files, Files), DataError> {
-        let Settings { train, format, validation, .. } = self.settings;
-        let train = files::list(train, format)?;
+        let Settings { train, validation, .. } = self.settings;
+        let train = self.list(train)?;
         let Validation::Files(paths) = validation else {
             return Ok((self.files(train, |scan, hash, bytes| scan.place(hash, bytes))?, Files::default()));
         };
         // Validation files are read first: the training pass then only looks up hashes and removes matching
         // validation documents from the statistics, each distinct hash once.
         let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
-        let validation = self.files(files::list(paths, format)?, |scan, hash, bytes| {
+        let paths = self.list(paths)?;
+        let validation = self.files(paths, |scan, hash, bytes| {
             let size: &mut SplitSize = sizes.entry(hash).or_default();
             size.documents += 1;
             size.bytes += bytes;
@@ -317,6 +352,14 @@ impl<'a> Scan<'a> {
         Ok((train, validation))
     }
 
+    /// Expands folders to their files.
+    fn list(&mut self, paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
+        let listing = files::list(paths, &self.settings.format, self.settings.tokens.alphabet())?;
+        let files = listing.paths();
+        self.listing.skipped.extend(listing.skipped);
+        Ok(files)
+    }
+
     /// Reads files and calls `found` with the hash and length in bytes of every document that is not empty.
     fn files(
         &mut self,
@@ -328,9 +371,14 @@ impl<'a> Scan<'a> {
         let mut tokens = Vec::new();
         for path in &files.paths {
             let mut documents = Documents::open(path, self.settings, self.labels)?;
-            let mut count = 0;
+            let (mut count, mut unknown) = (0, UnknownLetters::default());
             while documents.read(&mut document)? {
                 count += 1;
+                if let Some(alphabet) = self.settings.tokens.alphabet() {
+                    unknown.add(alphabet, &document.bytes, || name_of(&documents, count)).map_err(|e| {
+                        DataError { path: Some(path.clone()), ..e }.with_id(name_of(&documents, count))
+                    })?;
+                }
                 let placed = |e: DataError| DataError { path: Some(path.clone()), ..e };
                 let check = self.vocabulary.check(&document.bytes);
                 check.map_err(|e| placed(e).with_id(format!("document {count}")))?;
@@ -346,6 +394,8 @@ impl<'a> Scan<'a> {
                     _ => found(self, hash, bytes as u64),
                 }
             }
+            self.notes.extend(documents.take_notes());
+            self.notes.extend(unknown.note(path));
             // Marks the end of a file, so that the digest also depends on how documents are distributed over files.
             self.hash.update(u64::MAX.to_le_bytes());
             let document = document.bytes.capacity();
@@ -388,6 +438,22 @@ impl<'a> Scan<'a> {
         side.documents += 1;
         side.bytes += bytes;
     }
+}
+
+/// With `strict`, returns the first note as an error.
+pub(super) fn refuse_notes(strict: bool, notes: &[InputNote]) -> Result<(), DataError> {
+    match notes.first().filter(|_| strict) {
+        Some(note) => {
+            let what = format!("{}, and data.strict (--strict) refuses it; correct it, or omit it", note.detail());
+            Err(DataError::at(&note.path, DataErrorKind::Malformed(what)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Name of the last document of a file, the `count`-th.
+fn name_of(documents: &Documents, count: u64) -> String {
+    documents.id().map_or_else(|| format!("document {count}"), str::to_owned)
 }
 
 impl DatasetStats {

@@ -6,42 +6,106 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::settings::Format;
-use crate::sequence::Compression;
+use crate::alphabet::Alphabet;
+use crate::sequence::{self, Compression, ListedFile, Listing, SkipReason, SkippedEntry};
 use crate::{DataError, DataErrorKind};
 
-/// File name extensions of compressed files; they follow the extension of the format.
-const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
+/// Format of a file, told by the ending of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedFormat {
+    /// Plain text.
+    Text,
+    /// JSON Lines.
+    JsonLines,
+    /// Token ids.
+    Ids,
+    /// FASTA or FASTQ.
+    Sequences,
+}
 
-/// File name extensions by which the files of a format are found in a folder. A file given by its own path may have
-/// any name.
-fn endings(format: &Format) -> &'static [&'static str] {
-    match format {
-        Format::Text(_) => &[".txt", ".text"],
-        Format::JsonLines { .. } => &[".jsonl", ".ndjson"],
-        Format::Ids { .. } => &[".bin"],
-        Format::Sequences => &[".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".faa", ".fq", ".fastq"],
+impl NamedFormat {
+    /// The format that the ending of a file name tells, in upper or lower case and before that of a compression; `None` if it
+    /// tells none.
+    pub fn of(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_string_lossy();
+        if sequence::ending(&name).is_some() {
+            return Some(Self::Sequences);
+        }
+        let plain = sequence::without_compression(&name);
+        match Path::new(plain).extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "txt" | "text" | "md" => Some(Self::Text),
+            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            // Files of ids may begin with any bytes, so that compression cannot be detected, and is not supported.
+            "bin" if plain.len() == name.len() => Some(Self::Ids),
+            _ => None,
+        }
+    }
+
+    /// The formats that the files of a folder have by their names, each once, in the order of the files.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn in_folder(path: &Path) -> Result<Vec<Self>, DataError> {
+        let mut formats = vec![];
+        for file in sequence::entries(path)?.iter().filter(|entry| entry.is_file()) {
+            if let Some(format) = Self::of(file)
+                && !formats.contains(&format)
+            {
+                formats.push(format);
+            }
+        }
+        Ok(formats)
+    }
+
+    /// The format of the settings.
+    fn of_settings(format: &Format) -> Self {
+        match format {
+            Format::Text(_) => Self::Text,
+            Format::JsonLines { .. } => Self::JsonLines,
+            Format::Ids { .. } => Self::Ids,
+            Format::Sequences => Self::Sequences,
+        }
+    }
+
+    /// Endings of the names of its files, for messages.
+    fn endings(self) -> &'static str {
+        match self {
+            Self::Text => ".txt, .text, .md",
+            Self::JsonLines => ".jsonl, .ndjson",
+            Self::Ids => ".bin",
+            Self::Sequences => ".fa, .fasta, .fna, .faa, .fq, .fastq and the like",
+        }
     }
 }
 
-/// Expands `paths`: replaces each folder by its files that have an extension of the format, sorted by name.
-/// Subfolders are not searched.
+/// Expands `paths`: replaces each folder by its files that have an ending of the format, sorted by name; of sequence files only
+/// those that may be of `alphabet`. Folders in a folder are skipped.
 ///
 /// # Errors
 /// A path that does not exist or is neither a folder nor a regular file; a folder without a matching file.
-pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = Vec::new();
+pub(super) fn list(
+    paths: &[PathBuf],
+    format: &Format,
+    alphabet: Option<Alphabet>,
+) -> Result<Listing, DataError> {
+    let mut all = Listing::default();
     for path in paths {
         let facts = fs::metadata(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-        match facts.is_dir() {
-            true => files.extend(folder(path, format)?),
-            false if facts.is_file() => files.push(path.clone()),
-            false => {
-                let what = "not a regular file; training reads its data more than once".to_owned();
-                return Err(DataError::at(path, DataErrorKind::Malformed(what)));
-            }
+        if facts.is_dir() {
+            let inside = match format {
+                Format::Sequences => Listing::of(std::slice::from_ref(path), alphabet)?,
+                Format::Text(_) | Format::JsonLines { .. } | Format::Ids { .. } => folder(path, format)?,
+            };
+            all.files.extend(inside.files);
+            all.skipped.extend(inside.skipped);
+        } else if facts.is_file() {
+            all.files.push(ListedFile { path: path.clone(), alphabet: None });
+        } else {
+            let what = "not a regular file; training reads its data more than once".to_owned();
+            return Err(DataError::at(path, DataErrorKind::Malformed(what)));
         }
     }
-    Ok(files)
+    Ok(all)
 }
 
 /// Whether the file is compressed, according to its first bytes. Files of token ids are never compressed.
@@ -52,29 +116,23 @@ pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataEr
     Ok(!matches!(format, Format::Ids { .. }) && Compression::of(&start).is_some())
 }
 
-/// The files of a folder that have an extension of the format, sorted by name; hidden files are skipped.
-fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {
-    let endings = endings(format);
-    // Raw ids may start with any bytes, so compression cannot be detected reliably and is not supported for them.
-    let compressed = if matches!(format, Format::Ids { .. }) { &[][..] } else { &COMPRESSED };
-    let read = |e| DataError::at(path, DataErrorKind::Read(e));
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(read)? {
-        let entry = entry.map_err(read)?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let plain = compressed.iter().find_map(|c| name.strip_suffix(c)).unwrap_or(&name);
-        // `Path::is_file` follows symbolic links, so links to files are included.
-        if !name.starts_with('.') && endings.iter().any(|e| plain.ends_with(e)) && entry.path().is_file() {
-            files.push(entry.path());
+/// The files of a folder that have an ending of the format.
+fn folder(path: &Path, format: &Format) -> Result<Listing, DataError> {
+    let wanted = NamedFormat::of_settings(format);
+    let mut listing = Listing::default();
+    for entry in sequence::entries(path)? {
+        // These functions follow symbolic links, so that links to files are read.
+        match (entry.is_dir(), NamedFormat::of(&entry) == Some(wanted) && entry.is_file()) {
+            (true, _) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Folder }),
+            (false, true) => listing.files.push(ListedFile { path: entry, alphabet: None }),
+            (false, false) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Ending }),
         }
     }
-    files.sort();
-    match files.is_empty() {
-        false => Ok(files),
+    match listing.files.is_empty() {
+        false => Ok(listing),
         true => {
-            let what =
-                format!("no file in this folder ends with {}; give the files by name", endings.join(", "));
+            let endings = wanted.endings();
+            let what = format!("no file in this folder ends with {endings}; give the files by name");
             Err(DataError::at(path, DataErrorKind::NoData(what)))
         }
     }
@@ -88,17 +146,22 @@ mod tests {
     fn a_folder_is_its_files_by_name() {
         let folder = std::env::temp_dir().join(format!("plimsoll-files-{}", std::process::id()));
         fs::create_dir_all(folder.join("inner.txt")).unwrap();
-        for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.md", "B.txt"] {
+        for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.csv", "B.TXT"] {
             fs::write(folder.join(name), "x").unwrap();
         }
         let format = Format::Text(super::super::TextDocuments::Lines);
-        let named = folder.join("c.md");
-        let found = list(&[named.clone(), folder.clone()], &format).unwrap();
-        let expected: Vec<PathBuf> = ["B.txt", "a.txt.gz", "b.txt"].iter().map(|n| folder.join(n)).collect();
-        assert_eq!(found[0], named);
-        assert_eq!(found[1..], expected);
-        let error = list(std::slice::from_ref(&folder), &Format::Sequences).unwrap_err();
-        assert!(error.to_string().contains("no file in this folder ends with .fa, "), "{error}");
+        let named = folder.join("c.csv");
+        let found = list(&[named.clone(), folder.clone()], &format, None).unwrap();
+        let names = ["c.csv", "B.TXT", "a.txt.gz", "b.txt"];
+        let expected: Vec<PathBuf> = names.iter().map(|n| folder.join(n)).collect();
+        assert_eq!(found.paths(), expected);
+        let line = found.skipped_line().unwrap();
+        assert!(line.starts_with("skipped in folders: c.csv, inner.txt/ (a folder); "), "{line}");
+        assert_eq!(NamedFormat::in_folder(&folder).unwrap(), [NamedFormat::Text]);
+        for format in [Format::Sequences, Format::JsonLines { field: "text".to_owned() }] {
+            let error = list(std::slice::from_ref(&folder), &format, None).unwrap_err().to_string();
+            assert!(error.contains("end with .fa, ") || error.contains("ends with .jsonl"), "{error}");
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 }

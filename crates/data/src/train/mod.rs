@@ -33,6 +33,7 @@ mod windows;
 pub use byte_pairs::{BytePairs, TextFrame};
 pub use dataset::{Dataset, DatasetStats, SplitSize};
 pub use entropy::order_1;
+pub use files::NamedFormat;
 pub use labels::{Classes, LabelsFrom, class_words};
 pub use ledger::HostMemory;
 pub use pieces::Batch;

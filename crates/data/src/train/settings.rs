@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use super::labels::{Classes, LabelsFrom};
+use crate::alphabet::Alphabet;
 use crate::{DataError, DataErrorKind};
 
 /// Settings of a [`Dataset`](super::Dataset): everything apart from the data that determines the batches.
@@ -27,6 +28,8 @@ pub struct Settings {
     pub shuffle: Shuffle,
     /// Maximum length of a document in bytes; a longer document is an error.
     pub longest_document: usize,
+    /// Whether a note on the files is an error (see [`Dataset::notes`](super::Dataset::notes)).
+    pub strict: bool,
     /// Number of tokenizer threads. The batches do not depend on it.
     pub workers: usize,
     /// Number of parcels (groups of documents) queued per worker, before or after tokenization.
@@ -129,6 +132,17 @@ pub enum TokenizerKind {
         /// Vocabulary size; every id must be below it.
         vocab: usize,
     },
+}
+
+impl TokenizerKind {
+    /// Alphabet of the sequences that the tokenizer encodes; `None` for any text.
+    pub fn alphabet(&self) -> Option<Alphabet> {
+        match self {
+            Self::Esm => Some(Alphabet::AminoAcids),
+            Self::Dna(_) => Some(Alphabet::Nucleotides),
+            Self::Bytes { .. } | Self::BytePairs { .. } | Self::Ids { .. } => None,
+        }
+    }
 }
 
 /// Training objective.

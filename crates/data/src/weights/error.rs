@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::DType;
-use super::hub::HubError;
+use super::hub::{HubError, is_hub_id};
 use crate::printable::{EscapedPath, Name};
 
 /// Why weights could not be found, opened or read.
@@ -170,6 +170,13 @@ pub enum WeightsError {
         /// The argument.
         arg: String,
     },
+    /// A model argument that is a path, because it has several folders or its folder exists, and does not exist.
+    NoSuchPath {
+        /// The argument.
+        arg: String,
+        /// An existing path with a similar name.
+        similar: Option<PathBuf>,
+    },
     /// A tensor that cannot be written with the given name, shape, values or type.
     BadTensor {
         /// The tensor.
@@ -236,7 +243,8 @@ impl fmt::Display for WeightsError {
             | E::MissingShard { .. }
             | E::NotInCache { .. }
             | E::Hub(_)
-            | E::NotAModel { .. } => self.fmt_model(f),
+            | E::NotAModel { .. }
+            | E::NoSuchPath { .. } => self.fmt_model(f),
         }
     }
 }
@@ -317,6 +325,17 @@ impl WeightsError {
                 "model `{id}`: no Hugging Face cache is known, since neither HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME \
                  nor HOME is set; set one, or give the model's folder"
             ),
+            E::NoSuchPath { arg, similar } => {
+                write!(f, "there is no file or folder `{}`", Name(arg))?;
+                match similar {
+                    Some(similar) => write!(f, "; did you mean `{}`?", EscapedPath(similar)),
+                    None => write!(f, "; check the path"),
+                }?;
+                match is_hub_id(arg) {
+                    true => write!(f, " (It is taken for a path, and not for a model of the hub, because of folders here)"),
+                    false => Ok(()),
+                }
+            }
             E::NotAModel { arg } => write!(
                 f,
                 "`{arg}` is neither a file or folder that exists nor a hub id; expected a model's folder, a weight \

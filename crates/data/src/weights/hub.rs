@@ -210,6 +210,60 @@ pub fn is_hub_id(arg: &str) -> bool {
     parts && arg.len() <= MAX_ID && !arg.contains("--") && !arg.contains("..")
 }
 
+/// Why `arg`, which does not exist, is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
+/// or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
+pub fn missing_path(arg: &str) -> Option<WeightsError> {
+    let path = Path::new(arg);
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty())?;
+    let similar = similar_path(path);
+    let is_path = !is_hub_id(arg) || parent.exists() || similar.is_some();
+    is_path.then(|| WeightsError::NoSuchPath { arg: arg.to_owned(), similar })
+}
+
+/// An existing path that differs from `path` by a typing error in one of its last two parts.
+fn similar_path(path: &Path) -> Option<PathBuf> {
+    let (parent, name) = (path.parent()?, path.file_name()?.to_str()?);
+    let inside = |folder: &Path| if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() };
+    let alike = |folder: &Path, wanted: &str| {
+        let names = fs::read_dir(inside(folder)).into_iter().flatten().flatten().take(MOST_ENTRIES);
+        let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names.retain(|name| is_typing_error(name, wanted));
+        names
+    };
+    if parent.is_dir() {
+        return alike(parent, name).into_iter().map(|found| parent.join(found)).next();
+    }
+    let (above, folder) = (parent.parent()?, parent.file_name()?.to_str()?);
+    let found = alike(above, folder).into_iter().map(|found| above.join(found).join(name));
+    found.into_iter().find(|path| path.exists())
+}
+
+/// Most entries of a folder that are compared with a name.
+const MOST_ENTRIES: usize = 10_000;
+
+/// Whether two names differ by at most two letters that were left out, added or replaced, and agree in most letters.
+fn is_typing_error(one: &str, other: &str) -> bool {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let longest = one.len().max(other.len());
+    if one == other || one.len().abs_diff(other.len()) > 2 || longest > 256 {
+        return false;
+    }
+    // Levenshtein's distance, a row at a time.
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    let distance = row[other.len()];
+    distance <= 2 && 3 * distance <= longest
+}
+
 /// Returns the snapshot folder of the main revision of a hub id in the cache.
 ///
 /// # Errors
@@ -264,7 +318,10 @@ pub fn resolve_model(arg: &str, env: &HubEnv) -> Result<ModelPath, WeightsError>
         let is_config = arg.ends_with(".json") && !arg.ends_with(".index.json");
         return Ok(if is_config { ModelPath::Config(path) } else { ModelPath::WeightFile(path) });
     }
-    find_in_hub(arg, env).map(ModelPath::Folder)
+    match missing_path(arg) {
+        Some(error) => Err(error),
+        None => find_in_hub(arg, env).map(ModelPath::Folder),
+    }
 }
 
 #[cfg(test)]
@@ -285,6 +342,32 @@ mod tests {
         check("a/b--c", false);
         check("a b/c", false);
         check("a/", false);
+    }
+
+    #[test]
+    fn what_exists_nearby_makes_an_argument_a_path() {
+        let here = std::env::temp_dir().join(format!("plimsoll-paths-{}", std::process::id()));
+        fs::create_dir_all(here.join("cls1/best")).unwrap();
+        let of = |arg: &str| missing_path(&format!("{}/{arg}", here.display())).map(|error| error.to_string());
+        for (arg, similar) in [
+            ("clsl1/best", Some("cls1/best")),
+            ("cls1/bset", Some("cls1/best")),
+            ("cls1/other", None),
+            ("nowhere/of/it", None),
+        ] {
+            let error = of(arg).unwrap_or_else(|| panic!("{arg}"));
+            let wanted = similar.map_or("check the path".to_owned(), |path| {
+                format!("did you mean `{}`?", here.join(path).display())
+            });
+            assert!(error.contains(&wanted), "{arg}: {error}");
+        }
+        fs::remove_dir_all(&here).unwrap();
+        // A name of two parts may be that of the hub where nothing here resembles it.
+        assert!(missing_path("facebook/esm2_t6_8M_UR50D").is_none());
+        assert!(missing_path("esm2").is_none());
+        assert!(missing_path("a/b/c").is_some());
+        // The folder of this package has a folder `src`.
+        assert!(missing_path("src/esm2").is_some() && missing_path("srcc/lib.rs").is_some());
     }
 
     #[test]

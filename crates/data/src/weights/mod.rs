@@ -29,7 +29,7 @@ pub use dtype::{DType, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use error::WeightsError;
 pub use hub::{
     FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Progress, Repository, RetryPolicy, Token,
-    find_in_hub, is_hub_id, resolve_model,
+    find_in_hub, is_hub_id, missing_path, resolve_model,
 };
 pub use index::shard_files;
 pub use object::{ObjectKind, PtObject, Value, read_pt_object};

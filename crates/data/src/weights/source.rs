@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::WeightsError;
+use crate::foreign;
 
 /// A readable sequence of bytes of known length.
 #[derive(Debug)]
@@ -33,7 +34,16 @@ impl Source {
             return Err(WeightsError::NotWeights { path: path.to_owned(), why });
         }
         let file = File::open(path).map_err(failed)?;
-        Ok(Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) })
+        let source = Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) };
+        let mut start = [0; 48];
+        let known = &mut start[..metadata.len().min(48) as usize];
+        source.read_at(0, known)?;
+        match foreign::is_lfs_pointer(known) {
+            true => {
+                Err(WeightsError::NotWeights { path: path.to_owned(), why: foreign::LFS_POINTER.to_owned() })
+            }
+            false => Ok(source),
+        }
     }
 
     /// A source over bytes in memory; messages show `label` in place of a path.

@@ -64,7 +64,7 @@ fn names_in_messages_are_printable() {
         let error = read(text.to_vec()).expect_err(expected).to_string();
         assert!(error.starts_with(expected), "{error}");
     };
-    check(b"@a\x1b[2J\nAC\n+\nI", "reads.fa, line 4, 'a\\u{1b}[2J': not valid FASTQ");
+    check(b"@a\x1b[2J\nAC\n+\nI", "reads.fa, line 1, 'a\\u{1b}[2J': not valid FASTQ");
     check(b"@\0\nAC", "reads.fa, line 2, '\\u{0}': not valid FASTQ");
 }
 

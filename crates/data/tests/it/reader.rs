@@ -74,7 +74,7 @@ proptest! {
     ) {
         if let Ok(records) = from_bytes(text) {
             for r in records {
-                prop_assert!(!r.seq.iter().any(|b| b"\n\r ".contains(b)));
+                prop_assert!(r.seq.iter().all(u8::is_ascii_alphabetic));
                 prop_assert!(!r.id.contains(char::is_whitespace));
             }
         }
@@ -82,7 +82,7 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read(
-        records in prop::collection::vec(("[!-~]{0,12}", "[A-Za-z*.-]{0,200}"), 0..8),
+        records in prop::collection::vec(("[!-~]{0,12}", "[A-Za-z]{0,200}"), 0..8),
         width in 1_usize..80,
         end in prop::sample::select(vec!["\n", "\r\n", "\r"]),
         fastq in any::<bool>(),

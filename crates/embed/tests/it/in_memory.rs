@@ -34,6 +34,7 @@ fn values_are_those_of_a_file() {
                 inputs: vec![folder.write("in.fa", records)],
                 output: Destination::File(folder.path("out.npy")),
                 force: false,
+                strict: false,
                 pool,
                 layers: layers.clone(),
                 sort_by_length: true,

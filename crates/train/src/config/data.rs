@@ -70,6 +70,10 @@ pub struct Data {
     /// Maximum size of a document in bytes, up to 1 GiB (default 16 MiB); a longer document is an error.
     #[schemars(range(min = 1, max = 1073741824))]
     pub longest_document: u64,
+    /// Whether an oddity of sequence files is an error instead of a note: dropped characters, letters that the tokenizer does not
+    /// know, a file without a record (default false).
+    #[schemars(extend("changes" = "machine"))]
+    pub strict: bool,
     /// Number of documents in the shuffle buffer (default 10000); 0 keeps the order of the files.
     #[schemars(range(min = 0, max = 1000000000))]
     pub shuffle_buffer: u64,
@@ -232,6 +236,7 @@ impl Default for Data {
             truncate: false,
             allow_dna: false,
             longest_document: 16 << 20,
+            strict: false,
             shuffle_buffer: 10_000,
             shuffle_bytes: 64 << 20,
             workers: Auto(None),

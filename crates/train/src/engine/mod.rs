@@ -285,6 +285,7 @@ impl Prepared {
         let bytes = parse_budget(&config.memory.budget, free)?;
         let subject = subject(config, observer)?;
         let feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
+        feed.notes().iter().for_each(|note| observer.say(Level::Warning, note));
         let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
         let budget = Budget { bytes, on_host, host_memory: None, process };

@@ -109,6 +109,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.shuffle_buffer", "", "7", Data),
     ("data.shuffle_bytes", "", "7", Data),
     ("data.split_seed", "", "7", Data),
+    ("data.strict", "", "true", Data),
     ("data.tensors", HEAD, "'*.mean'", Data),
     ("data.tokenizer", "", "tokenizer.json", Data),
     ("data.train", "", "[y.txt]", Data),

@@ -428,6 +428,38 @@ fn mates_get_one_call() {
     assert_eq!(read(folder.path("two/virus.fastq")).matches("\n+\n").count(), 2 * virus);
 }
 
+/// Several pairs of files are read in turn, with the names of SRA, and the files of a pair must end together.
+#[test]
+fn several_pairs_of_files_are_read_in_turn() {
+    let folder = Folder::new("caller-several-pairs");
+    let bases = Bases(43).sequence(150, 0.5);
+    let file = |name: &str, ids: &[&str]| {
+        folder.write(name, ids.iter().map(|id| format!(">{id}\n{bases}\n")).collect::<String>())
+    };
+    let files = [
+        file("a_1.fa", &["R1.1.1", "R1.2.1"]),
+        file("a_2.fa", &["R1.1.2", "R1.2.2"]),
+        file("b_1.fa", &["x/1"]),
+        file("b_2.fa", &["x/2"]),
+    ];
+    let options = |inputs: Vec<PathBuf>, out: &str| {
+        let options = with(calling(&inputs[0], &folder.path(out)), |caller| caller.paired = true);
+        Options { inputs, ..options }
+    };
+    ran(&options(files.to_vec(), "out"));
+    let table = rows(&folder.path("out/predictions.tsv"));
+    let names: Vec<&str> = table.iter().map(|row| &*row["seq_name"]).collect();
+    assert_eq!(names, ["R1.1", "R1.2", "x"]);
+    let [one, two] = [file("c_1.fa", &["y/1", "z/1"]), file("c_2.fa", &["y/2"])];
+    for (inputs, says) in [
+        (vec![one.clone(), two.clone(), files[2].clone(), files[3].clone()], "c_1.fa, line 3: this record has no mate"),
+        (vec![two, one, files[2].clone(), files[3].clone()], "c_1.fa, line 3: this record has no mate"),
+    ] {
+        let error = run(&options(inputs, "refused")).expect_err("refused").to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
 /// Pairs with one name are all computed, and so is a pair with an empty mate.
 #[test]
 fn repeated_pairs_get_names_of_their_own() {

@@ -223,13 +223,13 @@ fn configuration_and_tokenizer_are_part_of_a_run() {
 #[test]
 fn what_is_odd_is_noted() {
     let folder = Folder::new("odd");
-    let input = folder.write("odd.fa", ">a\nACGTACGTACGT\n>empty\n>a\nACGT\n>n\nNNNNNNNNN\n>odd\nACGT!ACGT*\n");
+    let input = folder.write("odd.fa", ">a\nACGTACGTACGT\n>empty\n>a\nACGT\n>n\nNNNNNNNNN\n>odd\nACGTEACGTF\n");
     let out = folder.path("out");
     let options = golden(&input, &out);
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(report.notes, 4);
+    assert_eq!(report.notes, 5);
     let notes = read(out.join("notes.tsv"));
-    for wanted in ["empty\tempty", "a\tduplicate_id", "n\tall_n", "odd\tnon_iupac"] {
+    for wanted in ["empty\tempty", "a\tduplicate_id", "n\tall_n", "odd\tnon_iupac", "n\tunknown_letters\tthe input: 11 letters of 2 records"] {
         assert!(notes.contains(wanted), "{notes}");
     }
     let table = read(out.join("predictions.tsv"));
@@ -238,7 +238,7 @@ fn what_is_odd_is_noted() {
     assert!(table.contains("empty\t0\t0\t0\t0\tNA\tskipped\n"), "{table}");
     // The complete result has notes, so a strict run that finds it fails too.
     let error = run(&Options { strict: true, ..options.clone() }).expect_err("strict");
-    assert!(error.to_string().contains("4 notes"), "{error}");
+    assert!(error.to_string().contains("5 notes"), "{error}");
     let strict = Options { strict: true, output_dir: folder.path("strict"), ..options };
     let error = run(&strict).expect_err("strict");
     assert!(error.to_string().contains("strict"), "{error}");

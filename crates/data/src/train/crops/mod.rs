@@ -27,14 +27,15 @@ pub use self::settings::{
 };
 pub use self::stream::{CropBatch, CropCounts, CropPosition, CropStream};
 use self::table::{RecordTable, UsedRow};
+use super::dataset::refuse_notes;
 use super::files;
 use super::ledger::{DECODER, HostMemory, READER};
 use super::settings::{Bounds, Format};
 use super::split::Split;
-use crate::alphabet::Alphabet;
+use crate::alphabet::{Alphabet, UnknownLetters};
 use crate::bounded;
 use crate::hex::hex;
-use crate::sequence::{Reader, Record};
+use crate::sequence::{InputNote, Reader, Record};
 use crate::{DataError, DataErrorKind};
 
 /// Open records with their classes: the source of [`CropStream`]s. Cheap to clone.
@@ -58,6 +59,9 @@ struct Inner {
     opening: [u64; 2],
     /// Whether a file is compressed.
     compressed: bool,
+    /// Notes on the files, and a line that names what was skipped in folders.
+    notes: Vec<InputNote>,
+    skipped: Option<String>,
 }
 
 /// A record with its targets, one for each task, and its values, one for each sampling level.
@@ -112,6 +116,8 @@ impl CropSet {
             digest: String::new(),
             opening: [0; 2],
             compressed: false,
+            notes: vec![],
+            skipped: None,
         };
         inner.read()?;
         inner.make_samplers()?;
@@ -142,6 +148,16 @@ impl CropSet {
     /// The statistics of the records.
     pub fn stats(&self) -> &CropStats {
         &self.inner.stats
+    }
+
+    /// Notes on the files: what was dropped from sequences, and files without a record.
+    pub fn notes(&self) -> &[InputNote] {
+        &self.inner.notes
+    }
+
+    /// A line that names what was skipped in folders; `None` if nothing was.
+    pub fn skipped(&self) -> Option<&str> {
+        self.inner.skipped.as_deref()
     }
 
     /// Digest of everything that determines the training crops, as 32 hexadecimal digits: the training records, their
@@ -263,12 +279,15 @@ impl Inner {
         let text = bounded::read_text(path, table::LARGEST)
             .map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let (mut table, names) = RecordTable::parse(path, &text, &settings)?;
-        let files = files::list(&settings.files, &Format::Sequences)?;
+        let listing = files::list(&settings.files, &Format::Sequences, Some(Alphabet::Nucleotides))?;
+        self.skipped = listing.skipped_line();
+        let files = listing.paths();
         for file in &files {
             self.compressed |= files::is_compressed(file, &Format::Sequences)?;
         }
         let mut hash = Sha256::new();
         let (mut reader, mut record, mut longest) = (Reader::open(&files)?, Record::default(), 0);
+        let mut unknown = UnknownLetters::default();
         while reader.read_into(&mut record)? {
             longest = longest.max(record.seq.len() + record.description.len() + record.id.len());
             let refuse = |why: String| {
@@ -281,11 +300,15 @@ impl Inner {
             if let Some(why) = Alphabet::Nucleotides.refusal(&record.seq) {
                 return Err(refuse(why));
             }
+            unknown.count(Alphabet::Nucleotides.count_unknown(&record.seq), || record.id.clone());
             match table.take(&record.id).map_err(refuse)? {
                 Some(row) => self.add(&record.seq, &row, &names, &mut hash),
                 None => self.stats.left_out += 1,
             }
         }
+        self.notes = reader.take_notes();
+        self.notes.extend(files.first().and_then(|file| unknown.note(file)));
+        refuse_notes(settings.strict, &self.notes)?;
         table.check_found()?;
         self.opening = [(text.capacity() + table.bytes()) as u64, READER + 4 * longest as u64];
         hash.update(described(&settings));

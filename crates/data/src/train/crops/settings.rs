@@ -36,6 +36,8 @@ pub struct CropSettings {
     /// Whether training crops without a target in any task are in the batches; otherwise they are skipped. A model that
     /// learns from the predictions of another one needs no target.
     pub unlabelled: bool,
+    /// Whether a note on the files is an error (see [`CropSet::notes`](super::CropSet::notes)).
+    pub strict: bool,
     /// Validation crops; `None` for no validation.
     pub validation: Option<ValidationCrops>,
     /// Seed of all random draws.

@@ -30,6 +30,7 @@ impl JsonLines {
     pub(super) fn open(path: &Path, field: String, label: Label, most: usize) -> Result<Self, DataError> {
         let mut source = Source::open(path)?;
         source.skip_byte_order_mark()?;
+        source.refuse_foreign(true)?;
         Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
     }
 

@@ -12,7 +12,8 @@ use self::json::JsonLines;
 use self::text::Text;
 use super::labels::{Classes, Labels, LabelsFrom};
 use super::settings::{Format, Objective, Settings};
-use crate::sequence::{Reader, Record};
+use crate::alphabet::Alphabet;
+use crate::sequence::{InputNote, Reader, Record};
 use crate::{DataError, DataErrorKind};
 
 /// A document before tokenization.
@@ -25,7 +26,14 @@ pub(super) struct Document {
 }
 
 /// Reader of the documents of one file.
-pub(super) enum Documents {
+pub(super) struct Documents {
+    reader: DocumentReader,
+    /// Alphabet of the documents, which are brought into its form; `None` for text.
+    alphabet: Option<Alphabet>,
+}
+
+/// Reader of one format.
+enum DocumentReader {
     Text(Text),
     JsonLines(JsonLines),
     Ids(Ids),
@@ -35,8 +43,9 @@ pub(super) enum Documents {
 impl Documents {
     pub(super) fn open(path: &Path, settings: &Settings, labels: &Labels) -> Result<Self, DataError> {
         let most = settings.longest_document;
-        Ok(match &settings.format {
-            Format::Text(how) => Self::Text(Text::open(path, how.clone(), most)?),
+        let alphabet = settings.tokens.alphabet();
+        let reader = match &settings.format {
+            Format::Text(how) => DocumentReader::Text(Text::open(path, how.clone(), most)?),
             Format::JsonLines { field } => {
                 let label = match &settings.task {
                     Objective::Classify { labels: LabelsFrom::Field(name), classes, .. } => {
@@ -44,32 +53,55 @@ impl Documents {
                     }
                     Objective::Classify { .. } | Objective::Causal | Objective::Masked(_) => None,
                 };
-                Self::JsonLines(JsonLines::open(path, field.clone(), label, most)?)
+                DocumentReader::JsonLines(JsonLines::open(path, field.clone(), label, most)?)
             }
-            Format::Ids { width, end } => Self::Ids(Ids::open(path, *width, *end, most)?),
-            Format::Sequences => Self::Sequences(Sequences::open(path, labels.clone(), most)?),
-        })
+            Format::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, most)?),
+            Format::Sequences => {
+                DocumentReader::Sequences(Sequences::open(path, alphabet, labels.clone(), most)?)
+            }
+        };
+        Ok(Self { reader, alphabet })
     }
 
     /// Reads the next document, which may be empty, into `document`, reusing its buffer. Returns `false` after the last
     /// document.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         document.bytes.clear();
-        match self {
-            Self::Text(text) => text.read(document),
-            Self::JsonLines(lines) => lines.read(document),
-            Self::Ids(ids) => ids.read(document),
-            Self::Sequences(sequences) => sequences.read(document),
+        let more = match &mut self.reader {
+            DocumentReader::Text(text) => text.read(document),
+            DocumentReader::JsonLines(lines) => lines.read(document),
+            DocumentReader::Ids(ids) => ids.read(document),
+            DocumentReader::Sequences(sequences) => sequences.read(document),
+        }?;
+        if let Some(alphabet) = self.alphabet.filter(|_| more) {
+            alphabet.normalize(&mut document.bytes);
+        }
+        Ok(more)
+    }
+
+    /// Id of the last document, of a file of sequences.
+    pub(super) fn id(&self) -> Option<&str> {
+        match &self.reader {
+            DocumentReader::Sequences(sequences) => Some(&sequences.record.id),
+            DocumentReader::Text(_) | DocumentReader::JsonLines(_) | DocumentReader::Ids(_) => None,
+        }
+    }
+
+    /// Notes on a file of sequences that was read to its end.
+    pub(super) fn take_notes(&mut self) -> Vec<InputNote> {
+        match &mut self.reader {
+            DocumentReader::Sequences(sequences) => sequences.reader.take_notes(),
+            DocumentReader::Text(_) | DocumentReader::JsonLines(_) | DocumentReader::Ids(_) => vec![],
         }
     }
 
     /// Capacity in bytes of the buffers that grow with the length of documents, apart from the document itself.
     pub(super) fn held(&self) -> usize {
-        match self {
-            Self::Text(text) => text.line.capacity(),
-            Self::JsonLines(lines) => lines.held(),
-            Self::Ids(_) => 0,
-            Self::Sequences(sequences) => sequences.record.seq.capacity(),
+        match &self.reader {
+            DocumentReader::Text(text) => text.line.capacity(),
+            DocumentReader::JsonLines(lines) => lines.held(),
+            DocumentReader::Ids(_) => 0,
+            DocumentReader::Sequences(sequences) => sequences.record.seq.capacity(),
         }
     }
 }
@@ -84,8 +116,16 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    fn open(path: &Path, labels: Labels, most: usize) -> Result<Self, DataError> {
-        Ok(Sequences { reader: Reader::open([path])?, record: Record::default(), labels, most })
+    fn open(
+        path: &Path,
+        alphabet: Option<Alphabet>,
+        labels: Labels,
+        most: usize,
+    ) -> Result<Self, DataError> {
+        let mut reader = Reader::open([path])?;
+        // A language model may be trained on sequences of either kind; those of proteins have more characters.
+        reader.set_alphabet(alphabet.unwrap_or(Alphabet::AminoAcids));
+        Ok(Sequences { reader, record: Record::default(), labels, most })
     }
 
     fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {

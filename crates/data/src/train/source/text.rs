@@ -23,6 +23,7 @@ impl Text {
     pub(super) fn open(path: &Path, how: TextDocuments, most: usize) -> Result<Self, DataError> {
         let mut source = Source::open(path)?;
         source.skip_byte_order_mark()?;
+        source.refuse_foreign(true)?;
         Ok(Text { source, how, most, line: Vec::new(), ended: false })
     }
 

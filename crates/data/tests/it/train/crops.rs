@@ -72,6 +72,7 @@ fn settings(folder: &Path) -> CropSettings {
             SamplingLevel { column: "family".into(), power: 0.5 },
         ],
         unlabelled: false,
+        strict: false,
         validation: Some(ValidationCrops { crops: 20, lengths: vec![100, 300, 50] }),
         seed: 3,
         bounds: Bounds { tokens: 2400, sequences: 8, longest: 140 },

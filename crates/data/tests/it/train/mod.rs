@@ -29,6 +29,7 @@ pub fn settings(train: &[&Path]) -> Settings {
         seed: 7,
         shuffle: Shuffle { documents: 1000, bytes: 1 << 20 },
         longest_document: 4096,
+        strict: false,
         workers: 2,
         prefetch: 2,
     }
