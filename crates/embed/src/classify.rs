@@ -8,6 +8,7 @@ use crate::input::Sequence;
 use crate::output::Written;
 use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, run};
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 use plimsoll_data::printable::Name;
 use plimsoll_data::sequence::Reader;
@@ -48,10 +49,7 @@ pub struct Options {
 /// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
 pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
-    let output = &options.output;
-    if output.exists() && !options.force {
-        return Err(EmbedError::Exists { path: output.clone() });
-    }
+    OutputGuard::new(options.input_files(), options.force).file(&options.output)?;
     // Open the inputs first, so that a missing file is an error before the model is loaded.
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
@@ -82,6 +80,11 @@ fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
 }
 
 impl Options {
+    /// The files that a run with these options reads.
+    pub fn input_files(&self) -> InputFiles {
+        self.as_embedding().input_files()
+    }
+
     /// The options of [`embed`](crate::embed) with these settings; pooling, layers and output are not used.
     fn as_embedding(&self) -> Embedding {
         Embedding {

@@ -20,6 +20,7 @@ mod states;
 
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::{MAX_PACKS, Order};
 use plimsoll_data::sequence::{Extent, Reader};
 use plimsoll_data::weights::HubEnv;
@@ -39,7 +40,7 @@ use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usa
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
-    Tokenizer, replicas_for_input,
+    Tokenizer, hub, replicas_for_input,
 };
 use serde_json::{Value, json};
 use states::LayerSelection;
@@ -75,6 +76,16 @@ pub struct Options {
     pub prefetch: usize,
     /// Device, threads, memory budget and precision.
     pub settings: Settings,
+}
+
+impl Options {
+    /// The files that a run with these options reads.
+    pub fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        self.inputs.iter().for_each(|path| files.add(path));
+        hub::add_model_files(&self.model, &mut files);
+        files
+    }
 }
 
 /// Destination of the results. The columns of parquet tables are described in [`plimsoll_data::rows::ParquetWriter`].
@@ -201,7 +212,8 @@ impl EmbedReport {
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
 pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
-    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
+    let guard = OutputGuard::new(options.input_files(), options.force);
+    let targets = Targets::new(&options.output, &options.inputs, options.pool, guard)?;
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(&options.inputs)?;
     let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;

@@ -4,6 +4,7 @@
 use crate::model::read_config;
 use crate::{Level, Observer, RuntimeError, Transfer, fair_esm};
 use plimsoll_data::bounded;
+use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::weights::{
@@ -155,6 +156,25 @@ fn local_of(
     );
     fetch.all(need)?;
     Ok(resolve_model(model, env)?)
+}
+
+/// Adds the local files of the value of `--model` to the inputs of a command: those of a path, or those that are in the
+/// cache of the hub. Downloads nothing: a file that is still to be downloaded cannot be an output.
+pub fn add_model_files(model: &str, files: &mut InputFiles) {
+    let path = Path::new(model);
+    if path.exists() {
+        return files.add_model(path);
+    }
+    if !is_hub_id(model) {
+        return;
+    }
+    let env = HubEnv::from_process();
+    if let Ok(folder) = find_in_hub(model, &env) {
+        files.add_model(&folder);
+    }
+    if let Some(file) = fair_esm::in_torch_cache(model, &env) {
+        files.add_model(&file);
+    }
 }
 
 /// Returns the text of a model's configuration and the path to name in messages: config.json, or the fair-esm

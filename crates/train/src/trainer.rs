@@ -14,7 +14,8 @@ use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
-use plimsoll_data::atomic::AtomicFile;
+use super::folder::{self, write_text};
+use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::dynamic::{RETRIES, Reason};
@@ -25,7 +26,6 @@ use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -131,13 +131,14 @@ fn train(
         );
         observer.say(Level::Warning, &text);
     }
+    folder::check_folder(output, &request.config.input_files())?;
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.
     let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?;
-    let started = Status { output, asked: &asked };
+    let mut started = Status { output, asked: &asked, written: folder::written(output) };
     started.write("running", None, &watch)?;
-    let done = train_from(request, timeline, checkpoints, found, &asked, open, &mut watch, observer);
+    let done = train_from(request, timeline, checkpoints, found, &mut started, open, &mut watch, observer);
     done.inspect_err(|error| {
         let status = if matches!(error, TrainError::Runtime(RuntimeError::Interrupted { .. })) {
             "interrupted"
@@ -160,6 +161,8 @@ fn train(
 struct Status<'a> {
     output: &'a Path,
     asked: &'a Value,
+    /// Files that this run, or the run that it continues, wrote.
+    written: WrittenFiles,
 }
 
 impl Status<'_> {
@@ -170,11 +173,12 @@ impl Status<'_> {
             "config": self.asked,
             "memory": watch.stages(),
             "health": watch.record(),
+            "outputs": self.written,
         });
         if let Some(error) = error {
             record["error"] = json!(error.to_string());
         }
-        write_text(&self.output.join("run.json"), &format!("{record:#}\n"))
+        write_text(&self.output.join(folder::RECORD), &format!("{record:#}\n"))
     }
 }
 
@@ -185,12 +189,12 @@ fn train_from(
     timeline: bool,
     checkpoints: Checkpoints,
     found: Option<Checkpoint>,
-    asked: &Value,
+    started: &mut Status<'_>,
     open: Open<'_>,
     watch: &mut TrainWatch,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
-    let output = &request.output;
+    let (output, asked) = (&request.output, started.asked);
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Values chosen for the completed steps must hold for the following steps too.
     let config = request.config.with(&kept)?;
@@ -209,7 +213,9 @@ fn train_from(
             checkpoint.record.state.clone()
         }
     };
-    write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
+    folder::write_config(output, &config, &mut started.written, observer)?;
+    // The record lists the configuration from now on, also if the process is killed.
+    started.write("running", None, watch)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
     let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
@@ -218,6 +224,7 @@ fn train_from(
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),
+        written: started.written.clone(),
         rate: Rate::new(&config),
         config,
         choices,
@@ -256,12 +263,6 @@ fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
-    Ok(file.commit()?)
-}
-
 /// The configuration's word for an enum value.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
@@ -271,6 +272,8 @@ fn word(value: &impl serde::Serialize) -> String {
 struct Trainer<'a> {
     /// The configuration before choices were made; a resumed run is compared with it.
     asked: Value,
+    /// Files that the run record lists as written by this run.
+    written: WrittenFiles,
     /// The configuration with the chosen values filled in.
     config: TrainConfig,
     choices: BTreeMap<String, Value>,
@@ -921,8 +924,9 @@ impl Trainer<'_> {
             "plan": self.model.plan()?,
             "memory": self.watch.stages(),
             "health": self.watch.record(),
+            "outputs": self.written,
         });
-        write_text(&output.join("run.json"), &format!("{run_record:#}\n"))?;
+        write_text(&output.join(folder::RECORD), &format!("{run_record:#}\n"))?;
         self.watch.finish();
         // The run is complete, so a failure here must not turn its record into that of a failed run.
         let timeline = match timeline.then(|| self.measured_timeline()) {

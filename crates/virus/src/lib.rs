@@ -204,6 +204,8 @@ fn predict_one(
             format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
+    let is_shard = among(&options.output_dir, &options.merge);
+    folder::check_inputs(&options.output_dir, &options.input_files(), is_shard)?;
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
@@ -432,6 +434,7 @@ fn already_there(
     if let Some(what) = folder::difference(&old["identity"], &identity) {
         // An interrupted run with --force left its journal here: this run resumes it and replaces the old results.
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
+            folder::check_written(&options.output_dir)?;
             return Ok(None);
         }
         return Err(VirusError::OtherResult { folder: output_dir(), what });
