@@ -71,6 +71,11 @@ impl InputFiles {
         }
     }
 
+    /// Adds the files of a folder that have one of `names`.
+    pub fn add_named(&mut self, folder: &Path, names: &[&str]) {
+        names.iter().for_each(|name| self.add(&folder.join(name)));
+    }
+
     /// Adds the files of a model: those of its folder and of the folders in it, or a weight file and the files beside it
     /// that are read with it.
     pub fn add_model(&mut self, path: &Path) {

@@ -12,6 +12,7 @@ use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 use plimsoll_data::printable::Name;
 use plimsoll_data::sequence::Reader;
+use plimsoll_data::table::Field;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
@@ -135,7 +136,8 @@ impl Rows for Table {
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
         let file = &mut self.file;
-        writeln!(file, "{}\t{}{columns}", sequence.id, self.names[best]).map_err(|e| file.error(e))?;
+        let (id, label) = (Field(&sequence.id), Field(&self.names[best]));
+        writeln!(file, "{id}\t{label}{columns}").map_err(|e| file.error(e))?;
         self.sequences += 1;
         Ok(())
     }

@@ -13,7 +13,6 @@ use plimsoll_data::weights::{
 };
 use plimsoll_graph::Bytes;
 use plimsoll_models::{CallerConfig, ConfigError, DecoderConfig, Encoder, SequenceModel};
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -195,7 +194,7 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
 /// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     let has = |name: &str| folder.join(name).exists();
-    let Ok(config) = fs::read_to_string(folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
+    let Ok(config) = read_config(&folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
     if need == Need::Config {
         return vec![];
     }
@@ -235,7 +234,7 @@ impl Fetch<'_> {
     /// Downloads all files of the model that `need` requires.
     fn all(&mut self, need: Need) -> Result<(), RuntimeError> {
         let path = self.required(CONFIG)?;
-        let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
+        let text = read_config(&path)?;
         // Check the configuration first: an unsupported model is refused before its weights are downloaded.
         let model = match self.family {
             Family::Encoders => Encoder::from_json(&text).map(Trainable::Encoder),

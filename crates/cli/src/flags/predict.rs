@@ -10,7 +10,7 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
+use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
     CallerOptions, Models, Options, PredictReport, Shard, caller_window, files, predict, predict_each, stem,
@@ -224,9 +224,10 @@ impl Predict {
     /// Runs the command.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
         self.take_foreign()?;
-        let mut terminal = self.voice.terminal_with(&self.monitor)?;
-        terminal.listen()?;
         let options = self.options()?;
+        let mut guard = OutputGuard::new(options.input_files(), false);
+        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
+        terminal.listen()?;
         let done = match self.per_input {
             true => predict_each(&options, &mut terminal),
             false => predict(&options, &mut terminal).map(|report| vec![report]),

@@ -70,6 +70,7 @@ use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
 pub use plimsoll_runtime::OutputError;
 pub(crate) use table::Field;
+use table::PlainField;
 pub use verdict::Call;
 
 const PREDICTIONS: &str = "predictions.tsv";
@@ -347,6 +348,7 @@ impl Outputs {
         if !self.options.trained {
             let (call, source) = (Call::Untrained.name(), &self.source);
             self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
+            let name = PlainField(record);
             return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
         }
         let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
@@ -354,7 +356,8 @@ impl Outputs {
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
         let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
-        self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t{score}\t{strand}"))?;
+        let chrom = PlainField(record);
+        self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
             chunk_name(record, index, &mut self.name);
             files.chunk(&self.name, orfs, &said)?;
