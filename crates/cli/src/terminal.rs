@@ -6,7 +6,8 @@ use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressStyle};
 use plimsoll_runtime::live::LiveState;
 use plimsoll_runtime::{
-    EscapedPath, Level, Observer, OutputGuard, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer,
+    EscapedPath, Level, Observer, OutputGuard, Progress, RuntimeError, StartProgress, StartStage, Trained,
+    Transfer,
 };
 use plimsoll_tools::monitor::{View, frame, line};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};

@@ -78,7 +78,8 @@ impl Stream {
     fn of_descriptor(path: &Path) -> Option<Self> {
         let (folder, name) = (path.parent()?.to_str()?, path.file_name()?.to_str()?);
         let is_number = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
-        let is_of_descriptors = folder == "/dev/fd" || (folder.starts_with("/proc/") && folder.ends_with("/fd"));
+        let is_of_descriptors =
+            folder == "/dev/fd" || (folder.starts_with("/proc/") && folder.ends_with("/fd"));
         match (folder, name) {
             ("/dev", "stdout") => Some(Self::StandardOutput),
             ("/dev", "stderr") => Some(Self::StandardError),

@@ -83,7 +83,8 @@ impl InputFiles {
             return self.add_model_folder(path, MODEL_LEVELS);
         }
         self.add(path);
-        for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "calibration.json"] {
+        for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "calibration.json"]
+        {
             self.add(&path.with_file_name(name));
         }
     }
@@ -119,9 +120,7 @@ impl InputFiles {
     pub fn check(&self, output: &Path) -> Result<(), DataError> {
         match self.find(output) {
             None => Ok(()),
-            Some(input) => {
-                Err(DataError::at(output, DataErrorKind::IsInput { input: input.to_owned() }))
-            }
+            Some(input) => Err(DataError::at(output, DataErrorKind::IsInput { input: input.to_owned() })),
         }
     }
 }
@@ -261,5 +260,103 @@ impl WrittenFiles {
     /// The names in the list.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A temporary folder with an input, links to it, and files of somebody else.
+    fn folder() -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("plimsoll-outputs-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("model/checkpoints/step")).expect("created");
+        for name in [
+            "reads.fa",
+            "theirs",
+            "model/config.json",
+            "model/page.html",
+            "model/checkpoints/step/m.safetensors",
+        ] {
+            fs::write(folder.join(name), "x").expect("written");
+        }
+        for (target, name) in
+            [("reads.fa", "link"), ("link", "second"), ("new", "dangling"), ("model", "other")]
+        {
+            symlink(target, folder.join(name)).expect("linked");
+        }
+        fs::hard_link(folder.join("reads.fa"), folder.join("hard")).expect("linked");
+        folder
+    }
+
+    /// An output, what is wrong with it without force, and with force.
+    const OUTPUTS: [[&str; 3]; 18] = [
+        ["reads.fa", "input", "input"],
+        ["./model/../reads.fa", "input", "input"],
+        ["link", "input", "input"],
+        ["second", "input", "input"],
+        ["hard", "input", "input"],
+        ["model/config.json", "input", "input"],
+        ["other/config.json", "input", "input"],
+        ["model/checkpoints/step/m.safetensors", "input", "input"],
+        ["model/page.html", "exists", ""],
+        ["model/page.new", "", ""],
+        ["theirs", "exists", ""],
+        ["new", "", ""],
+        ["dangling", "", ""],
+        ["absent/new", "", ""],
+        ["/dev/null", "", ""],
+        ["/dev/stdout", "", ""],
+        ["taken", "same", "same"],
+        ["model/../taken", "same", "same"],
+    ];
+
+    #[test]
+    fn an_output_is_no_input_and_replaces_only_by_force() {
+        let folder = folder();
+        let mut inputs = InputFiles::default();
+        inputs.add(&folder.join("reads.fa"));
+        inputs.add(Path::new("-"));
+        inputs.add_model(&folder.join("model"));
+        for [output, without, with] in OUTPUTS {
+            for (force, wanted) in [(false, without), (true, with)] {
+                let mut guard = OutputGuard::new(inputs.clone(), force);
+                guard.file(&folder.join("taken")).expect("new");
+                let found = match guard.file(&folder.join(output)).map_err(|error| error.kind) {
+                    Ok(()) => "",
+                    Err(DataErrorKind::IsInput { .. }) => "input",
+                    Err(DataErrorKind::SameOutput { .. }) => "same",
+                    Err(DataErrorKind::Exists) => "exists",
+                    Err(other) => panic!("{output}: {other:?}"),
+                };
+                assert_eq!(found, wanted, "{output}, force {force}");
+            }
+        }
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn a_written_file_is_recognized_until_it_changes() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-written-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("created");
+        let path = folder.join("a");
+        let mut written = WrittenFiles::default();
+        fs::write(&path, "ours").expect("written");
+        written.insert("a", WrittenFile::of(&path));
+        let record = serde_json::json!({"outputs": written}).to_string();
+        let read = WrittenFiles::of_record(&record);
+        assert_eq!(read, written);
+        assert!(read.has(&folder, "a") && !read.has(&folder, "b"));
+        fs::rename(&path, folder.join("b")).expect("renamed");
+        fs::rename(folder.join("b"), &path).expect("renamed");
+        assert!(read.has(&folder, "a"), "a rename changes no file");
+        fs::write(&path, "edited").expect("written");
+        assert!(!read.has(&folder, "a"));
+        for text in ["", "[]", "{}", r#"{"outputs": 7}"#, r#"{"outputs": ["a"]}"#] {
+            assert_eq!(WrittenFiles::of_record(text), WrittenFiles::default(), "{text}");
+        }
+        fs::remove_dir_all(folder).expect("removed");
     }
 }

@@ -2,8 +2,8 @@
 //! force.
 
 use crate::ToolError;
-use plimsoll_data::DataErrorKind;
 use plimsoll_data::DataError;
+use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::bounded;
 use std::io::Write;

@@ -158,4 +158,52 @@ mod tests {
         check("predictions.tsv", false);
         check(".part", false);
     }
+
+    /// A folder's files, and the name that a run is refused for, without and with `--force`; empty if it may write. Files in
+    /// capital letters were written by a run that was killed while it named its files.
+    #[test]
+    fn folders_that_a_run_may_write_to() {
+        const STATE: &str = r#"{"command": "predict", "process_id": 7}"#;
+        for (files, without, with) in [
+            (&[][..], "", ""),
+            (&["PREDICTIONS.TSV", "WINDOWS.TSV"], "", ""),
+            (&["PREDICTIONS.TSV", "windows.tsv"], "windows.tsv", ""),
+            (&["predictions.tsv"], "predictions.tsv", ""),
+            (&["virus.fna"], "virus.fna", ""),
+            (&["regions.fna"], "regions.fna", ""),
+            (&["chunked.fa"], "chunked.fa", ""),
+            (&["thesis.tex"], "thesis.tex", "thesis.tex"),
+            (&["progress.json"], "progress.json", "progress.json"),
+            (&["progress.json="], "", ""),
+            (&[".predictions.tsv.1-0.part", "progress.journal"], "", ""),
+            (&[".thesis.tex.1-0.part"], ".thesis.tex.1-0.part", ".thesis.tex.1-0.part"),
+            (&[".commit.json"], ".commit.json", ".commit.json"),
+        ] {
+            let folder = plimsoll_testing::Folder::new("inspected");
+            let mut list = WrittenFiles::default();
+            for name in files {
+                let path = folder.write(
+                    &name.to_lowercase().replace('=', ""),
+                    if name.ends_with('=') { STATE } else { "x" },
+                );
+                if name.to_uppercase() == **name {
+                    list.insert(&name.to_lowercase(), plimsoll_data::outputs::WrittenFile::of(&path));
+                }
+            }
+            if list.names().next().is_some() {
+                folder.write(COMMIT, serde_json::json!({"lists": [list]}).to_string());
+            }
+            for (force, wanted) in [(false, without), (true, with)] {
+                let found = match inspect(&folder.0, force) {
+                    Ok(_) => String::new(),
+                    Err(VirusError::ForeignFiles { name, .. }) => name,
+                    Err(VirusError::NotWrittenByUs { path }) => {
+                        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+                    }
+                    Err(other) => panic!("{other}"),
+                };
+                assert_eq!(found, wanted, "{files:?}, force {force}");
+            }
+        }
+    }
 }

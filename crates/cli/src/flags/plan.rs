@@ -291,7 +291,9 @@ impl Plan {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         if self.timeline.force && !self.timeline.is_wanted() {
-            return Err(usage("--force replaces the files of --html, --memory-viz and --trace; omit it without them"));
+            return Err(usage(
+                "--force replaces the files of --html, --memory-viz and --trace; omit it without them",
+            ));
         }
         self.timeline.check(self.input_files())?;
         let text = match (&self.train, &self.model) {

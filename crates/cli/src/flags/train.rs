@@ -3,8 +3,8 @@
 
 use super::card::{Options, training_options};
 use super::device::DeviceName;
-use super::{print, print_beside};
 use super::voice::{MonitorFlag, Voice};
+use super::{print, print_beside};
 use crate::error::{CliError, usage};
 use crate::terminal::Terminal;
 use clap::Args;

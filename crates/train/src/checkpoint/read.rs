@@ -94,7 +94,8 @@ impl Checkpoint {
 
 /// Computes the size and SHA-256 of a file.
 fn digest(path: &Path) -> io::Result<FileDigest> {
-    let (mut file, mut hash, mut buffer, mut bytes) = (bounded::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
+    let (mut file, mut hash, mut buffer, mut bytes) =
+        (bounded::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(FileDigest { bytes, sha256: hex(&hash.finalize()) }),

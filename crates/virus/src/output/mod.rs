@@ -46,9 +46,9 @@ pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
+use crate::folder::written_by_runs;
 pub use caller::CallsSummary;
 pub(crate) use caller::{CallerOutputs, CallerWindow};
-use crate::folder::written_by_runs;
 use embeddings::Embeddings;
 use intermediate::Intermediate;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
