@@ -15,10 +15,12 @@ use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
+use plimsoll_data::atomic::remove_leftovers;
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::dynamic::{RETRIES, Reason};
+use plimsoll_runtime::live;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::timeline::MeasuredTimeline;
@@ -132,6 +134,7 @@ fn train(
         observer.say(Level::Warning, &text);
     }
     folder::check_folder(output, &request.config.input_files())?;
+    remove_leftovers(&output.join(live::FILE));
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.

@@ -34,6 +34,7 @@ use journal::InputStamps;
 use output::Counts;
 use output::caller::LogitLayout;
 use plimsoll_data::codons::VOCABULARY;
+use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
@@ -159,7 +160,7 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let budget = settings.read_budget()?;
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
-    let shared = Shared { budget, replicas, process: Process::of(settings) };
+    let shared = Shared { budget, replicas, process: Process::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
@@ -174,6 +175,8 @@ struct Shared {
     budget: Budget,
     /// Maximum number of replicas.
     replicas: usize,
+    /// The files that the runs read: the result of one input must not overwrite the next input.
+    files: InputFiles,
     /// Memory of the process before the first arena was allocated; later measurements would include that arena.
     process: Option<Process>,
 }
@@ -205,7 +208,8 @@ fn predict_one(
         observer.say(Level::Warning, &text);
     }
     let is_shard = among(&options.output_dir, &options.merge);
-    folder::check_inputs(&options.output_dir, &options.input_files(), is_shard)?;
+    let files = shared.map_or_else(|| options.input_files(), |shared| shared.files.clone());
+    folder::check_inputs(&options.output_dir, &files, is_shard)?;
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
