@@ -59,6 +59,7 @@ enum Command {
 static HEAP: plimsoll_runtime::Heap = plimsoll_runtime::Heap;
 
 fn main() -> ExitCode {
+    terminal::survive_file_limit();
     plimsoll_runtime::limit_slack();
     plimsoll_runtime::bill_whole_process();
     let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));

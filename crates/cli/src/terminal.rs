@@ -1,18 +1,21 @@
 //! Messages and progress while a command runs. Invariant: standard output carries only results; messages go to
 //! standard error and, with the time, to the log file.
 
-use crate::error::CliError;
+use crate::error::{CliError, usage};
 use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressStyle};
 use plimsoll_runtime::live::LiveState;
-use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer};
+use plimsoll_runtime::{
+    EscapedPath, Level, Observer, OutputGuard, Progress, RuntimeError, StartProgress, StartStage, Trained,
+    Transfer,
+};
 use plimsoll_tools::monitor::{View, frame, line};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::fs::{File, OpenOptions};
-use std::io::{IsTerminal, Write, stderr};
-use std::path::Path;
+use std::io::{IsTerminal, Read, Write, stderr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -50,10 +53,25 @@ pub struct Terminal {
     /// Where the view is drawn; `None` without a terminal, and before the first state.
     screen: Option<Screen>,
     colours: bool,
-    log: Option<File>,
+    log: Option<Log>,
     said: Instant,
     /// Number of the signal that requested a stop; 0 without one.
     stop: Arc<AtomicUsize>,
+}
+
+/// Turns the signal that ends a process at the limit on the size of files (`ulimit -f`) into an error of the write, which is
+/// reported like that of a full disk, and after which temporary files are removed.
+pub fn survive_file_limit() {
+    // Without the handler, the error would only be less clear.
+    let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+/// The log file.
+enum Log {
+    /// Lines for a file that is not opened yet, because it is not known which files the command reads.
+    Waiting(PathBuf, String),
+    /// The open file.
+    Open(File),
 }
 
 /// Template of the progress display for input of unknown size.
@@ -64,14 +82,10 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 
 impl Terminal {
     /// `progress` enables a progress bar if standard error is a terminal, and otherwise a line every
-    /// [`BETWEEN_LINES`]. `Err` if the log file cannot be opened.
-    pub fn new(loudness: Verbosity, progress: bool, log: Option<&Path>) -> Result<Self, CliError> {
+    /// [`BETWEEN_LINES`]. Nothing is written to the file `log` before [`Terminal::open_log`].
+    pub fn new(loudness: Verbosity, progress: bool, log: Option<&Path>) -> Self {
         let terminal = stderr().is_terminal();
-        let open = |path: &Path| {
-            let file = OpenOptions::new().create(true).append(true).open(path);
-            file.map_err(|source| RuntimeError::Io { path: path.to_owned(), source })
-        };
-        Ok(Self {
+        Self {
             loudness,
             bar: None,
             shows_bar: progress && terminal,
@@ -79,10 +93,29 @@ impl Terminal {
             monitor: None,
             screen: None,
             colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
-            log: log.map(open).transpose()?,
+            log: log.map(|path| Log::Waiting(path.to_owned(), String::new())),
             said: Instant::now(),
             stop: Arc::default(),
-        })
+        }
+    }
+
+    /// Opens the log file, to which lines are added, after `guard` has checked it against the files that the command reads
+    /// and writes.
+    ///
+    /// # Errors
+    /// An input or an output of the command; a file that is no log; a file that cannot be opened.
+    pub fn open_log(&mut self, guard: &mut OutputGuard) -> Result<(), CliError> {
+        let Some(Log::Waiting(path, lines)) = &self.log else { return Ok(()) };
+        guard.own_file(path).map_err(RuntimeError::from)?;
+        if path.is_file() && !is_log(path).map_err(RuntimeError::io(path))? {
+            let text = "the file has other content than a log of plimsoll, so no lines are added to it; choose another file";
+            return Err(usage(format!("--log-file {}: {text}", EscapedPath(path))));
+        }
+        let open = OpenOptions::new().create(true).append(true).open(path);
+        let mut file = open.map_err(RuntimeError::io(path))?;
+        file.write_all(lines.as_bytes()).map_err(RuntimeError::io(path))?;
+        self.log = Some(Log::Open(file));
+        Ok(())
     }
 
     /// Shows the state of the run instead of a progress bar.
@@ -140,9 +173,17 @@ impl Terminal {
 
     /// Writes to the log file only.
     pub fn log(&mut self, text: &str) {
-        let Some(file) = &mut self.log else { return };
+        let Some(log) = &mut self.log else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        if let Err(error) = writeln!(file, "{} {}", utc(now.as_secs()), Shown(text)) {
+        let line = format!("{} {}\n", utc(now.as_secs()), Shown(text));
+        let written = match log {
+            Log::Waiting(_, lines) => {
+                lines.push_str(&line);
+                Ok(())
+            }
+            Log::Open(file) => file.write_all(line.as_bytes()),
+        };
+        if let Err(error) = written {
             self.log = None;
             self.print(&format!("warning: writing to the log file failed, so logging to it stops: {error}"));
         }
@@ -328,6 +369,15 @@ fn training(t: &Trained) -> String {
     let [memory, line] = [t.memory, t.line].map(|bytes| bytes.0 as f64 / 1e6);
     let (loss, rate) = (t.loss, t.tokens_per_second);
     format!("step {}{steps}, loss {loss:.4}, {rate:.0} tokens/s, {memory:.0} of {line:.0} MB", t.step)
+}
+
+/// Whether a file is empty or starts with a line as [`Terminal::log`] writes it: a time and a blank.
+fn is_log(path: &Path) -> std::io::Result<bool> {
+    const FORM: &[u8; 21] = b"dddd-dd-ddTdd:dd:ddZ ";
+    let mut start = vec![];
+    File::open(path)?.take(FORM.len() as u64).read_to_end(&mut start)?;
+    let fits = |(form, byte): (&u8, &u8)| if *form == b'd' { byte.is_ascii_digit() } else { form == byte };
+    Ok(start.is_empty() || start.len() == FORM.len() && FORM.iter().zip(&start).all(fits))
 }
 
 /// Formats seconds since 1970 as `2026-01-31T12:00:00Z`. Days are converted to dates by Howard Hinnant's

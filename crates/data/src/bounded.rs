@@ -6,6 +6,35 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
+/// Opens a file that is read by its name alone, and not as a stream. Opening a pipe would block until somebody writes to
+/// it, and what is read from it once is gone.
+///
+/// # Errors
+/// I/O errors of the system; `InvalidInput` for a pipe or a socket.
+pub fn open(path: &Path) -> Result<File> {
+    match is_pipe(path)? {
+        true => {
+            let what = "a pipe; this file must be a regular file: write it to disk first";
+            Err(Error::new(ErrorKind::InvalidInput, what))
+        }
+        false => File::open(path),
+    }
+}
+
+/// Whether `path` leads to a pipe or a socket.
+fn is_pipe(path: &Path) -> Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let of = std::fs::metadata(path)?.file_type();
+        Ok(of.is_fifo() || of.is_socket())
+    }
+    #[cfg(not(unix))]
+    {
+        std::fs::metadata(path).map(|_| false)
+    }
+}
+
 /// Returns the bytes of the file at `path`, which may have at most `most` bytes.
 ///
 /// # Errors
@@ -13,7 +42,7 @@ use std::path::Path;
 /// of Git LFS instead of the file itself.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > most {
         true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
         false if foreign::is_lfs_pointer(&bytes) => Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER)),

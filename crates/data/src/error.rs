@@ -68,6 +68,18 @@ pub enum DataErrorKind {
     NoRoom(String),
     /// A file written by this program was changed afterwards; the text says where.
     Damaged(String),
+    /// The output is a file that the command reads.
+    IsInput {
+        /// The path under which the command reads it.
+        input: PathBuf,
+    },
+    /// Two outputs of the command are one file.
+    SameOutput {
+        /// The path of the other output.
+        other: PathBuf,
+    },
+    /// The output exists and was not written by a run that this one continues.
+    Exists,
 }
 
 impl DataError {
@@ -109,6 +121,12 @@ impl fmt::Display for DataError {
         }
         if self.path.is_some() || self.line.is_some() || self.id.is_some() {
             write!(f, ": ")?;
+        }
+        // Most often both are one path, which is named once.
+        if let DataErrorKind::IsInput { input } = &self.kind
+            && self.path.as_ref() == Some(input)
+        {
+            return f.write_str("an input of this command cannot be its output too; choose another output");
         }
         write!(f, "{}", self.kind)
     }
@@ -169,6 +187,19 @@ impl fmt::Display for DataErrorKind {
             Self::Malformed(what) | Self::Damaged(what) | Self::NoData(what) | Self::NoRoom(what) => {
                 f.write_str(what)
             }
+            Self::IsInput { input } => write!(
+                f,
+                "this file is {}, an input of this command, which cannot be its output too; choose another output",
+                EscapedPath(input)
+            ),
+            Self::SameOutput { other } => write!(
+                f,
+                "this file is also the output {}; choose another path for one of them",
+                EscapedPath(other)
+            ),
+            Self::Exists => {
+                write!(f, "the file already exists; use --force to replace it, or choose another output")
+            }
         }
     }
 }
@@ -189,7 +220,10 @@ impl Error for DataError {
             | DataErrorKind::Malformed(_)
             | DataErrorKind::NoData(_)
             | DataErrorKind::NoRoom(_)
-            | DataErrorKind::Damaged(_) => None,
+            | DataErrorKind::Damaged(_)
+            | DataErrorKind::IsInput { .. }
+            | DataErrorKind::SameOutput { .. }
+            | DataErrorKind::Exists => None,
         }
     }
 }

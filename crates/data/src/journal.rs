@@ -7,6 +7,7 @@
 //! key, a block of another journal is not accepted.
 
 use crate::atomic::sync_folder;
+use crate::bounded;
 use crate::{DataError, DataErrorKind};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions};
@@ -90,7 +91,7 @@ impl Blocks {
     /// A file that cannot be read, or is no journal.
     pub fn open(path: &Path) -> Result<Option<Self>, DataError> {
         let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-        let file = match File::open(path) {
+        let file = match bounded::open(path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             file => file.map_err(fail)?,
         };

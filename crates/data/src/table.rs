@@ -1,14 +1,68 @@
-//! Reads tab-separated tables of result folders row by row. Invariant: a file that is not a complete table of the
-//! expected form is an error with path and line, and a line uses at most 1 MiB of memory.
+//! Cells of tab-separated tables, and a reader of the tables of result folders. Invariants: a cell is one line without a
+//! tab, no spreadsheet runs it as a formula, and a cell that is read is the text that was written, apart from escapes; a
+//! file that is not a complete table of the expected form is an error with path and line, and a line uses at most 1 MiB of
+//! memory.
 
-use crate::printable::Name;
+use crate::bounded;
+use crate::printable::{Name, is_printable};
 use crate::{DataError, DataErrorKind};
+use std::fmt::{self, Display, Formatter, Write};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// Maximum bytes of a line. Lines of results contain an id and a few numbers, so longer lines are errors.
 const LONGEST: u64 = 1 << 20;
+
+/// A text as a cell of a table that people open in spreadsheets. Unprintable characters are escaped as in Rust (`\t`, `\n`,
+/// `\u{202e}`). A text that a spreadsheet would run as a formula gets an apostrophe in front, as spreadsheets themselves
+/// quote texts, and so does a text that looks like a quoted one; [`TableReader`] removes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Field<'a>(pub &'a str);
+
+impl Display for Field<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if is_formula(self.0.trim_start_matches(QUOTE)) {
+            f.write_char(QUOTE)?;
+        }
+        PlainField(self.0).fmt(f)
+    }
+}
+
+/// A text as a cell of a table that only programs read, such as BED, with the escapes of [`Field`] and without quotes.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainField<'a>(pub &'a str);
+
+impl Display for PlainField<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        while let Some(at) = rest.find(|c: char| !is_printable(c)) {
+            let (clean, tail) = rest.split_at(at);
+            f.write_str(clean)?;
+            let mut tail = tail.chars();
+            tail.next().into_iter().flat_map(char::escape_default).try_for_each(|c| f.write_char(c))?;
+            rest = tail.as_str();
+        }
+        f.write_str(rest)
+    }
+}
+
+/// Character before a text that would be a formula.
+const QUOTE: char = '\'';
+
+/// Whether spreadsheets run a text: it starts with the sign of a formula, also in full width, and goes on. A sign alone,
+/// such as `-` for standard input, is a text.
+fn is_formula(text: &str) -> bool {
+    let mut chars = text.chars();
+    let first = chars.next();
+    first.is_some_and(|c| "=+-@\u{ff1d}\u{ff0b}\u{ff0d}\u{ff20}".contains(c)) && chars.next().is_some()
+}
+
+/// The text that [`Field`] wrote to a cell, apart from escapes.
+fn unquoted(cell: &str) -> &str {
+    let is_quoted = |text: &&str| is_formula(text.trim_start_matches(QUOTE));
+    cell.strip_prefix(QUOTE).filter(is_quoted).unwrap_or(cell)
+}
 
 /// Reader of a tab-separated table with column names in its first line.
 pub struct TableReader {
@@ -32,7 +86,7 @@ impl TableReader {
 
     /// Opens a table with all its columns, in the order of its header.
     pub fn open_all(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let file = bounded::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let reader = BufReader::with_capacity(1 << 16, file);
         let (line, names, places) = (String::new(), vec![], vec![]);
         let mut table = TableReader { path: path.to_owned(), reader, line, number: 0, names, places };
@@ -87,7 +141,7 @@ impl TableReader {
         if found != width {
             return Err(self.error(format!("{found} columns, the header has {width}; the table is incomplete")));
         }
-        let wanted: Vec<&str> = self.places.iter().map(|&place| cells[place]).collect();
+        let wanted: Vec<&str> = self.places.iter().map(|&place| unquoted(cells[place])).collect();
         parse(&wanted).map(Some).map_err(|what| self.error(what))
     }
 
@@ -155,4 +209,40 @@ pub fn finite(column: &str, cell: &str) -> Result<f64, String> {
 pub fn share(column: &str, cell: &str) -> Result<f64, String> {
     let number = cell.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
     number.ok_or_else(|| format!("{column} is `{}`, expected a number from 0 to 1", Name(cell)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A text, its cell in a table for spreadsheets, and its cell in a table for programs.
+    const CELLS: [[&str; 3]; 18] = [
+        ["", "", ""],
+        ["contig|7 é \\ \"", "contig|7 é \\ \"", "contig|7 é \\ \""],
+        ["a\tb\nc\r", "a\\tb\\nc\\r", "a\\tb\\nc\\r"],
+        ["\u{1b}[31m\u{7f}\u{85}", "\\u{1b}[31m\\u{7f}\\u{85}", "\\u{1b}[31m\\u{7f}\\u{85}"],
+        ["é\u{2028}日", "é\\u{2028}日", "é\\u{2028}日"],
+        ["gpj.\u{202e}exe\u{2066}", "gpj.\\u{202e}exe\\u{2066}", "gpj.\\u{202e}exe\\u{2066}"],
+        ["\0\0", "\\u{0}\\u{0}", "\\u{0}\\u{0}"],
+        ["=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0", "=cmd|' /C calc'!A0"],
+        ["=1+1", "'=1+1", "=1+1"],
+        ["+x", "'+x", "+x"],
+        ["-x", "'-x", "-x"],
+        ["@SUM(1)", "'@SUM(1)", "@SUM(1)"],
+        ["\u{ff1d}1", "'\u{ff1d}1", "\u{ff1d}1"],
+        ["'=1", "''=1", "'=1"],
+        ["''-1", "'''-1", "''-1"],
+        ["'quoted'", "'quoted'", "'quoted'"],
+        ["-", "-", "-"],
+        ["a=b", "a=b", "a=b"],
+    ];
+
+    #[test]
+    fn a_cell_stays_on_its_line_and_is_no_formula() {
+        for [text, field, plain] in CELLS {
+            assert_eq!(Field(text).to_string(), field);
+            assert_eq!(PlainField(text).to_string(), plain);
+            assert_eq!(unquoted(field), plain, "{text}");
+        }
+    }
 }

@@ -8,9 +8,11 @@ use crate::input::Sequence;
 use crate::output::Written;
 use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, listed, run};
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 use plimsoll_data::printable::Name;
 use plimsoll_data::sequence::{Listing, Reader};
+use plimsoll_data::table::Field;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
@@ -50,10 +52,7 @@ pub struct Options {
 /// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
 pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
-    let output = &options.output;
-    if output.exists() && !options.force {
-        return Err(EmbedError::Exists { path: output.clone() });
-    }
+    OutputGuard::new(options.input_files(), options.force).file(&options.output)?;
     // Open the inputs first, so that a missing file is an error before the model is loaded.
     Reader::open(Listing::of(&options.inputs, None)?.paths())?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
@@ -85,6 +84,11 @@ fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
 }
 
 impl Options {
+    /// The files that a run with these options reads.
+    pub fn input_files(&self) -> InputFiles {
+        self.as_embedding().input_files()
+    }
+
     /// The options of [`embed`](crate::embed) with these settings; pooling, layers and output are not used.
     fn as_embedding(&self) -> Embedding {
         Embedding {
@@ -136,7 +140,8 @@ impl Rows for Table {
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
         let file = &mut self.file;
-        writeln!(file, "{}\t{}{columns}", sequence.id, self.names[best]).map_err(|e| file.error(e))?;
+        let (id, label) = (Field(&sequence.id), Field(&self.names[best]));
+        writeln!(file, "{id}\t{label}{columns}").map_err(|e| file.error(e))?;
         self.sequences += 1;
         Ok(())
     }

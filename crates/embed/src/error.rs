@@ -24,15 +24,6 @@ pub enum EmbedError {
             output that ends in .safetensors, or with --per-input give --format safetensors"
     )]
     TokensNeedSafetensors,
-    /// The output file exists and `--force` is not given.
-    #[error(
-        "{}: the file already exists; use --force to replace it, or another name with -o",
-        EscapedPath(path)
-    )]
-    Exists {
-        /// The output file.
-        path: PathBuf,
-    },
     /// With `--per-input`, the output folder is a file, or lies in one.
     #[error("--per-input: {} is not a folder; give another folder with -o", EscapedPath(path))]
     NotAFolder {

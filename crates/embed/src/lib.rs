@@ -20,6 +20,7 @@ mod states;
 
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::{MAX_PACKS, Order};
 use plimsoll_data::printable::Name;
 use plimsoll_data::sequence::{Extent, Listing, Reader};
@@ -40,7 +41,7 @@ use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usa
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
-    Tokenizer, replicas_for_input,
+    Tokenizer, hub, replicas_for_input,
 };
 use serde_json::{Value, json};
 use states::LayerSelection;
@@ -79,6 +80,16 @@ pub struct Options {
     pub prefetch: usize,
     /// Device, threads, memory budget and precision.
     pub settings: Settings,
+}
+
+impl Options {
+    /// The files that a run with these options reads.
+    pub fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        self.inputs.iter().for_each(|path| files.add_file_or_folder(path));
+        hub::add_model_files(&self.model, &mut files);
+        files
+    }
 }
 
 /// Destination of the results. The columns of parquet tables are described in [`plimsoll_data::rows::ParquetWriter`].
@@ -208,17 +219,18 @@ impl EmbedReport {
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
 pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
+    let guard = OutputGuard::new(options.input_files(), options.force);
     let listing = Listing::of(&options.inputs, None)?;
     // Of a folder with files of both alphabets the model decides which are read.
     if !listing.is_mixed() {
-        Targets::new(&options.output, &listing.paths(), options.pool, options.force)?;
+        Targets::new(&options.output, &listing.paths(), options.pool, guard.clone())?;
     }
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(listing.paths())?;
     let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let model = model.parts();
     let options = &Options { inputs: listed(&options.inputs, model.tokenizer, observer)?, ..options.clone() };
-    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
+    let targets = Targets::new(&options.output, &options.inputs, options.pool, guard)?;
     let architecture = &model.architecture;
     let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());

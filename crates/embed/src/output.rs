@@ -7,6 +7,7 @@ use super::input::Sequence;
 use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::OutputGuard;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use plimsoll_data::sequence::stem;
 use plimsoll_runtime::RuntimeError;
@@ -51,12 +52,12 @@ pub(super) struct Targets {
 
 impl Targets {
     /// Checks, before the model is opened, that the results can be written: the format is known and fits the
-    /// pooling, paths are distinct, and files do not exist unless `force` is set.
+    /// pooling, paths are distinct, and `guard` permits every file.
     pub(super) fn new(
         destination: &Destination,
         inputs: &[PathBuf],
         pool: Pool,
-        force: bool,
+        mut guard: OutputGuard,
     ) -> Result<Self, EmbedError> {
         let targets = match destination {
             Destination::File(path) => {
@@ -71,11 +72,8 @@ impl Targets {
             return Err(EmbedError::TokensNeedSafetensors);
         }
         let ids = targets.paths.iter().filter(|_| targets.format == Format::Npy).map(|path| ids_path(path));
-        let there = |path: &PathBuf| !force && path.exists();
-        match targets.paths.iter().cloned().chain(ids).find(there) {
-            Some(path) => Err(EmbedError::Exists { path }),
-            None => Ok(targets),
-        }
+        targets.paths.iter().cloned().chain(ids).try_for_each(|path| guard.file(&path))?;
+        Ok(targets)
     }
 }
 
@@ -253,7 +251,7 @@ mod tests {
     #[test]
     fn what_a_result_may_be_called() {
         let check = |name: &str, pool, wanted: bool| {
-            let found = Targets::new(&Destination::File(name.into()), &[], pool, false);
+            let found = Targets::new(&Destination::File(name.into()), &[], pool, OutputGuard::default());
             assert_eq!(found.is_ok(), wanted, "{name}");
         };
         check("nowhere/a.npy", Pool::Mean, true);

@@ -81,12 +81,6 @@ pub enum PlotError {
         /// End of the message: the nearest ids in the results.
         nearest: String,
     },
-    /// The picture exists and `--force` is not given.
-    #[error("{} already exists; use --force to replace it, or choose another output with -o", path.display())]
-    Exists {
-        /// Path of the picture.
-        path: PathBuf,
-    },
     /// The folder does not exist.
     #[error("{}: there is no such folder; check the path", EscapedPath(folder))]
     NoFolder {

@@ -16,9 +16,11 @@ pub use error::PlotError;
 
 use draw::{png, scene::Scene, svg};
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_train::history;
+use plimsoll_virus::output::FILES;
 use results::Results;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -103,8 +105,8 @@ struct Picture {
 ///   [`PlotError::WindowOutOfOrder`], [`PlotError::TornWindows`], [`PlotError::UnknownWindow`],
 ///   [`PlotError::Contradiction`]: results of VirNucPro that are ambiguous, incomplete or inconsistent.
 /// - [`PlotError::NoSuchRecord`]: a requested record is not in the results.
-/// - [`PlotError::Exists`]: a picture exists and `force` is not set.
-/// - [`PlotError::Runtime`]: a table cannot be read, or a picture cannot be written.
+/// - [`PlotError::Runtime`]: a table cannot be read, or a picture cannot be written: it is a table that is read, or it
+///   exists and `force` is not set.
 pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let is_training = history::are_training_runs(&options.results).map_err(PlotError::Mixture)?;
     let pictures = if is_training { training::pictures(options)? } else { of_prediction(options)? };
@@ -171,8 +173,19 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>
     Ok((survey, found.into_iter().flatten().collect()))
 }
 
+/// The files that are read from folders of results: those that predictions and training runs write.
+fn results_read(folders: &[PathBuf]) -> InputFiles {
+    let mut files = InputFiles::default();
+    for folder in folders {
+        files.add_named(folder, &FILES);
+        files.add_named(folder, &history::FILES);
+    }
+    files
+}
+
 /// Writes the pictures. Encodes all of them and checks all destinations before the first write.
 fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotError> {
+    let mut guard = OutputGuard::new(results_read(&options.results), options.force);
     let mut files: Vec<(PathBuf, Vec<u8>)> = vec![];
     for Picture { name, scene } in pictures {
         let places: Vec<(PathBuf, Format)> = match &options.output {
@@ -182,9 +195,7 @@ fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotEr
             }
         };
         for (path, format) in places {
-            if !options.force && path.exists() {
-                return Err(PlotError::Exists { path });
-            }
+            guard.file(&path)?;
             let bytes = match format {
                 Format::Svg => svg::write(scene).into_bytes(),
                 Format::Png => png::write(scene, options.dpi).map_err(RuntimeError::io(&path))?,

@@ -5,14 +5,13 @@ use super::survey::{CALLS, PredictionRow, Survey};
 use super::track::{Track, Window};
 use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
-use plimsoll_data::DataError;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
+use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
 use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, is_of};
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const PREDICTIONS: &str = "predictions.tsv";
@@ -26,6 +25,9 @@ const OF_A_WINDOW: [&str; 9] =
 const OF_A_CALLED_RECORD: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
 const OF_A_CALLED_WINDOW: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
 const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
+
+/// Maximum size of run.json in bytes.
+const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Properties of the run that pictures show.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,7 +94,7 @@ impl Results {
                 false => PlotError::NoResult { folder },
             });
         }
-        let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
+        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(RuntimeError::io(&path))?;
         let record: Option<Value> = serde_json::from_str(&text).ok();
         let (about, counts) = record
             .as_ref()

@@ -22,12 +22,6 @@ pub enum ReportError {
     /// Several folders are given, none of which is a training run.
     #[error("the report of a prediction is of one folder; give one folder, or the folders of training runs")]
     SeveralPredictions,
-    /// The output file exists and `force` is not set.
-    #[error("{} already exists; use --force to replace it, or choose another file with -o", EscapedPath(path))]
-    Exists {
-        /// Path of the file.
-        path: PathBuf,
-    },
     /// The folder does not exist.
     #[error("{}: there is no such folder; check the path", EscapedPath(folder))]
     NoFolder {

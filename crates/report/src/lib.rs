@@ -25,7 +25,9 @@ mod training;
 pub use error::ReportError;
 
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_train::history;
+use plimsoll_virus::output::FILES;
 use results::Results;
 use std::io::Write;
 use std::path::PathBuf;
@@ -43,19 +45,27 @@ pub struct Options {
     pub force: bool,
 }
 
+/// The files that are read from folders of results: those that predictions and training runs write.
+fn results_read(folders: &[PathBuf]) -> InputFiles {
+    let mut files = InputFiles::default();
+    for folder in folders {
+        files.add_named(folder, &FILES);
+        files.add_named(folder, &history::FILES);
+    }
+    files
+}
+
 /// Writes the page of the results of a prediction, or of training runs.
 ///
 /// # Errors
 /// - [`ReportError::Mixture`], [`ReportError::SeveralPredictions`]: folders that cannot be on one
 ///   page.
 /// - [`ReportError::Training`]: a training run cannot be read, or there are too many.
-/// - [`ReportError::Exists`]: the output exists and `force` is not set.
 /// - [`ReportError::NoFolder`], [`ReportError::NoResult`], [`ReportError::NotARunRecord`]: the folder has no complete results of a prediction.
-/// - [`ReportError::Runtime`]: a table is damaged or contradicts another one, or the page cannot be written.
+/// - [`ReportError::Runtime`]: a table is damaged or contradicts another one, or the page cannot be written: it is one of
+///   the tables, or the output exists and `force` is not set.
 pub fn report(options: &Options) -> Result<(), ReportError> {
-    if !options.force && options.output.exists() {
-        return Err(ReportError::Exists { path: options.output.clone() });
-    }
+    OutputGuard::new(results_read(&options.results), options.force).file(&options.output)?;
     let title = options.title.as_deref();
     let page = if history::are_training_runs(&options.results).map_err(ReportError::Mixture)? {
         training::page(&options.results, title)?.html()

@@ -4,6 +4,7 @@
 use crate::model::{VOCABULARY, read_config};
 use crate::{Level, ModelError, Observer, RuntimeError, Transfer, fair_esm};
 use plimsoll_data::bounded;
+use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::weights::{
@@ -12,7 +13,6 @@ use plimsoll_data::weights::{
 };
 use plimsoll_graph::Bytes;
 use plimsoll_models::{ConfigError, Encoder, ModelConfig, SequenceModel, reads_bytes};
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -156,6 +156,25 @@ fn local_of(
     Ok(resolve_model(model, env)?)
 }
 
+/// Adds the local files of the value of `--model` to the inputs of a command: those of a path, or those that are in the
+/// cache of the hub. Downloads nothing: a file that is still to be downloaded cannot be an output.
+pub fn add_model_files(model: &str, files: &mut InputFiles) {
+    let path = Path::new(model);
+    if path.exists() {
+        return files.add_model(path);
+    }
+    if !is_hub_id(model) {
+        return;
+    }
+    let env = HubEnv::from_process();
+    if let Ok(folder) = find_in_hub(model, &env) {
+        files.add_model(&folder);
+    }
+    if let Some(file) = fair_esm::in_torch_cache(model, &env) {
+        files.add_model(&file);
+    }
+}
+
 /// Returns the text of a model's configuration and the path to name in messages: config.json, or the fair-esm
 /// checkpoint itself if it has no config.json beside it.
 pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError> {
@@ -174,7 +193,7 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
 /// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     let has = |name: &str| folder.join(name).exists();
-    let Ok(config) = fs::read_to_string(folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
+    let Ok(config) = read_config(&folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
     if need == Need::Config {
         return vec![];
     }
@@ -210,7 +229,7 @@ impl Fetch<'_> {
     /// Downloads all files of the model that `need` requires.
     fn all(&mut self, need: Need) -> Result<(), RuntimeError> {
         let path = self.required(CONFIG)?;
-        let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
+        let text = read_config(&path)?;
         // Check the configuration first: an unsupported model is refused before its weights are downloaded.
         let model = self.family.read(&text).map_err(|source| RuntimeError::Config { path, source })?;
         if need != Need::Config {

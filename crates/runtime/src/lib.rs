@@ -116,7 +116,9 @@ pub use observer::{
     FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained, Transfer,
 };
 pub use output_error::OutputError;
+pub use plimsoll_data::destination::is_standard_output;
 pub use plimsoll_data::limits::Limit;
+pub use plimsoll_data::outputs::{InputFiles, OutputGuard};
 pub use plimsoll_data::printable::{EscapedPath, is_printable};
 pub use plimsoll_exec::Machine;
 pub use plimsoll_exec::heap::{Heap, limit_slack};

@@ -47,7 +47,7 @@ impl MetricsReader {
     /// # Errors
     /// A file that cannot be opened.
     pub fn open(&mut self) -> Result<Option<NewLines<'_>>, DataError> {
-        let mut file = match File::open(&self.path) {
+        let mut file = match plimsoll_data::bounded::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.unreadable(error)),

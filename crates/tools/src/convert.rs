@@ -9,7 +9,7 @@
 
 use crate::ToolError;
 use plimsoll_data::atomic::AtomicFile;
-
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::weights::{Tensor, Weights, safetensors_header};
 use plimsoll_graph::Bytes;
 use plimsoll_models::from_fair_esm;
@@ -31,6 +31,24 @@ pub struct Options {
     pub output: PathBuf,
     /// Whether to replace existing output files.
     pub force: bool,
+}
+
+impl Options {
+    /// The files that the conversion reads.
+    pub fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        let input = &self.input;
+        let is_index = input.is_file() && input.extension().is_some_and(|ending| ending == "json");
+        match input.parent().filter(|_| is_index) {
+            // The shards of an index lie beside it.
+            Some(folder) if folder.as_os_str().is_empty() => files.add_model(Path::new(".")),
+            Some(folder) => files.add_model(folder),
+            None if input.is_dir() => files.add_model(input),
+            // A configuration beside a weight file is not read.
+            None => files.add(input),
+        }
+        files
+    }
 }
 
 /// Result of a conversion.
@@ -67,14 +85,18 @@ const PART: u64 = 1 << 18;
 /// Converts `options.input` to a safetensors file and compares the written file with the input.
 pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
     let Options { input, output, force } = options;
-    check_output(output, *force)?;
+    if output.extension().is_none_or(|suffix| suffix != "safetensors") {
+        return Err(ToolError::NotSafetensors { path: output.clone() });
+    }
+    let mut guard = OutputGuard::new(options.input_files(), *force);
+    guard.file(output)?;
     let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
     let config = match fair_esm::is_checkpoint(&checkpoint)? {
         true => Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?)),
         false => None,
     };
-    if let Some((path, _)) = config.as_ref().filter(|(path, _)| path.exists() && !force) {
-        return Err(ToolError::Exists { path: path.clone(), advice: "--force or another folder" });
+    if let Some((path, _)) = &config {
+        guard.file(path)?;
     }
     let weights = Weights::open(&checkpoint)?;
     let names = names(&weights, config.is_some())?;
@@ -96,17 +118,6 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Convert
     let elements = tensors.iter().map(|t| t.elements()).sum();
     let config = config.map(|(path, _)| path);
     Ok(ConvertReport { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
-}
-
-fn check_output(output: &Path, force: bool) -> Result<(), ToolError> {
-    let path = output.to_owned();
-    if output.extension().is_none_or(|suffix| suffix != "safetensors") {
-        return Err(ToolError::NotSafetensors { path });
-    }
-    match output.exists() && !force {
-        true => Err(ToolError::Exists { path, advice: "--force or another name" }),
-        false => Ok(()),
-    }
 }
 
 /// Maps each input tensor's name to its output name: the hub's name for a fair-esm checkpoint, else the input

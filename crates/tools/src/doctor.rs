@@ -13,6 +13,7 @@ use plimsoll_plan::{CpuKernel, KernelId};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use plimsoll_runtime::machine::{self, Memory};
+use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::on_cpu;
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
 use serde_json::{Value, json};
@@ -281,7 +282,7 @@ fn cached(env: &HubEnv) -> Vec<(String, String)> {
 /// State of a cached model, without reading its weights: its family and missing files, or why it cannot run.
 fn state(id: &str, env: &HubEnv) -> String {
     let Ok(folder) = find_in_hub(id, env) else { return "incomplete, no snapshot of `main`".to_owned() };
-    let Ok(text) = fs::read_to_string(folder.join(CONFIG)) else { return "no config.json".to_owned() };
+    let Ok(text) = read_config(&folder.join(CONFIG)) else { return "no config.json".to_owned() };
     let family = match ModelConfig::from_json(&text) {
         Ok(ModelConfig::Encoder(encoder)) => encoder.family(),
         Ok(ModelConfig::Decoder(decoder)) => SequenceModel::Decoder(decoder).family(),

@@ -10,6 +10,8 @@ mod error;
 pub mod list;
 pub mod merge;
 pub mod monitor;
+mod text;
 pub mod verify;
 
 pub use error::ToolError;
+pub use text::write_text;

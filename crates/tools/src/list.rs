@@ -8,6 +8,7 @@ use plimsoll_graph::{Bounds, Bytes, VerifyError};
 use plimsoll_models::{Encoder, KNOWN, Output, SequenceModel, known};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
+use plimsoll_runtime::model::read_config;
 use serde_json::{Value, json};
 use std::fmt;
 use std::fs;
@@ -64,7 +65,7 @@ pub fn list() -> Result<List, ToolError> {
             Some(((*id).to_owned(), Some(*about), SequenceModel::Encoder(known(id)?)))
         });
     let others = cached.filter_map(|id| {
-        let config = fs::read_to_string(find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
+        let config = read_config(&find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
         // Unsupported models are left to `doctor`.
         let architecture = SequenceModel::from_json(&config).ok()?;
         Some((id, None, architecture))

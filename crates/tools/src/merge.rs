@@ -3,11 +3,12 @@
 
 use crate::ToolError;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
+use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
 use plimsoll_models::{Encoder, TrainingTask, TunedPart};
 use plimsoll_runtime::adapter::{self, Adapter};
-use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::hub::tokenizer_files;
+use plimsoll_runtime::hub::{self, CONFIG};
 use plimsoll_runtime::lock::{self, Lock};
 use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError};
 use serde_json::{Value, json};
@@ -28,6 +29,16 @@ pub struct Options {
     pub base: Option<String>,
     /// The folder to create.
     pub output: PathBuf,
+}
+
+impl Options {
+    /// The files that the merge reads.
+    pub fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        files.add_model(&self.adapter);
+        self.base.iter().for_each(|base| hub::add_model_files(base, &mut files));
+        files
+    }
 }
 
 /// Result of a merge.
@@ -52,7 +63,8 @@ impl MergeReport {
 /// Merges an adapter into its base model and writes a model folder.
 pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
     let Options { adapter: folder, base, output } = options;
-    if output.exists() {
+    // A link that leads nowhere is somebody's too.
+    if fs::symlink_metadata(output).is_ok() {
         return Err(ToolError::Exists { path: output.clone(), advice: "another name" });
     }
     let adapter = Adapter::open(folder)?;
@@ -94,7 +106,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
     }
     let lock = lock::take(temporary, &[])?;
     // Another merge may have ended, and renamed the folder, between the first look at `output` and the lock.
-    if output.exists() {
+    if fs::symlink_metadata(output).is_ok() {
         return Err(ToolError::Exists { path: output.to_owned(), advice: "another name" });
     }
     if is_left && !lock.is_held() {

@@ -346,6 +346,24 @@ pub enum TrainError {
         /// Error of the parser.
         source: serde_json::Error,
     },
+    /// The folder of the run holds the results of a prediction.
+    #[error("{} contains the results of a prediction; choose another folder with -o", EscapedPath(folder))]
+    PredictionFolder {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder of the run holds files of somebody else.
+    #[error(
+        "{} contains `{}` and no run.json of a training run, so it does not belong to one; choose a new or empty folder with -o",
+        EscapedPath(folder),
+        Name(name)
+    )]
+    ForeignFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// Name of a file or folder in it.
+        name: String,
+    },
     /// The run was to start at step 0, but its folder has a checkpoint or metrics of a run.
     #[error(
         "--resume never: {} already exists; resume it with --resume auto, give --force to delete the checkpoints and metrics of \
@@ -690,6 +708,8 @@ impl Failure for TrainError {
             | Self::GradientsNotFinite { .. }
             | Self::NoRunOfCheckpoint { .. }
             | Self::CheckpointName { .. }
+            | Self::PredictionFolder { .. }
+            | Self::ForeignFolder { .. }
             | Self::EvaluationOfAdapters { .. }
             | Self::DataOfHead
             | Self::ScoresNotFinite

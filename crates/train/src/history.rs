@@ -30,6 +30,10 @@ const LARGEST_STEP: u64 = 1 << 53;
 const LONGEST_NAME: usize = 200;
 /// Maximum number of values of a stage.
 const MOST_NUMBERS: usize = 64;
+/// Names of the files of a run that are read.
+pub const FILES: [&str; 4] =
+    [plimsoll_runtime::metrics::FILE, "run.json", "config.yaml", plimsoll_runtime::live::FILE];
+
 /// Maximum bytes of run.json and of config.yaml.
 const LARGEST: u64 = 16 << 20;
 

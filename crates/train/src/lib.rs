@@ -11,6 +11,7 @@ mod dynamic;
 mod engine;
 mod error;
 pub mod feed;
+mod folder;
 pub mod history;
 mod metrics;
 pub mod priced;
@@ -29,6 +30,7 @@ pub use engine::{
     EvaluationReport, EvaluationRequest, Largest, RunMemory, Size, evaluate, explain, largest, open, plan_of,
 };
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
+pub use folder::{add_written, check_folder, has_written};
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};

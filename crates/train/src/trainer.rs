@@ -8,6 +8,7 @@ use super::config::schema::{leaves, schema};
 use super::config::{Interval, PrecisionKind, TrainConfig};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
+use super::folder::{self, write_text};
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
@@ -15,11 +16,13 @@ use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
-use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::atomic::remove_leftovers;
+use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::dynamic::{RETRIES, Reason};
+use plimsoll_runtime::live;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::timeline::MeasuredTimeline;
@@ -27,7 +30,6 @@ use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -133,6 +135,8 @@ fn train(
         );
         observer.say(Level::Warning, &text);
     }
+    folder::check_folder(output, &request.config.input_files())?;
+    remove_leftovers(&output.join(live::FILE));
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.
@@ -140,9 +144,9 @@ fn train(
         Some(checkpoint) => resume::asked(&checkpoint.record, &request.config)?,
         None => serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?,
     };
-    let started = Status { output, asked: &asked };
+    let mut started = Status { output, asked: &asked, written: folder::written(output) };
     started.write("running", None, &watch)?;
-    let done = train_from(request, timeline, checkpoints, found, &asked, open, &mut watch, observer);
+    let done = train_from(request, timeline, checkpoints, found, &mut started, open, &mut watch, observer);
     done.inspect_err(|error| {
         let status = if matches!(error, TrainError::Runtime(RuntimeError::Interrupted { .. })) {
             "interrupted"
@@ -176,6 +180,8 @@ fn sizes_of(data: &DataSummary) -> String {
 struct Status<'a> {
     output: &'a Path,
     asked: &'a Value,
+    /// Files that this run, or the run that it continues, wrote.
+    written: WrittenFiles,
 }
 
 impl Status<'_> {
@@ -186,11 +192,12 @@ impl Status<'_> {
             "config": self.asked,
             "memory": watch.stages(),
             "health": watch.record(),
+            "outputs": self.written,
         });
         if let Some(error) = error {
             record["error"] = json!(error.to_string());
         }
-        write_text(&self.output.join("run.json"), &format!("{record:#}\n"))
+        write_text(&self.output.join(folder::RECORD), &format!("{record:#}\n"))
     }
 }
 
@@ -201,12 +208,12 @@ fn train_from(
     timeline: bool,
     checkpoints: Checkpoints,
     found: Option<Checkpoint>,
-    asked: &Value,
+    started: &mut Status<'_>,
     open: Open<'_>,
     watch: &mut TrainWatch,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
-    let output = &request.output;
+    let (output, asked) = (&request.output, started.asked);
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Values chosen for the completed steps must hold for the following steps too.
     let config = request.config.with(&kept)?;
@@ -226,7 +233,9 @@ fn train_from(
         }
     };
     check_disk(output, model.as_ref())?;
-    write_config(&output.join("config.yaml"), &config.to_yaml()?)?;
+    folder::write_config(output, &config, &mut started.written, observer)?;
+    // The record lists the configuration from now on, also if the process is killed.
+    started.write("running", None, watch)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
     let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
@@ -235,6 +244,7 @@ fn train_from(
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),
+        written: started.written.clone(),
         rate: Rate::new(&config),
         config,
         choices,
@@ -285,20 +295,6 @@ fn check_disk(output: &Path, model: &dyn Trainable) -> Result<(), TrainError> {
     }
 }
 
-/// Writes the configuration unless the file has it already: a run may be resumed by the configuration in its own folder.
-fn write_config(path: &Path, text: &str) -> Result<(), TrainError> {
-    match std::fs::read_to_string(path) {
-        Ok(there) if there == text => Ok(()),
-        Ok(_) | Err(_) => write_text(path, text),
-    }
-}
-
-fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
-    Ok(file.commit()?)
-}
-
 /// The configuration's word for an enum value.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
@@ -308,6 +304,8 @@ fn word(value: &impl serde::Serialize) -> String {
 struct Trainer<'a> {
     /// The configuration before choices were made; a resumed run is compared with it.
     asked: Value,
+    /// Files that the run record lists as written by this run.
+    written: WrittenFiles,
     /// The configuration with the chosen values filled in.
     config: TrainConfig,
     choices: BTreeMap<String, Value>,
@@ -1017,8 +1015,9 @@ impl Trainer<'_> {
             "plan": self.model.plan()?,
             "memory": self.watch.stages(),
             "health": self.watch.record(),
+            "outputs": self.written,
         });
-        write_text(&output.join("run.json"), &format!("{run_record:#}\n"))?;
+        write_text(&output.join(folder::RECORD), &format!("{run_record:#}\n"))?;
         self.watch.finish();
         // The run is complete, so a failure here must not turn its record into that of a failed run.
         let timeline = match timeline.then(|| self.measured_timeline()) {

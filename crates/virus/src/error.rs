@@ -2,6 +2,7 @@
 //! Errors that a user can resolve also name the next step.
 
 use plimsoll_data::DataError;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
@@ -172,6 +173,16 @@ pub enum VirusError {
         /// Name of one of the files.
         name: String,
     },
+    /// A file with the name of a result that no run of the program wrote, or that was changed after the run.
+    #[error(
+        "{}: no run of plimsoll wrote this file as it is now, so it is not replaced; choose another folder with -o, or \
+            replace it with --force",
+        EscapedPath(path)
+    )]
+    NotWrittenByUs {
+        /// The file.
+        path: PathBuf,
+    },
     /// A `run.json` that is not a run record of a prediction.
     #[error("{} is not a run record; use --force or another -o", path.display())]
     NotARunRecord {
@@ -340,7 +351,8 @@ impl Failure for VirusError {
             | Self::Strict { .. }
             | Self::StrictNotes { .. }
             | Self::InputChanged { .. }
-            | Self::ForeignFiles { .. } => 1,
+            | Self::ForeignFiles { .. }
+            | Self::NotWrittenByUs { .. } => 1,
             Self::NotARunRecord { .. }
             | Self::ResultOfPipe { .. }
             | Self::OtherResult { .. }

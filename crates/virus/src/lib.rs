@@ -25,7 +25,7 @@ mod stage;
 pub use error::VirusError;
 pub use options::{CallerOptions, Models, Options, Shard};
 pub use output::CallsSummary;
-pub use plimsoll_data::sequence::stem;
+pub use plimsoll_data::sequence::{Listing, stem};
 
 use caller::calibration::Calibration;
 use caller::windows::SHORTEST_WINDOW;
@@ -35,7 +35,8 @@ use output::Counts;
 use output::caller::LogitLayout;
 use plimsoll_data::codons::VOCABULARY;
 use plimsoll_data::alphabet::Alphabet;
-use plimsoll_data::sequence::{Input, Listing, Reader, digests, extent};
+use plimsoll_data::outputs::InputFiles;
+use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
 use plimsoll_models::Encoder;
@@ -160,7 +161,7 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let budget = settings.read_budget()?;
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
-    let shared = Shared { budget, replicas, process: Process::of(settings) };
+    let shared = Shared { budget, replicas, process: Process::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
@@ -175,6 +176,8 @@ struct Shared {
     budget: Budget,
     /// Maximum number of replicas.
     replicas: usize,
+    /// The files that the runs read: the result of one input must not overwrite the next input.
+    files: InputFiles,
     /// Memory of the process before the first arena was allocated; later measurements would include that arena.
     process: Option<Process>,
 }
@@ -205,6 +208,9 @@ fn predict_one(
             format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
+    let is_shard = among(&options.output_dir, &options.merge);
+    let files = shared.map_or_else(|| options.input_files(), |shared| shared.files.clone());
+    folder::check_inputs(&options.output_dir, &files, is_shard)?;
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
@@ -263,16 +269,12 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
     folders.iter().any(|other| place(other) == folder)
 }
 
-/// Expands folders among `paths` to the files of nucleotide sequences in them, and reports what is skipped.
+/// Lists the files of nucleotide sequences that `paths` stand for: files, and those files of folders.
 ///
 /// # Errors
 /// A folder that cannot be read, or that has no such file.
-pub fn files(paths: &[PathBuf], observer: &mut dyn Observer) -> Result<Vec<PathBuf>, VirusError> {
-    let listing = Listing::of(paths, Some(Alphabet::Nucleotides))?;
-    if let Some(line) = listing.skipped_line() {
-        observer.say(Level::Warning, &line);
-    }
-    Ok(listing.paths())
+pub fn nucleotide_files(paths: &[PathBuf]) -> Result<Listing, VirusError> {
+    Ok(Listing::of(paths, Some(Alphabet::Nucleotides))?)
 }
 
 /// Checks that all inputs exist and look like sequence files, before models are opened.
@@ -445,6 +447,7 @@ fn already_there(
     if let Some(what) = folder::difference(&old["identity"], &identity) {
         // An interrupted run with --force left its journal here: this run resumes it and replaces the old results.
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
+            folder::check_written(&options.output_dir)?;
             return Ok(None);
         }
         return Err(VirusError::OtherResult { folder: output_dir(), what });

@@ -4,7 +4,8 @@
 use crate::caller::calibration::Preset;
 use crate::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
-use plimsoll_runtime::Settings;
+use plimsoll_data::outputs::InputFiles;
+use plimsoll_runtime::{Settings, hub};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -131,6 +132,22 @@ pub struct Models {
 }
 
 impl Options {
+    /// The files that a run with these options reads: sequences, models, and the folders of merged shards.
+    pub fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        self.inputs.iter().for_each(|path| files.add(path));
+        self.merge.iter().for_each(|folder| files.add_file_or_folder(folder));
+        match &self.caller {
+            Some(caller) => caller.folder.iter().for_each(|folder| files.add_model(folder)),
+            None => {
+                let Models { dna, protein, head } = &self.models;
+                dna.iter().chain(protein).for_each(|model| hub::add_model_files(model, &mut files));
+                head.iter().for_each(|head| files.add(head));
+            }
+        }
+        files
+    }
+
     /// Returns the settings that can change results, except settings of the machine, which [`Settings::arithmetic`]
     /// returns.
     pub(crate) fn result_key(&self) -> Value {

@@ -1,10 +1,11 @@
 //! Flags of `plimsoll bench`. Invariant: the work is one of a model, a single GEMM or a calibration.
 
 use super::machine::Machine;
-use super::{at_least, print};
+use super::{at_least, print, print_beside};
 use crate::error::CliError;
 use clap::{ArgGroup, Args};
 use plimsoll_report::timeline::{self, Planned};
+use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, hub};
 use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,6 +54,10 @@ pub struct Bench {
     /// the expected time, and the measured memory over the planned; replaces an existing file
     #[arg(long, value_name = "FILE.html", conflicts_with = "calibrate")]
     timeline: Option<PathBuf>,
+
+    /// Replace the files of --calibrate, --trace and --timeline if they exist
+    #[arg(long)]
+    force: bool,
 
     #[command(flatten)]
     machine: Machine,
@@ -113,8 +118,18 @@ fn repeats(text: &str) -> Result<u64, String> {
 }
 
 impl Bench {
+    /// Checks that no output is a file of the model, or exists without --force.
+    fn check_outputs(&self) -> Result<(), CliError> {
+        let mut inputs = InputFiles::default();
+        self.model.iter().for_each(|model| hub::add_model_files(model, &mut inputs));
+        let mut guard = OutputGuard::new(inputs, self.force);
+        let mut files = self.calibrate.iter().chain(&self.trace).chain(&self.timeline);
+        Ok(files.try_for_each(|path| guard.file(path)).map_err(RuntimeError::from)?)
+    }
+
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
+        self.check_outputs()?;
         let (settings, repeats) = (self.machine.settings_of_one()?, self.repeats as usize);
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;
@@ -131,10 +146,12 @@ impl Bench {
         let budget = settings.read_budget()?.bytes.0;
         self.timeline.as_deref().map_or(Ok(()), timeline::check)?;
         let timeline = self.timeline.is_some();
+        let trace = self.trace.clone();
         let mut report = bench(&Request { work, settings, repeats, trace: self.trace, timeline })?;
         // Printed before the page is written, so that a full disk does not cost the report.
         let found = report.timeline.take();
-        print(&if self.json { report.to_json().to_string() } else { report.to_string() })?;
+        let outputs: Vec<PathBuf> = trace.into_iter().chain(self.timeline.clone()).collect();
+        print_beside(&outputs, &if self.json { report.to_json().to_string() } else { report.to_string() })?;
         if let (Some(path), Some(found)) = (&self.timeline, found) {
             let title = match &report.work {
                 BenchWork::Model { model, .. } => model.clone(),

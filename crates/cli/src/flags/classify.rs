@@ -2,13 +2,13 @@
 
 use super::embed::{letters, prefetch};
 use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
-use super::print;
+use super::print_beside;
 use super::voice::Voice;
 use crate::error::CliError;
 use crate::report;
 use clap::Args;
 use plimsoll_embed::classify::{Options, classify};
-use plimsoll_runtime::Settings;
+use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -73,16 +73,18 @@ pub struct Classify {
 impl Classify {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
-        terminal.listen()?;
         let options = self.options()?;
+        let mut guard = OutputGuard::new(options.input_files(), false);
+        guard.own_file(&self.output).map_err(RuntimeError::from)?;
+        let mut terminal = self.voice.terminal(&mut guard)?;
+        terminal.listen()?;
         let done = classify(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print(&format!("{:#}", report.to_json()))?;
+            print_beside(&report.files, &format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
-            print(&report::embedded(&report, "classes"))?;
+            print_beside(&report.files, &report::embedded(&report, "classes"))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,6 +4,7 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::{OutputGuard, RuntimeError};
 use plimsoll_tools::convert::{Options, convert};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,8 +35,10 @@ pub struct Convert {
 impl Convert {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
         let options = Options { input: self.input, output: self.output, force: self.force };
+        let mut guard = OutputGuard::new(options.input_files(), false);
+        guard.own_file(&options.output).map_err(RuntimeError::from)?;
+        let mut terminal = self.voice.terminal(&mut guard)?;
         let done = convert(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;

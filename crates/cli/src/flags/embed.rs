@@ -7,7 +7,7 @@ use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
 use plimsoll_embed::{Destination, Format, Options, Pool, embed};
-use plimsoll_runtime::Settings;
+use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -130,9 +130,11 @@ pub(super) fn prefetch(text: &str) -> Result<u64, String> {
 impl Embed {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal_with(&self.monitor)?;
-        terminal.listen()?;
         let options = self.options()?;
+        let mut guard = OutputGuard::new(options.input_files(), false);
+        guard.own_file(&self.output).map_err(RuntimeError::from)?;
+        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
+        terminal.listen()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;

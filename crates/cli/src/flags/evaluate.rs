@@ -3,12 +3,12 @@
 
 use super::at_least_one;
 use super::card::training_options;
-use super::print;
+use super::print_beside;
 use super::train::device;
 use super::voice::Voice;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::EscapedPath;
+use plimsoll_runtime::{EscapedPath, OutputGuard, RuntimeError};
 use plimsoll_train::classification::{CalibrationBin, ClassMetrics, ClassifierMetrics};
 use plimsoll_train::{EvaluationReport, EvaluationRequest, evaluate};
 use std::fmt::Write as _;
@@ -89,18 +89,17 @@ enum Precision {
 impl Evaluate {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
+        let mut terminal = self.voice.terminal_without_log();
         terminal.listen()?;
-        if let Some(path) = self.output.as_ref().filter(|path| !self.force && path.exists()) {
-            let path = EscapedPath(path);
-            return Err(usage(format!("{path} already exists; give --force to replace it, or another -o")));
-        }
         let request = EvaluationRequest {
             checkpoint: self.checkpoint.clone(),
             data: self.data.iter().map(|path| utf8(path)).collect::<Result<_, _>>()?,
             flags: self.flags(),
         };
         let done = request.configuration(&mut terminal).map_err(CliError::from).and_then(|config| {
+            let mut guard = OutputGuard::new(request.input_files(&config), self.force);
+            self.output.iter().try_for_each(|path| guard.file(path)).map_err(RuntimeError::from)?;
+            terminal.open_log(&mut guard)?;
             let device = device(&config, training_options())?;
             Ok(evaluate(&request, &config, device, &mut terminal)?)
         });
@@ -110,10 +109,11 @@ impl Evaluate {
         if let Some(path) = &self.output {
             report.write(path)?;
         }
+        let outputs = self.output.as_slice();
         match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print(&json)?,
+            (true, _) => print_beside(outputs, &json)?,
             (false, true) => {}
-            (false, false) => print(summary(&report).trim_end())?,
+            (false, false) => print_beside(outputs, summary(&report).trim_end())?,
         }
         Ok(ExitCode::SUCCESS)
     }

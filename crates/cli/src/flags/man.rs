@@ -26,6 +26,10 @@ pub struct Man {
     /// Output folder for plimsoll.1 and one page per command; without this flag the pages are printed
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
+
+    /// Replace pages that exist and have other content
+    #[arg(long, requires = "output_dir")]
+    force: bool,
 }
 
 impl Man {
@@ -41,7 +45,7 @@ impl Man {
         fs::create_dir_all(&folder).map_err(at(&folder))?;
         for (name, text) in pages {
             let path = folder.join(name);
-            fs::write(&path, text).map_err(at(&path))?;
+            plimsoll_tools::write_text(&path, &text, self.force)?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,6 +4,7 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::OutputGuard;
 use plimsoll_tools::merge::{Options, merge};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,8 +34,8 @@ pub struct Merge {
 impl Merge {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };
+        let mut terminal = self.voice.terminal(&mut OutputGuard::new(options.input_files(), false))?;
         let done = merge(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;

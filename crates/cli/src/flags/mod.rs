@@ -29,6 +29,7 @@ pub mod voice;
 use crate::error::CliError;
 use plimsoll_runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
+use std::path::PathBuf;
 
 /// Writes to standard output. A closed pipe, such as after `head`, is not an error. Names in the text come from files
 /// and must not control the terminal, so unprintable characters are written as JSON escapes.
@@ -46,6 +47,17 @@ pub fn print(text: &str) -> Result<(), CliError> {
             Err(RuntimeError::Io { path: "standard output".into(), source }.into())
         }
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Writes to standard output, or to standard error if one of `outputs`, the files of the command, is standard output.
+pub fn print_beside(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
+    match outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
+        true => {
+            crate::terminal::print_error(text);
+            Ok(())
+        }
+        false => print(text),
     }
 }
 

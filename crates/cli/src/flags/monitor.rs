@@ -50,7 +50,7 @@ impl Monitor {
             print(&frame(watched.update()?, width).join("\n"))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let signals = Terminal::new(Verbosity::Normal, false, None)?;
+        let signals = Terminal::new(Verbosity::Normal, false, None);
         signals.listen()?;
         let mut printed = None;
         loop {

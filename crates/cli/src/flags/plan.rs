@@ -5,7 +5,7 @@ use super::card;
 use super::device::DeviceName;
 use super::machine::{Precision, StreamingFlags, threads};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
-use super::{at_least_one, print, step_tokens};
+use super::{at_least_one, print_beside, step_tokens};
 use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
@@ -14,11 +14,13 @@ use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
-use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
+use plimsoll_runtime::{
+    Device, Failure, InputFiles, OutputGuard, RuntimeError, Settings, Silent, Streaming, Target, hub, machine,
+};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
-use plimsoll_virus::{CallerOptions, Models, caller_window, files, planned};
+use plimsoll_virus::{CallerOptions, Models, caller_window, nucleotide_files, planned};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -189,9 +191,25 @@ struct Timelines {
     /// file
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["largest", "dump_after"])]
     trace: Option<PathBuf>,
+
+    /// Replace the files of --html, --memory-viz and --trace if they exist
+    #[arg(long)]
+    force: bool,
 }
 
 impl Timelines {
+    /// Checks before planning that the files can be written: none is an input of the command, or exists without --force.
+    fn check(&self, inputs: InputFiles) -> Result<(), CliError> {
+        let mut guard = OutputGuard::new(inputs, self.force);
+        let mut files = self.files();
+        Ok(files.try_for_each(|path| guard.file(path)).map_err(RuntimeError::from)?)
+    }
+
+    /// The files that were asked for.
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.html.iter().chain(&self.memory_viz).chain(&self.trace)
+    }
+
     /// Whether a timeline is needed.
     fn is_wanted(&self) -> bool {
         self.html.is_some() || self.memory_viz.is_some() || self.trace.is_some()
@@ -272,6 +290,12 @@ fn orfs(text: &str) -> Result<f64, String> {
 impl Plan {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
+        if self.timeline.force && !self.timeline.is_wanted() {
+            return Err(usage(
+                "--force replaces the files of --html, --memory-viz and --trace; omit it without them",
+            ));
+        }
+        self.timeline.check(self.input_files())?;
         let text = match (&self.train, &self.model) {
             _ if self.predict => self.prediction()?,
             (Some(path), _) => self.training(path)?,
@@ -280,8 +304,40 @@ impl Plan {
                 return Err(usage("plimsoll plan needs --model, --predict or --train"));
             }
         };
-        print(text.trim_end())?;
+        let outputs: Vec<PathBuf> = self.timeline.files().cloned().collect();
+        print_beside(&outputs, text.trim_end())?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The files that the command reads. The data of a training run, too: a plan may read them.
+    fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        let Prediction { caller, weights, dna_model, protein_model, head, input, .. } = &self.prediction;
+        let other = self.timeline.compare.as_ref();
+        for path in self.train.iter().chain(head).chain(input) {
+            files.add_file_or_folder(path);
+        }
+        files.add(Path::new(&self.target));
+        for folder in weights.iter().chain(caller.iter().flatten()) {
+            files.add_model(folder);
+        }
+        match &self.train {
+            Some(config) => {
+                let configs = [Some(config.as_path()), other.map(Path::new)];
+                for path in configs.into_iter().flatten() {
+                    files.add(path);
+                    // Errors of a configuration are reported by the plan.
+                    if let Ok(config) = TrainConfig::read(path, &self.set, &mut Silent) {
+                        files.extend(config.input_files());
+                    }
+                }
+            }
+            None => {
+                let models = self.model.iter().chain(dna_model).chain(protein_model).chain(other);
+                models.for_each(|model| hub::add_model_files(model, &mut files));
+            }
+        }
+        files
     }
 
     /// Plans a step that computes embeddings.
@@ -408,7 +464,7 @@ impl Plan {
             stream: self.streaming.stream(),
             ..Settings::default()
         };
-        let inputs = if input.is_empty() { vec![] } else { files(input, &mut plimsoll_runtime::Silent)? };
+        let inputs = if input.is_empty() { vec![] } else { nucleotide_files(input)?.paths() };
         let mut options = usual_options(inputs, models, *length, settings);
         if let Some(folder) = caller {
             options.caller = Some(CallerOptions::usual(folder.clone()));

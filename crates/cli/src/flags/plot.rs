@@ -1,6 +1,6 @@
 //! Flags of `plimsoll plot`. Invariant: by default, no file is written into a folder of results.
 
-use super::{at_least, print};
+use super::{at_least, print_beside};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_plot::{Options, Output, plot};
@@ -103,7 +103,7 @@ impl Plot {
         let dpi = self.dpi.unwrap_or(DPI);
         let files = plot(&Options { results, records, series, log, output, width, dpi, force })?;
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-        print(&names.join("\n"))?;
+        print_beside(&files, &names.join("\n"))?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -10,10 +10,11 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
+use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    CallerOptions, Models, Options, PredictReport, Shard, caller_window, files, predict, predict_each, stem,
+    CallerOptions, Listing, Models, Options, PredictReport, Shard, caller_window, nucleotide_files, predict, predict_each,
+    stem,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -225,9 +226,14 @@ impl Predict {
     /// Runs the command.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
         self.take_foreign()?;
-        let mut terminal = self.voice.terminal_with(&self.monitor)?;
+        let listing = nucleotide_files(&self.inputs)?;
+        let options = self.options(&listing)?;
+        let mut guard = OutputGuard::new(options.input_files(), false);
+        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
         terminal.listen()?;
-        let options = self.options(&mut terminal)?;
+        if let Some(line) = listing.skipped_line() {
+            terminal.say(Level::Warning, &line);
+        }
         let done = match self.per_input {
             true => predict_each(&options, &mut terminal),
             false => predict(&options, &mut terminal).map(|report| vec![report]),
@@ -296,11 +302,11 @@ impl Predict {
         print(&report::predicted(report))
     }
 
-    fn options(&self, observer: &mut dyn Observer) -> Result<Options, CliError> {
+    fn options(&self, listing: &Listing) -> Result<Options, CliError> {
         let (stream, dynamic) = (self.streaming.stream(), self.dynamic.dynamic);
         let settings = Settings { stream, dynamic, ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
-        let inputs = files(&self.inputs, observer)?;
+        let inputs = listing.paths();
         let caller = self.caller_options()?;
         let (models, length) = match &caller {
             Some(caller) => {

@@ -1,6 +1,6 @@
 //! Flags of `plimsoll report`. Invariant: an existing file is replaced only with `--force`.
 
-use super::print;
+use super::print_beside;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_report::{Options, report};
@@ -45,7 +45,7 @@ impl Report {
         });
         let options = Options { results: self.results, output, title: self.title, force: self.force };
         report(&options)?;
-        print(&options.output.display().to_string())?;
+        print_beside(std::slice::from_ref(&options.output), &options.output.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -3,13 +3,14 @@
 
 use super::card::{Options, training_options};
 use super::device::DeviceName;
-use super::print;
 use super::voice::{MonitorFlag, Voice};
+use super::{print, print_beside};
 use crate::error::{CliError, usage};
+use crate::terminal::Terminal;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use plimsoll_report::timeline::{self, Planned};
-use plimsoll_runtime::{Device, EscapedPath, Level, Observer};
+use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
 use plimsoll_train::{self, Request, Resume, TrainReport};
@@ -62,6 +63,10 @@ pub struct Train {
     #[arg(long, value_name = "FILE.html", conflicts_with_all = ["print_config", "schema"])]
     timeline: Option<PathBuf>,
 
+    /// Replace the file of --timeline if it exists and this run did not write it
+    #[arg(long, requires = "timeline")]
+    force: bool,
+
     /// Print the configuration with the values of all keys, and do not train
     #[arg(long, conflicts_with_all = ["resume", "json"])]
     print_config: bool,
@@ -96,7 +101,7 @@ impl Train {
             print(&format!("{:#}", schema()))?;
             return Ok(ExitCode::SUCCESS);
         };
-        let mut terminal = self.voice.terminal_with(&self.monitor)?;
+        let mut terminal = self.voice.terminal_without_log().with_monitor_if(&self.monitor);
         terminal.listen()?;
         let config = self.configuration(path, &mut terminal)?;
         if self.print_config {
@@ -106,6 +111,7 @@ impl Train {
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
         // The run creates its own folder.
         let page = self.timeline.as_deref().filter(|page| output.is_dir() || !page.starts_with(&output));
+        self.check_outputs(&config, path, &output, &mut terminal)?;
         page.map_or(Ok(()), timeline::check)?;
         let device = device(&config, training_options())?;
         let request = Request { output, resume: self.resume(), config };
@@ -121,17 +127,46 @@ impl Train {
         terminal.finish();
         let mut report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         // Printed before the page is written, so that a full disk does not cost the report.
+        let outputs = self.timeline.as_slice();
         match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print(&format!("{:#}", report.run_record))?,
+            (true, _) => print_beside(outputs, &format!("{:#}", report.run_record))?,
             (false, true) => {}
-            (false, false) => print(&summary(&report))?,
+            (false, false) => print_beside(outputs, &summary(&report))?,
         }
         if let (Some(page), Some(found)) = (&self.timeline, report.timeline.take()) {
             // The process is a part of the measured memory, so it is not subtracted from the budget.
             let planned = Planned::measured(path.display().to_string(), found, Some(report.budget.0), 0);
             timeline::write(page, &[planned])?;
+            // The same command replaces the page.
+            plimsoll_train::add_written(&report.output, page)?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Checks that the folder, the timeline and the log overwrite neither an input nor a file of somebody else, and opens
+    /// the log.
+    fn check_outputs(
+        &self,
+        config: &TrainConfig,
+        path: &Path,
+        output: &Path,
+        terminal: &mut Terminal,
+    ) -> Result<(), CliError> {
+        let mut inputs = config.input_files();
+        plimsoll_train::check_folder(output, &inputs)?;
+        inputs.add(path);
+        if let Resume::From(checkpoint) = self.resume() {
+            inputs.add_model(&checkpoint);
+        }
+        let mut guard = OutputGuard::new(inputs, self.force);
+        if let Some(page) = &self.timeline {
+            let checked = match plimsoll_train::has_written(output, page) {
+                true => guard.own_file(page),
+                false => guard.file(page),
+            };
+            checked.map_err(RuntimeError::from)?;
+        }
+        terminal.open_log(&mut guard)
     }
 
     fn resume(&self) -> Resume {
@@ -172,7 +207,9 @@ impl Train {
     fn translate(&self, path: &Path) -> Result<ExitCode, CliError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
-        let mut terminal = self.voice.terminal()?;
+        let mut inputs = InputFiles::default();
+        inputs.add(path);
+        let mut terminal = self.voice.terminal(&mut OutputGuard::new(inputs, false))?;
         terminal.say(
             Level::Info,
             &format!("{}: a configuration of {}", EscapedPath(path), translated.source.word()),

@@ -5,6 +5,7 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::{InputFiles, OutputGuard, hub};
 use plimsoll_tools::verify::{Options, verify};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,9 +47,18 @@ pub struct Verify {
 }
 
 impl Verify {
+    /// The files that the command reads.
+    fn input_files(&self) -> InputFiles {
+        let mut files = InputFiles::default();
+        self.weights.iter().chain(&self.reference).for_each(|path| files.add_model(path));
+        self.model.iter().for_each(|model| hub::add_model_files(model, &mut files));
+        self.head.iter().for_each(|head| files.add(head));
+        files
+    }
+
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
+        let mut terminal = self.voice.terminal(&mut OutputGuard::new(self.input_files(), false))?;
         let settings = self.machine.settings_of_one()?;
         let options = Options {
             weights: self.weights,

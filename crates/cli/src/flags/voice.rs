@@ -3,6 +3,7 @@
 use crate::error::CliError;
 use crate::terminal::{Terminal, Verbosity};
 use clap::Args;
+use plimsoll_runtime::OutputGuard;
 use std::path::PathBuf;
 
 /// Flags that control messages and summaries.
@@ -40,15 +41,31 @@ pub struct MonitorFlag {
     monitor: bool,
 }
 
+impl Terminal {
+    /// Shows the state of the run if the flag is given.
+    pub fn with_monitor_if(self, flag: &MonitorFlag) -> Self {
+        if flag.monitor { self.with_monitor() } else { self }
+    }
+}
+
 impl Voice {
-    /// Returns a terminal configured by these flags, with the view of a monitor if the flag asks for it.
-    pub fn terminal_with(&self, flag: &MonitorFlag) -> Result<Terminal, CliError> {
-        let terminal = self.terminal()?;
-        Ok(if flag.monitor { terminal.with_monitor() } else { terminal })
+    /// The terminal of a command; `guard` has the files that the command reads and writes.
+    ///
+    /// # Errors
+    /// A log file that is one of these files, has other content than a log, or cannot be opened.
+    pub fn terminal(&self, guard: &mut OutputGuard) -> Result<Terminal, CliError> {
+        let mut terminal = self.terminal_without_log();
+        terminal.open_log(guard)?;
+        Ok(terminal)
     }
 
-    /// Returns a terminal configured by these flags.
-    pub fn terminal(&self) -> Result<Terminal, CliError> {
+    /// The terminal of a command that can show the state of its run; see [`Voice::terminal`].
+    pub fn terminal_with(&self, flag: &MonitorFlag, guard: &mut OutputGuard) -> Result<Terminal, CliError> {
+        Ok(self.terminal(guard)?.with_monitor_if(flag))
+    }
+
+    /// The terminal of a command whose inputs are not known yet. Lines for the log wait until [`Terminal::open_log`].
+    pub fn terminal_without_log(&self) -> Terminal {
         let loudness = match (self.quiet, self.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, true) => Verbosity::Verbose,

@@ -22,6 +22,7 @@ mod manuals;
 mod memory;
 mod messages;
 mod monitor;
+mod outputs;
 mod plans;
 mod plots;
 mod predictions;

@@ -553,7 +553,8 @@ fn a_second_plan_is_compared_on_the_page() {
     let second = "facebook/esm2_t12_35M_UR50D";
     for (words, second) in [(&["--train", &mini][..], base.as_str()), (&small, second)] {
         let words = [words, &["--target", "h200"]].concat();
-        let first = plan(&folder, &[&words[..], &["--html", "page.html", "--compare", second]].concat());
+        let first =
+            plan(&folder, &[&words[..], &["--html", "page.html", "--force", "--compare", second]].concat());
         let mut other: Vec<&str> = words.clone();
         other[1] = second;
         let other = plan(&folder, &other);

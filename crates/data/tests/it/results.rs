@@ -52,10 +52,87 @@ fn what_cannot_be_written_is_refused() {
     assert!(error.to_string().contains("absent/out: cannot be written, because its folder does not exist"));
     let error = AtomicFile::create(&folder).unwrap_err();
     assert!(error.to_string().contains("not a regular file"));
-    if cfg!(unix) {
-        assert!(AtomicFile::create("/dev/null").is_err());
-    }
     assert!(AtomicFile::create("..").is_err());
+}
+
+/// A file that appears after the temporary file was created is not replaced, and one that was there before is.
+#[test]
+fn a_file_that_appears_during_the_run_stays() {
+    let folder = folder("atomic_new");
+    for (before, during, wanted) in [
+        (None, None, "ours"),
+        (Some("old"), None, "ours"),
+        (None, Some("theirs"), "theirs"),
+        (Some("old"), Some("theirs"), "ours"),
+    ] {
+        let target = folder.join("out");
+        before.iter().for_each(|text| fs::write(&target, text).unwrap());
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"ours").unwrap();
+        during.iter().for_each(|text| fs::write(&target, text).unwrap());
+        let done = file.commit().map_err(|e| e.to_string());
+        let found = fs::read_to_string(&target).unwrap();
+        assert_eq!(found, wanted, "{before:?} {during:?}");
+        assert_eq!(done.is_ok(), wanted == "ours");
+        assert!(done.err().is_none_or(|text| text.contains("out: the file already exists")));
+        assert_eq!(names(&folder), ["out"]);
+        fs::remove_file(target).unwrap();
+    }
+}
+
+/// Temporary files of killed processes are removed by the next process that writes the same file, and those of running
+/// processes and of other files are not.
+#[test]
+fn what_killed_processes_left_is_removed() {
+    let folder = folder("atomic_leftovers");
+    let left = [".out.npy.4194305-0.part", ".out.npy.4194305.part"];
+    let others = [".out.npy.part", ".out.npy.x-0.part", ".other.npy.4194305-0.part", ".thesis.4194305-0.part"];
+    left.iter().chain(&others).for_each(|name| fs::write(folder.join(name), "half").unwrap());
+    let running = AtomicFile::create(folder.join("other.npy")).unwrap();
+    drop(AtomicFile::create(folder.join("out.npy")).unwrap());
+    let found = names(&folder);
+    assert!(left.iter().all(|name| !found.contains(&(*name).to_owned())), "{found:?}");
+    // The first leftover of `other.npy` went when that file was created; the file itself is locked.
+    assert_eq!(found.len(), others.len() - 1 + 1, "{found:?}");
+    plimsoll_data::atomic::remove_leftover(
+        &folder.join(found.iter().find(|name| name.starts_with(".other")).unwrap()),
+    );
+    assert_eq!(names(&folder), found);
+    drop(running);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_stay_and_streams_are_written_to() {
+    use std::os::unix::fs::symlink;
+    let folder = folder("atomic_links");
+    let write = |name: &str, text: &str| {
+        let mut file = AtomicFile::create(folder.join(name))?;
+        file.write_all(text.as_bytes()).unwrap();
+        file.patch(0, b"W").unwrap();
+        file.commit()
+    };
+    fs::create_dir(folder.join("inner")).unwrap();
+    fs::write(folder.join("inner/file"), "old").unwrap();
+    for (target, name) in [("inner/file", "link"), ("inner/new", "dangling"), ("/dev/null", "null")] {
+        symlink(target, folder.join(name)).unwrap();
+    }
+    for (name, place, wanted) in [
+        ("link", "inner/file", "Written"),
+        ("dangling", "inner/new", "Written"),
+        ("null", "inner/file", "Written"),
+    ] {
+        write(name, "written").unwrap();
+        assert!(fs::symlink_metadata(folder.join(name)).unwrap().is_symlink(), "{name}");
+        assert_eq!(fs::read_to_string(folder.join(place)).unwrap(), wanted);
+    }
+    let pipe = folder.join("pipe");
+    if std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()) {
+        let reader = std::thread::spawn(move || fs::read_to_string(pipe).unwrap());
+        write("pipe", "written").unwrap();
+        assert_eq!(reader.join().unwrap(), "Written");
+    }
+    assert_eq!(names(&folder.join("inner")), ["file", "new"]);
 }
 
 #[test]

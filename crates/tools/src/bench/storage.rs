@@ -27,15 +27,22 @@ const DIRECT: Option<i32> =
 /// or cannot be read with `O_DIRECT`, as on some file systems in memory.
 pub(super) fn rate(folder: &Path) -> Option<f64> {
     let path = folder.join(format!(".plimsoll-{}.storage", std::process::id()));
-    let rate = write(&path).and_then(|()| read(&path));
-    // An error is ignored: removal fails if the file could not be created.
-    let _ = remove_file(&path);
-    rate.ok()
+    let mut file = File::create_new(&path).ok()?;
+    let reader = open_direct(&path);
+    // Both handles stay usable, and the system frees the file when the process ends, however it ends.
+    remove_file(&path).ok()?;
+    let mut reader = reader.ok()?;
+    write(&mut file).and_then(|()| read(&mut reader)).ok()
+}
+
+/// Opens a file for reads that bypass the cache of the system.
+fn open_direct(path: &Path) -> Result<File> {
+    let flags = DIRECT.ok_or(std::io::ErrorKind::Unsupported)?;
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Writes pseudo-random bytes, which a compressing disk or file system cannot shrink, and syncs them to the disk.
-fn write(path: &Path) -> Result<()> {
-    let mut file = File::create(path)?;
+fn write(file: &mut File) -> Result<()> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut block = vec![0; READ];
     for _ in 0..FILE / READ {
@@ -51,9 +58,7 @@ fn write(path: &Path) -> Result<()> {
     file.sync_all()
 }
 
-fn read(path: &Path) -> Result<f64> {
-    let flags = DIRECT.ok_or(std::io::ErrorKind::Unsupported)?;
-    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+fn read(file: &mut File) -> Result<f64> {
     let mut buffer = vec![0u8; READ + PAGE];
     let start = buffer.as_ptr().align_offset(PAGE);
     let buffer = &mut buffer[start..start + READ];

@@ -6,7 +6,7 @@ use plimsoll_data::sequence::Reader;
 use plimsoll_data::weights::{PtObject, Value, read_pt_object};
 use plimsoll_runtime::RuntimeError;
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -99,7 +99,7 @@ impl VirNucProRun {
         if !path.exists() {
             return Ok(None);
         }
-        let file = File::open(&path).map_err(RuntimeError::io(&path))?;
+        let file = plimsoll_data::bounded::open(&path).map_err(RuntimeError::io(&path))?;
         let mut scores = HashMap::new();
         for (number, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(RuntimeError::io(&path))?;

@@ -12,6 +12,7 @@ use super::trainable::{StatePart, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::sync_folder;
 use plimsoll_graph::Bytes;
+use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -164,9 +165,13 @@ impl Checkpoints {
         let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
         let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));
         let there = match fs::read_link(&link) {
-            Ok(there) => Some(there),
-            // A folder or file called `best` is not ours; creating the link fails below.
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => None,
+            Ok(there) if there.starts_with(CHECKPOINTS) => Some(there),
+            // A rename would replace a file or a link of somebody else.
+            Ok(_) => return Err(DataError::at(&link, DataErrorKind::Exists).into()),
+            Err(e) if e.kind() == ErrorKind::InvalidInput => {
+                return Err(DataError::at(&link, DataErrorKind::Exists).into());
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(RuntimeError::io(&link)(e).into()),
         };
         if there == wanted {

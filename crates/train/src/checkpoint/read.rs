@@ -9,7 +9,6 @@ use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::Weights;
 use sha2::{Digest as _, Sha256};
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -95,7 +94,8 @@ impl Checkpoint {
 
 /// Computes the size and SHA-256 of a file.
 fn digest(path: &Path) -> io::Result<FileDigest> {
-    let (mut file, mut hash, mut buffer, mut bytes) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
+    let (mut file, mut hash, mut buffer, mut bytes) =
+        (bounded::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(FileDigest { bytes, sha256: hex(&hash.finalize()) }),

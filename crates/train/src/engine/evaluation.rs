@@ -9,6 +9,7 @@ use crate::classification::{ClassifierMetrics, TaskScores};
 use crate::config::{CONFIG, ModelKind, TrainConfig};
 use crate::feed::{self, Feed};
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::outputs::InputFiles;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
 use plimsoll_runtime::adapter;
@@ -114,6 +115,16 @@ impl EvaluationRequest {
         config.data.validation.clear();
         config.data.validation_fraction = 0.0;
         Ok(config)
+    }
+
+    /// The files that the evaluation reads, of which `config` is the configuration.
+    pub fn input_files(&self, config: &TrainConfig) -> InputFiles {
+        let mut files = config.input_files();
+        files.add_model(&self.checkpoint);
+        if let Ok(file) = self.config_file() {
+            files.add(&file);
+        }
+        files
     }
 
     /// The configuration of the run: in the folder that contains `checkpoints`, or the link `best`.

@@ -23,7 +23,7 @@
 //! - Missing values are `NA`.
 
 use super::sorted::unlinked;
-use super::table::{Field, Table};
+use super::table::{Field, PlainField, Table};
 use super::{
     Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit, write_note,
@@ -346,7 +346,8 @@ impl CallerOutputs {
         self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}"))?;
         // An integer from 0 to 1000 after rounding, so the cast is exact.
         let mean = (1000.0 * sigmoid(log_odds)).round() as u32;
-        self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}:{first}-{end}\t{mean}\t."))?;
+        let chrom = PlainField(record.id);
+        self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}:{first}-{end}\t{mean}\t."))?;
         let Some(bases) = record.text.and_then(|text| text.sequence.get(start as usize..end as usize)) else {
             return Err(OutputError::mismatch(record.id, "has a region, and its sequence is not there"));
         };

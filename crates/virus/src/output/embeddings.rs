@@ -2,7 +2,7 @@
 //! embedding. Invariant: rows and names are in input order and equal in number, and every value is finite.
 
 use super::OutputError;
-use super::table::{Field, Table};
+use super::table::{PlainField, Table};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
@@ -82,7 +82,7 @@ impl Embeddings {
         match self {
             Embeddings::Npy(matrix, ids) => {
                 matrix.row(values).map_err(|e| e.with_id(orf))?;
-                ids.row(format_args!("{}", Field(orf)))
+                ids.row(format_args!("{}", PlainField(orf)))
             }
             Embeddings::Safetensors(writer) => Ok(writer.write(orf, values)?),
             Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),

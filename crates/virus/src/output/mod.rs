@@ -46,6 +46,7 @@ pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
+use crate::folder::written_by_runs;
 pub use caller::CallsSummary;
 pub(crate) use caller::{CallerOutputs, CallerWindow};
 use embeddings::Embeddings;
@@ -53,9 +54,10 @@ use intermediate::Intermediate;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
+use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::translate::Frame;
 pub use regions::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -68,6 +70,7 @@ use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
 pub use plimsoll_runtime::OutputError;
 pub(crate) use table::Field;
+use table::PlainField;
 pub use verdict::Call;
 
 const PREDICTIONS: &str = "predictions.tsv";
@@ -78,8 +81,11 @@ const NOTES: &str = "notes.tsv";
 /// Name of the run record; it is written last, so results next to it are complete.
 pub const RUN_RECORD: &str = "run.json";
 
-/// Names of all result files of a run. The run record must be the first: [`Outputs::finish`] removes files in this
-/// order, and the old run record must be gone before any file that it vouches for.
+/// Name of the list of the files that a run writes, while it gives them their names. If it is killed then, the next run
+/// knows from the list which files runs wrote.
+pub(crate) const COMMIT: &str = ".commit.json";
+
+/// Names of all result files of a run.
 pub const FILES: [&str; 24] = [
     RUN_RECORD,
     PREDICTIONS,
@@ -342,6 +348,7 @@ impl Outputs {
         if !self.options.trained {
             let (call, source) = (Call::Untrained.name(), &self.source);
             self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
+            let name = PlainField(record);
             return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
         }
         let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
@@ -349,7 +356,8 @@ impl Outputs {
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
         let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
-        self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t{score}\t{strand}"))?;
+        let chrom = PlainField(record);
+        self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
             chunk_name(record, index, &mut self.name);
             files.chunk(&self.name, orfs, &said)?;
@@ -439,7 +447,7 @@ impl Outputs {
         &self.counts
     }
 
-    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and the files
+    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and those of its files
     /// that this run does not write, commits the files of this run, and finally writes `run_record` as
     /// `run.json`. `run_record` must be a JSON object; the counts are added to it as `counts`.
     ///
@@ -551,24 +559,33 @@ fn commit(
     };
     record.insert("counts".to_owned(), counts.to_record());
     files.extend(reports::write(folder, run_record, &counts)?);
-    // Flushed before the first removal, so that a full disk fails while the earlier results are still complete.
+    // On disk before the first removal, so that a full disk fails while the earlier results are still complete.
+    let mut written = WrittenFiles::default();
     for file in &mut files {
-        file.flush().map_err(|e| file.error(e))?;
+        let name = file.target().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        written.insert(&name, file.synced()?);
     }
-    let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
-    for name in FILES {
-        let path = folder.join(name);
-        if name == RUN_RECORD || !is_ours(&path) {
-            remove(path)?;
-        }
-        if name == RUN_RECORD {
-            // On disk before any file changes: after a power failure, the record must not vouch for other files.
-            let refuse = |source| OutputError::Folder { path: folder.to_owned(), source };
-            sync_folder(&folder.join(name)).map_err(refuse)?;
+    let before = written_by_runs(folder);
+    // Until the new record is complete, the files of the earlier runs are known as ours too.
+    let lists: Vec<&WrittenFiles> = before.iter().chain([&written]).collect();
+    write_json(folder, COMMIT, &json!({"plimsoll": env!("CARGO_PKG_VERSION"), "lists": lists}))?;
+    remove(folder.join(RUN_RECORD))?;
+    // On disk before any file changes: after a power failure, the record must not vouch for other files.
+    let refuse = |source| OutputError::Folder { path: folder.to_owned(), source };
+    sync_folder(&folder.join(RUN_RECORD)).map_err(refuse)?;
+    // Files of an earlier run that this run does not write. A file that no run wrote stays, whatever its name is.
+    let is_replaced = |name: &str| files.iter().any(|file| file.target() == folder.join(name));
+    for list in &before {
+        for name in list.names().filter(|name| FILES.contains(name) && !is_replaced(name)) {
+            if list.has(folder, name) {
+                remove(folder.join(name))?;
+            }
         }
     }
     files.into_iter().try_for_each(AtomicFile::commit)?;
-    write_run_record(folder, run_record)
+    run_record[WrittenFiles::KEY] = json!(written);
+    write_json(folder, RUN_RECORD, run_record)?;
+    remove(folder.join(COMMIT))
 }
 
 /// The result files of a run: those of VirNucPro's pipeline, or those of a caller.
@@ -619,8 +636,8 @@ fn write_note(notes: &mut Table, note: &Note) -> Result<(), OutputError> {
     notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))
 }
 
-fn write_run_record(folder: &Path, record: &Value) -> Result<(), OutputError> {
-    let mut file = AtomicFile::create(folder.join(RUN_RECORD))?;
+fn write_json(folder: &Path, name: &str, record: &Value) -> Result<(), OutputError> {
+    let mut file = AtomicFile::create(folder.join(name))?;
     writeln!(file, "{record:#}").map_err(|e| file.error(e))?;
     Ok(file.commit()?)
 }

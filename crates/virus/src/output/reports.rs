@@ -136,6 +136,7 @@ mod tests {
         assert_eq!(first_cell("reads"), "reads");
         assert_eq!(first_cell("#1"), "\"#1\"");
         assert_eq!(first_cell("a\tb"), "a\\tb");
+        assert_eq!(first_cell("=cmd|x"), "'=cmd|x");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use super::OutputError;
 use plimsoll_data::atomic::AtomicFile;
-use std::fmt::{self, Display, Write as _};
+pub use plimsoll_data::table::{Field, PlainField};
+use std::fmt;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -42,44 +43,5 @@ impl Table {
     /// Returns the file, ready to be committed.
     pub fn into_file(self) -> AtomicFile {
         self.file
-    }
-}
-
-/// A text as a table cell: control characters and Unicode line separators are escaped as in Rust (`\t`, `\n`,
-/// `\u{1b}`), everything else is unchanged.
-#[derive(Clone, Copy, Debug)]
-pub struct Field<'a>(pub &'a str);
-
-impl Display for Field<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-        let mut rest = self.0;
-        while let Some(at) = rest.find(breaks) {
-            let (clean, tail) = rest.split_at(at);
-            f.write_str(clean)?;
-            let mut tail = tail.chars();
-            tail.next().into_iter().flat_map(char::escape_default).try_for_each(|c| f.write_char(c))?;
-            rest = tail.as_str();
-        }
-        f.write_str(rest)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(text: &str, expected: &str) {
-        assert_eq!(Field(text).to_string(), expected);
-    }
-
-    #[test]
-    fn a_field_stays_on_its_line() {
-        check("", "");
-        check("contig|7 é \\ \"", "contig|7 é \\ \"");
-        check("a\tb\nc\r", "a\\tb\\nc\\r");
-        check("\u{1b}[31m\u{7f}\u{85}", "\\u{1b}[31m\\u{7f}\\u{85}");
-        check("é\u{2028}日", "é\\u{2028}日");
-        check("\0\0", "\\u{0}\\u{0}");
     }
 }

@@ -82,7 +82,7 @@ impl RowFile {
     fn npy(path: &Path) -> Result<Self, DataError> {
         let fail = |e| DataError::at(path, DataErrorKind::Read(e));
         let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
-        let mut file = File::open(path).map_err(fail)?;
+        let mut file = bounded::open(path).map_err(fail)?;
         let (header, offset) = npy_header(&mut file).map_err(fail)?.ok_or_else(|| {
             refuse("not an array as numpy.save writes it; write it again, or give .safetensors".to_owned())
         })?;

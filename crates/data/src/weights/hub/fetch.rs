@@ -19,6 +19,7 @@ use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
 use super::patience::{Parts, TICK, patiently, pause};
 use super::{HubEnv, cached_commit, repository_folder};
+use crate::DataErrorKind;
 use crate::atomic::AtomicFile;
 use crate::weights::WeightsError;
 
@@ -120,7 +121,11 @@ impl Repository {
             let failed = |error| Kind::disk(&reference)(std::io::Error::other(error));
             let mut file = AtomicFile::create(&reference).map_err(failed)?;
             file.write_all(commit.as_bytes()).map_err(Kind::disk(&reference))?;
-            file.commit().map_err(failed)
+            match file.commit() {
+                // Another process has fetched the model meanwhile.
+                Err(error) if matches!(error.kind, DataErrorKind::Exists) => Ok(()),
+                done => done.map_err(failed),
+            }
         });
         written.map_err(|kind| self.error("refs/main", kind))
     }
