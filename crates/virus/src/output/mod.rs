@@ -80,7 +80,7 @@ pub const RUN_RECORD: &str = "run.json";
 
 /// Names of all result files of a run. The run record must be the first: [`Outputs::finish`] removes files in this
 /// order, and the old run record must be gone before any file that it vouches for.
-pub const FILES: [&str; 24] = [
+pub const FILES: [&str; 25] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
@@ -105,6 +105,7 @@ pub const FILES: [&str; 24] = [
     REGIONS,
     caller::REGIONS_BED,
     caller::REGIONS_FASTA,
+    caller::VIRUSES,
 ];
 
 /// Options of the writers.
@@ -263,6 +264,8 @@ struct OpenRecord {
     windows: usize,
     /// Number of leading bases of the record that are in a window.
     covered: usize,
+    /// Whether bases between windows may be in no window, as with a caller, which counts them.
+    has_gaps: bool,
     score: RecordScore,
 }
 
@@ -486,7 +489,8 @@ impl OpenRecord {
             let what = format!("its window comes before '{}' has ended", self.id);
             return Err(OutputError::mismatch(record, what));
         }
-        if index != self.windows || start > self.covered || end <= start || end < self.covered {
+        let is_apart = start > self.covered && !self.has_gaps;
+        if index != self.windows || is_apart || end <= start || end < self.covered {
             let what = format!(
                 "window {} of bases {start}..{end} follows {} windows up to base {}",
                 index + 1,
@@ -506,7 +510,7 @@ impl OpenRecord {
             let what = format!("it ends after windows of '{}'", self.id);
             return Err(OutputError::mismatch(record.id, what));
         }
-        if self.covered != record.length {
+        if self.covered > record.length || (self.covered < record.length && !self.has_gaps) {
             let what = format!("its windows end at base {} of {}", self.covered, record.length);
             return Err(OutputError::mismatch(record.id, what));
         }
