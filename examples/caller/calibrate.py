@@ -3,6 +3,7 @@
 
     python3 calibrate.py --start MODEL                        write a calibration that changes nothing, to begin with
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
+    python3 calibrate.py MODEL --keep 10000=RESULT ...        the same, and keep the lengths that no result is given for
 
 MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
 of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives
@@ -124,8 +125,8 @@ def main():
     parser.add_argument("--start", action="store_true")
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
-    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000}
-    calibration = {"format": "plimsoll_calibration", "version": 2, "window": 1000, "class_temperature": 1.0, "lengths": []}
+    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000, "x_drop": XDROP}
+    calibration = {"format": "plimsoll_calibration", "version": 3, "window": 1000, "class_temperature": 1.0, "lengths": []}
     if args.start:
         presets = {name: {"threshold": 0.5, "tpr": 0.5, "fpr": 0.5} for name in PRESETS}
         calibration["lengths"] = [{"length": 500, **START, "presets": presets}]

@@ -46,7 +46,7 @@ pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
-pub use caller::CallsSummary;
+pub use caller::{CallsSummary, VIRUSES, VirusRow};
 pub(crate) use caller::{CallerOutputs, CallerWindow};
 use embeddings::Embeddings;
 use intermediate::Intermediate;
