@@ -123,6 +123,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("results", nargs="*", metavar="LENGTH=RESULT")
     parser.add_argument("--start", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the temperature, and the lengths without a result")
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
     regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000, "x_drop": XDROP}
@@ -141,6 +142,8 @@ def main():
         if not pooled:
             parser.error("give results, or --start")
         every = []
+        if args.keep:
+            calibration["lengths"] = [row for row in before["lengths"] if row["length"] not in pooled]
         for length, parts in sorted(pooled.items()):
             margins, labels, classes = (sum((part[i] for part in parts), []) for i in range(3))
             slope, intercept = fit(margins, labels)
@@ -151,8 +154,11 @@ def main():
             calibration["lengths"].append(row)
             every += classes
             print(json.dumps(row))
-        calibration["class_temperature"] = round(temperature(every), 4)
-        calibration["window"], calibration["regions"] = before["window"], before["regions"]
+        calibration["lengths"].sort(key=lambda row: row["length"])
+        kept = before["class_temperature"] if args.keep else None
+        calibration["class_temperature"] = kept or round(temperature(every), 4)
+        calibration["window"] = before["window"]
+        calibration["regions"] = regions | before["regions"]
     with open(path, "w") as file:
         json.dump(calibration, file, indent=2)
         file.write("\n")
