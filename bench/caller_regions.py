@@ -10,6 +10,8 @@
 50 kb), puts one phage of the same split or fold into the middle third of every second contig, as a whole or cut to 5 to 50 kb, and
 leaves the others without. `--hosts` takes other classes of hosts than prokaryotes, `--no-inserts` leaves all contigs without.
 
+With `--pairs BASES` such a contig has two phages with as many bases of host between them.
+
 `score` prints the recall of inserts of 10 kb and more (at least half of an insert is covered by regions), the median distance of a
 region's borders from those of the insert it covers, the number of regions that touch no insert for each 10 Mb of host, and the share
 of the bases of regions that are inserted (precision) and of inserted bases that are in regions (recall).
@@ -71,12 +73,17 @@ def make(args):
             size = min(int(50_000 * 10 ** drawn.random()), len(joined) - at)
             contig, at = joined[at : at + size], at + size
             if number % 2 == 0 and phages:
-                phage, seq = drawn.choice(phages)
-                length = min(len(seq), int(5_000 * 10 ** drawn.random()))
-                begin = drawn.randrange(len(seq) - length + 1)
                 place = drawn.randrange(size // 3, 2 * size // 3)
-                contig = contig[:place] + seq[begin : begin + length] + contig[place:]
-                inserts.write(f"c{number}\t{len(contig)}\t{place + 1}\t{place + length}\t{phage}\n")
+                places = []
+                for _ in range(2 if args.pairs else 1):
+                    phage, seq = drawn.choice(phages)
+                    length = min(len(seq), int(5_000 * 10 ** drawn.random()))
+                    begin = drawn.randrange(len(seq) - length + 1)
+                    contig = contig[:place] + seq[begin : begin + length] + contig[place:]
+                    places.append((place + 1, place + length, phage))
+                    place = min(place + length + (args.pairs or 0), len(contig))
+                for start, end, phage in places:
+                    inserts.write(f"c{number}\t{len(contig)}\t{start}\t{end}\t{phage}\n")
             else:
                 inserts.write(f"c{number}\t{len(contig)}\tNA\tNA\tNA\n")
             contigs.write(f">c{number} {name}\n{contig}\n")
@@ -86,27 +93,31 @@ def make(args):
 
 def measure(inserts, found):
     """Counts of `score`; `inserts` are (contig, length, start, end), `found` the regions (start, end) of each contig."""
-    counts = {"recalled": 0, "long": 0, "borders": [], "false": 0, "host": 0, "regions": 0, "inserts": 0, "shared": 0}
+    keys = ("recalled", "long", "false", "host", "regions", "inserts", "shared", "joined")
+    counts = dict.fromkeys(keys, 0) | {"borders": []}
+    contigs = {}
     for contig, length, start, end in inserts:
+        contigs.setdefault(contig, (length, []))[1].extend([] if start is None else [(start, end)])
+    for contig, (length, places) in contigs.items():
         regions = found.get(contig, [])
         counts["regions"] += sum(last - first + 1 for first, last in regions)
-        if start is None:
-            counts["host"] += length
-            counts["false"] += len(regions)
-            continue
-        size = end - start + 1
-        counts["host"] += length - size
-        touching = [r for r in regions if r[0] <= end and r[1] >= start]
-        counts["false"] += len(regions) - len(touching)
-        shared = sum(min(r[1], end) - max(r[0], start) + 1 for r in touching)
-        counts["inserts"] += size
-        counts["shared"] += shared
-        is_found = 2 * shared >= size
-        if size >= 10_000:
-            counts["long"] += 1
-            counts["recalled"] += is_found
-        if is_found:
-            counts["borders"] += [abs(min(r[0] for r in touching) - start), abs(max(r[1] for r in touching) - end)]
+        counts["host"] += length - sum(end - start + 1 for start, end in places)
+        for first, last in regions:
+            touched = sum(first <= end and last >= start for start, end in places)
+            counts["false"] += touched == 0
+            counts["joined"] += touched > 1
+        for start, end in places:
+            size = end - start + 1
+            touching = [r for r in regions if r[0] <= end and r[1] >= start]
+            shared = sum(min(r[1], end) - max(r[0], start) + 1 for r in touching)
+            counts["inserts"] += size
+            counts["shared"] += shared
+            is_found = 2 * shared >= size
+            if size >= 10_000:
+                counts["long"] += 1
+                counts["recalled"] += is_found
+            if is_found:
+                counts["borders"] += [abs(min(r[0] for r in touching) - start), abs(max(r[1] for r in touching) - end)]
     return counts
 
 
@@ -134,14 +145,21 @@ def score(args):
     print(f"recall of inserts of 10 kb and more  {recalled} of {long} = {recalled / max(long, 1):.2f}")
     print(f"median border error                  {statistics.median(borders) if borders else 'NA'} bases")
     print(f"false regions                        {false} in {host / 1e6:.1f} Mb = {1e7 * false / host:.2f} in 10 Mb")
+    print(f"regions over two inserts             {counts['joined']}")
     print(f"precision and recall of bases        {precision(counts):.2f} and {recall(counts):.2f}")
 
 
-def segments(scores):
-    """Maximal scoring subsequences (Ruzzo and Tompa 1999) as (first, last, sum before, sum after), in order."""
-    candidates, total = [], 0.0
+def segments(scores, x_drop=math.inf):
+    """Maximal scoring subsequences (Ruzzo and Tompa 1999) without a drop by more than x_drop, as (first, last, sum before, sum
+    after), in order."""
+    candidates, total, opened, low, high = [], 0.0, 0, 0.0, 0.0
     for i, value in enumerate(scores):
         before, total = total, total + value
+        if total <= low:
+            low = high = total
+        high = max(high, total)
+        if high - total > x_drop:
+            opened, low, high = len(candidates), total, total
         if value <= 0:
             continue
         first, left = i, before
@@ -149,7 +167,7 @@ def segments(scores):
             j = len(candidates) - 1
             while j >= 0 and candidates[j][2] >= left:
                 j = candidates[j][4]
-            if j < 0 or candidates[j][3] >= total:
+            if j < opened or candidates[j][3] >= total:
                 break
             first, left = candidates[j][0], candidates[j][2]
             del candidates[j:]
@@ -195,23 +213,25 @@ def tune(args):
             reached = end
     medians = {name: statistics.median(value for _, value in of) for name, of in odds.items()}
     tried = []
-    for background, limit, offset in itertools.product(args.background, args.background_limit, args.offset):
+    for background, limit, offset, x_drop in itertools.product(
+        args.background, args.background_limit, args.offset, args.x_drop
+    ):
         level = {name: offset + (background * median if median <= limit else 0) for name, median in medians.items()}
-        found = {name: segments([share * (value - level[name]) for share, value in of]) for name, of in odds.items()}
+        found = {name: segments([share * (value - level[name]) for share, value in of], x_drop) for name, of in odds.items()}
         for min_score, min_length, merge_gap in itertools.product(args.min_score, args.min_length, args.merge_gap):
             here = {name: regions(spans[name], found[name], min_score, min_length, merge_gap) for name in found}
             counts = measure(inserts, here)
             border = statistics.median(counts["borders"]) if counts["borders"] else math.inf
-            tried.append((counts, border, (background, limit, offset, min_score, min_length, merge_gap)))
+            tried.append((counts, border, (background, limit, offset, min_score, min_length, merge_gap, x_drop)))
     long, host = tried[0][0]["long"], tried[0][0]["host"]
     print(f"{long} inserts of 10 kb and more, {host / 1e6:.1f} Mb of host")
-    print("false in 10 Mb  inserts  precision  recall  border error  background  limit  offset  min_score  min_length  merge_gap")
+    print("false in 10 Mb  joined  inserts  precision  recall  border error  background  limit  offset  min_score  min_length  merge_gap     x_drop")
     best = -1
     for counts, border, parameters in sorted(tried, key=lambda row: (row[0]["false"], -recall(row[0]), row[1])):
         if border <= args.border and precision(counts) >= args.precision and recall(counts) > best:
             best = recall(counts)
             print(
-                f"{1e7 * counts['false'] / host:14.2f}  {counts['recalled']:7}  {precision(counts):9.2f}  {best:6.2f}  {border:12}",
+                f"{1e7 * counts['false'] / host:14.2f}  {counts['joined']:6}  {counts['recalled']:7}  {precision(counts):9.2f}  {best:6.2f}  {border:12}",
                 *(f"{p:9}" for p in parameters),
             )
 
@@ -226,6 +246,7 @@ def main():
     source.add_argument("--split", choices=("val", "test"))
     maker.add_argument("--hosts", type=lambda text: text.split(","), default=HOSTS, help="classes of hosts, by commas")
     maker.add_argument("--no-inserts", action="store_true")
+    maker.add_argument("--pairs", type=int, metavar="BASES", help="insert two phages with this number of bases between them")
     maker.add_argument("--out", required=True)
     maker.add_argument("--contigs", type=int, default=400)
     maker.add_argument("--seed", type=int, default=1)
@@ -245,6 +266,7 @@ def main():
     tuner.add_argument("--min-score", type=numbers(float), default=[float(k) for k in range(10, 31, 2)])
     tuner.add_argument("--min-length", type=numbers(int), default=[2000, 4000])
     tuner.add_argument("--merge-gap", type=numbers(int), default=[3000])
+    tuner.add_argument("--x-drop", type=numbers(float), default=[math.inf, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0])
     tuner.add_argument("results", nargs="+", metavar="INSERTS=RESULT")
     tuner.set_defaults(run=tune)
     args = parser.parse_args()

@@ -3,6 +3,7 @@
 
     python3 calibrate.py --start MODEL                        write a calibration that changes nothing, to begin with
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
+    python3 calibrate.py MODEL --keep 10000=RESULT ...        the same, and keep the lengths that no result is given for
 
 MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
 of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives
@@ -122,10 +123,11 @@ def main():
     parser.add_argument("model")
     parser.add_argument("results", nargs="*", metavar="LENGTH=RESULT")
     parser.add_argument("--start", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the temperature, and the lengths without a result")
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
-    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000}
-    calibration = {"format": "plimsoll_calibration", "version": 2, "window": 1000, "class_temperature": 1.0, "lengths": []}
+    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000, "x_drop": XDROP}
+    calibration = {"format": "plimsoll_calibration", "version": 3, "window": 1000, "class_temperature": 1.0, "lengths": []}
     if args.start:
         presets = {name: {"threshold": 0.5, "tpr": 0.5, "fpr": 0.5} for name in PRESETS}
         calibration["lengths"] = [{"length": 500, **START, "presets": presets}]
@@ -140,6 +142,8 @@ def main():
         if not pooled:
             parser.error("give results, or --start")
         every = []
+        if args.keep:
+            calibration["lengths"] = [row for row in before["lengths"] if row["length"] not in pooled]
         for length, parts in sorted(pooled.items()):
             margins, labels, classes = (sum((part[i] for part in parts), []) for i in range(3))
             slope, intercept = fit(margins, labels)
@@ -150,8 +154,11 @@ def main():
             calibration["lengths"].append(row)
             every += classes
             print(json.dumps(row))
-        calibration["class_temperature"] = round(temperature(every), 4)
-        calibration["window"], calibration["regions"] = before["window"], before["regions"]
+        calibration["lengths"].sort(key=lambda row: row["length"])
+        kept = before["class_temperature"] if args.keep else None
+        calibration["class_temperature"] = kept or round(temperature(every), 4)
+        calibration["window"] = before["window"]
+        calibration["regions"] = regions | before["regions"]
     with open(path, "w") as file:
         json.dump(calibration, file, indent=2)
         file.write("\n")

@@ -54,9 +54,11 @@ predict() {
 }
 
 # Windows of every fold and of the split val. The folds together weigh as much as val in the calibration.
-for length in 100 150 300 500 1000 3000; do
+# Records of 10 kb are calibrated as such: the mean over their windows varies less than one window does.
+for length in 100 150 300 500 1000 3000 10000; do
     n=1000
     [ $length = 3000 ] && n=300
+    [ $length = 10000 ] && n=100
     python3 "$genomes/make_chunks.py" --split val --len $length --n $n --out "$out/val_$length.fa"
     for fold in 0 1 2 3 4; do
         python3 "$genomes/make_chunks.py" --split train --fold $fold --len $length --n $((n / 5)) --out "$out/fold${fold}_$length.fa"
@@ -94,7 +96,7 @@ else
     train final "$out/all.tsv" "$best" 10000 13000 train.yaml ""
 fi
 results=""
-for length in 100 150 300 500 1000 3000; do
+for length in 100 150 300 500 1000 3000 10000; do
     predict final "$out/val_$length.fa" "$out/final/val_$length"
     results="$results $length=$out/final/val_$length"
     for fold in 0 1 2 3 4; do

@@ -2,7 +2,7 @@
 //! memory; only percentages and units are computed here.
 
 use plimsoll_runtime::{EscapedPath, machine};
-use plimsoll_virus::{CallsSummary, Shard};
+use plimsoll_virus::{CallsSummary, LengthThreshold, Shard, VirusRow};
 
 /// Summary of a prediction, or of one shard of a prediction.
 pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
@@ -33,6 +33,7 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     }
     if let Some(calls) = &report.calls {
         rows.push(("regions", calls.regions.to_string()));
+        rows.push(("proviruses", calls.proviruses.to_string()));
     }
     if report.failed > 0 {
         let label = if report.calls.is_some() { "FAILED windows" } else { "FAILED reading frames" };
@@ -48,13 +49,36 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
         rows.push(("packing fill", format!("{:.1} %", 100.0 * caller)));
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    let calls = report.calls.as_ref().map(expected).unwrap_or_default();
-    table(&rows) + &calls + &format!("results in {}", EscapedPath(&report.output_dir))
+    let calls = report.calls.as_ref().map(|calls| listed(calls, c.virus) + &expected(calls));
+    table(&rows) + &calls.unwrap_or_default() + &format!("results in {}", EscapedPath(&report.output_dir))
 }
+
+/// The viruses and proviruses of a run, or the first of them.
+fn listed(calls: &CallsSummary, viruses: u64) -> String {
+    if calls.viruses.is_empty() {
+        return String::new();
+    }
+    let width = calls.viruses.iter().map(|row| row.name.chars().count().min(LONGEST_NAME)).max();
+    let width = width.unwrap_or(0).max("name".len());
+    let mut text = format!("{:<width$}  kind         length  score  fdr    reaches\n", "name");
+    for VirusRow { name, kind, length, reaches, score, fdr } in &calls.viruses {
+        let name: String = name.chars().take(LONGEST_NAME).collect();
+        let fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.3}"));
+        text += &format!("{name:<width$}  {kind:<8}  {length:>9}  {score:.3}  {fdr:<5}  {reaches}\n");
+    }
+    let all = viruses + calls.proviruses;
+    match all - calls.viruses.len() as u64 {
+        0 => text,
+        more => text + &format!("and {more} more in viruses.tsv\n"),
+    }
+}
+
+/// Characters of a name in the list of viruses.
+const LONGEST_NAME: usize = 40;
 
 /// The expected errors of a caller's calls, for the lengths of the input, and the reasons of missing calls.
 fn expected(calls: &CallsSummary) -> String {
-    let mut text = String::new();
+    let mut text = thresholds(calls);
     if calls.ranked > 0 {
         let [tpr, fpr] = [calls.tpr, calls.fpr].map(percent);
         let records = match calls.ranked {
@@ -77,6 +101,20 @@ fn expected(calls: &CallsSummary) -> String {
         text += &format!("no call: {}\n", reasons.collect::<Vec<_>>().join(", "));
     }
     text
+}
+
+/// The preset and the prevalence of a run, and its thresholds by length.
+fn thresholds(calls: &CallsSummary) -> String {
+    let at = |at: &LengthThreshold| format!("{:.3} at {}", at.threshold, at.length);
+    let values = match (calls.preset, &calls.thresholds[..]) {
+        (_, []) => return String::new(),
+        (None, [only, ..]) => format!("threshold {:.3} at every length", only.threshold),
+        (Some(preset), all) => {
+            let all: Vec<String> = all.iter().map(at).collect();
+            format!("preset {preset}, threshold by length: {} bases", all.join(", "))
+        }
+    };
+    format!("{values}; prevalence {}\n", calls.prevalence)
 }
 
 /// A rate in percent, or its bounds.

@@ -60,6 +60,36 @@ pub fn encode(bases: &[u8], out: &mut Vec<i32>) {
     strand(bases.iter().rev().map(|&letter| CODES[usize::from(letter)][1]), reverse);
 }
 
+/// Appends the tokens of a sequence without its unknown codons, so that a model that attends to all codons of a frame, and
+/// averages over them, gets no evidence from unknown letters. All frames have as many tokens as the frame with the fewest known
+/// codons; further ones at the ends of the others are left out. Of a sequence of known letters these are the tokens of
+/// [`encode`]. Returns the number of tokens of a frame.
+pub fn encode_known(bases: &[u8], out: &mut Vec<i32>) -> usize {
+    let start = out.len();
+    encode(bases, out);
+    let length = frame_of(bases.len());
+    let tokens = &mut out[start..];
+    let known = |frame: &[i32]| frame.iter().filter(|&&token| token != UNKNOWN).count();
+    // `max(1)`: chunks of 0 tokens are a panic, and a sequence without codons has no chunks.
+    let fewest = tokens.chunks(length.max(1)).map(known).min().unwrap_or(0);
+    if fewest == length {
+        return length;
+    }
+    let mut to = 0;
+    for frame in 0..FRAMES {
+        let mut left = fewest;
+        for from in frame * length..(frame + 1) * length {
+            if left > 0 && tokens[from] != UNKNOWN {
+                tokens[to] = tokens[from];
+                to += 1;
+                left -= 1;
+            }
+        }
+    }
+    out.truncate(start + to);
+    fewest
+}
+
 /// Writes the three frames of a strand, given the codes of its bases in order.
 fn strand(mut codes: impl Iterator<Item = u16>, out: &mut [i32]) {
     let (first, rest) = out.split_at_mut(out.len() / 3);
@@ -142,6 +172,30 @@ mod tests {
         }
     }
 
+    /// (sequence, known codons of its frames): frames +1, +2, +3, -1, -2, -3, cut to the length of the shortest.
+    const KNOWN: [(&str, [&str; 6]); 6] = [
+        ("ACGTA", ["ACG", "CGT", "GTA", "TAC", "ACG", "CGT"]),
+        ("ANGTATTT", ["TAT", "GTA", "ATT", "AAA", "AAT", "ATA"]),
+        // Two unknown letters in a row: three of the codons of one frame in three would stay, two of each do.
+        ("ACGTTNNCAGGACT", ["ACG AGG", "CGT GGA", "GTT CAG", "AGT CCT", "GTC CTG", "TCC AAC"]),
+        // A run of three in phase with a frame leaves the codons around it as they are.
+        ("ACGNNNTTT", ["ACG", "", "", "", "", ""]),
+        ("NANANANA", ["", "", "", "", "", ""]),
+        ("AC", ["", "", "", "", "", ""]),
+    ];
+
+    #[test]
+    fn unknown_codons_are_left_out() {
+        for (sequence, frames) in KNOWN {
+            let fewest = frames.iter().map(|frame| frame.split_whitespace().count()).min().unwrap_or(0);
+            let codons = frames.iter().flat_map(|frame| frame.split_whitespace().take(fewest));
+            let wanted: Vec<i32> = codons.map(|codon| encoded(format!("{codon}NN").as_bytes())[0]).collect();
+            let mut out = vec![7];
+            assert_eq!(encode_known(sequence.as_bytes(), &mut out), fewest, "{sequence}");
+            assert_eq!(out, [&[7], &wanted[..]].concat(), "{sequence}");
+        }
+    }
+
     #[test]
     fn tokens_are_appended_within_the_capacity() {
         let (bases, mut out) = (b"ACG".repeat(100), Vec::with_capacity(1 + tokens_of(300)));
@@ -152,6 +206,20 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn known_letters_keep_their_tokens_and_unknown_ones_have_none(
+            bases in prop::collection::vec(prop::sample::select(b"ACGTUacgtuNnRx-".to_vec()), 0..60),
+            known in prop::collection::vec(prop::sample::select(b"ACGTUacgtu".to_vec()), 0..60),
+        ) {
+            let mut out = Vec::new();
+            let fewest = encode_known(&bases, &mut out);
+            prop_assert_eq!(out.len(), FRAMES * fewest);
+            prop_assert!(out.iter().all(|&token| token < UNKNOWN));
+            out.clear();
+            prop_assert_eq!(encode_known(&known, &mut out), frame_of(known.len()));
+            prop_assert_eq!(out, encoded(&known));
+        }
 
         #[test]
         fn the_reverse_complement_exchanges_the_strands(

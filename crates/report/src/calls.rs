@@ -24,6 +24,8 @@ pub const MOST_BYTES: usize = 5_000_000;
 const MOST_STEPS: u64 = 400;
 /// Maximum number of notes that the page shows.
 const MOST_NOTES: usize = 100;
+/// Maximum number of viruses and proviruses that the page lists.
+const MOST_VIRUSES: u64 = 1000;
 /// Maximum number of regions that are listed below a track.
 const LISTED_REGIONS: usize = 8;
 /// Maximum number of parameters that the page shows.
@@ -37,6 +39,7 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     results.records(|row| survey.add(row))?;
     let tracks = read_tracks(&results, &survey)?;
     let notes = notes(&results)?;
+    let viruses = viruses(&results)?;
 
     let run = &results.run;
     let inputs: Vec<String> = run["inputs"].as_array().into_iter().flatten().filter_map(file_name).collect();
@@ -47,6 +50,10 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     };
     let untrained = run["models"]["trained"] == false;
     let mut sections = vec![Section { id: "overview", title: "Overview", body: overview(&results, &survey) }];
+    let has_viruses = !viruses.is_empty();
+    if has_viruses {
+        sections.push(Section { id: "viruses", title: "Viruses and proviruses", body: viruses });
+    }
     sections.push(Section { id: "tracks", title: "Scores along records", body: tracks });
     sections.push(Section { id: "records", title: "Records", body: String::new() });
     sections.push(Section { id: "columns", title: "What the columns mean", body: String::new() });
@@ -61,14 +68,15 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     let room = MOST_BYTES.saturating_sub(page.html().len() + 100_000);
     let selection = survey.select();
     let (table, note) = table(&results, &selection, survey.scored > 0, room);
-    page.sections[2].body = format!("<p class=\"note\">{note}</p>\n{}", table.html());
-    page.sections[3].body = table.legend();
+    let records = 2 + usize::from(has_viruses);
+    page.sections[records].body = format!("<p class=\"note\">{note}</p>\n{}", table.html());
+    page.sections[records + 1].body = table.legend();
     if !results.unknown.is_empty() {
         let names = escape(&some_of(&results.unknown, 10));
         let text = format!(
             "<p class=\"note\">Columns of predictions.tsv that this page does not show: {names}.</p>\n"
         );
-        page.sections[3].body += &text;
+        page.sections[records + 1].body += &text;
     }
     Ok(page)
 }
@@ -83,11 +91,61 @@ fn lead(results: &Results, survey: &Survey, untrained: bool) -> String {
     // The run record states no date; `predict` writes it last.
     parts.extend(results.changed.map(|time| format!("run.json of {}", date(time))));
     let mut html = format!("<p class=\"sub\">{}</p>\n", parts.join(" · "));
+    html += &thresholds(run);
     if untrained {
         html += "<p class=\"warning\"><strong>The models are untrained.</strong> There are no scores, and no record is \
                  called. Run predict with trained weights.</p>\n";
     }
     html
+}
+
+/// The preset and the prevalence of a run of a caller, and its thresholds by length; empty where the run record has none.
+fn thresholds(run: &Value) -> String {
+    let calls = &run["calls"];
+    let Some(prevalence) = calls["prevalence"].as_f64() else { return String::new() };
+    let at = |row: &Value| Some((row["length"].as_u64()?, row["threshold"].as_f64()?));
+    let rows: Vec<(u64, f64)> = calls["thresholds"].as_array().into_iter().flatten().filter_map(at).collect();
+    let said = match (calls["preset"].as_str(), &rows[..]) {
+        (_, []) => return String::new(),
+        (None, [(_, threshold), ..]) => format!("Threshold {} at every length", decimal(*threshold, 3)),
+        (Some(preset), rows) => {
+            let at = |(length, threshold): &(u64, f64)| format!("{} at {}", decimal(*threshold, 3), bases(*length));
+            let all: Vec<String> = rows.iter().take(MOST_FACTS).map(at).collect();
+            format!("Preset {}, threshold by length: {}", escape(preset), all.join(", "))
+        }
+    };
+    format!("<p class=\"sub\">{said} · prevalence {}</p>\n", decimal(prevalence, 4))
+}
+
+/// The table of viruses and proviruses; empty if the results have none, or no such table.
+fn viruses(results: &Results) -> Result<String, DataError> {
+    const HEADINGS: [&str; 8] = ["Name", "Kind", "Start", "End", "Length", "Reaches", "Virus score", "FDR"];
+    let (mut rows, mut total) = (String::new(), 0);
+    results.viruses(|cells| {
+        total += 1;
+        if total <= MOST_VIRUSES {
+            let cells = cells.map(|cell| format!("<td>{}</td>", escape(&Name(cell).to_string())));
+            let _ = writeln!(rows, "<tr>{}</tr>", cells.concat());
+        }
+    })?;
+    if total == 0 {
+        return Ok(String::new());
+    }
+    let which = match total {
+        1 => "The record called virus, or the provirus, of this run.".to_owned(),
+        _ if total <= MOST_VIRUSES => format!("All {} viruses and proviruses.", whole(total)),
+        _ => format!(
+            "The first {} of {} viruses and proviruses; viruses.tsv has all rows.",
+            whole(MOST_VIRUSES),
+            whole(total)
+        ),
+    };
+    let headings = HEADINGS.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
+    Ok(format!(
+        "<p class=\"note\">{which} A provirus is a region of a record that is not called virus; one that reaches an end of its \
+         record can go on beyond it. Their sequences are in virus.fna.</p>\n<div class=\"scroll\"><table><thead><tr>{headings}</tr></thead>\
+         <tbody>\n{rows}</tbody></table></div>\n"
+    ))
 }
 
 /// Cards and charts.

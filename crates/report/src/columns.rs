@@ -109,8 +109,15 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             Share,
             true,
             false,
-            "False discovery rate: the expected share of false calls among this record and all records called virus with the \
-             same or a higher score, which is their mean of 1 minus the virus score.",
+            "False discovery rate of a record called virus: the expected share of false calls among it and all records called \
+             virus with the same or a higher score, which is their mean of 1 minus the virus score.",
+        ),
+        "threshold" => make(
+            "Threshold",
+            Share,
+            true,
+            false,
+            "Least virus score of a record of this length that is called virus, at the prevalence of the run.",
         ),
         "prediction" => make(
             "Call",

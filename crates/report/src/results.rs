@@ -7,7 +7,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
-use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
+use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, VIRUSES, is_of};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -200,6 +200,19 @@ impl Results {
             regions.expect_end()?;
         }
         self.agree(&table, ordinal, &self.run["counts"]["records"])
+    }
+
+    /// Calls `see` for every row of the table of viruses and proviruses, in order, with its name, kind, start, end, length, ends
+    /// of the record that it reaches, score and false discovery rate. Results without the table have no rows.
+    pub fn viruses(&self, mut see: impl FnMut([&str; 8])) -> Result<(), DataError> {
+        let path = self.folder.join(VIRUSES);
+        if !path.exists() {
+            return Ok(());
+        }
+        let columns = ["seq_name", "kind", "start", "end", "length", "reaches", "virus_score", "fdr"];
+        let mut table = TableReader::open(&path, &columns)?;
+        while table.next(|cells| Ok(see(cells)))?.is_some() {}
+        Ok(())
     }
 
     /// Calls `see` for every window, in order, with the row number of its record and the number of windows of the

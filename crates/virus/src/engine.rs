@@ -16,7 +16,7 @@ use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
 use super::queues::QueueSizes;
 use crate::VirusError;
-use crate::caller::letters::LetterCounts;
+use crate::caller::letters::WindowLetters;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::intermediate::orf_name;
 use plimsoll_data::pack::Fill;
@@ -260,7 +260,7 @@ impl<'a> Engine<'a> {
         &mut self,
         (number, record, chunk): (u64, Arc<str>, Chunk),
         orfs: usize,
-        letters: LetterCounts,
+        letters: WindowLetters,
     ) -> Result<Vec<f32>, VirusError> {
         let bases = (chunk.end() - chunk.start) as u64;
         self.taken.bases += bases;

@@ -24,7 +24,8 @@ mod stage;
 
 pub use error::VirusError;
 pub use options::{CallerOptions, Models, Options, Shard};
-pub use output::CallsSummary;
+pub use caller::score::LengthThreshold;
+pub use output::{CallsSummary, VirusRow};
 pub use plimsoll_data::sequence::{Listing, stem};
 
 use caller::calibration::Calibration;

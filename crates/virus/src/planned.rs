@@ -6,7 +6,7 @@ use super::queues::QueueSizes;
 use super::stage::PredictStage;
 use super::{CallerOptions, Models, Options};
 use crate::VirusError;
-use crate::caller::windows::windows;
+use crate::caller::windows::window_lengths;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::codons::tokens_of;
 use plimsoll_data::sequence::{Extent, extent};
@@ -341,7 +341,7 @@ fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads,
     let (read, size) = (*read_length as usize, options.length);
     // A caller computes every window, VirNucPro's models the open reading frames of a window.
     let (lengths, sequences_of_a_window): (Vec<usize>, f64) = match &options.caller {
-        Some(_) => (windows(read, size).map(|window| window.len).collect(), 1.0),
+        Some(_) => (window_lengths(read, size).collect(), 1.0),
         None => (chunks(read, size).map(|window| window.len).collect(), *orfs),
     };
     let mut seconds = 0.0;

@@ -2,16 +2,16 @@
 //! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and
 //! size of the jobs in flight are bounded (see `QueueSizes::held`), whatever the records look like.
 
-use crate::caller::letters::LetterCounts;
+use crate::caller::letters::{LetterCounts, WindowLetters};
 use crate::caller::mates::common_name;
-use crate::caller::windows::{SHORTEST_WINDOW, overlap, windows};
+use crate::caller::windows::{CallerChunk, LONGEST_GAP, SHORTEST_WINDOW, windows};
 use crate::journal::Coverage;
 use crate::options::Shard;
 use crate::output::{Field, HitsFormat, Note, RecordText};
 use crate::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
-use plimsoll_data::codons::encode;
+use plimsoll_data::codons::{encode_known, frame_of};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::limits::spawn;
@@ -71,7 +71,7 @@ pub(crate) struct Mate {
 /// An event of the input, in input order.
 pub(crate) enum Event {
     /// A window of a record. Its open reading frames are the next `orfs` of the job.
-    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize, letters: LetterCounts },
+    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
     Source(Arc<str>),
     /// The end of a record; a record without letters has no windows.
@@ -116,7 +116,7 @@ struct Job {
 /// A window or an event of a job.
 enum JobPart {
     /// A window, whose bases are the range `bases` of [`Job::bases`].
-    Chunk { number: u64, record: Arc<str>, chunk: Chunk, bases: Range<usize> },
+    Chunk { number: u64, record: Arc<str>, chunk: CallerChunk, bases: Range<usize> },
     /// An event that is passed on unchanged.
     Event(Event),
 }
@@ -524,14 +524,21 @@ impl Cutter {
         if let Some(detail) = odd_characters(&record.seq) {
             let action = match self.front.units {
                 Units::Frames { .. } => "codons that contain U are dropped",
-                Units::Windows { .. } => "codons that contain them are unknown",
+                Units::Windows { .. } => "codons that contain them are left out",
             };
             self.job.parts.push(note("non_iupac", detail, action));
         }
         let id: Arc<str> = record.id.as_str().into();
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.
         let mut held: Option<(usize, usize)> = None;
-        for chunk in self.front.cut(record.seq.len()) {
+        // Letters in no window beside runs of unknown letters that are too long for a window.
+        let (mut gaps, mut left_out) = (0, 0u64);
+        for cut in self.front.cut(&record.seq) {
+            let chunk = cut.chunk;
+            if cut.left_out.letters as usize > LONGEST_GAP {
+                gaps += 1;
+                left_out += u64::from(cut.left_out.letters);
+            }
             // Windows of other shards are counted too, so that a window has the same number in every shard and
             // in the merge.
             let number = self.windows;
@@ -560,7 +567,12 @@ impl Cutter {
             let [before, after] = self.bytes;
             let share = chunk.end() as f64 / record.seq.len().max(1) as f64;
             self.job.bytes_read = before + (after.saturating_sub(before) as f64 * share) as u64;
-            self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk, bases });
+            self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk: cut, bases });
+        }
+        if gaps > 0 {
+            let detail = format!("{place}: {left_out} letters, in {gaps} places");
+            let action = "windows end at runs of more than 100 unknown letters";
+            self.job.parts.push(note("unknown_run", detail, action));
         }
         let length = record.seq.len();
         let text = self.front.hits.map(|_| {
@@ -592,11 +604,12 @@ impl Cutter {
 }
 
 impl InputPipeline {
-    /// Returns the windows of a record of `length` bases.
-    fn cut(&self, length: usize) -> Box<dyn Iterator<Item = Chunk>> {
+    /// Returns the windows of a record.
+    fn cut<'a>(&self, sequence: &'a [u8]) -> Box<dyn Iterator<Item = CallerChunk> + 'a> {
+        let of_chunk = |chunk| CallerChunk { chunk, overlap: 0, left_out: LetterCounts::default() };
         match self.units {
-            Units::Frames { .. } => Box::new(chunks(length, self.length)),
-            Units::Windows { .. } => Box::new(windows(length, self.length)),
+            Units::Frames { .. } => Box::new(chunks(sequence.len(), self.length).map(of_chunk)),
+            Units::Windows { .. } => Box::new(windows(sequence, self.length)),
         }
     }
 
@@ -604,7 +617,7 @@ impl InputPipeline {
     fn all_n(&self) -> &'static str {
         match self.units {
             Units::Frames { .. } => "no open reading frame, no call",
-            Units::Windows { .. } => "all codons are unknown",
+            Units::Windows { .. } => "no codon is known, no call",
         }
     }
 }
@@ -639,7 +652,7 @@ fn translate(
     for part in job.parts {
         match part {
             JobPart::Event(event) => batch.events.push(event),
-            JobPart::Chunk { number, record, chunk, bases } => {
+            JobPart::Chunk { number, record, chunk: CallerChunk { chunk, overlap, left_out }, bases } => {
                 let bases = &job.bases[bases];
                 let kept = front.kept.contains(number);
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
@@ -651,18 +664,14 @@ fn translate(
                     }));
                 }
                 if let Units::Windows { .. } = front.units {
-                    let letters = LetterCounts::of(&bases[overlap(&chunk, front.length)..]);
-                    let orfs = usize::from(!kept && bases.len() >= SHORTEST_WINDOW);
-                    if orfs > 0 {
-                        let start = batch.dna.len();
-                        encode(bases, &mut batch.dna);
-                        let (dna, bases) = (start..batch.dna.len(), bases.len() as u32);
-                        batch.orfs.push(OrfTokens { frame: Frame::F1, bases, dna, protein: 0..0 });
-                    }
+                    let (before, new) = bases.split_at(overlap);
+                    let [before, new] = [before, new].map(LetterCounts::of);
+                    let letters = WindowLetters { new, left_out, known: before.known() + new.known() };
+                    let orfs = usize::from(!kept && tokenize_window(bases, &mut batch));
                     batch.events.push(Event::Window { number, record, chunk, orfs, letters });
                     continue;
                 }
-                let letters = LetterCounts::default();
+                let letters = WindowLetters::default();
                 if front.intermediate {
                     chunk_name(&record, chunk.index, name);
                     // Writing to a Vec cannot fail.
@@ -697,6 +706,19 @@ fn translate(
         }
     }
     Ok(batch)
+}
+
+/// Appends the tokens of a window of a caller to the batch; false, without tokens, if its frames have fewer known codons than
+/// the shortest window.
+fn tokenize_window(bases: &[u8], batch: &mut Batch) -> bool {
+    let start = batch.dna.len();
+    if encode_known(bases, &mut batch.dna) < frame_of(SHORTEST_WINDOW) {
+        batch.dna.truncate(start);
+        return false;
+    }
+    let (dna, bases) = (start..batch.dna.len(), bases.len() as u32);
+    batch.orfs.push(OrfTokens { frame: Frame::F1, bases, dna, protein: 0..0 });
+    true
 }
 
 /// Appends the tokens of an open reading frame to the batch.

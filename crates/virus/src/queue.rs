@@ -4,7 +4,7 @@
 use super::journal::{JournalEntry, OrfEntry};
 use super::output::{OrfScore, RecordText};
 use super::produce::Mate;
-use crate::caller::letters::LetterCounts;
+use crate::caller::letters::WindowLetters;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::translate::Frame;
 use std::collections::VecDeque;
@@ -37,8 +37,8 @@ pub(crate) struct Window {
     orfs: [Option<PendingOrf>; FRAMES],
     /// Number of open reading frames without a final state, including those that are not admitted yet.
     waiting: u8,
-    /// Counts of its letters that are not in the window before it; only with a caller.
-    pub(crate) letters: LetterCounts,
+    /// Counts of its letters; only with a caller.
+    pub(crate) letters: WindowLetters,
     /// Concatenated embeddings of the frames that did not fail, if they come from a journal; otherwise empty.
     pub(crate) rows: Vec<f32>,
     /// Whether the results come from the journal that this run writes.
@@ -81,7 +81,7 @@ impl Window {
     /// window could leave the queue before its last frames have got a slot.
     pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
         // A window has at most six frames.
-        let (orfs, waiting, letters) = ([None; FRAMES], orfs as u8, LetterCounts::default());
+        let (orfs, waiting, letters) = ([None; FRAMES], orfs as u8, WindowLetters::default());
         Self { number, record, chunk, orfs, waiting, letters, rows: vec![], kept: false }
     }
 
@@ -96,7 +96,7 @@ impl Window {
     }
 
     /// Sets the counts of the letters.
-    pub(crate) fn with_letters(self, letters: LetterCounts) -> Self {
+    pub(crate) fn with_letters(self, letters: WindowLetters) -> Self {
         Self { letters, ..self }
     }
 

@@ -143,7 +143,8 @@ impl QueueSizes {
         };
         process.add(&format!("the longest record{name}"), record + READER);
         if options.caller.is_some() {
-            let windows = extent.longest / options.length as u64 + 1;
+            // Twice as many as of known letters: see `RegionFinder::add`.
+            let windows = 2 * (extent.longest / options.length as u64 + 1);
             process.add("windows of the longest record", windows * BYTES_OF_WINDOW);
         }
         process.add("names of records", extent.records * NAME + (64 << 10));

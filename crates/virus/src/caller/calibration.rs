@@ -5,7 +5,7 @@
 //! ```json
 //! {
 //!   "format": "plimsoll_calibration",
-//!   "version": 2,
+//!   "version": 3,
 //!   "window": 1000,
 //!   "class_temperature": 1.2,
 //!   "lengths": [
@@ -18,7 +18,7 @@
 //!       }
 //!     }
 //!   ],
-//!   "regions": {"background": 0.75, "background_limit": 1.5, "offset": 0.5, "min_score": 8.0, "min_length": 2000, "merge_gap": 2000}
+//!   "regions": {"background": 0.75, "background_limit": 1.5, "offset": 0.5, "min_score": 8.0, "min_length": 2000, "merge_gap": 2000, "x_drop": 20.0}
 //! }
 //! ```
 //! All keys are required, other keys are errors. The *margin* of a window is its logit of `virus` minus its logit of
@@ -43,8 +43,8 @@ pub const CALIBRATION: &str = "calibration.json";
 
 /// Value of the key `format`.
 const FORMAT: &str = "plimsoll_calibration";
-/// Value of the key `version`.
-const VERSION: u64 = 2;
+/// Accepted values of the key `version`. Version 2 is that before `regions.x_drop`: its regions have no such limit.
+const VERSIONS: [u64; 2] = [2, 3];
 /// Largest accepted file in bytes.
 const LARGEST: u64 = 1 << 20;
 /// Maximum number of lengths.
@@ -117,6 +117,8 @@ pub struct RegionParameters {
     pub min_length: u64,
     /// Regions with at most this number of bases between them are merged.
     pub merge_gap: u64,
+    /// A region ends where the sum of its windows' scores has dropped by more than this below the highest sum before.
+    pub x_drop: f64,
 }
 
 /// Bounds of the error rates at a threshold; both are equal where the threshold is that of a preset.
@@ -236,9 +238,10 @@ impl Calibration {
             return Err(format!("`format` must be \"{FORMAT}\", found {}", shown(format)));
         }
         let version = keys.get("version")?;
-        if version.as_u64() != Some(VERSION) {
+        if !version.as_u64().is_some_and(|version| VERSIONS.contains(&version)) {
+            let [before, latest] = VERSIONS;
             return Err(format!(
-                "`version` must be {VERSION}, found {}; use the version of plimsoll that the caller was made for",
+                "`version` must be {before} or {latest}, found {}; use the version of plimsoll that the caller was made for",
                 shown(version)
             ));
         }
@@ -253,11 +256,11 @@ impl Calibration {
             }
             rows.push((length, row));
         }
-        let regions = Keys::of(
-            keys.get("regions")?,
-            "regions.".to_owned(),
-            &["background", "background_limit", "offset", "min_score", "min_length", "merge_gap"],
-        )?;
+        let all =
+            ["background", "background_limit", "offset", "min_score", "min_length", "merge_gap", "x_drop"];
+        let has_drop = version != VERSIONS[0];
+        let known = if has_drop { &all[..] } else { &all[..all.len() - 1] };
+        let regions = Keys::of(keys.get("regions")?, "regions.".to_owned(), known)?;
         Ok(Self {
             window: keys.count("window")?,
             rows,
@@ -269,6 +272,7 @@ impl Calibration {
                 min_score: regions.number("min_score", 0.0, 1e6)?,
                 min_length: regions.count("min_length")?,
                 merge_gap: regions.count("merge_gap")?,
+                x_drop: if has_drop { regions.number("x_drop", 0.0, 1e6)? } else { f64::INFINITY },
             },
             sha256: String::new(),
             json: Value::Null,
@@ -278,6 +282,11 @@ impl Calibration {
     /// The shortest length that was measured.
     pub fn shortest(&self) -> u64 {
         self.rows.first().map_or(0, |(length, _)| *length)
+    }
+
+    /// The lengths that were measured, ascending.
+    pub fn lengths(&self) -> impl Iterator<Item = u64> {
+        self.rows.iter().map(|(length, _)| *length)
     }
 
     /// The calibration of records of `length` bases.
@@ -412,12 +421,13 @@ pub(crate) mod tests {
         };
         json!({
             "format": "plimsoll_calibration",
-            "version": 2,
+            "version": 3,
             "window": 1000,
             "class_temperature": 2.0,
             "lengths": rows.iter().map(row).collect::<Vec<_>>(),
             "regions": {
                 "background": 0.0, "background_limit": 0.0, "offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0,
+                "x_drop": 1000.0,
             },
         })
     }
@@ -458,7 +468,10 @@ pub(crate) mod tests {
         let valid = table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)]);
         let cases = [
             ("/format", json!("other"), "`format`"),
-            ("/version", json!(1), "`version` must be 2, found 1"),
+            ("/version", json!(1), "`version` must be 2 or 3, found 1"),
+            // A key of version 3.
+            ("/version", json!(2), "`regions.x_drop` is not a key"),
+            ("/regions/x_drop", json!(-1), "`regions.x_drop`"),
             ("/class_temperature", json!(0), "`class_temperature`"),
             ("/lengths", json!([]), "`lengths`"),
             ("/lengths/1/length", json!(100), "`lengths[1].length`"),
@@ -491,6 +504,15 @@ pub(crate) mod tests {
         }
         let error = Calibration::parse("{", Path::new("calibration.json")).expect_err("refused").to_string();
         assert!(error.contains("not JSON"), "{error}");
+    }
+
+    #[test]
+    fn the_version_without_x_drop_has_no_limit() {
+        let mut json = table(&[(100, 1.0, 0.0)]);
+        assert_eq!(parsed(&json).expect("read").regions.x_drop, 1000.0);
+        json["version"] = json!(2);
+        json["regions"].as_object_mut().expect("an object").remove("x_drop");
+        assert_eq!(parsed(&json).expect("read").regions.x_drop, f64::INFINITY);
     }
 
     /// Damaged files are refused with one printable line that names the file, or are read; nothing panics.

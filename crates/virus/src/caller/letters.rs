@@ -61,6 +61,32 @@ impl LetterCounts {
         }
         counts
     }
+
+    /// The counts of two disjoint pieces.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            letters: self.letters + other.letters,
+            unknown: self.unknown + other.unknown,
+            pieces: self.pieces + other.pieces,
+            low: self.low + other.low,
+        }
+    }
+
+    /// Number of letters A, C, G, T and U.
+    pub(crate) fn known(self) -> u32 {
+        self.letters - self.unknown
+    }
+}
+
+/// Letters of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowLetters {
+    /// Counts of its letters that are not in the window before it.
+    pub(crate) new: LetterCounts,
+    /// Counts of the letters beside it that are in no window.
+    pub(crate) left_out: LetterCounts,
+    /// Number of known letters of the whole window.
+    pub(crate) known: u32,
 }
 
 /// Counts over all pieces of a record.
@@ -78,6 +104,16 @@ impl LetterTotals {
         self.unknown += u64::from(counts.unknown);
         self.pieces += u64::from(counts.pieces);
         self.low += u64::from(counts.low);
+    }
+
+    /// Number of letters.
+    pub(crate) fn letters(&self) -> u64 {
+        self.letters
+    }
+
+    /// Number of letters A, C, G, T and U.
+    pub(crate) fn known(&self) -> u64 {
+        self.letters - self.unknown
     }
 
     /// Share of the letters that are unknown.

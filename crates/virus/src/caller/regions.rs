@@ -1,8 +1,10 @@
 //! Regions: neighbouring windows of a record that together look more viral than the rest of the record. A region is a maximal
 //! scoring subsequence of the windows' scores (Ruzzo and Tompa 1999, "A linear time algorithm for finding all maximal scoring
 //! subsequences"): neighbouring windows whose sum is larger than that of any part of them, and which cannot be extended
-//! without losing this property. Invariant: regions are disjoint and in the order of the record, and none is shorter or scores
-//! lower than the parameters allow.
+//! without losing this property. A region ends where the sum of the scores has dropped by more than a limit below the highest sum
+//! before (X-drop, as in the extensions of BLAST, Altschul et al. 1990): otherwise two viruses that outweigh everything between
+//! them would be one region. Invariant: regions are disjoint and in the order of the record, and none is shorter or scores lower
+//! than the parameters allow.
 //!
 //! The score of a window is its log odds less an offset and less the background of the record, a share of the median over its
 //! windows: the genomes of some groups score high throughout, and those of other groups so low that even a phage in them stays
@@ -23,6 +25,29 @@ pub struct Region {
     pub windows: u64,
     /// Mean log odds of its windows at equal priors.
     pub log_odds: f64,
+    /// Ends of the record that it reaches: no window of the record lies beyond it.
+    pub edges: Edges,
+}
+
+/// Ends of a record that a region reaches: the virus can go on beyond them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edges {
+    /// The start of the record.
+    pub start: bool,
+    /// The end of the record.
+    pub end: bool,
+}
+
+impl Edges {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match (self.start, self.end) {
+            (false, false) => "none",
+            (true, false) => "start",
+            (false, true) => "end",
+            (true, true) => "both",
+        }
+    }
 }
 
 /// A window of a record.
@@ -31,12 +56,14 @@ pub(crate) struct RegionWindow {
     /// First base, from 0, and the base after the last.
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Share of its bases that are not in the window before it; the score counts by this share.
-    pub(crate) share: f64,
+    /// Number of its known letters that are not in the window before it; the score counts by their share of a window.
+    pub(crate) known: f64,
     /// Log odds at equal priors.
     pub(crate) log_odds: f64,
     /// Whether it can have a call. Otherwise it can be inside a region and adds nothing to it.
     pub(crate) is_callable: bool,
+    /// Number of windows: more than one where short neighbours were joined.
+    pub(crate) windows: u64,
 }
 
 /// Finds the regions of one record from its windows.
@@ -64,20 +91,33 @@ pub(crate) const BYTES_OF_WINDOW: u64 =
     3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<Candidate>() / 2) as u64;
 
 impl RegionFinder {
-    /// Adds the next window.
-    pub(crate) fn add(&mut self, window: RegionWindow) {
+    /// Adds the next window of a record whose windows have at most `size` bases. Short neighbours, which runs of unknown
+    /// letters have cut, become one window of at most this size: thus a record has no more than two windows for `size` bases.
+    pub(crate) fn add(&mut self, window: RegionWindow, size: u64) {
+        if let Some(last) = self.windows.last_mut()
+            && window.end - last.start <= size
+            && window.is_callable == last.is_callable
+        {
+            let known = last.known + window.known;
+            last.log_odds = (last.known * last.log_odds + window.known * window.log_odds) / known;
+            (last.known, last.end) = (known, window.end);
+            last.windows += window.windows;
+            return;
+        }
         self.windows.push(window);
     }
 
-    /// Returns the regions of the record and starts the next record. Subsequences below the least score are dropped, because
-    /// many of them, each of a window or two, would add up to long regions without a virus. Neighbours are merged if they are
-    /// near each other and the region of both, with the windows between them, still has the least score.
-    pub(crate) fn finish(&mut self, parameters: &RegionParameters) -> Vec<Region> {
-        let RegionParameters { min_score, min_length, merge_gap, .. } = *parameters;
+    /// Returns the regions of the record and starts the next record; `size` is the length of its windows, or of the record if it
+    /// is shorter. Subsequences below the least score are dropped, because many of them, each of a window or two, would add up
+    /// to long regions without a virus. Neighbours are merged if they are near each other and the region of both, with the
+    /// windows between them, still has the least score.
+    pub(crate) fn finish(&mut self, parameters: &RegionParameters, size: u64) -> Vec<Region> {
+        let RegionParameters { min_score, min_length, merge_gap, x_drop, .. } = *parameters;
         let level = parameters.offset + background(&self.windows, parameters);
         let mut merged: Vec<Candidate> = vec![];
         let is_near = |a: usize, b: usize| self.windows[b].start <= self.windows[a].end + merge_gap;
-        for next in maximal(&self.windows, level).into_iter().filter(|c| c.right - c.left >= min_score) {
+        let scores = self.windows.iter().map(|window| window.score(level, size));
+        for next in maximal(scores, x_drop).into_iter().filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
                 Some(last) if is_near(last.last, next.first) && next.right - last.left >= min_score => {
                     (last.last, last.right) = (next.last, next.right);
@@ -89,12 +129,22 @@ impl RegionFinder {
             let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
             let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
             let (start, end) = (self.windows[c.first].start, self.windows[c.last].end);
-            Region { start, end, score, windows: windows.len() as u64, log_odds }
+            let edges = Edges { start: c.first == 0, end: c.last + 1 == self.windows.len() };
+            let windows = windows.iter().map(|w| w.windows).sum();
+            Region { start, end, score, windows, log_odds, edges }
         };
         let found =
             merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
         self.windows.clear();
         found
+    }
+}
+
+impl RegionWindow {
+    /// Score of the window: its log odds less `level`, by its share of a window of `size` bases.
+    fn score(&self, level: f64, size: u64) -> f64 {
+        let score = self.known / size.max(1) as f64 * (self.log_odds - level);
+        if self.is_callable { score } else { score.min(0.0) }
     }
 }
 
@@ -113,16 +163,25 @@ fn background(windows: &[RegionWindow], parameters: &RegionParameters) -> f64 {
     }
 }
 
-/// The maximal scoring subsequences, in order; the score of a window is its log odds less `level`.
-fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
+/// The maximal scoring subsequences of scores, in order, none of which contains a drop of the sum by more than `x_drop`.
+fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = vec![];
+    // No candidate from here on may be extended to one before this index: the sum has dropped too far between them.
+    let mut open = 0;
     let mut total = 0.0;
-    for (number, window) in windows.iter().enumerate() {
-        let RegionWindow { share, log_odds, is_callable, .. } = *window;
-        let score = share * (log_odds - level);
-        let score = if is_callable { score } else { score.min(0.0) };
+    let mut low = 0.0;
+    let mut high = 0.0;
+    for (number, score) in scores.enumerate() {
         let left = total;
         total += score;
+        if total <= low {
+            // No subsequence extends across a new lowest sum, because the part of it before would have a sum below zero.
+            (low, high) = (total, total);
+        }
+        high = total.max(high);
+        if high - total > x_drop {
+            (open, low, high) = (candidates.len(), total, total);
+        }
         if score <= 0.0 {
             continue;
         }
@@ -135,7 +194,9 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
                 new.below = candidate.below;
             }
             match candidates.get(new.below) {
-                Some(j) if j.right < new.right => new = Candidate { first: j.first, left: j.left, ..new },
+                Some(j) if j.right < new.right && new.below >= open => {
+                    new = Candidate { first: j.first, left: j.left, ..new };
+                }
                 Some(_) | None => break,
             }
             candidates.truncate(new.below);
@@ -156,19 +217,21 @@ mod tests {
         min_score: 0.0,
         min_length: 0,
         merge_gap: 0,
+        x_drop: f64::INFINITY,
     };
 
+    /// A window of 100 known letters.
     fn window(start: u64, end: u64, log_odds: f64) -> RegionWindow {
-        RegionWindow { start, end, share: 1.0, log_odds, is_callable: true }
+        RegionWindow { start, end, known: 100.0, log_odds, is_callable: true, windows: 1 }
     }
 
     fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {
         let mut finder = RegionFinder::default();
         for (i, &score) in scores.iter().enumerate() {
             // A base between windows, so that windows that are neighbours are not merged by their ends.
-            finder.add(window(101 * i as u64, 101 * i as u64 + 100, score));
+            finder.add(window(101 * i as u64, 101 * i as u64 + 100, score), 100);
         }
-        finder.finish(parameters)
+        finder.finish(parameters, 100)
     }
 
     fn windows(regions: &[Region]) -> Vec<(u64, u64, f64)> {
@@ -259,20 +322,99 @@ mod tests {
             assert_eq!(region.log_odds, inside.iter().sum::<f64>() / region.windows as f64);
         }
         let mut finder = RegionFinder::default();
-        finder.add(RegionWindow { is_callable: false, ..window(0, 100, 9.0) });
+        finder.add(RegionWindow { is_callable: false, ..window(0, 100, 9.0) }, 100);
         for (i, log_odds) in [(1, -2.0), (2, 1.0), (3, -2.0)] {
-            finder.add(window(100 * i, 100 * i + 100, log_odds));
+            finder.add(window(100 * i, 100 * i + 100, log_odds), 100);
         }
-        let region = Region { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0 };
-        assert_eq!(finder.finish(&half), [region]);
+        let edges = Edges::default();
+        let region = Region { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0, edges };
+        assert_eq!(finder.finish(&half, 100), [region]);
+    }
+
+    /// (scores, X-drop, regions as first window, windows and score)
+    type Drop<'a> = (&'a [f64], f64, &'a [(u64, u64, f64)]);
+
+    const DROPS: [Drop<'_>; 7] = [
+        // Without a limit, two strong runs and everything between them are one region.
+        (&[9.0, 9.0, -4.0, -4.0, -4.0, 9.0, 9.0], f64::INFINITY, &[(0, 7, 24.0)]),
+        (&[9.0, 9.0, -4.0, -4.0, -4.0, 9.0, 9.0], 12.0, &[(0, 7, 24.0)]),
+        (&[9.0, 9.0, -4.0, -4.0, -4.0, 9.0, 9.0], 11.0, &[(0, 2, 18.0), (5, 2, 18.0)]),
+        // A rise within the drop does not hide it, and a higher sum starts the measure anew.
+        (&[9.0, -4.0, 1.0, -4.0, -4.0, 20.0], 10.0, &[(0, 1, 9.0), (2, 1, 1.0), (5, 1, 20.0)]),
+        (&[9.0, -6.0, 9.0, -6.0, 9.0, -6.0, 9.0], 6.0, &[(0, 7, 18.0)]),
+        // What was lost before a region does not count as a drop within it.
+        (&[-8.0, -8.0, 5.0, -4.0, 5.0, -30.0, 4.0], 6.0, &[(2, 3, 6.0), (6, 1, 4.0)]),
+        (&[2.0, -9.0, 5.0, -4.0, 5.0], 6.0, &[(0, 1, 2.0), (2, 3, 6.0)]),
+    ];
+
+    #[test]
+    fn a_region_ends_where_the_score_has_dropped() {
+        for (scores, x_drop, wanted) in DROPS {
+            assert_eq!(windows(&found(scores, &RegionParameters { x_drop, ..ALL })), wanted, "{scores:?}");
+        }
+    }
+
+    /// No region has a drop above the limit, and with a limit above all drops they are those without one.
+    #[test]
+    fn regions_have_no_larger_drop() {
+        let mut state = 3u64;
+        for _ in 0..300 {
+            let scores: Vec<f64> = (0..40)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    f64::from((state >> 40) as u32 % 2001) / 8.0 - 125.0
+                })
+                .collect();
+            for x_drop in [10.0, 100.0, 300.0] {
+                for (first, count, _) in windows(&found(&scores, &RegionParameters { x_drop, ..ALL })) {
+                    let (mut total, mut high) = (0.0, f64::NEG_INFINITY);
+                    for score in &scores[first as usize..(first + count) as usize] {
+                        total += score;
+                        high = total.max(high);
+                        assert!(high - total <= x_drop, "{scores:?} {x_drop}");
+                    }
+                }
+            }
+            let limited = windows(&found(&scores, &RegionParameters { x_drop: 1e5, ..ALL }));
+            assert_eq!(limited, windows(&found(&scores, &ALL)));
+        }
+    }
+
+    #[test]
+    fn a_region_says_which_ends_of_the_record_it_reaches() {
+        for (scores, wanted) in [
+            (&[1.0, 1.0][..], "both"),
+            (&[1.0, -1.0], "start"),
+            (&[-1.0, 1.0], "end"),
+            (&[-1.0, 1.0, -1.0], "none"),
+        ] {
+            assert_eq!(found(scores, &ALL)[0].edges.name(), wanted, "{scores:?}");
+        }
+    }
+
+    /// Pieces of 30 and 40 letters within one window of 100 count as a window of 70 known letters.
+    #[test]
+    fn short_neighbours_are_joined() {
+        let mut finder = RegionFinder::default();
+        for (start, end, log_odds) in [(0, 100, -1.0), (150, 180, 2.0), (210, 250, 9.0), (251, 351, -1.0)] {
+            let known = (end - start) as f64;
+            finder.add(RegionWindow { known, ..window(start, end, log_odds) }, 100);
+        }
+        let region = finder.finish(&ALL, 100)[0];
+        let mean = (30.0 * 2.0 + 40.0 * 9.0) / 70.0;
+        let place = (region.start, region.end, region.windows, region.log_odds);
+        assert_eq!(place, (150, 250, 2, mean));
+        assert!((region.score - 0.7 * mean).abs() < 1e-12);
     }
 
     #[test]
     fn a_finder_starts_over() {
         let mut finder = RegionFinder::default();
-        finder.add(window(0, 100, 3.0));
-        assert_eq!(finder.finish(&ALL).len(), 1);
-        finder.add(window(0, 50, 2.0));
-        assert_eq!(finder.finish(&ALL), [Region { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0 }]);
+        finder.add(window(0, 100, 3.0), 100);
+        assert_eq!(finder.finish(&ALL, 100).len(), 1);
+        finder.add(RegionWindow { known: 50.0, ..window(0, 50, 2.0) }, 100);
+        let edges = Edges { start: true, end: true };
+        let region = Region { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0, edges };
+        assert_eq!(finder.finish(&ALL, 50), [region]);
     }
 }

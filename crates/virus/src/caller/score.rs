@@ -3,7 +3,7 @@
 //! logits in their order, the calibration and the options.
 
 use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
-use super::letters::{LetterCounts, LetterTotals};
+use super::letters::{LetterTotals, WindowLetters};
 use super::regions::RegionWindow;
 use super::{logit, sigmoid};
 
@@ -141,9 +141,19 @@ pub struct Score {
 pub struct Rules {
     calibration: Calibration,
     threshold: Threshold,
+    prevalence: f64,
     /// Log odds of the prevalence, which are added to log odds at equal priors.
     shift: f64,
     limits: Limits,
+}
+
+/// Least score of a record of some length that is called virus.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LengthThreshold {
+    /// Number of known letters.
+    pub length: u64,
+    /// The score, at the prevalence of the run.
+    pub threshold: f64,
 }
 
 /// Sums over the windows of a record.
@@ -169,7 +179,7 @@ pub struct RecordSums {
 }
 
 impl RecordSums {
-    /// Adds a window with `bases` bases that are not in the window before it.
+    /// Adds a window with `bases` known letters that are not in the window before it.
     pub fn add(&mut self, bases: u64, margin: f64, classes: &[f32]) {
         self.windows += 1;
         self.scored += 1;
@@ -245,7 +255,29 @@ pub(crate) fn largest<T: PartialOrd + Copy>(values: &[T]) -> Option<usize> {
 impl Rules {
     /// Rules of a run; `prevalence` is above 0 and below 1.
     pub fn new(calibration: Calibration, threshold: Threshold, prevalence: f64, limits: Limits) -> Self {
-        Self { calibration, threshold, shift: logit(prevalence), limits }
+        Self { calibration, threshold, prevalence, shift: logit(prevalence), limits }
+    }
+
+    /// Expected share of viral records.
+    pub fn prevalence(&self) -> f64 {
+        self.prevalence
+    }
+
+    /// What decides whether a record is called virus.
+    pub fn chosen(&self) -> Threshold {
+        self.threshold
+    }
+
+    /// Least scores of records that are called virus, at lengths from `shortest` to `longest`: at both, and at the lengths of
+    /// the calibration between them. One for a threshold that holds at every length.
+    pub fn thresholds(&self, shortest: u64, longest: u64) -> Vec<LengthThreshold> {
+        let mut lengths = vec![shortest];
+        if matches!(self.threshold, Threshold::Preset(_)) {
+            lengths.extend(self.calibration.lengths().filter(|l| (shortest + 1..longest).contains(l)));
+            lengths.extend((longest > shortest).then_some(longest));
+        }
+        let at = |length| self.threshold(&self.calibration.at(length)) + self.shift;
+        lengths.into_iter().map(|length| LengthThreshold { length, threshold: sigmoid(at(length)) }).collect()
     }
 
     /// The calibration.
@@ -258,9 +290,9 @@ impl Rules {
         self.limits.min_length.unwrap_or(self.calibration.shortest())
     }
 
-    /// Probability of a single window of `bases` bases, at the prevalence of the run.
-    pub fn window(&self, bases: u64, margin: f64) -> f64 {
-        sigmoid(self.calibration.at(bases).log_odds(margin) + self.shift)
+    /// Probability of a single window with `known` known letters, at the prevalence of the run.
+    pub fn window(&self, known: u64, margin: f64) -> f64 {
+        sigmoid(self.calibration.at(known).log_odds(margin) + self.shift)
     }
 
     /// What a window tells about regions: its log odds at equal priors, because the prevalence of viral records says nothing
@@ -269,18 +301,18 @@ impl Rules {
         &self,
         start: u64,
         end: u64,
-        letters: LetterCounts,
+        letters: WindowLetters,
         margin: f64,
     ) -> RegionWindow {
-        let bases = end - start;
         let mut totals = LetterTotals::default();
-        totals.add(letters);
+        totals.add(letters.new);
         RegionWindow {
             start,
             end,
-            share: f64::from(letters.letters) / bases as f64,
-            log_odds: self.calibration.at(bases).log_odds(margin),
+            known: f64::from(letters.new.known()),
+            log_odds: self.calibration.at(letters.known.into()).log_odds(margin),
             is_callable: self.refused(&totals).is_none(),
+            windows: 1,
         }
     }
 
@@ -303,13 +335,13 @@ impl Rules {
         }
     }
 
-    /// Bounds of the error rates for records of `length` bases.
+    /// Bounds of the error rates for records of `length` known letters.
     pub fn errors(&self, length: u64) -> ErrorBounds {
         let at = self.calibration.at(length);
         at.errors(self.threshold(&at))
     }
 
-    /// Score of a record of `length` bases; `None` without a scored window.
+    /// Score of a record of `length` known letters; `None` without a scored window.
     ///
     /// The interval is one of log odds and has two parts on either side. The mean margin of five or more windows is uncertain
     /// by its standard error, of which the interval covers 1.96. The calibration is off by `ece` on average: that is taken for
@@ -328,18 +360,22 @@ impl Rules {
         })
     }
 
-    /// The call of a record of `length` bases with this score.
-    pub fn call(&self, length: u64, sums: &RecordSums, score: Option<&Score>) -> FirstCall {
-        let reason = if length == 0 {
+    /// The call of a record with this score. `known` is the number of its known letters, of a pair that of the mate with the
+    /// most; the letters of `sums` are those of the record or of both mates.
+    pub fn call(&self, known: u64, sums: &RecordSums, score: Option<&Score>) -> FirstCall {
+        let refused = self.refused(&sums.letters);
+        let reason = if known == 0 && sums.letters.letters() == 0 {
             Some(Reason::Empty)
-        } else if length < self.min_length() {
+        } else if refused == Some(Reason::UnknownLetters) {
+            refused
+        } else if known < self.min_length() {
             Some(Reason::Short)
         } else {
-            self.refused(&sums.letters)
+            refused
         };
         match (reason, score) {
             (Some(reason), _) => FirstCall::None(reason),
-            // A record of 100 bases or more has a window that is computed, so its values were not finite.
+            // A record of 100 known letters in a row has a window that is computed, so its values were not finite.
             (None, None) => FirstCall::None(if sums.failed > 0 { Reason::Failed } else { Reason::Short }),
             (None, Some(score)) => {
                 let [low, high] = score.interval;
@@ -449,6 +485,7 @@ mod tests {
         }
         assert_eq!(call(&rules, 99, 9.0, plain), FirstCall::None(Reason::Short));
         assert_eq!(call(&rules, 100, 9.0, b"ACGTNNNN"), FirstCall::None(Reason::UnknownLetters));
+        assert_eq!(call(&rules, 99, 9.0, b"ACGTNNNN"), FirstCall::None(Reason::UnknownLetters));
         assert_eq!(call(&rules, 100, 9.0, &b"AT".repeat(50)), FirstCall::None(Reason::LowComplexity));
         let nothing = RecordSums::default();
         assert_eq!(rules.call(0, &nothing, None), FirstCall::None(Reason::Empty));

@@ -4,20 +4,24 @@
 //!
 //! | file | one row per | columns |
 //! |---|---|---|
-//! | `predictions.tsv` | record, or pair of mates | `seq_name length n_windows virus_score low high fdr prediction reason class p_<class>...` |
+//! | `predictions.tsv` | record, or pair of mates | `seq_name length n_windows virus_score low high fdr threshold prediction reason class p_<class>...` |
 //! | `windows.tsv` | window | `seq_name start end margin virus_score class` |
-//! | `regions.tsv` | region | `seq_name start end length score n_windows` |
+//! | `regions.tsv` | region | `seq_name start end length score n_windows reaches` |
+//! | `viruses.tsv` | virus or provirus | `seq_name source_seq kind start end length reaches virus_score fdr n_windows` |
 //! | `regions.bed` | region | chrom, start, end, name, score, strand |
 //! | `notes.tsv` | note on the input or a failed window | `seq_name kind detail action` |
-//! | `virus.fna` | record called virus | see [`HitsFormat`] |
+//! | `virus.fna` | row of `viruses.tsv` | see [`HitsFormat`] |
 //! | `regions.fna` | region | FASTA |
 //!
 //! - In the tables `start` and `end` count bases from 1, both inclusive. In `regions.bed` bases count from 0 and the end is
 //!   exclusive, as BED defines; the score is 1000 times the probability that belongs to the mean log odds of the region's
 //!   windows, and the strand is `.`.
 //! - `virus_score` is the calibrated probability of virus at the prevalence of the run, `low` and `high` are the bounds of its
-//!   interval, `fdr` is the mean of 1 - `virus_score` over this record and the called records with the same or a
-//!   higher score.
+//!   interval, `threshold` is the least score of a record of its length that is called virus. `fdr`, of a record called virus, is
+//!   the mean of 1 - `virus_score` over this record and the called records with the same or a higher score.
+//! - A *provirus* is a region of a record that is not called virus, named `RECORD:START-END` as in `regions.fna`; its
+//!   `virus_score` is the probability that belongs to the mean log odds of its windows at equal priors.
+//! - `reaches` says which ends of its record a region reaches: `none`, `start`, `end` or `both`.
 //! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`Reason`].
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
@@ -29,9 +33,9 @@ use super::{
     RecordText, WINDOWS, commit, write_note,
 };
 use crate::caller::fdr::Ranking;
-use crate::caller::letters::LetterCounts;
-use crate::caller::regions::{Region, RegionFinder};
-use crate::caller::score::{FirstCall, Reason, RecordSums, Rules, largest};
+use crate::caller::letters::WindowLetters;
+use crate::caller::regions::{Edges, Region, RegionFinder};
+use crate::caller::score::{FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest};
 use crate::caller::sigmoid;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::write_lines;
@@ -48,6 +52,8 @@ use std::path::{Path, PathBuf};
 pub(super) const REGIONS_BED: &str = "regions.bed";
 /// Name of the file with the sequences of regions.
 pub(super) const REGIONS_FASTA: &str = "regions.fna";
+/// Name of the table of viruses and proviruses.
+pub const VIRUSES: &str = "viruses.tsv";
 
 /// Positions of the tasks in a window's row of logits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,8 +101,8 @@ pub(crate) struct CallerWindow<'a> {
     pub(crate) start: usize,
     /// Position one past the last base.
     pub(crate) end: usize,
-    /// Counts of its letters that are not in the window before it.
-    pub(crate) letters: LetterCounts,
+    /// Counts of its letters.
+    pub(crate) letters: WindowLetters,
     /// The logits; `None` if the window is too short or has failed.
     pub(crate) logits: Option<&'a [f32]>,
     /// Whether the logits were not finite.
@@ -118,11 +124,46 @@ pub struct CallsSummary {
     pub reasons: BTreeMap<&'static str, u64>,
     /// Number of regions.
     pub regions: u64,
+    /// Number of proviruses: regions of records that are not called virus.
+    pub proviruses: u64,
+    /// Preset of the threshold; `None` for a threshold that was given as a score.
+    pub preset: Option<&'static str>,
+    /// Prevalence of the run.
+    pub prevalence: f64,
+    /// Thresholds over the lengths of the ranked records, by ascending length. Empty without such records.
+    pub thresholds: Vec<LengthThreshold>,
+    /// The first [`LISTED`] rows of `viruses.tsv`.
+    pub viruses: Vec<VirusRow>,
+}
+
+/// Number of viruses and proviruses that a summary lists.
+pub const LISTED: usize = 20;
+
+/// A row of `viruses.tsv`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VirusRow {
+    /// Name: that of the record, or of the region.
+    pub name: String,
+    /// `virus` or `provirus`.
+    pub kind: &'static str,
+    /// Length in bases.
+    pub length: u64,
+    /// Ends of the record that a provirus reaches; `NA` for a virus.
+    pub reaches: &'static str,
+    /// The score.
+    pub score: f64,
+    /// False discovery rate; `None` for a provirus.
+    pub fdr: Option<f64>,
 }
 
 impl CallsSummary {
     fn to_json(&self) -> Value {
+        let threshold = |at: &LengthThreshold| json!({"length": at.length, "threshold": at.threshold});
         json!({
+            "preset": self.preset,
+            "prevalence": self.prevalence,
+            "thresholds": self.thresholds.iter().map(threshold).collect::<Vec<_>>(),
+            "proviruses": self.proviruses,
             "records_ranked": self.ranked,
             "expected_tpr": self.tpr,
             "expected_fpr": self.fpr,
@@ -142,6 +183,10 @@ pub(crate) struct CallerOutputs {
     record: OpenRecord,
     sums: RecordSums,
     finder: RegionFinder,
+    /// Number of regions of the current record or pair.
+    found: u64,
+    /// Least and largest number of known letters of the ranked records.
+    lengths: Option<[u64; 2]>,
     /// The first mate of the current pair, after its end.
     first: Option<FirstMate>,
     /// A tab and the current input, if tables have the column `source`; otherwise empty.
@@ -153,15 +198,29 @@ pub(crate) struct CallerOutputs {
     regions_fasta: AtomicFile,
     /// Rows of `predictions.tsv` without `fdr`, `prediction` and `reason`.
     rows: RowSpool,
-    /// Texts of the records that may be called virus.
+    /// Texts of the records that may be called virus, and of regions.
     texts: TextSpool,
     ranking: Ranking,
+}
+
+/// The end of a record, or of a pair, that gets a row.
+struct EndOfRow<'a> {
+    name: &'a str,
+    /// Number of letters.
+    length: usize,
+    /// Number of known letters, of a pair that of the mate with the most.
+    known: u64,
+    /// The column `source`.
+    source: &'a str,
 }
 
 /// The first mate of a pair.
 struct FirstMate {
     id: String,
     length: usize,
+    /// Number of its letters, and of known ones.
+    letters: u64,
+    known: u64,
     text: RecordText,
     /// The column `source` of the pair.
     source: String,
@@ -174,7 +233,7 @@ impl CallerOutputs {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
         let source = if options.source { " source" } else { "" };
         let windows = format!("seq_name start end margin virus_score class{source}").replace(' ', "\t");
-        let regions = "seq_name start end length score n_windows".replace(' ', "\t");
+        let regions = "seq_name start end length score n_windows reaches".replace(' ', "\t");
         Ok(Self {
             windows: Table::create(folder, WINDOWS, &windows)?,
             regions: Table::create(folder, REGIONS, &regions)?,
@@ -188,9 +247,11 @@ impl CallerOutputs {
             options,
             counts: Counts::default(),
             summary: CallsSummary::default(),
-            record: OpenRecord::default(),
+            record: OpenRecord { has_gaps: true, ..OpenRecord::default() },
             sums: RecordSums::default(),
             finder: RegionFinder::default(),
+            found: 0,
+            lengths: None,
             first: None,
             source: String::new(),
         })
@@ -219,7 +280,7 @@ impl CallerOutputs {
         let CallerWindow { record, index, start, end, letters, logits, failed } = *window;
         self.record.accept(record, index, start, end)?;
         self.counts.windows += 1;
-        self.sums.letters.add(letters);
+        self.sums.letters.add(letters.new.plus(letters.left_out));
         let (name, source) = (Field(record), &self.source);
         let Some(logits) = logits else {
             self.sums.add_without_score(failed);
@@ -227,12 +288,13 @@ impl CallerOutputs {
         };
         self.counts.scored_windows += 1;
         let CallerOutputOptions { rules, layout, .. } = &self.options;
-        let (bases, margin) = ((end - start) as u64, layout.margin(logits));
+        let margin = layout.margin(logits);
         let classes = &logits[layout.classes.clone()];
         let class = largest(classes).map_or("NA", |class| &layout.names[class]);
-        self.sums.add(u64::from(letters.letters), margin, classes);
-        self.finder.add(rules.region_window(start as u64, end as u64, letters, margin));
-        let score = rules.window(bases, margin);
+        self.sums.add(letters.new.known().into(), margin, classes);
+        let size = rules.calibration().window;
+        self.finder.add(rules.region_window(start as u64, end as u64, letters, margin), size);
+        let score = rules.window(letters.known.into(), margin);
         self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
     }
 
@@ -248,7 +310,15 @@ impl CallerOutputs {
         pair: Option<(&str, bool)>,
     ) -> Result<(), OutputError> {
         self.record.end(record)?;
-        let found = self.finder.finish(&self.options.rules.calibration().regions);
+        let before = self.first.as_ref().map_or(0, |first| first.letters);
+        let counted = self.sums.letters.letters() - before;
+        if counted != record.length as u64 {
+            let what = format!("its windows count {counted} letters of {}", record.length);
+            return Err(OutputError::mismatch(record.id, what));
+        }
+        let calibration = self.options.rules.calibration();
+        let size = calibration.window.min(record.length as u64);
+        let found = self.finder.finish(&calibration.regions, size);
         for region in found {
             self.region(record, &region)?;
         }
@@ -256,12 +326,15 @@ impl CallerOutputs {
         match pair {
             None => {
                 let source = self.source.clone();
-                self.end(record.id, record.length, &source, &[(record.id, record.text, record.length)])
+                let known = self.sums.letters.known();
+                let texts = [(record.id, record.text, record.length)];
+                self.end(&EndOfRow { name: record.id, length: record.length, known, source: &source }, &texts)
             }
             Some((_, false)) => {
                 let text = record.text.cloned().unwrap_or_default();
                 let (id, length, source) = (record.id.to_owned(), record.length, self.source.clone());
-                self.first = Some(FirstMate { id, length, text, source });
+                let (letters, known) = (self.sums.letters.letters(), self.sums.letters.known());
+                self.first = Some(FirstMate { id, length, letters, known, text, source });
                 Ok(())
             }
             Some((name, true)) => {
@@ -270,7 +343,11 @@ impl CallerOutputs {
                 };
                 let texts =
                     [(&*first.id, Some(&first.text), first.length), (record.id, record.text, record.length)];
-                self.end(name, first.length + record.length, &first.source, &texts)
+                let length = first.length + record.length;
+                // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured
+                // for; that of a record of their total length would be more certain than it is.
+                let known = first.known.max(self.sums.letters.known() - first.known);
+                self.end(&EndOfRow { name, length, known, source: &first.source }, &texts)
             }
         }
     }
@@ -278,19 +355,17 @@ impl CallerOutputs {
     /// Scores a record, or a pair of mates, and puts its row and its texts to the temporary files.
     fn end(
         &mut self,
-        name: &str,
-        length: usize,
-        source: &str,
+        row: &EndOfRow<'_>,
         texts: &[(&str, Option<&RecordText>, usize)],
     ) -> Result<(), OutputError> {
+        let EndOfRow { name, length, known, source } = *row;
         let CallerOutputOptions { rules, layout, .. } = &self.options;
-        // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured for;
-        // that of a record of their total length would be more certain than it is.
-        let bases = texts.iter().map(|(_, _, length)| *length as u64).max().unwrap_or(0);
-        let score = rules.score(bases, &self.sums);
-        let call = rules.call(bases, &self.sums, score.as_ref());
+        let score = rules.score(known, &self.sums);
+        let call = rules.call(known, &self.sums, score.as_ref());
         if score.is_some() && call.is_ranked() {
-            let errors = rules.errors(bases);
+            let [least, most] = self.lengths.unwrap_or([known; 2]);
+            self.lengths = Some([least.min(known), most.max(known)]);
+            let errors = rules.errors(known);
             self.summary.ranked += 1;
             for bound in 0..2 {
                 self.summary.tpr[bound] += errors.tpr[bound];
@@ -298,16 +373,17 @@ impl CallerOutputs {
             }
         }
         self.ranking.add(score.map(|score| score.probability), call == FirstCall::Virus)?;
-        let mut row = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
+        let mut start = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
         // Writing to a String cannot fail.
         let _ = match score {
             Some(score) => {
                 let [low, high] = score.interval.map(sigmoid);
-                write!(row, "{:.6}\t{low:.6}\t{high:.6}", score.probability)
+                write!(start, "{:.6}\t{low:.6}\t{high:.6}", score.probability)
             }
-            None => write!(row, "NA\tNA\tNA"),
+            None => write!(start, "NA\tNA\tNA"),
         };
         let classes = self.sums.classes(rules.calibration().class_temperature);
+        let threshold = score.map_or("NA".to_owned(), |score| format!("{:.6}", sigmoid(score.threshold)));
         let mut rest = largest(&classes).map_or("NA", |class| &layout.names[class]).to_owned();
         for class in 0..layout.names.len() {
             let _ = match classes.get(class) {
@@ -316,8 +392,9 @@ impl CallerOutputs {
             };
         }
         rest += source;
+        let has_texts = call == FirstCall::Virus || self.found > 0;
         let probability = score.map_or(0.0, |score| score.probability);
-        self.rows.push(call, probability, &row, &rest)?;
+        self.rows.push(&Row { call, probability, has_texts, start, threshold, rest })?;
         if call == FirstCall::Virus {
             for (id, text, length) in texts {
                 // An empty mate has no text.
@@ -330,31 +407,39 @@ impl CallerOutputs {
                         "may be called virus, and its sequence is not there",
                     ));
                 };
-                self.texts.push(id, text)?;
+                self.texts.push_record(id, text)?;
             }
+        }
+        if has_texts {
             self.texts.end_row()?;
         }
         self.counts.records += 1;
+        self.found = 0;
         self.sums.clear();
         Ok(())
     }
 
-    /// Writes a region of the current record.
+    /// Writes a region of the current record, and keeps its text in case the record is not called virus.
     fn region(&mut self, record: &RecordEnd<'_>, region: &Region) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds } = *region;
+        let Region { start, end, score, windows, log_odds, edges } = *region;
         let (name, first, length) = (Field(record.id), start + 1, end - start);
-        self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}"))?;
+        let reaches = edges.name();
+        self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}\t{reaches}"))?;
         // An integer from 0 to 1000 after rounding, so the cast is exact.
         let mean = (1000.0 * sigmoid(log_odds)).round() as u32;
         let chrom = PlainField(record.id);
         self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}:{first}-{end}\t{mean}\t."))?;
-        let Some(bases) = record.text.and_then(|text| text.sequence.get(start as usize..end as usize)) else {
+        let place = start as usize..end as usize;
+        let text = record.text.and_then(|text| Some((text, text.sequence.get(place.clone())?)));
+        let Some((text, bases)) = text else {
             return Err(OutputError::mismatch(record.id, "has a region, and its sequence is not there"));
         };
         let out = &mut self.regions_fasta;
         let written = writeln!(out, ">{}:{first}-{end} score={score:.4} n_windows={windows}", record.id)
             .and_then(|()| write_lines(out, bases));
         written.map_err(|e| self.regions_fasta.error(e))?;
+        self.texts.push_region(record.id, region, text, place)?;
+        self.found += 1;
         self.summary.regions += 1;
         Ok(())
     }
@@ -372,9 +457,11 @@ impl CallerOutputs {
         let classes: String = options.layout.names.iter().map(|name| format!(" p_{name}")).collect();
         let source = if options.source { " source" } else { "" };
         let header = format!(
-            "seq_name length n_windows virus_score low high fdr prediction reason class{classes}{source}"
+            "seq_name length n_windows virus_score low high fdr threshold prediction reason class{classes}{source}"
         );
         let mut predictions = Table::create(&folder, PREDICTIONS, &header.replace(' ', "\t"))?;
+        let columns = "seq_name source_seq kind start end length reaches virus_score fdr n_windows";
+        let mut viruses = Table::create(&folder, VIRUSES, &format!("{columns}{source}").replace(' ', "\t"))?;
         let mut hits = Hits::create(&folder, options.hits_format)?;
         let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
         let mut wrong = 0.0;
@@ -404,19 +491,59 @@ impl CallerOutputs {
                 FirstCall::None(reason) => reason.name(),
                 FirstCall::Virus | FirstCall::Other => "NA",
             };
-            let fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
-            let (start, rest) = (&row.start, &row.rest);
-            predictions.row(format_args!("{start}\t{fdr}\t{prediction}\t{reason}\t{rest}"))?;
-            if row.call == FirstCall::Virus {
-                let score = format!("{:.6}", row.probability);
-                while texts.next()? {
-                    if call == FirstCall::Virus {
-                        hits.write(&texts.id, &texts.text, &score, prediction)?;
+            let fdr = fdr.filter(|_| call == FirstCall::Virus);
+            let shown_fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
+            let Row { start, threshold, rest, probability, has_texts, .. } = row;
+            predictions.row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
+            // The last column, with the tab before it.
+            let source = rest.rfind('\t').filter(|_| options.source).map_or("", |at| &rest[at..]);
+            let mut listed = |row: VirusRow| {
+                if summary.viruses.len() < LISTED {
+                    summary.viruses.push(row);
+                }
+            };
+            let mut parts = start.split('\t');
+            let mut part = || parts.next().unwrap_or_default();
+            let [name, length, windows] = [part(), part(), part()];
+            if call == FirstCall::Virus {
+                viruses.row(format_args!(
+                    "{name}\t{name}\tvirus\t1\t{length}\t{length}\tNA\t{probability:.6}\t{shown_fdr}\t{windows}{source}"
+                ))?;
+                let length = length.parse().unwrap_or_default();
+                let name = name.to_owned();
+                listed(VirusRow { name, kind: "virus", length, reaches: "NA", score: probability, fdr });
+            }
+            while has_texts && texts.next()? {
+                let TextReader { id, text, region, .. } = &texts;
+                match region {
+                    None if call == FirstCall::Virus => {
+                        hits.write(id, text, &format!("{probability:.6}"), prediction)?;
                     }
+                    Some((record, region)) if call != FirstCall::Virus => {
+                        let Region { start, end, windows, log_odds, edges, .. } = *region;
+                        let (length, reaches, score) = (end - start, edges.name(), sigmoid(log_odds));
+                        hits.write(id, text, &format!("{score:.6}"), "provirus")?;
+                        let (name, record) = (Field(id).to_string(), Field(record));
+                        viruses.row(format_args!(
+                            "{name}\t{record}\tprovirus\t{}\t{end}\t{length}\t{reaches}\t{score:.6}\tNA\t{windows}{source}",
+                            start + 1
+                        ))?;
+                        summary.proviruses += 1;
+                        listed(VirusRow { name, kind: "provirus", length, reaches, score, fdr: None });
+                    }
+                    None | Some(_) => {}
                 }
             }
             Ok::<(), OutputError>(())
         })?;
+        summary.prevalence = options.rules.prevalence();
+        summary.preset = match options.rules.chosen() {
+            Threshold::Preset(preset) => Some(preset.name()),
+            Threshold::Score(_) => None,
+        };
+        if let Some([least, most]) = self.lengths {
+            summary.thresholds = options.rules.thresholds(least, most);
+        }
         summary.false_calls = (counts.virus > 0).then(|| wrong / counts.virus as f64);
         for rate in summary.tpr.iter_mut().chain(&mut summary.fpr) {
             *rate /= summary.ranked.max(1) as f64;
@@ -424,7 +551,7 @@ impl CallerOutputs {
         if let Some(record) = run_record.as_object_mut() {
             record.insert("calls".to_owned(), summary.to_json());
         }
-        let tables = [predictions, self.windows, self.regions, self.bed, self.notes];
+        let tables = [predictions, viruses, self.windows, self.regions, self.bed, self.notes];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
@@ -466,32 +593,36 @@ impl Scratch {
 /// Rows of `predictions.tsv` in input order.
 struct RowSpool(Scratch);
 
-/// A row read back.
+/// A row of `predictions.tsv` without the columns that depend on the false discovery rate.
 struct Row {
     call: FirstCall,
     probability: f64,
+    /// Whether texts of the row follow in [`TextSpool`].
+    has_texts: bool,
     /// The columns before `fdr`.
     start: String,
+    threshold: String,
     /// The columns after `reason`.
     rest: String,
 }
 
 /// Byte that separates the parts of a row in the temporary file; [`Field`] escapes it in texts.
-const SEPARATOR: char = '\u{1f}';
+const SEPARATOR: &str = "\u{1f}";
 
 impl RowSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
         Ok(Self(Scratch::create(folder)?))
     }
 
-    fn push(&mut self, call: FirstCall, probability: f64, start: &str, rest: &str) -> Result<(), OutputError> {
-        let call = match call {
+    fn push(&mut self, row: &Row) -> Result<(), OutputError> {
+        let call = match row.call {
             FirstCall::Virus => "virus",
             FirstCall::Other => "other",
             FirstCall::None(reason) => reason.name(),
         };
-        let bits = probability.to_bits();
-        let written = writeln!(self.0.file, "{call}{SEPARATOR}{bits:016x}{SEPARATOR}{start}{SEPARATOR}{rest}");
+        let numbers = format!("{:016x}{SEPARATOR}{}", row.probability.to_bits(), u8::from(row.has_texts));
+        let texts = [call, &numbers, &row.start, &row.threshold, &row.rest].join(SEPARATOR);
+        let written = writeln!(self.0.file, "{texts}");
         written.map_err(|e| self.0.error(e))
     }
 
@@ -525,37 +656,67 @@ impl RowReader {
             name => FirstCall::None(Reason::ALL.into_iter().find(|reason| reason.name() == name)?),
         };
         let probability = f64::from_bits(u64::from_str_radix(parts.next()?, 16).ok()?);
-        Some(Row { call, probability, start: parts.next()?.to_owned(), rest: parts.next()?.to_owned() })
+        let has_texts = parts.next()? == "1";
+        let mut text = || parts.next().map(str::to_owned);
+        Some(Row { call, probability, has_texts, start: text()?, threshold: text()?, rest: text()? })
     }
 }
 
-/// Texts of records in input order. Each part has its length before it; a row ends with [`END_OF_ROW`].
+/// Texts of records and regions in input order. Each begins with [`RECORD`] or [`REGION`], each of its parts has its length
+/// before it, and a row ends with [`END_OF_ROW`].
 struct TextSpool(Scratch);
 
-/// In the place of the length of an id: there are no more texts of this row.
-const END_OF_ROW: u64 = u64::MAX;
+const END_OF_ROW: u64 = 0;
+const RECORD: u64 = 1;
+const REGION: u64 = 2;
 
 impl TextSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
         Ok(Self(Scratch::create(folder)?))
     }
 
-    fn push(&mut self, id: &str, text: &RecordText) -> Result<(), OutputError> {
-        for part in [id.as_bytes(), &text.description, &text.sequence, &text.quality] {
-            let length = (part.len() as u64).to_le_bytes();
-            let written = self.0.file.write_all(&length).and_then(|()| self.0.file.write_all(part));
-            written.map_err(|e| self.0.error(e))?;
+    fn push_record(&mut self, id: &str, text: &RecordText) -> Result<(), OutputError> {
+        self.numbers(&[RECORD])?;
+        self.parts(&[id.as_bytes(), &text.description, &text.sequence, &text.quality])
+    }
+
+    /// Adds a region of the record `id` with the bases `place` of its text.
+    fn push_region(
+        &mut self,
+        id: &str,
+        region: &Region,
+        text: &RecordText,
+        place: Range<usize>,
+    ) -> Result<(), OutputError> {
+        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } = *region;
+        let [score, log_odds] = [score, log_odds].map(f64::to_bits);
+        self.numbers(&[REGION, start, end, score, windows, log_odds, at_start.into(), at_end.into()])?;
+        let name = format!("{id}:{}-{end}", start + 1);
+        // FASTA has no qualities.
+        let quality = text.quality.get(place.clone()).unwrap_or_default();
+        self.parts(&[name.as_bytes(), &text.description, &text.sequence[place], quality, id.as_bytes()])
+    }
+
+    fn end_row(&mut self) -> Result<(), OutputError> {
+        self.numbers(&[END_OF_ROW])
+    }
+
+    fn numbers(&mut self, numbers: &[u64]) -> Result<(), OutputError> {
+        let written = numbers.iter().try_for_each(|number| self.0.file.write_all(&number.to_le_bytes()));
+        written.map_err(|e| self.0.error(e))
+    }
+
+    fn parts(&mut self, parts: &[&[u8]]) -> Result<(), OutputError> {
+        for part in parts {
+            self.numbers(&[part.len() as u64])?;
+            self.0.file.write_all(part).map_err(|e| self.0.error(e))?;
         }
         Ok(())
     }
 
-    fn end_row(&mut self) -> Result<(), OutputError> {
-        self.0.file.write_all(&END_OF_ROW.to_le_bytes()).map_err(|e| self.0.error(e))
-    }
-
     fn read(self) -> Result<TextReader, OutputError> {
         let (path, file) = self.0.read()?;
-        Ok(TextReader { path, file, id: String::new(), text: RecordText::default() })
+        Ok(TextReader { path, file, id: String::new(), text: RecordText::default(), region: None })
     }
 }
 
@@ -563,8 +724,11 @@ impl TextSpool {
 struct TextReader {
     path: PathBuf,
     file: BufReader<File>,
+    /// Name of the record, or of the region.
     id: String,
     text: RecordText,
+    /// The region, if the text is one, with the id of its record.
+    region: Option<(String, Region)>,
 }
 
 impl TextReader {
@@ -574,25 +738,48 @@ impl TextReader {
     }
 
     fn read(&mut self) -> io::Result<bool> {
-        let file = &mut self.file;
-        let mut length = || {
-            let mut bytes = [0; 8];
-            file.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
-        };
-        let of_id = length()?;
-        if of_id == END_OF_ROW {
+        let kind = self.number()?;
+        if kind == END_OF_ROW {
             return Ok(false);
         }
+        let region = if kind == REGION { Some(self.region()?) } else { None };
+        let utf8 = |bytes| String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
         let mut id = std::mem::take(&mut self.id).into_bytes();
-        read_part(&mut self.file, of_id, &mut id)?;
-        self.id = String::from_utf8(id).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-        let RecordText { description, sequence, quality } = &mut self.text;
-        for part in [description, sequence, quality] {
-            let mut bytes = [0; 8];
-            self.file.read_exact(&mut bytes)?;
-            read_part(&mut self.file, u64::from_le_bytes(bytes), part)?;
+        self.part(&mut id)?;
+        self.id = utf8(id)?;
+        let mut text = std::mem::take(&mut self.text);
+        for part in [&mut text.description, &mut text.sequence, &mut text.quality] {
+            self.part(part)?;
         }
+        self.text = text;
+        self.region = match region {
+            None => None,
+            Some(region) => {
+                let mut record = vec![];
+                self.part(&mut record)?;
+                Some((utf8(record)?, region))
+            }
+        };
         Ok(true)
+    }
+
+    fn region(&mut self) -> io::Result<Region> {
+        let [start, end] = [self.number()?, self.number()?];
+        let score = f64::from_bits(self.number()?);
+        let windows = self.number()?;
+        let log_odds = f64::from_bits(self.number()?);
+        let edges = Edges { start: self.number()? == 1, end: self.number()? == 1 };
+        Ok(Region { start, end, score, windows, log_odds, edges })
+    }
+
+    fn number(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
+    }
+
+    fn part(&mut self, part: &mut Vec<u8>) -> io::Result<()> {
+        let length = self.number()?;
+        read_part(&mut self.file, length, part)
     }
 }
 

@@ -47,7 +47,7 @@ pub mod verdict;
 mod virnucpro;
 
 use crate::folder::written_by_runs;
-pub use caller::CallsSummary;
+pub use caller::{CallsSummary, VIRUSES, VirusRow};
 pub(crate) use caller::{CallerOutputs, CallerWindow};
 use embeddings::Embeddings;
 use intermediate::Intermediate;
@@ -86,7 +86,7 @@ pub const RUN_RECORD: &str = "run.json";
 pub(crate) const COMMIT: &str = ".commit.json";
 
 /// Names of all result files of a run.
-pub const FILES: [&str; 24] = [
+pub const FILES: [&str; 25] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
@@ -111,6 +111,7 @@ pub const FILES: [&str; 24] = [
     REGIONS,
     caller::REGIONS_BED,
     caller::REGIONS_FASTA,
+    caller::VIRUSES,
 ];
 
 /// Options of the writers.
@@ -269,6 +270,8 @@ struct OpenRecord {
     windows: usize,
     /// Number of leading bases of the record that are in a window.
     covered: usize,
+    /// Whether bases between windows may be in no window, as with a caller, which counts them.
+    has_gaps: bool,
     score: RecordScore,
 }
 
@@ -494,7 +497,8 @@ impl OpenRecord {
             let what = format!("its window comes before '{}' has ended", self.id);
             return Err(OutputError::mismatch(record, what));
         }
-        if index != self.windows || start > self.covered || end <= start || end < self.covered {
+        let is_apart = start > self.covered && !self.has_gaps;
+        if index != self.windows || is_apart || end <= start || end < self.covered {
             let what = format!(
                 "window {} of bases {start}..{end} follows {} windows up to base {}",
                 index + 1,
@@ -514,7 +518,7 @@ impl OpenRecord {
             let what = format!("it ends after windows of '{}'", self.id);
             return Err(OutputError::mismatch(record.id, what));
         }
-        if self.covered != record.length {
+        if self.covered > record.length || (self.covered < record.length && !self.has_gaps) {
             let what = format!("its windows end at base {} of {}", self.covered, record.length);
             return Err(OutputError::mismatch(record.id, what));
         }

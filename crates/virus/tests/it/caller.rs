@@ -137,6 +137,7 @@ fn the_tables_follow_from_the_windows() {
             (false, false) => ("no_call", "uncertain"),
         };
         assert_eq!((&*row["prediction"], &*row["reason"]), wanted, "{row:?}");
+        assert_eq!(number(row, "threshold"), 0.2);
     }
     let of = |call: &str| predictions.iter().filter(|row| row["prediction"] == call).count() as u64;
     let counts = report.counts;
@@ -144,13 +145,16 @@ fn the_tables_follow_from_the_windows() {
     assert!(counts.virus > 3 && counts.other > 3 && counts.no_call > 0, "{counts:?}");
     check_fdr(&predictions);
     let fna = read(out.join("virus.fna"));
-    assert_eq!(fna.matches('>').count() as u64, counts.virus);
+    let calls = report.calls.expect("a caller");
+    assert_eq!(fna.matches('>').count() as u64, counts.virus + calls.proviruses);
     for (name, bases) in records() {
         let is_virus = predictions.iter().any(|row| row["seq_name"] == name && row["prediction"] == "virus");
-        assert_eq!(fna.contains(&format!(">{name} virus_score=")), is_virus, "{name}");
-        assert_eq!(fna.replace('\n', "").contains(&bases), is_virus, "{name}");
+        let title = format!(">{name} virus_score=");
+        assert_eq!(fna.contains(&title), is_virus, "{name}");
+        let text = fna.split(&title).nth(1).and_then(|rest| rest.split_once('\n'));
+        let letters = text.map(|(_, rest)| rest.split('>').next().unwrap_or_default().replace('\n', ""));
+        assert_eq!(letters, is_virus.then_some(bases), "{name}");
     }
-    let calls = report.calls.expect("a caller");
     assert_eq!(calls.ranked, 42);
     assert!(calls.tpr[0] == calls.tpr[1] && calls.tpr[0] > 0.6 && calls.fpr[1] < 0.3, "{calls:?}");
     let record = report.run_record;
@@ -158,19 +162,30 @@ fn the_tables_follow_from_the_windows() {
     assert_eq!(record["calling"]["threshold"], "default");
     assert_eq!(record["calling"]["calibration"]["lengths"][0]["length"], 150);
     assert_eq!(record["calls"]["no_call_reasons"]["uncertain"], counts.no_call);
+    // Thresholds from the shortest to the longest record, by the lengths of the calibration.
+    let at = |length: u64| serde_json::json!({"length": length, "threshold": 0.2});
+    let thresholds = record["calls"]["thresholds"].as_array().expect("thresholds");
+    let lengths: Vec<u64> = thresholds.iter().filter_map(|row| row["length"].as_u64()).collect();
+    assert_eq!((lengths.first(), lengths.last()), (Some(&150), Some(&4200)));
+    for (row, length) in thresholds.iter().zip(lengths) {
+        let threshold = row["threshold"].as_f64().expect("a number");
+        assert!((threshold - 0.2).abs() < 1e-12, "{row} is not {}", at(length));
+    }
+    assert_eq!((&record["calls"]["preset"], &record["calls"]["prevalence"]), (&"default".into(), &0.2.into()));
 }
 
-/// The column `fdr` is the running mean of 1 - p over the records by descending p.
+/// The column `fdr` of the records called virus is the running mean of 1 - p by descending p; others have none.
 fn check_fdr(predictions: &[BTreeMap<String, String>]) {
     let score = |row: &BTreeMap<String, String>| number(row, "virus_score");
     for row in predictions {
+        if row["prediction"] != "virus" {
+            assert_eq!(row["fdr"], "NA", "{row:?}");
+            continue;
+        }
         let called =
             |other: &BTreeMap<String, String>| other["prediction"] == "virus" && score(other) >= score(row);
-        let mut wrong: Vec<f64> =
+        let wrong: Vec<f64> =
             predictions.iter().filter(|other| called(other)).map(|o| 1.0 - score(o)).collect();
-        if row["prediction"] != "virus" {
-            wrong.push(1.0 - score(row));
-        }
         let mean = wrong.iter().sum::<f64>() / wrong.len() as f64;
         assert!((number(row, "fdr") - mean).abs() < 1e-5, "{row:?}: {mean}");
     }
@@ -210,7 +225,8 @@ fn records_without_a_call_have_a_reason() {
     assert_eq!(reasons(&options), wanted(["short", "unknown_letters", "low_complexity"]));
     let table = rows(&out.join("predictions.tsv"));
     assert_eq!((&*table[0]["virus_score"], &*table[0]["fdr"], &*table[0]["class"]), ("NA", "NA", "NA"));
-    assert!(number(&table[1], "virus_score") > 0.0 && number(&table[4], "fdr") > 0.0);
+    assert!(number(&table[1], "virus_score") > 0.0 && number(&table[5], "fdr") > 0.0);
+    assert_eq!((&*table[4]["fdr"], &*table[4]["threshold"]), ("NA", "0.000000"));
     // U is read as T.
     assert_eq!(table[5]["virus_score"], table[6]["virus_score"]);
     let windows = rows(&out.join("windows.tsv"));
@@ -237,9 +253,9 @@ fn a_false_discovery_rate_above_the_limit_prevents_a_call() {
     let (some, report) = calls("some", Some(limit));
     let (mut kept, mut lost) = (0, 0);
     for (before, after) in all.iter().zip(&some) {
-        let (call, fdr) = (&*before["prediction"], number(before, "fdr"));
+        let call = &*before["prediction"];
         let wanted = match call {
-            "virus" if fdr > limit => ("no_call", "fdr"),
+            "virus" if number(before, "fdr") > limit => ("no_call", "fdr"),
             call => (call, &*before["reason"]),
         };
         assert_eq!((&*after["prediction"], &*after["reason"]), wanted, "{before:?}");
@@ -248,7 +264,61 @@ fn a_false_discovery_rate_above_the_limit_prevents_a_call() {
     }
     assert!(kept > 0 && lost > 0, "{kept} {lost}");
     assert_eq!(report.counts.virus, kept);
-    assert_eq!(read(folder.path("some/virus.fna")).matches('>').count() as u64, kept);
+    let proviruses = report.calls.expect("a caller").proviruses;
+    assert_eq!(read(folder.path("some/virus.fna")).matches('>').count() as u64, kept + proviruses);
+}
+
+/// (what is done to a record of 1 000 and one of 1 500 bases, windows of the first and of the second as start-end, whether
+/// both have the scores of the unchanged records)
+type Gaps<'a> = (&'a str, &'a dyn Fn(&str) -> String, [&'a str; 2], bool);
+
+/// Runs of unknown letters that are too long for a window end it, and are no evidence: what is left has its scores.
+#[test]
+fn windows_end_at_long_runs_of_unknown_letters() {
+    let folder = Folder::new("caller-gaps");
+    let mut bases = Bases(31);
+    let records = [bases.sequence(1000, 0.4), bases.sequence(1500, 0.6)];
+    let halves = |record: &str, between: &str| {
+        let (first, second) = record.split_at(500);
+        format!("{first}{between}{second}")
+    };
+    let cases: [Gaps<'_>; 6] = [
+        ("none", &str::to_owned, ["1-1000", "1-1000 501-1500"], true),
+        ("before", &|r| "N".repeat(150) + r, ["151-1150", "151-1150 651-1650"], true),
+        ("after", &|r| format!("{r}{}", "n".repeat(101)), ["1-1000", "1-1000 501-1500"], true),
+        ("short", &|r| format!("NNN{r}NN"), ["4-1003", "4-1003 504-1503"], true),
+        ("join", &|r| halves(r, &"N".repeat(101)), ["1-500 602-1101", "1-500 602-1601"], false),
+        ("inside", &|r| halves(r, &"NR".repeat(50)), ["1-1000 101-1100", "1-1000 601-1600"], false),
+    ];
+    let text: String = cases
+        .iter()
+        .flat_map(|(name, change, ..)| {
+            records.iter().enumerate().map(move |(i, record)| format!(">{name}{i}\n{}\n", change(record)))
+        })
+        .collect();
+    let out = folder.path("out");
+    let input = folder.write("in.fa", text);
+    ran(&with(calling(&input, &out), |caller| caller.threshold = Threshold::Score(0.0)));
+    let (windows, predictions) = (rows(&out.join("windows.tsv")), rows(&out.join("predictions.tsv")));
+    let notes = read(out.join("notes.tsv"));
+    for (name, _, wanted, is_equal) in cases {
+        for (i, wanted) in wanted.into_iter().enumerate() {
+            let of = |name: &str| {
+                let name = format!("{name}{i}");
+                let own: Vec<_> = windows.iter().filter(|w| w["seq_name"] == name).collect();
+                let places = own.iter().map(|w| format!("{}-{}", w["start"], w["end"])).collect::<Vec<_>>();
+                let margins: Vec<f64> = own.iter().map(|w| number(w, "margin")).collect();
+                let row = predictions.iter().find(|row| row["seq_name"] == name).expect("a row");
+                (places.join(" "), margins, row["virus_score"].clone())
+            };
+            let found = of(name);
+            assert_eq!(found.0, wanted, "{name}{i}");
+            assert!(!is_equal || found.1 == of("none").1, "{name}{i}: {:?}", found.1);
+            assert!(!is_equal || found.2 == of("none").2, "{name}{i}: {}", found.2);
+            let has_note = ["before", "after", "join"].contains(&name);
+            assert_eq!(notes.contains(&format!("{name}{i}\tunknown_run\t")), has_note, "{name}{i}: {notes}");
+        }
+    }
 }
 
 /// Random bases in a repeat. The golden caller gives random bases a margin of about 1 and the repeat one of about 0; the
@@ -272,6 +342,7 @@ fn a_region_has_its_place_in_all_files() {
     assert_eq!(&*region["seq_name"], "contig");
     let columns = ["start", "end", "length", "n_windows"].map(|column| number(region, column));
     assert_eq!(columns, [8001.0, 11000.0, 3000.0, 3.0]);
+    assert_eq!(region["reaches"], "none");
     let windows = rows(&out.join("windows.tsv"));
     let calibration = Calibration::open(&model).unwrap_or_else(|e| panic!("{e}"));
     let score: f64 = windows[8..11].iter().map(|w| calibration.at(1000).log_odds(number(w, "margin"))).sum();
@@ -284,7 +355,35 @@ fn a_region_has_its_place_in_all_files() {
     let (title, letters) = fna.split_once('\n').expect("a title");
     assert!(title.starts_with(">contig:8001-11000 score="), "{title}");
     assert_eq!(letters.replace('\n', ""), insert);
-    assert_eq!(report.calls.expect("a caller").regions, 1);
+    // The contig is not called, so its region is a provirus.
+    let predictions = rows(&out.join("predictions.tsv"));
+    assert!(predictions.iter().all(|row| row["prediction"] != "virus"), "{predictions:?}");
+    let hits = read(out.join("virus.fna"));
+    let (title, letters) = hits.split_once('\n').expect("a title");
+    assert!(title.starts_with(">contig:8001-11000 virus_score="), "{title}");
+    assert!(title.ends_with(" prediction=provirus"), "{title}");
+    assert_eq!(letters.replace('\n', ""), insert);
+    let viruses = rows(&out.join("viruses.tsv"));
+    let names = ["seq_name", "source_seq", "kind", "start", "end", "length", "reaches", "fdr", "n_windows"];
+    let cells: Vec<[&str; 9]> = viruses.iter().map(|row| names.map(|name| &*row[name])).collect();
+    let place = ["contig:8001-11000", "contig", "provirus", "8001", "11000", "3000", "none", "NA", "3"];
+    assert_eq!(cells, [place]);
+    assert!(title.contains(&format!("virus_score={} ", viruses[0]["virus_score"])), "{title}");
+    let calls = report.calls.expect("a caller");
+    assert_eq!((calls.regions, calls.proviruses, calls.viruses.len()), (1, 1, 1));
+    // A record that is called has its row, and no rows of its regions.
+    let called = folder.path("called");
+    let options = with(calling(&input, &called), |caller| {
+        caller.folder = Some(model.clone());
+        caller.threshold = Threshold::Score(0.0);
+        caller.limits.min_complexity = 0.0;
+    });
+    ran(&options);
+    let viruses = rows(&called.join("viruses.tsv"));
+    let kinds: Vec<[&str; 3]> =
+        viruses.iter().map(|row| ["seq_name", "kind", "reaches"].map(|name| &*row[name])).collect();
+    assert!(kinds.contains(&["contig", "virus", "NA"]) && !kinds.iter().any(|k| k[1] == "provirus"), "{kinds:?}");
+    assert_eq!(read(called.join("virus.fna")).matches('>').count(), viruses.len());
 }
 
 #[test]

@@ -14,7 +14,7 @@ process PLIMSOLL_PREDICT {
     tuple val(meta), path("*/predictions.tsv")                         , emit: predictions
     tuple val(meta), path("*/windows.tsv")                             , emit: windows
     tuple val(meta), path("*/{windows,regions}.bed")                   , emit: bed
-    tuple val(meta), path("*/regions.{tsv,fna}")                       , emit: regions     , optional: true
+    tuple val(meta), path("*/{regions.tsv,regions.fna,viruses.tsv}")   , emit: regions     , optional: true
     tuple val(meta), path("*/notes.tsv")                               , emit: notes
     tuple val(meta), path("*/run.json")                                , emit: run_record
     tuple val(meta), path("*/plimsoll*_mqc.tsv")                       , emit: multiqc
