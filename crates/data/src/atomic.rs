@@ -2,8 +2,12 @@
 //! fsynced and renamed to the target, and then the folder is fsynced. Invariant: the target never holds a partial file;
 //! an [`AtomicFile`] dropped without `commit` removes its temporary file.
 
+mod together;
+
+pub use together::{commit_together, remove_leftovers};
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -89,14 +93,29 @@ impl AtomicFile {
         copy().map(drop).map_err(|e| self.error(e))
     }
 
+    /// Flushes the data written so far and returns a reader of it from the start. Nothing may be written afterwards.
+    pub fn read_back(&mut self) -> Result<BufReader<&mut File>, DataError> {
+        let rewind = |file: &mut BufWriter<File>| {
+            file.flush()?;
+            file.seek(SeekFrom::Start(0)).map(drop)
+        };
+        rewind(self.open()).map_err(|e| self.error(e))?;
+        Ok(BufReader::with_capacity(BUFFER, self.open().get_mut()))
+    }
+
     /// Moves the file to its target; it is on disk when this returns.
     pub fn commit(mut self) -> Result<(), DataError> {
         self.try_commit().map_err(|e| self.error(e))
     }
 
-    fn try_commit(&mut self) -> io::Result<()> {
+    /// Writes all data to the disk.
+    fn sync(&mut self) -> io::Result<()> {
         self.open().flush()?;
-        self.open().get_ref().sync_all()?;
+        self.open().get_ref().sync_all()
+    }
+
+    fn try_commit(&mut self) -> io::Result<()> {
+        self.sync()?;
         fs::rename(&self.temporary, &self.target)?;
         self.file = None;
         sync_folder(&self.target)

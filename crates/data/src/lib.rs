@@ -17,6 +17,7 @@ pub mod ids;
 pub mod intermediate;
 pub mod journal;
 pub mod limits;
+pub mod names;
 pub mod number;
 pub mod pack;
 pub mod printable;

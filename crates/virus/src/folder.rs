@@ -5,6 +5,7 @@
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
 use crate::VirusError;
+pub use plimsoll_runtime::identity::difference;
 use plimsoll_runtime::lock::remove;
 use plimsoll_runtime::{RuntimeError, live};
 use serde_json::Value;
@@ -48,29 +49,6 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
     // Only after the whole folder was inspected: nothing is removed from a folder with foreign files.
     leftovers.iter().try_for_each(|path| remove(path))?;
     Ok(FolderState::Nothing)
-}
-
-/// Describes the first difference between two identities (see `record::identity`); `None` if they are equal.
-pub fn difference(old: &Value, new: &Value) -> Option<String> {
-    let parts = [
-        ("inputs", "input files"),
-        ("models", "weights"),
-        ("parameters", "parameters"),
-        ("arithmetic", "computed otherwise"),
-    ];
-    for (part, name) in parts {
-        let (a, b) = (&old[part], &new[part]);
-        if a == b {
-            continue;
-        }
-        let keys = b.as_object().into_iter().flat_map(|o| o.keys());
-        let first = keys.into_iter().find(|k| a[k.as_str()] != b[k.as_str()]);
-        return Some(match first {
-            Some(key) => format!("{name}: `{key}` was {}, is {}", a[key.as_str()], b[key.as_str()]),
-            None => name.to_owned(),
-        });
-    }
-    None
 }
 
 /// Whether `name` is the name of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,
