@@ -3,9 +3,13 @@
 //! an [`AtomicFile`] dropped without `commit` removes its temporary file; a file that appears at the target while the
 //! temporary file is written is not replaced; a symbolic link at the target stays, and the file that it names is written.
 
+mod together;
+
+pub use together::commit_together;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,6 +126,16 @@ impl AtomicFile {
         copied.map_err(|e| self.error(e))
     }
 
+    /// Flushes the data written so far and returns a reader of it from the start. Nothing may be written afterwards.
+    pub fn read_back(&mut self) -> Result<BufReader<&mut File>, DataError> {
+        let rewind = |file: &mut BufWriter<File>| {
+            file.flush()?;
+            file.seek(SeekFrom::Start(0)).map(drop)
+        };
+        rewind(self.open()).map_err(|e| self.error(e))?;
+        Ok(BufReader::with_capacity(BUFFER, self.open().get_mut()))
+    }
+
     /// Moves the file to its target; it is on disk when this returns.
     ///
     /// # Errors
@@ -133,11 +147,16 @@ impl AtomicFile {
         })
     }
 
-    fn try_commit(&mut self) -> io::Result<()> {
+    /// Writes all data to the disk.
+    fn sync(&mut self) -> io::Result<()> {
         self.open().flush()?;
+        self.open().get_ref().sync_all()
+    }
+
+    fn try_commit(&mut self) -> io::Result<()> {
         match self.destination.clone() {
             Destination::File(place) => {
-                self.open().get_ref().sync_all()?;
+                self.sync()?;
                 match self.replaces {
                     true => fs::rename(&self.temporary, &place)?,
                     false => rename_to_new(&self.temporary, &place)?,
@@ -242,11 +261,12 @@ fn temporary_name(name: &str) -> String {
     format!(".{name}.{}-{count}.part", std::process::id())
 }
 
-/// The name of the target of a temporary file: `a.npy` for `.a.npy.123-4.part`, and for `.a.npy.123.part` of earlier
-/// versions; `None` for other names.
+/// The name of the target of a temporary file: `a.npy` for `.a.npy.123-4.part`, for `.a.npy.123.part` of earlier versions,
+/// and for `.a.npy.123-4.old`, an older file that [`commit_together`] moved aside; `None` for other names.
 pub fn target_of_temporary(name: &str) -> Option<&str> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let (target, number) = name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+    let name = name.strip_prefix('.')?;
+    let (target, number) = name.strip_suffix(".part").or_else(|| name.strip_suffix(".old"))?.rsplit_once('.')?;
     let (process, count) = number.split_once('-').unwrap_or((number, "0"));
     (!target.is_empty() && is_number(process) && is_number(count)).then_some(target)
 }

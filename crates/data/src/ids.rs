@@ -28,39 +28,15 @@ impl IdSet {
 
     /// Adds `id` to the set; returns true if it was not in the set before.
     pub fn insert(&mut self, id: &str) -> bool {
-        // SipHash-1-3 with fixed keys: the set is the same in every run.
-        let mut hasher = DefaultHasher::new();
-        hasher.write(id.as_bytes());
-        let hash = hasher.finish();
+        let hash = hash(id);
         // The top bits are equal in all hashes of a shard, so they are rotated out of the bits that select the slot.
         self.shards[(hash >> 56) as usize].insert(hash.rotate_left(8))
     }
 
-    /// Makes the name of a record unique. Records are identified by file and record number, rows of tables by name.
-    /// Returns `None` if `id` is new and can name its record; otherwise the new name of the record: `id#F` for the
-    /// first repetition in a file after the first file, `id#F.R` for every other repetition, where the record is number
-    /// R of file number F, both counted from 1. `shown` converts a name to its form in tables, which must be unique
-    /// too.
-    pub fn rename(
-        &mut self,
-        id: &str,
-        file: usize,
-        record: u64,
-        shown: impl Fn(&str) -> String,
-    ) -> Option<String> {
-        if self.insert(&shown(id)) {
-            return None;
-        }
-        let mut name = format!("{id}#{file}");
-        if file > 1 && self.insert(&shown(&name)) {
-            return Some(name);
-        }
-        name.push_str(&format!(".{record}"));
-        // A record may have a name of this form in its file.
-        while !self.insert(&shown(&name)) {
-            name.push('#');
-        }
-        Some(name)
+    /// Returns whether `id` is in the set.
+    pub fn contains(&self, id: &str) -> bool {
+        let hash = hash(id);
+        self.shards[(hash >> 56) as usize].contains(hash.rotate_left(8))
     }
 
     /// Returns the number of ids in the set.
@@ -101,6 +77,10 @@ impl Shard {
         new
     }
 
+    fn contains(&self, hash: u64) -> bool {
+        !self.slots.is_empty() && self.slots[slot(&self.slots, hash.max(1))] != 0
+    }
+
     fn grow(&mut self) {
         let size = (self.slots.len() + self.slots.len() / 4).max(16);
         let old = std::mem::replace(&mut self.slots, vec![0; size]);
@@ -112,16 +92,27 @@ impl Shard {
 
 /// Stores `hash` in its slot; false if it is already in the table.
 fn place(slots: &mut [u64], hash: u64) -> bool {
+    let at = slot(slots, hash);
+    let is_new = slots[at] == 0;
+    slots[at] = hash;
+    is_new
+}
+
+/// Index of the slot that has `hash`, or else of the free slot where it belongs. A table always has a free slot.
+fn slot(slots: &[u64], hash: u64) -> usize {
     // Maps the range of the hash to the size of the table without a division, for any size.
     let mut at = ((u128::from(hash) * slots.len() as u128) >> 64) as usize;
-    while slots[at] != 0 {
-        if slots[at] == hash {
-            return false;
-        }
+    while slots[at] != 0 && slots[at] != hash {
         at = if at + 1 == slots.len() { 0 } else { at + 1 };
     }
-    slots[at] = hash;
-    true
+    at
+}
+
+/// Hash of an id: SipHash-1-3 with fixed keys, so that a set is the same in every run.
+fn hash(id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(id.as_bytes());
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -140,6 +131,8 @@ mod tests {
         assert!(set.insert(""));
         assert!(!set.insert(""));
         assert_eq!(set.len(), 50_001);
+        assert!(set.contains("read_7") && set.contains("") && !set.contains("read_50000"));
+        assert!(!IdSet::new().contains(""));
     }
 
     #[test]
@@ -160,25 +153,5 @@ mod tests {
         let mut shard = Shard::default();
         assert!(shard.insert(0));
         assert!(!shard.insert(0));
-    }
-
-    #[test]
-    fn repeated_ids_get_names_of_their_own() {
-        let mut ids = IdSet::new();
-        let mut name = |id: &str, file, record| ids.rename(id, file, record, str::to_owned);
-        for (id, file, record, wanted) in [
-            ("a", 1, 1, None),
-            ("b#2", 1, 2, None),
-            ("a", 1, 3, Some("a#1.3")),
-            ("b", 1, 4, None),
-            ("a", 2, 1, Some("a#2")),
-            ("b", 2, 2, Some("b#2.2")),
-            ("a", 2, 3, Some("a#2.3")),
-            ("a#2.4", 2, 9, None),
-            ("a", 2, 4, Some("a#2.4#")),
-            ("c", 2, 5, None),
-        ] {
-            assert_eq!(name(id, file, record).as_deref(), wanted, "{id} {file} {record}");
-        }
     }
 }

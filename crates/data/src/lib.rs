@@ -20,6 +20,7 @@ pub mod intermediate;
 pub mod journal;
 pub mod letters;
 pub mod limits;
+pub mod names;
 pub mod number;
 pub mod outputs;
 pub mod pack;

@@ -169,6 +169,11 @@ impl OutputGuard {
         Self { inputs, force, outputs: vec![] }
     }
 
+    /// Whether files that exist may be replaced.
+    pub fn force(&self) -> bool {
+        self.force
+    }
+
     /// Checks a file that the command is going to write, and that is replaced only by force.
     ///
     /// # Errors

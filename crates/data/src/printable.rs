@@ -45,9 +45,25 @@ fn write_escaped(text: impl Iterator<Item = char>, f: &mut Formatter<'_>) -> fmt
 }
 
 /// Returns whether `c` can be displayed without side effects: it is no control character, no line or paragraph
-/// separator, and no bidirectional formatting character (Unicode Technical Report 36, section 2.10.4).
+/// separator, no bidirectional formatting character (Unicode Technical Report 36, section 2.10.4), and no other
+/// character without a shape of its own (soft hyphen, zero-width space, byte order mark, tags), which would make two
+/// texts look equal. Zero-width joiners are printable, because the spelling of words needs them.
 pub fn is_printable(c: char) -> bool {
-    !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
 }
 
 #[cfg(test)]
@@ -63,6 +79,7 @@ mod tests {
         check("sp|P1|../é 中", "sp|P1|../é 中");
         check("\x1b[2J\nerror: \0\u{9b}\u{7f}", "\\u{1b}[2J\\nerror: \\u{0}\\u{9b}\\u{7f}");
         check("a\u{202e}b\u{2066}c\u{2028}d\u{85}", "a\\u{202e}b\\u{2066}c\\u{2028}d\\u{85}");
+        check("\u{feff}a\u{200b}\u{ad}", "\\u{feff}a\\u{200b}\\u{ad}");
         assert_eq!(Name(&"é".repeat(200)).to_string(), "é".repeat(200));
         assert_eq!(Name(&"é".repeat(1 << 20)).to_string(), "é".repeat(200) + "…");
     }

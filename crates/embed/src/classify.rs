@@ -3,24 +3,27 @@
 //! scores. Invariant: the table has one line per sequence, in input order; the scores are the softmax of the
 //! logits.
 
-use crate::engine::{FileRows, OutputLayout, Rows};
+use crate::engine::OutputLayout;
 use crate::input::Sequence;
-use crate::output::Written;
-use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, listed, run};
+use crate::journaled::{Committing, FileRows, NameSizes, ResultFacts};
+use crate::output::{Targets, Written};
+use crate::{Destination, EmbedError, EmbedReport, Job, ModelDigests, Options as Embedding, Pool, listed, run};
+use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
-use plimsoll_data::printable::Name;
+use plimsoll_data::names::written;
+use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Listing, Reader};
 use plimsoll_data::table::Field;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::model::read_config;
-use plimsoll_runtime::{EncoderModel, Observer, Settings};
+use plimsoll_runtime::{EncoderModel, Observer, RuntimeError, Settings};
 use std::io::Write;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Options of [`classify`].
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +48,10 @@ pub struct Options {
     pub truncate: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
+    /// Whether finished rows are kept in a journal, from which an interrupted run resumes.
+    pub journal: bool,
+    /// Time between two commits of finished rows to the journal.
+    pub commit_every: Duration,
     /// Device, threads, memory budget and precision.
     pub settings: Settings,
 }
@@ -52,7 +59,8 @@ pub struct Options {
 /// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
 pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
-    OutputGuard::new(options.input_files(), options.force).file(&options.output)?;
+    let guard = OutputGuard::new(options.input_files(), options.force);
+    let targets = Targets::file(vec![options.output.clone()], guard)?;
     // Open the inputs first, so that a missing file is an error before the model is loaded.
     Reader::open(Listing::of(&options.inputs, None)?.paths())?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
@@ -66,8 +74,10 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
     };
     let count = names.len() as u64;
     let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
-    let table = Table::create(options, names)?;
-    run(&options.as_embedding(), start, &(&model).into(), reading, table, graph, observer)
+    let digests = ModelDigests::start(&model.weights, &model.described_by)?;
+    let results = Table { targets, file: None, names, sequences: 0 };
+    let job = Job { command: "classify", start, model: &(&model).into(), digests, reading, results, graph };
+    run(&options.as_embedding(), job, observer)
 }
 
 /// Reads the class names from `config.json`. `Err` if the model has no classes, or its classifier tensors do
@@ -99,10 +109,13 @@ impl Options {
             strict: self.strict,
             pool: Pool::Mean,
             layers: None,
+            values: ValueType::F32,
             sort_by_length: self.sort_by_length,
             max_length: self.max_length,
             truncate: self.truncate,
             prefetch: self.prefetch,
+            journal: self.journal,
+            commit_every: self.commit_every,
             settings: self.settings.clone(),
         }
     }
@@ -110,32 +123,32 @@ impl Options {
 
 /// Writer of the table: columns `id`, `label` and one score for each class.
 struct Table {
-    file: AtomicFile,
+    targets: Targets,
+    /// The table; `None` before [`FileRows::begin`].
+    file: Option<AtomicFile>,
     names: Vec<String>,
     sequences: u64,
 }
 
-impl Table {
-    fn create(options: &Options, names: Vec<String>) -> Result<Self, EmbedError> {
-        let mut file = AtomicFile::create(&options.output)?;
-        // Class names come from a file: escape them, because a tab would shift the columns.
-        let names: Vec<String> = names.iter().map(|name| Name(name).to_string()).collect();
-        let scores: String = names.iter().map(|name| format!("\tscore.{name}")).collect();
-        writeln!(file, "id\tlabel{scores}").map_err(|e| file.error(e))?;
-        Ok(Self { file, names, sequences: 0 })
-    }
-}
-
 impl FileRows for Table {
-    fn memory_bytes(&self, _: Option<u64>, _: u64) -> u64 {
-        1 << 20
+    fn begin(&mut self, _: &ResultFacts, committed: usize) -> Result<(), EmbedError> {
+        self.targets.check(committed)?;
+        let mut file = AtomicFile::create(self.targets.main())?;
+        // Class names come from a file: escape them, because a tab would shift the columns.
+        self.names = self.names.iter().map(|name| written(name).into_owned()).collect();
+        let scores: String = self.names.iter().map(|name| format!("\tscore.{name}")).collect();
+        writeln!(file, "id\tlabel{scores}").map_err(|e| file.error(e))?;
+        self.file = Some(file);
+        Ok(())
     }
-}
 
-impl Rows for Table {
-    type Written = Vec<Written>;
-
-    fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), EmbedError> {
+    fn write(
+        &mut self,
+        sequence: &Sequence,
+        scores: &[f32],
+        _: Committing<'_>,
+    ) -> Result<(), EmbedError> {
+        let Some(file) = &mut self.file else { return Err(not_begun()) };
         // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
@@ -146,9 +159,35 @@ impl Rows for Table {
         Ok(())
     }
 
-    fn finish(self) -> Result<Vec<Written>, EmbedError> {
-        let path = self.file.target().to_owned();
-        self.file.commit()?;
+    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<Written>, EmbedError> {
+        let Some(file) = self.file.take() else { return Err(not_begun()) };
+        let path = file.target().to_owned();
+        committing(0)?;
+        file.commit()?;
         Ok(vec![Written { files: vec![path], sequences: self.sequences }])
     }
+
+    fn memory_bytes(&self, _: Option<u64>, _: u64) -> u64 {
+        1 << 20
+    }
+
+    fn name_bytes(&self, _: &str) -> u64 {
+        0
+    }
+
+    fn check_names(&self, _: &NameSizes) -> Result<(), DataErrorKind> {
+        Ok(())
+    }
+
+    fn journal(&self) -> &Path {
+        &self.targets.journal
+    }
+
+    fn force(&self) -> bool {
+        self.targets.force()
+    }
+}
+
+fn not_begun() -> EmbedError {
+    RuntimeError::bug("a table was written before it was begun").into()
 }

@@ -3,7 +3,6 @@
 
 use super::Pool;
 use super::input::Sequence;
-use super::output::Written;
 use crate::EmbedError;
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
@@ -23,6 +22,8 @@ pub(super) struct Engine<'a, R> {
     ends: [usize; 2],
     waiting: InOrder<Sequence>,
     tokens: u64,
+    /// Number of sequences that were written without being computed.
+    replayed: u64,
     results: R,
 }
 
@@ -44,15 +45,19 @@ pub(super) trait Rows {
     /// Writes the values of the next sequence.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError>;
 
+    /// Writes the next sequence from the results of an interrupted run; false if they do not have it, and it must be
+    /// computed.
+    fn replay(&mut self, _: &Sequence) -> Result<bool, EmbedError> {
+        Ok(false)
+    }
+
+    /// Keeps the rows that were written, for a run that ends early.
+    fn save(&mut self) -> Result<(), EmbedError> {
+        Ok(())
+    }
+
     /// Completes the output; files become visible under their final names.
     fn finish(self) -> Result<Self::Written, EmbedError>;
-}
-
-/// Writer of result files.
-pub(super) trait FileRows: Rows<Written = Vec<Written>> {
-    /// Bytes that the writer holds in memory for `sequences` sequences (`None` if unknown) with names of up to
-    /// `name` bytes.
-    fn memory_bytes(&self, sequences: Option<u64>, name: u64) -> u64;
 }
 
 impl<'a, R: Rows> Engine<'a, R> {
@@ -64,7 +69,9 @@ impl<'a, R: Rows> Engine<'a, R> {
     ) -> Result<Self, EmbedError> {
         let ends = match (reading.pool, tokenizer) {
             (Pool::Tokens, Tokenizer::Esm) => [1, 1],
-            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_)) | (Pool::Mean | Pool::Cls, _) => [0, 0],
+            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_)) | (Pool::Mean | Pool::Cls | Pool::Last, _) => {
+                [0, 0]
+            }
         };
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let known = session.outputs(encoder);
@@ -74,7 +81,20 @@ impl<'a, R: Rows> Engine<'a, R> {
             at.map(|at| (at, known[at].width)).ok_or_else(missing)
         };
         let outputs = reading.outputs.iter().map(position).collect::<Result<_, _>>()?;
-        Ok(Self { session, encoder, outputs, ends, waiting: InOrder::default(), tokens: 0, results })
+        Ok(Self { session, encoder, outputs, ends, waiting: InOrder::default(), tokens: 0, replayed: 0, results })
+    }
+
+    /// Writes a sequence from the results of an interrupted run; false if it must be computed. Sequences that are written
+    /// so come before all others.
+    pub(super) fn replay(&mut self, sequence: &Sequence) -> Result<bool, EmbedError> {
+        let is_there = self.results.replay(sequence)?;
+        self.replayed += u64::from(is_there);
+        Ok(is_there)
+    }
+
+    /// Keeps the rows that were written, for a run that ends early.
+    pub(super) fn save(&mut self) -> Result<(), EmbedError> {
+        self.results.save()
     }
 
     /// Adds a sequence, submits the packs that are full, and writes the results that are complete. `Err` if the
@@ -142,7 +162,7 @@ impl<'a, R: Rows> Engine<'a, R> {
 
     /// Number of sequences written so far.
     pub(super) fn sequences(&self) -> u64 {
-        self.waiting.taken()
+        self.replayed + self.waiting.taken()
     }
 
     pub(super) fn fill(&self) -> Fill {

@@ -13,17 +13,52 @@ pub enum EmbedError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// The extension of the output file is not one of a known format.
-    #[error("{}: the name of the output file must end in .npy, .safetensors or .parquet", path.display())]
+    #[error("{}: the name of the output file must end in .npy, .npz, .safetensors or .parquet", path.display())]
     UnknownFormat {
         /// The output file.
         path: PathBuf,
     },
-    /// `--pool tokens` with a format that cannot store one matrix per sequence.
+    /// `--pool tokens` with a format that stores one row per sequence.
     #[error(
-        "--pool tokens writes a matrix for each sequence, which only the safetensors format supports; give an \
-            output that ends in .safetensors, or with --per-input give --format safetensors"
+        "--pool tokens writes a row for each token, and a .npy has one for each sequence; give an output that \
+            ends in .safetensors, .parquet or .npz, or with --per-input give --format safetensors"
     )]
-    TokensNeedSafetensors,
+    TokensOfNpy,
+    /// `--pool last` with an encoder.
+    #[error(
+        "--pool last: the last token of {family} is a special token that closes the sequence; use mean, cls or \
+            tokens, or a decoder"
+    )]
+    LastOfEncoder {
+        /// The model family.
+        family: &'static str,
+    },
+    /// The journal beside the output has rows of another run.
+    #[error(
+        "{}: finished rows of an interrupted run that differs from this one ({what}); finish that run with its \
+            command, use --force to discard them, or another name with -o",
+        EscapedPath(path)
+    )]
+    OtherRun {
+        /// The journal.
+        path: PathBuf,
+        /// The first difference between the runs.
+        what: String,
+    },
+    /// The journal is damaged, or its rows are not those of the input.
+    #[error("{}: {what}; delete this file to start over", EscapedPath(path))]
+    Journal {
+        /// The journal.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// An input changed during the run.
+    #[error("{}: the file changed while it was read; run the command again", EscapedPath(path))]
+    InputChanged {
+        /// The input.
+        path: PathBuf,
+    },
     /// With `--per-input`, the output folder is a file, or lies in one.
     #[error("--per-input: {} is not a folder; give another folder with -o", EscapedPath(path))]
     NotAFolder {

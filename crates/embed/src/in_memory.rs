@@ -51,6 +51,9 @@ pub fn embed_sequences(
     settings: &Settings,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
+    if pool == Pool::Last {
+        return Err(EmbedError::LastOfEncoder { family: model.encoder.family() });
+    }
     let states = LayerSelection::new(pool, layers, model.encoder.layers())?;
     let (mut encoded, mut unknowns) = (vec![], UnknownTokens::default());
     for (position, letters) in sequences.iter().enumerate() {

@@ -1,12 +1,13 @@
 //! Input pipeline: one thread reads records, other threads tokenize them. Invariant: a measuring run and an
-//! embedding run take records in input order by the same rules; empty records are skipped, and records with a
-//! repeated id get a unique name.
+//! embedding run take records in input order by the same rules; empty records are skipped, and records whose id cannot
+//! be a name in the results get another one.
 
 use super::RuntimeError;
 use plimsoll_data::alphabet::{Alphabet, unknown_refusal};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
-use plimsoll_data::sequence::{Extent, InputNote, Reader, Record};
+use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written};
+use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
@@ -44,13 +45,15 @@ pub(super) enum Skipped {
     Empty(String),
 }
 
-/// A record with an id that an earlier record has.
+/// A record whose name in the results is not its id.
 #[derive(Debug)]
 pub(super) struct Renamed {
     /// Id in the file.
     pub(super) id: String,
     /// Unique name in the results.
     pub(super) name: String,
+    /// Why it has another name.
+    pub(super) why: Renaming,
 }
 
 /// Unknown tokens of a sequence.
@@ -61,6 +64,37 @@ pub(super) struct Unknown {
     /// Number of unknown tokens.
     pub(super) tokens: usize,
 }
+
+/// How the records of a pass over the input are named.
+pub(super) enum Naming {
+    /// By their ids, followed by room for the longest ending that makes a name unique: for a pass that measures.
+    Measured,
+    /// By [`RecordNames`], with the ids of the records of each result.
+    OfFiles(Vec<IdSet>),
+    /// By [`RecordNames`], without knowledge of later ids.
+    OfPipe,
+}
+
+/// Names of the records of the present result.
+enum NameState {
+    Measured(IdSet),
+    Given(Box<RecordNames>),
+}
+
+/// What a pass over the whole input has found.
+#[derive(Default)]
+pub(super) struct InputSummary {
+    /// The files with their digests.
+    pub(super) inputs: Vec<Input>,
+    /// Of a measuring pass, the ids of each result that are names; an empty set for a result in which every id is one.
+    pub(super) ids: Vec<IdSet>,
+    /// Of a measuring pass, the number of records that need another name.
+    pub(super) renamed: u64,
+}
+
+/// Characters of the longest ending that makes a name unique, of a billion files with as many records: a word for
+/// records without a name, two numbers, and some `#`.
+const ROOM: &str = "########################################";
 
 /// Identity of a sequence that is embedded.
 #[derive(Clone, Debug)]
@@ -95,6 +129,8 @@ pub(super) struct Batch {
     pub(super) bytes_read: u64,
     /// Bytes of the names in this batch.
     names: usize,
+    /// In the last batch, what the pass has found.
+    pub(super) summary: Option<InputSummary>,
 }
 
 impl Batch {
@@ -175,10 +211,13 @@ fn whole_characters(text: &[u8], limit: usize) -> usize {
 pub(super) struct InputPipeline {
     reader: Reader,
     record: Record,
-    /// Ids of the present result file.
-    ids: IdSet,
-    /// File number and record number within the file, both from 1.
-    place: (usize, u64),
+    naming: Naming,
+    /// Names of the present result file.
+    names: NameState,
+    summary: InputSummary,
+    /// Whether the present result has a record that needs another name.
+    is_renamed: bool,
+    place: RecordPlace,
     result: usize,
     per_input: bool,
     tokenizer: Tokenizer,
@@ -186,7 +225,7 @@ pub(super) struct InputPipeline {
 }
 
 impl InputPipeline {
-    /// Opens the inputs. With `per_input` every input has its own result file, and ids are unique per input.
+    /// Opens the inputs. With `per_input` every input has its own result file, and names are unique per input.
     /// `most` limits the records of a pipe.
     pub(super) fn open(
         inputs: &[PathBuf],
@@ -194,8 +233,9 @@ impl InputPipeline {
         tokenizer: Tokenizer,
         limits: Limits,
         most: Option<Extent>,
+        mut naming: Naming,
     ) -> Result<Self, RuntimeError> {
-        let (mut reader, record) = (Reader::open(inputs)?, Record::default());
+        let mut reader = Reader::open(inputs)?;
         match tokenizer.alphabet() {
             Some(alphabet) => reader.set_alphabet(alphabet),
             None => {
@@ -205,7 +245,20 @@ impl InputPipeline {
             }
         }
         most.into_iter().for_each(|most| reader.hold_to(most));
-        Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
+        let names = naming.of_result(0);
+        Ok(Self {
+            reader,
+            record: Record::default(),
+            naming,
+            names,
+            summary: InputSummary::default(),
+            is_renamed: false,
+            place: RecordPlace::default(),
+            result: 0,
+            per_input,
+            tokenizer,
+            limits,
+        })
     }
 
     /// Total bytes of the input; `None` if an input is a pipe, which can be read only once.
@@ -221,11 +274,14 @@ impl InputPipeline {
             return Ok(false);
         }
         let input = self.reader.inputs().len();
-        if self.per_input && input != self.result {
-            (self.ids, self.result) = (IdSet::new(), input);
+        while self.per_input && input != self.result {
+            self.end_result();
+            self.result += 1;
+            self.names = self.naming.of_result(self.result);
         }
-        let same = self.place.0 == input + 1;
-        self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
+        let is_same_file = self.place.file == input + 1;
+        let record = if is_same_file { self.place.record + 1 } else { 1 };
+        self.place = RecordPlace { file: input + 1, record };
         let alphabet = self.tokenizer.alphabet();
         if let Some(alphabet) = alphabet {
             alphabet.check(&self.record, &self.reader)?;
@@ -241,9 +297,6 @@ impl InputPipeline {
             batch.skipped.push(Skipped::Empty(id.clone()));
             return Ok(true);
         }
-        // With one result file per input, a repeated id needs no file number.
-        let file = if self.per_input { 1 } else { self.place.0 };
-        let name = self.ids.rename(id, file, self.place.1, str::to_owned);
         let limit = self.limits.letters.unwrap_or(usize::MAX);
         if letters.len() > limit {
             if !self.limits.truncate {
@@ -257,13 +310,46 @@ impl InputPipeline {
         };
         batch.letters.extend_from_slice(&letters[..kept]);
         batch.ends.push(batch.letters.len());
-        if let Some(name) = &name {
-            batch.renamed.push(Renamed { id: id.clone(), name: name.clone() });
-        }
-        let id = name.unwrap_or_else(|| id.clone());
+        let length = letters.len() as u64;
+        let id = self.name(batch);
         batch.names += id.len();
-        batch.heads.push(Sequence { id, length: letters.len() as u64, result: self.result });
+        batch.heads.push(Sequence { id, length, result: self.result });
         Ok(true)
+    }
+
+    /// Names the present record.
+    fn name(&mut self, batch: &mut Batch) -> String {
+        let id = &self.record.id;
+        match &mut self.names {
+            NameState::Measured(ids) => {
+                if is_name(id) && ids.insert(id) {
+                    return id.clone();
+                }
+                self.is_renamed = true;
+                self.summary.renamed += 1;
+                let name = written(id).into_owned() + ROOM;
+                let why = if is_name(id) { Renaming::Repeated } else { Renaming::Escaped };
+                batch.renamed.push(Renamed { id: id.clone(), name: name.clone(), why });
+                name
+            }
+            NameState::Given(names) => {
+                // With one result file per input, a name needs no file number.
+                let file = if self.per_input { 1 } else { self.place.file };
+                let given = names.name(id, RecordPlace { file, ..self.place });
+                if let Some(why) = given.renaming {
+                    batch.renamed.push(Renamed { id: id.clone(), name: given.name.clone(), why });
+                }
+                given.name
+            }
+        }
+    }
+
+    /// Keeps the ids of a measured result in which a record needs another name.
+    fn end_result(&mut self) {
+        let NameState::Measured(ids) = &mut self.names else { return };
+        let ids = std::mem::take(ids);
+        self.summary.ids.push(if self.is_renamed { ids } else { IdSet::new() });
+        self.is_renamed = false;
     }
 
     /// The error for a sequence over the limit, with its file, line and id.
@@ -314,6 +400,11 @@ impl InputPipeline {
             }
             // The last batch may hold no record; its progress must still cover the whole input.
             batch.bytes_read = self.reader.bytes_read();
+            if !more && failed.is_none() {
+                self.end_result();
+                self.summary.inputs = self.reader.inputs().to_vec();
+                batch.summary = Some(std::mem::take(&mut self.summary));
+            }
             // Records before a malformed record are sent first, so that the error takes its place in input
             // order.
             if feed.send(batch).is_err() {
@@ -322,6 +413,20 @@ impl InputPipeline {
             if let Some(error) = failed {
                 feed.fail(error);
             }
+        }
+    }
+}
+
+impl Naming {
+    /// The names of result number `result`.
+    fn of_result(&mut self, result: usize) -> NameState {
+        match self {
+            Self::Measured => NameState::Measured(IdSet::new()),
+            Self::OfFiles(all) => {
+                let ids = all.get_mut(result).map(std::mem::take).unwrap_or_default();
+                NameState::Given(Box::new(RecordNames::new(move || ids)))
+            }
+            Self::OfPipe => NameState::Given(Box::new(RecordNames::of_pipe())),
         }
     }
 }
@@ -363,7 +468,8 @@ mod tests {
         let path = folder.write("proteins.fa", &text);
         let limits = Limits { letters: None, truncate: false };
         let front =
-            InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
+            InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None, Naming::OfPipe)
+                .unwrap();
         let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {

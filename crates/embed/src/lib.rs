@@ -15,24 +15,34 @@ mod engine;
 mod error;
 mod in_memory;
 mod input;
+mod journaled;
 mod output;
+mod resume;
 mod states;
 
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::{MAX_PACKS, Order};
-use plimsoll_data::printable::Name;
-use plimsoll_data::sequence::{Extent, Listing, Reader};
-use plimsoll_data::weights::HubEnv;
+pub use plimsoll_data::rows::ValueType;
+use plimsoll_data::sequence::{Extent, Input, Listing, Reader};
+use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
-use engine::{ENCODER, Engine, FileRows, OutputLayout, Rows};
-use input::{BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, Limits, Renamed, Skipped, Unit, Unknown};
-use output::{ResultSchema, Results, Targets};
+use engine::{ENCODER, Engine, OutputLayout, Rows};
+use input::{
+    BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit, Unknown,
+};
+use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
+use output::{ResultSchema, Results};
 use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
 use plimsoll_models::{Encoder, SequenceModel};
 use plimsoll_plan::Staging;
+use plimsoll_data::ids::IdSet;
+use plimsoll_data::limits::spawn;
+use plimsoll_data::printable::{EscapedPath, Name};
+use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::health::PlannedMemory;
+use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
@@ -41,12 +51,15 @@ use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usa
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
-    Tokenizer, hub, replicas_for_input,
+    Tokenizer, hub, price, replicas_for_input,
 };
+use resume::JournalPlan;
 use serde_json::{Value, json};
 use states::LayerSelection;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// Options of [`embed`].
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +81,8 @@ pub struct Options {
     /// layer, which is -1. The results then have an additional layer dimension. `None` writes the last layer,
     /// without that dimension.
     pub layers: Option<Vec<i64>>,
+    /// Element type of the values in the files.
+    pub values: ValueType,
     /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
     /// results are identical and in input order.
     pub sort_by_length: bool,
@@ -78,6 +93,11 @@ pub struct Options {
     pub truncate: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
+    /// Whether finished rows are kept in a journal beside the output, from which an interrupted run resumes. It takes as
+    /// much disk space as the results in f32.
+    pub journal: bool,
+    /// Time between two commits of finished rows to the journal.
+    pub commit_every: Duration,
     /// Device, threads, memory budget and precision.
     pub settings: Settings,
 }
@@ -110,14 +130,17 @@ pub enum Destination {
 /// File format of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// `OUT.npy`, an array with one row per sequence, and `OUT.ids.txt` with the ids.
+    /// `OUT.npy`, an array with one row per sequence, `OUT.ids.txt` with the ids, and `OUT.json` with metadata and ids.
     #[default]
     Npy,
+    /// `OUT.npz`: the arrays `embeddings`, `ids`, `lengths` and `metadata` (JSON); with [`Pool::Tokens`] the rows of all
+    /// tokens, sequence after sequence, and `offsets`, the first row of each sequence.
+    Npz,
     /// `OUT.safetensors`: the same array with the ids in the metadata, or, with [`Pool::Tokens`], one tensor
     /// per id.
     Safetensors,
     /// `OUT.parquet`: a table with the columns id, length and embedding (one embedding column for each
-    /// requested layer).
+    /// requested layer); with [`Pool::Tokens`] a row for each token, with the column token.
     Parquet,
 }
 
@@ -134,6 +157,9 @@ pub enum Pool {
     /// The hidden state of the first token (BOS of ESM-2, CLS of DNABERT-S), `(D)`. The first token of a decoder has seen
     /// no other token.
     Cls,
+    /// The hidden state of the last token of a decoder, `(D)`, which has seen all other tokens. Refused for encoders,
+    /// whose last token is a special token.
+    Last,
     /// The hidden state of every token, `(tokens, D)`: without BOS and EOS for ESM-2, with CLS and SEP for
     /// DNABERT-S; decoders have no start and end tokens.
     Tokens,
@@ -145,6 +171,7 @@ impl Pool {
         match self {
             Self::Mean => "mean",
             Self::Cls => "cls",
+            Self::Last => "last",
             Self::Tokens => "tokens",
         }
     }
@@ -161,7 +188,7 @@ pub struct EmbedReport {
     pub width: u64,
     /// Number of records without letters, which were skipped.
     pub empty: u64,
-    /// Number of records with a repeated id; the results name them `id#FILE` or `id#FILE.RECORD`.
+    /// Number of records whose name in the results is not their id (see [`plimsoll_data::names`]).
     pub renamed: u64,
     /// Number of sequences that were truncated.
     pub truncated: u64,
@@ -222,28 +249,82 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedRepo
     let guard = OutputGuard::new(options.input_files(), options.force);
     let listing = Listing::of(&options.inputs, None)?;
     // Of a folder with files of both alphabets the model decides which are read.
-    if !listing.is_mixed() {
-        Targets::new(&options.output, &listing.paths(), options.pool, guard.clone())?;
-    }
+    let early = match listing.is_mixed() {
+        true => None,
+        false => Some(output::lock(&options.output, &listing.paths(), options.pool, guard.clone())?),
+    };
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(listing.paths())?;
     let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;
+    let digests = match &model {
+        OpenedModel::Encoder(model) => ModelDigests::start(&model.weights, &model.described_by)?,
+        OpenedModel::Decoder(model) => ModelDigests::start(&model.weights, &model.described_by)?,
+    };
     let model = model.parts();
     let options = &Options { inputs: listed(&options.inputs, model.tokenizer, observer)?, ..options.clone() };
-    let targets = Targets::new(&options.output, &options.inputs, options.pool, guard)?;
+    let (format, targets) = match early {
+        Some(locked) => locked,
+        None => output::lock(&options.output, &options.inputs, options.pool, guard)?,
+    };
     let architecture = &model.architecture;
+    if let (Pool::Last, SequenceModel::Encoder(_)) = (options.pool, architecture) {
+        return Err(EmbedError::LastOfEncoder { family: architecture.family() });
+    }
     let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
-    let (metadata, outputs) = (metadata(options, &states), states.outputs());
-    let kind = ResultSchema { states, width: architecture.hidden_size() as usize, metadata };
-    let results = Results::create(targets, kind)?;
+    let outputs = states.outputs();
+    let width = architecture.hidden_size() as usize;
+    let results = Results::new(targets, ResultSchema { states, width, values: options.values, format });
     let reading = OutputLayout {
         pool: options.pool,
         outputs: outputs.iter().map(|output| output.name()).collect(),
-        width: architecture.hidden_size() as usize,
+        width,
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
     let graph = &|bounds| architecture.graph(bounds, &outputs);
-    run(options, start, &model, reading, results, graph, observer)
+    run(options, Job { command: "embed", start, model: &model, digests, reading, results, graph }, observer)
+}
+
+/// What [`run`] computes, and where the results go.
+struct Job<'a, R> {
+    /// Name of the command.
+    command: &'static str,
+    start: Instant,
+    model: &'a ModelParts<'a>,
+    digests: ModelDigests,
+    reading: OutputLayout,
+    results: R,
+    graph: GraphOf<'a>,
+}
+
+/// Digests of the files of a model, computed by a thread, because large files take minutes.
+struct ModelDigests(Receiver<Result<Value, WeightsError>>);
+
+impl ModelDigests {
+    /// Starts to hash the weights; `described_by` has the digests of the other files.
+    fn start(
+        weights: &Arc<Weights>,
+        described_by: &[(&'static str, String)],
+    ) -> Result<Self, RuntimeError> {
+        let (sender, receiver) = channel();
+        let (weights, described_by) = (Arc::clone(weights), described_by.to_vec());
+        // The receiver is gone if the run has failed meanwhile.
+        let hash = move || drop(sender.send(identity::digests(&weights, &described_by)));
+        spawn("digests", hash).map_err(RuntimeError::thread("digests"))?;
+        Ok(Self(receiver))
+    }
+
+    /// Waits for the digests.
+    fn finish(self, observer: &dyn Observer) -> Result<Value, RuntimeError> {
+        loop {
+            match self.0.recv_timeout(Duration::from_millis(50)) {
+                Ok(digests) => return Ok(digests?),
+                Err(RecvTimeoutError::Timeout) => stopped(observer, STOPPED)?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RuntimeError::bug("the digests of the model were not computed"));
+                }
+            }
+        }
+    }
 }
 
 /// Expands folders to the files that the model reads, and reports what is skipped.
@@ -262,24 +343,22 @@ fn listed(
 /// Builds the encoder's graph for the bounds of a step.
 type GraphOf<'a> = &'a dyn Fn(Bounds) -> Result<Graph, VerifyError>;
 
-/// Streams the input through the graph of a model into `results`; shared by [`embed`] and
+/// Streams the input through the graph of a model into result files; shared by [`embed`] and
 /// [`classify`](classify::classify).
-fn run(
+fn run<R: FileRows>(
     options: &Options,
-    start: Instant,
-    model: &ModelParts<'_>,
-    reading: OutputLayout,
-    results: impl FileRows,
-    graph: GraphOf<'_>,
+    job: Job<'_, R>,
     observer: &mut dyn Observer,
 ) -> Result<EmbedReport, EmbedError> {
+    let Job { command, start, model, digests, reading, mut results, graph } = job;
     let settings = &options.settings;
-    let mut watch = Watch::start("embed", None, settings.machines(1));
+    let mut watch = Watch::start(command, None, settings.machines(1));
     watch.end_stage("opened", None);
     let limits = limits(options, &model.architecture)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once to find the longest sequence");
-    let mut measured = measure(options, model, limits, Unit::Letters, observer)?;
+    let stamps = InputStamps::over(&options.inputs);
+    let mut measured = measure(options, model, limits, Unit::Letters, &results, observer)?;
     // With byte pairs, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
     // the longest sequence.
@@ -287,9 +366,10 @@ fn run(
         Tokenizer::Esm => true,
         Tokenizer::Bpe(_) | Tokenizer::Text(_) => measured.longest.is_none() || measured.sequences.is_none(),
     };
+    measured.names.iter().try_for_each(|names| results.check_names(names).map_err(DataError::new))?;
     let saturation = settings.target()?.saturation;
     if !is_exact && measured.longest.is_some_and(|longest| longest > saturation) {
-        measured = measure(options, model, limits, Unit::Tokens, observer)?;
+        measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
     }
     let budget = settings.read_budget()?;
     let billed = Process::of(settings).is_some();
@@ -321,13 +401,40 @@ fn run(
     let planned = match plan(&measured, &budget) {
         // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
         Err(_) if !is_exact => {
-            measured = measure(options, model, limits, Unit::Tokens, observer)?;
+            measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
             plan(&measured, &budget)?
         }
         planned => planned?,
     };
     watch.end_stage("planned", None);
     watch.set_planned(PlannedMemory::of(&planned.programs()[0], planned.site().budget()));
+    let digests = digests.finish(observer)?;
+    let facts = facts(options, &digests, &planned.programs()[0])?;
+    let journal = measured.inputs.as_ref().filter(|_| options.journal).map(|inputs| JournalPlan {
+        path: results.journal().to_owned(),
+        key: key(options, command, inputs, &digests, &facts),
+        block: journal_block(options),
+        every: options.commit_every,
+        stamps,
+    });
+    let mut results = match journal.map(|plan| plan.open(results.force())).transpose()? {
+        Some(opened) => {
+            results.begin(&facts, opened.committed)?;
+            Journaled { inner: results, journal: Some(opened.writer), replay: opened.replay }
+        }
+        None => {
+            results.begin(&facts, 0)?;
+            Journaled { inner: results, journal: None, replay: None }
+        }
+    };
+    say_journal(options, &mut results, observer);
+    let kept = match &results.journal {
+        Some(_) => format!(
+            "finished rows are kept in {}; the same command continues after them",
+            EscapedPath(results.inner.journal())
+        ),
+        None => STOPPED.to_owned(),
+    };
     let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
         watch.record_stage(name, None, reading.clone());
     };
@@ -337,10 +444,23 @@ fn run(
         watch.set_step_tokens(tokens(session.program_in_use()));
     }
 
-    let front = open(options, model, limits, most)?;
+    let naming = match measured.inputs {
+        Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
+        None => Naming::OfPipe,
+    };
+    let front = open(options, model, limits, most, naming)?;
     let mut engine = Engine::new(session, model.tokenizer, reading, results)?;
     let loaded = Instant::now();
-    let counts = stream(options, front, &mut engine, &mut watch, observer)?;
+    let streamed = stream(options, front, &mut engine, &kept, &mut watch, observer);
+    let counts = match streamed {
+        Ok(counts) => counts,
+        Err(error) => {
+            // The error that ended the run is reported. If the rows cannot be kept, the next run computes them again.
+            let _ = engine.save();
+            return Err(error);
+        }
+    };
+    same_inputs(measured.inputs.as_deref(), &counts.inputs)?;
     watch.end_stage("computed", None);
     if watch.wants_advice() {
         watch.advise(planned.remedies(|budget| plan(&measured, budget)), observer);
@@ -414,10 +534,89 @@ fn start_of<'a>(model: &ModelParts<'a>, order: Order) -> Start<'a> {
     Start { order, weights: vec![model.weights], running: vec![], kept: "outputs" }
 }
 
-/// Metadata of the result files: model, pooling and, if requested, layers.
-fn metadata(options: &Options, states: &LayerSelection) -> Vec<(&'static str, String)> {
-    let pairs = [("model", options.model.clone()), ("pool", options.pool.name().to_owned())];
-    pairs.into_iter().chain(states.text().map(|layers| ("layers", layers))).collect()
+/// Metadata of the result files: version, model, and how its values were computed.
+fn facts(
+    options: &Options,
+    digests: &Value,
+    program: &plimsoll_plan::Program,
+) -> Result<ResultFacts, RuntimeError> {
+    let arithmetic = options.settings.arithmetic()?;
+    let mut facts = vec![
+        ("plimsoll", json!(env!("CARGO_PKG_VERSION"))),
+        ("model", json!(options.model)),
+        ("model_sha256", digests.clone()),
+        ("precision", arithmetic["precision"].clone()),
+        ("device", arithmetic["device"].clone()),
+        ("instructions", arithmetic["instructions"].clone()),
+        ("kernels", price::kernels(program)),
+    ];
+    if let Some(letters) = options.max_length {
+        facts.push(("max_length", json!(letters)));
+    }
+    Ok(ResultFacts(facts))
+}
+
+/// Key of the journal: version, command, and everything that the rows and their names depend on.
+fn key(
+    options: &Options,
+    command: &str,
+    inputs: &[Input],
+    digests: &Value,
+    facts: &ResultFacts,
+) -> Value {
+    let fact = |name: &str| {
+        facts.0.iter().find(|(key, _)| *key == name).map_or(Value::Null, |(_, value)| value.clone())
+    };
+    let per_input = matches!(options.output, Destination::PerInput { .. });
+    let inputs: Vec<Value> =
+        inputs.iter().map(|input| json!({"bytes": input.bytes, "sha256": input.sha256_hex()})).collect();
+    json!({
+        "plimsoll": env!("CARGO_PKG_VERSION"),
+        "command": command,
+        "identity": {
+            "inputs": inputs,
+            "models": digests,
+            "parameters": {
+                "pool": options.pool.name(),
+                "layers": options.layers,
+                "max_length": options.max_length,
+                "truncate": options.truncate,
+                "per_input": per_input,
+            },
+            "arithmetic": {
+                "precision": fact("precision"),
+                "device": fact("device"),
+                "instructions": fact("instructions"),
+            },
+        },
+    })
+}
+
+/// Bytes of a block of the journal. Rows of tokens are large, and a commit of each would wait for the disk too often.
+fn journal_block(options: &Options) -> usize {
+    match options.pool {
+        Pool::Mean | Pool::Cls | Pool::Last => 1 << 20,
+        Pool::Tokens => 4 << 20,
+    }
+}
+
+/// Says how an interruption of the run ends.
+fn say_journal<R: FileRows>(options: &Options, results: &mut Journaled<R>, observer: &mut dyn Observer) {
+    if let Some(replay) = results.replay.as_ref().filter(|replay| replay.rows > 0) {
+        let (rows, path) = (replay.rows, EscapedPath(results.inner.journal()));
+        observer.say(Level::Info, &format!("{rows} sequences are finished ({path}): resuming after them"));
+    }
+    if results.journal.is_none() && options.journal {
+        observer.say(Level::Info, "the input can be read only once, so an interrupted run starts over");
+    }
+}
+
+/// Checks that the inputs are the same as in the first pass over them.
+fn same_inputs(before: Option<&[Input]>, read: &[Input]) -> Result<(), EmbedError> {
+    match before.unwrap_or_default().iter().zip(read).find(|(a, b)| a != b) {
+        None => Ok(()),
+        Some((input, _)) => Err(EmbedError::InputChanged { path: input.path.clone() }),
+    }
 }
 
 /// Opens all inputs for reading.
@@ -426,12 +625,13 @@ fn open(
     model: &ModelParts<'_>,
     limits: Limits,
     most: Option<Extent>,
+    naming: Naming,
 ) -> Result<InputPipeline, RuntimeError> {
     let per_input = match options.output {
         Destination::File(_) => false,
         Destination::PerInput { .. } => true,
     };
-    InputPipeline::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
+    InputPipeline::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most, naming)
 }
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
@@ -448,7 +648,7 @@ fn limits(options: &Options, model: &SequenceModel) -> Result<Limits, EmbedError
 }
 
 /// Properties of the input that a run must know before it plans.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 struct Measured {
     /// Tokens of the longest sequence, or an upper bound; `None` for a pipe without a length limit.
     longest: Option<u64>,
@@ -460,6 +660,14 @@ struct Measured {
     name: u64,
     /// Limits on the records of a pipe, from the memory budget.
     most: Option<Extent>,
+    /// The files with their digests; `None` for a pipe.
+    inputs: Option<Vec<Input>>,
+    /// Sizes of the names of each result.
+    names: Vec<NameSizes>,
+    /// For each result with a record that needs another name than its id, the ids of its records.
+    ids: Vec<IdSet>,
+    /// Number of records that need another name than their id.
+    renamed: u64,
 }
 
 /// Upper bound of the batches between the reader and the steps: the queues of the tokenizer threads, the
@@ -489,7 +697,13 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     let heads = 96 * sequences + 2 * names;
     process.add_queues(settings, batches * each + heads);
     let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
-    process.add("names of records", records * NAME + (64 << 10));
+    // With a record that needs another name, the ids of all records are held beside the names.
+    let sets = if measured.renamed > 0 { 2 } else { 1 };
+    process.add("names of records", records * NAME * sets + (64 << 10));
+    if options.journal && measured.inputs.is_some() {
+        // A block, its frame, and a block of the journal that is resumed from.
+        process.add("journal of finished rows", 3 * journal_block(options) as u64);
+    }
     if let Some(most) = &measured.most {
         // A pipe is not measured, so the heap does not yet hold a buffer for the longest record. The buffer
         // grows by an eighth at a time.
@@ -507,9 +721,10 @@ fn measure(
     model: &ModelParts<'_>,
     limits: Limits,
     unit: Unit,
+    results: &impl FileRows,
     observer: &dyn Observer,
 ) -> Result<Measured, EmbedError> {
-    let front = open(options, model, limits, None)?;
+    let front = open(options, model, limits, None, Naming::Measured)?;
     if front.bytes_total().is_none() {
         let longest = limits.letters.map(|letters| model.tokenizer.most_tokens(letters as u64));
         return Ok(Measured { longest, ..Measured::default() });
@@ -528,6 +743,18 @@ fn measure(
             measured.letters = measured.letters.max(sequence.length);
             measured.name = measured.name.max(sequence.id.len() as u64);
             sequences += 1;
+            if measured.names.len() <= sequence.result {
+                measured.names.resize(sequence.result + 1, NameSizes::default());
+            }
+            let names = &mut measured.names[sequence.result];
+            names.count += 1;
+            names.longest = names.longest.max(sequence.id.len() as u64);
+            names.bytes += results.name_bytes(&sequence.id);
+        }
+        if let Some(InputSummary { inputs, ids, renamed }) = batch.summary {
+            measured.inputs = Some(inputs);
+            measured.ids = ids;
+            measured.renamed = renamed;
         }
     }
     Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
@@ -544,6 +771,8 @@ struct Counts {
     truncated: u64,
     rna: u64,
     unknown: UnknownTokens,
+    /// The files that were read, with their digests.
+    inputs: Vec<Input>,
 }
 
 /// Counts of unknown tokens.
@@ -586,7 +815,7 @@ fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
     let Batch { skipped, renamed, unknown, notes, rna, .. } = batch;
     let anomalies = [
         skipped.first().map(|Skipped::Empty(id)| format!("'{}' is empty", Name(id))),
-        renamed.first().map(|renamed| format!("'{}' occurs more than once", Name(&renamed.id))),
+        renamed.first().map(|Renamed { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
         unknown.first().map(|Unknown { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
         notes.first().map(ToString::to_string),
         (*rna > 0).then(|| "sequences contain U, which DNA models read as T".to_owned()),
@@ -600,11 +829,12 @@ fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
 const MAX_LINES: u64 = 10;
 
-/// Reads, tokenizes and computes until the input ends.
+/// Reads, tokenizes and computes until the input ends. `kept` describes what a signal leaves.
 fn stream<R: Rows>(
     options: &Options,
     front: InputPipeline,
     engine: &mut Engine<'_, R>,
+    kept: &str,
     watch: &mut Watch,
     observer: &mut dyn Observer,
 ) -> Result<Counts, EmbedError> {
@@ -614,19 +844,16 @@ fn stream<R: Rows>(
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
     let (mut finished, mut read, mut taken) = (FinishedBytes::default(), 0, 0);
     let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
-    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
+    while let Some(mut batch) = stream.next(&mut || stopped(observer, kept))? {
         for skipped in &batch.skipped {
             let Skipped::Empty(id) = skipped;
             counts.empty += 1;
-            say(&counts, format!("'{id}' is empty: skipped"), observer);
+            say(&counts, format!("'{}' is empty: skipped", Name(id)), observer);
         }
-        for Renamed { id, name } in &batch.renamed {
+        for Renamed { id, name, why } in &batch.renamed {
             counts.renamed += 1;
-            say(
-                &counts,
-                format!("'{id}' occurs more than once: in the results this record is named '{name}'"),
-                observer,
-            );
+            let (id, why) = (Name(id), why.reason());
+            say(&counts, format!("'{id}' {why}: in the results this record is named '{name}'"), observer);
         }
         strict(options, &batch)?;
         for note in &batch.notes {
@@ -637,22 +864,28 @@ fn stream<R: Rows>(
         }
         counts.truncated += batch.truncated;
         counts.rna += batch.rna;
-        let stop: Stop<'_> = &|| stopped(observer, STOPPED);
+        let stop: Stop<'_> = &|| stopped(observer, kept);
         let pushed = batch.sequences().try_for_each(|(sequence, tokens)| {
             stop()?;
+            if engine.replay(sequence)? {
+                return Ok(());
+            }
+            taken += tokens.len() as u64;
             engine.push(sequence, tokens, stop)
         });
-        taken += batch.sequences().map(|(_, tokens)| tokens.len() as u64).sum::<u64>();
         read = batch.bytes_read;
         progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
         progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
         engine.session().report_sizes(watch, observer);
         warn(engine, observer);
         pushed?;
+        if let Some(summary) = batch.summary.take() {
+            counts.inputs = summary.inputs;
+        }
         report(engine, &start, &mut progress, watch, observer);
     }
     loop {
-        let drained = engine.drain(&|| stopped(observer, STOPPED));
+        let drained = engine.drain(&|| stopped(observer, kept));
         engine.session().report_sizes(watch, observer);
         warn(engine, observer);
         if !drained? {
@@ -666,8 +899,8 @@ fn stream<R: Rows>(
     if counts.empty + counts.renamed > MAX_LINES {
         let Counts { empty, renamed, .. } = counts;
         let text = format!(
-            "in total, {empty} empty records were skipped, and {renamed} records with a repeated id were \
-                renamed"
+            "in total, {empty} empty records were skipped, and {renamed} records have another name in the \
+                results than in their file"
         );
         observer.say(Level::Warning, &text);
     }

@@ -1,19 +1,23 @@
-//! Writers of embeddings: `.npy` with a list of ids beside it, `.safetensors`, or a `.parquet` table.
-//! Invariant: a file appears under its final name only when it is complete, the `.npy` array after its list of
-//! ids; with one result per input, the results complete in input order.
+//! Writers of embeddings: `.npy` with a list of ids and a description beside it, `.npz`, `.safetensors`, or a `.parquet`
+//! table. Invariant: the files of a result appear together when all are complete, and never beside files of another run; one
+//! run at a time writes a result; with one result per input, the results complete in input order.
 
-use super::engine::{FileRows, Rows};
 use super::input::Sequence;
+use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
-use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::DataErrorKind;
+use plimsoll_data::atomic::{AtomicFile, commit_together};
 use plimsoll_data::outputs::OutputGuard;
-use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
+use plimsoll_data::rows::{
+    Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
+};
 use plimsoll_data::sequence::stem;
+use plimsoll_runtime::lock::{FileLock, Lock, take, take_file};
 use plimsoll_runtime::RuntimeError;
+use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
 impl Format {
@@ -21,6 +25,7 @@ impl Format {
     pub fn ending(self) -> &'static str {
         match self {
             Self::Npy => "npy",
+            Self::Npz => "npz",
             Self::Safetensors => "safetensors",
             Self::Parquet => "parquet",
         }
@@ -28,11 +33,19 @@ impl Format {
 
     /// The format of a file name's extension.
     fn of(output: &Path) -> Result<Self, EmbedError> {
-        let all = [Self::Npy, Self::Safetensors, Self::Parquet];
+        let all = [Self::Npy, Self::Npz, Self::Safetensors, Self::Parquet];
         let ending = output.extension().and_then(|e| e.to_str());
         all.into_iter()
             .find(|format| Some(format.ending()) == ending)
             .ok_or_else(|| EmbedError::UnknownFormat { path: output.to_owned() })
+    }
+
+    /// The files of the result `output`, the main one first and the one that describes the others last.
+    fn files(self, output: &Path) -> Vec<PathBuf> {
+        match self {
+            Self::Npy => vec![output.to_owned(), ids_path(output), description_path(output)],
+            Self::Npz | Self::Safetensors | Self::Parquet => vec![output.to_owned()],
+        }
     }
 }
 
@@ -41,40 +54,110 @@ fn ids_path(output: &Path) -> PathBuf {
     output.with_extension("ids.txt")
 }
 
-/// The result files of a run.
+/// Path of the description: `OUT.json` for `OUT.npy`.
+fn description_path(output: &Path) -> PathBuf {
+    output.with_extension("json")
+}
+
+/// Name of the journal of a run with one result per input, in the folder of the results.
+const FOLDER_JOURNAL: &str = "embed.journal";
+
+/// The result files of a run, which this run alone may write.
 pub(super) struct Targets {
-    format: Format,
-    /// One for all inputs, or one per input.
-    paths: Vec<PathBuf>,
-    /// With one result per input, the folder of the results.
-    folder: Option<PathBuf>,
+    /// The files of each result: of one for all inputs, or of one per input.
+    files: Vec<Vec<PathBuf>>,
+    /// The journal of the run.
+    pub(super) journal: PathBuf,
+    /// Which files may be written, and whether existing results are replaced.
+    guard: OutputGuard,
+    /// Held until the results are complete.
+    _lock: OutputLock,
+}
+
+/// The lock of the output.
+enum OutputLock {
+    /// Of the only result.
+    File { _lock: FileLock },
+    /// Of the folder of the results.
+    Folder { _lock: Lock },
 }
 
 impl Targets {
-    /// Checks, before the model is opened, that the results can be written: the format is known and fits the
-    /// pooling, paths are distinct, and `guard` permits every file.
-    pub(super) fn new(
-        destination: &Destination,
-        inputs: &[PathBuf],
-        pool: Pool,
-        mut guard: OutputGuard,
-    ) -> Result<Self, EmbedError> {
-        let targets = match destination {
-            Destination::File(path) => {
-                Self { format: Format::of(path)?, paths: vec![path.clone()], folder: None }
-            }
-            Destination::PerInput { folder, format } => {
-                let paths = per_input(inputs, folder, *format)?;
-                Self { format: *format, paths, folder: Some(folder.clone()) }
-            }
-        };
-        if targets.format != Format::Safetensors && pool == Pool::Tokens {
-            return Err(EmbedError::TokensNeedSafetensors);
+    /// Locks the file `path`, with the other files of its result.
+    pub(super) fn file(files: Vec<PathBuf>, guard: OutputGuard) -> Result<Self, EmbedError> {
+        let path = &files[0];
+        let journal = journal_path(path);
+        let lock = take_file(path)?;
+        Self::locked(OutputLock::File { _lock: lock }, vec![files], journal, guard)
+    }
+
+    /// Creates and locks the folder of the results.
+    fn folder(folder: &Path, files: Vec<Vec<PathBuf>>, guard: OutputGuard) -> Result<Self, EmbedError> {
+        let is_folder = |path: &&Path| !path.exists() || path.is_dir();
+        if !folder.ancestors().all(|path| path.as_os_str().is_empty() || is_folder(&path)) {
+            return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
-        let ids = targets.paths.iter().filter(|_| targets.format == Format::Npy).map(|path| ids_path(path));
-        targets.paths.iter().cloned().chain(ids).try_for_each(|path| guard.file(&path))?;
+        let lock = take(folder, &[FOLDER_JOURNAL])?;
+        Self::locked(OutputLock::Folder { _lock: lock }, files, folder.join(FOLDER_JOURNAL), guard)
+    }
+
+    fn locked(
+        lock: OutputLock,
+        files: Vec<Vec<PathBuf>>,
+        journal: PathBuf,
+        guard: OutputGuard,
+    ) -> Result<Self, EmbedError> {
+        let targets = Self { files, journal, guard, _lock: lock };
+        // With a journal, an interrupted run may have committed results; its key tells which.
+        let committed = if targets.journal.exists() { targets.files.len() } else { 0 };
+        targets.check(committed)?;
         Ok(targets)
     }
+
+    /// Checks that the results can be written: no file of a result is an input, two files are not one, and a file that exists
+    /// is replaced only by force. The first `committed` results are those of this run, which was interrupted.
+    pub(super) fn check(&self, committed: usize) -> Result<(), EmbedError> {
+        let mut guard = self.guard.clone();
+        for (at, files) in self.files.iter().enumerate() {
+            for path in files {
+                if at < committed { guard.own_file(path)? } else { guard.file(path)? }
+            }
+        }
+        Ok(())
+    }
+
+    /// The main file of the first result.
+    pub(super) fn main(&self) -> &Path {
+        &self.files[0][0]
+    }
+
+    /// Whether existing results are replaced.
+    pub(super) fn force(&self) -> bool {
+        self.guard.force()
+    }
+}
+
+/// Path of the journal beside the file `output`: `OUT.npy.journal`.
+fn journal_path(output: &Path) -> PathBuf {
+    let name = output.file_name().unwrap_or_default().to_string_lossy();
+    output.with_file_name(format!("{name}.journal"))
+}
+
+/// Paths of the results of `destination`, and their format. `Err` if the format does not fit the pooling, or two inputs
+/// have one result.
+fn paths(
+    destination: &Destination,
+    inputs: &[PathBuf],
+    pool: Pool,
+) -> Result<(Format, Vec<PathBuf>), EmbedError> {
+    let (format, paths) = match destination {
+        Destination::File(path) => (Format::of(path)?, vec![path.clone()]),
+        Destination::PerInput { folder, format } => (*format, per_input(inputs, folder, *format)?),
+    };
+    if format == Format::Npy && pool == Pool::Tokens {
+        return Err(EmbedError::TokensOfNpy);
+    }
+    Ok((format, paths))
 }
 
 /// `FOLDER/STEM.EXTENSION` for each input. `Err` if two inputs have the same stem.
@@ -103,145 +186,296 @@ pub(super) struct ResultSchema {
     pub(super) states: LayerSelection,
     /// Hidden size D of the model.
     pub(super) width: usize,
-    /// Metadata, written by the formats that have a field for it.
-    pub(super) metadata: Vec<(&'static str, String)>,
+    pub(super) values: ValueType,
+    pub(super) format: Format,
 }
 
 impl ResultSchema {
-    fn metadata(&self) -> Vec<(&str, &str)> {
-        self.metadata.iter().map(|(key, value)| (*key, value.as_str())).collect()
+    /// Metadata of the results: `facts` and the properties of the values.
+    fn metadata(&self, facts: &ResultFacts) -> Vec<(&'static str, Value)> {
+        let pool = [("pool", json!(self.states.pool.name()))];
+        let layers = self.states.numbers().map(|layers| ("layers", json!(layers)));
+        let values = [("dtype", json!(self.values.name()))];
+        facts.0.iter().cloned().chain(pool).chain(layers).chain(values).collect()
     }
+}
+
+/// Metadata as texts, for formats without other values: a text as it is, any other value as JSON.
+fn texts(metadata: &[(&'static str, Value)]) -> Vec<(&'static str, String)> {
+    let text = |value: &Value| match (value.as_str(), value.as_array()) {
+        (Some(text), _) => text.to_owned(),
+        // Lists of numbers read as `0,6,33`.
+        (None, Some(list)) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
+        (None, None) => value.to_string(),
+    };
+    metadata.iter().map(|(key, value)| (*key, text(value))).collect()
 }
 
 /// Writes the results one after the other.
 pub(super) struct Results {
     targets: Targets,
-    kind: ResultSchema,
-    /// The writer of result number `done.len()`.
-    open: Sink,
+    schema: ResultSchema,
+    metadata: Vec<(&'static str, Value)>,
+    /// The writer of result number `done.len()`; `None` before [`FileRows::begin`].
+    open: Option<Sink>,
     done: Vec<Written>,
 }
 
-impl Results {
-    /// Creates the output folder if needed, and the first result.
-    pub(super) fn create(targets: Targets, kind: ResultSchema) -> Result<Self, EmbedError> {
-        if let Some(folder) = &targets.folder {
-            fs::create_dir_all(folder).map_err(|source| match source.kind() {
-                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                    EmbedError::NotAFolder { path: folder.clone() }
-                }
-                _ => RuntimeError::io(folder)(source).into(),
-            })?;
-        }
-        let open = Sink::create(&targets, 0, &kind)?;
-        Ok(Self { targets, kind, open, done: vec![] })
-    }
+/// Checks, before the model is opened, that the results can be written, and locks them: the format is known and fits the
+/// pooling, paths are distinct, no other run writes them, and `guard` permits every file.
+pub(super) fn lock(
+    destination: &Destination,
+    inputs: &[PathBuf],
+    pool: Pool,
+    guard: OutputGuard,
+) -> Result<(Format, Targets), EmbedError> {
+    let (format, paths) = paths(destination, inputs, pool)?;
+    let mut files = paths.iter().map(|path| format.files(path));
+    let targets = match destination {
+        Destination::File(_) => Targets::file(files.next().unwrap_or_default(), guard)?,
+        Destination::PerInput { folder, .. } => Targets::folder(folder, files.collect(), guard)?,
+    };
+    Ok((format, targets))
 }
 
-impl Rows for Results {
-    type Written = Vec<Written>;
-
-    /// Appends to the result of the sequence's input, after completing all results before it.
-    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
-        while self.done.len() < sequence.result {
-            let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
-            let before = std::mem::replace(&mut self.open, next);
-            self.done.push(before.finish(&self.kind)?);
-        }
-        self.open.write(&sequence.id, sequence.length, values)
+impl Results {
+    pub(super) fn new(targets: Targets, schema: ResultSchema) -> Self {
+        Self { targets, schema, metadata: vec![], open: None, done: vec![] }
     }
 
-    /// Completes the open result, and creates the results of inputs that are left, which have no sequence.
-    fn finish(self) -> Result<Vec<Written>, EmbedError> {
-        let Self { targets, kind, open, mut done } = self;
-        done.push(open.finish(&kind)?);
-        for at in done.len()..targets.paths.len() {
-            done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);
+    fn sink(&self, at: usize) -> Result<Sink, EmbedError> {
+        Sink::create(&self.targets, at, &self.schema, &self.metadata)
+    }
+
+    /// Completes the open result, and opens the next one if there is one.
+    fn complete(&mut self, committing: Committing<'_>) -> Result<(), EmbedError> {
+        let Some(open) = self.open.take() else {
+            return Err(RuntimeError::bug("a result was written before it was begun").into());
+        };
+        committing(self.done.len())?;
+        self.done.push(open.finish(&self.metadata)?);
+        if self.done.len() < self.targets.files.len() {
+            self.open = Some(self.sink(self.done.len())?);
         }
-        Ok(done)
+        Ok(())
     }
 }
 
 impl FileRows for Results {
+    fn begin(&mut self, facts: &ResultFacts, committed: usize) -> Result<(), EmbedError> {
+        self.targets.check(committed)?;
+        self.metadata = self.schema.metadata(facts);
+        self.open = Some(self.sink(0)?);
+        Ok(())
+    }
+
+    /// Appends to the result of the sequence's input, after completing all results before it.
+    fn write(
+        &mut self,
+        sequence: &Sequence,
+        values: &[f32],
+        committing: Committing<'_>,
+    ) -> Result<(), EmbedError> {
+        while self.done.len() < sequence.result {
+            self.complete(&mut *committing)?;
+        }
+        match &mut self.open {
+            Some(open) => open.write(&sequence.id, sequence.length, values),
+            None => Err(RuntimeError::bug("a result was written before it was begun").into()),
+        }
+    }
+
+    /// Completes the open result, and creates the results of inputs that are left, which have no sequence.
+    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<Written>, EmbedError> {
+        while self.done.len() < self.targets.files.len() {
+            self.complete(&mut *committing)?;
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+
     fn memory_bytes(&self, sequences: Option<u64>, name: u64) -> u64 {
         /// Write buffers of the files of one result, and one row.
         const BUFFERS: u64 = 1 << 20;
         BUFFERS
-            + match self.targets.format {
+            + match self.schema.format {
                 Format::Npy => 0,
+                // One element of the array of names.
+                Format::Npz => 5 * name,
                 // The header has an entry for each name, which is formatted as text at the end.
                 Format::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
                 // A row group: its values, and their encoded form.
                 Format::Parquet => 3 * (16 << 20),
             }
     }
+
+    fn name_bytes(&self, name: &str) -> u64 {
+        match self.schema.format {
+            Format::Safetensors => self.schema.states.safetensors().name_bytes(name),
+            Format::Npy | Format::Npz | Format::Parquet => 0,
+        }
+    }
+
+    fn check_names(&self, names: &NameSizes) -> Result<(), DataErrorKind> {
+        match self.schema.format {
+            Format::Safetensors => self.schema.states.safetensors().check_names(names.bytes),
+            Format::Npz => NpzWriter::check_names(names.count, names.longest),
+            Format::Npy | Format::Parquet => Ok(()),
+        }
+    }
+
+    fn journal(&self) -> &Path {
+        &self.targets.journal
+    }
+
+    fn force(&self) -> bool {
+        self.targets.force()
+    }
 }
 
 /// The open files of one result.
-enum Sink {
-    Npy { matrix: Box<NpyWriter>, ids: AtomicFile, path: PathBuf },
-    Safetensors { writer: Box<SafetensorsWriter>, path: PathBuf },
-    Parquet { writer: Box<ParquetWriter>, path: PathBuf },
+struct Sink {
+    /// The files, the main one first.
+    files: Vec<PathBuf>,
+    writer: SinkWriter,
+    sequences: u64,
+    shape: Vec<usize>,
+    /// With one result per input, the lock of the result; `None` where the run has it.
+    _lock: Option<FileLock>,
+}
+
+enum SinkWriter {
+    Npy { matrix: Box<NpyWriter>, ids: AtomicFile, description: AtomicFile },
+    Npz(Box<NpzWriter>),
+    Safetensors(Box<SafetensorsWriter>),
+    Parquet(Box<ParquetWriter>),
 }
 
 impl Sink {
-    fn create(targets: &Targets, at: usize, kind: &ResultSchema) -> Result<Self, EmbedError> {
-        let path = targets.paths[at].clone();
-        let row = kind.states.row(kind.width);
-        Ok(match targets.format {
-            Format::Npy => Self::Npy {
-                matrix: Box::new(NpyWriter::create(&path, &row)?),
-                ids: AtomicFile::create(ids_path(&path))?,
-                path,
+    fn create(
+        targets: &Targets,
+        at: usize,
+        schema: &ResultSchema,
+        metadata: &[(&'static str, Value)],
+    ) -> Result<Self, EmbedError> {
+        let files = targets.files[at].clone();
+        let lock = match &targets._lock {
+            OutputLock::File { .. } => None,
+            // A run with one result may write to a file of this folder.
+            OutputLock::Folder { .. } => Some(take_file(&files[0])?),
+        };
+        let path = &files[0];
+        let row = schema.states.row(schema.width);
+        let writer = match schema.format {
+            Format::Npy => SinkWriter::Npy {
+                matrix: Box::new(NpyWriter::with_values(path, &row, schema.values)?),
+                ids: AtomicFile::create(&files[1])?,
+                description: AtomicFile::create(&files[2])?,
             },
-            Format::Safetensors => {
-                let writer = match kind.states.pool {
-                    Pool::Mean | Pool::Cls => SafetensorsWriter::matrix(&path, &row)?,
-                    Pool::Tokens => SafetensorsWriter::tensor_per_id(&path, &row)?,
+            Format::Npz => {
+                let layout = match schema.states.pool {
+                    Pool::Mean | Pool::Cls | Pool::Last => NpzLayout::Matrix,
+                    Pool::Tokens => NpzLayout::Tokens,
                 };
-                Self::Safetensors { writer: Box::new(writer), path }
+                SinkWriter::Npz(Box::new(NpzWriter::create(path, layout, &row, schema.values)?))
+            }
+            Format::Safetensors => {
+                let writer = match schema.states.safetensors() {
+                    Layout::Matrix => SafetensorsWriter::matrix(path, &row)?,
+                    Layout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
+                };
+                SinkWriter::Safetensors(Box::new(writer.with_values(schema.values)))
             }
             Format::Parquet => {
-                let columns = kind.states.columns();
-                let writer = ParquetWriter::create(&path, &columns, kind.width, &kind.metadata())?;
-                Self::Parquet { writer: Box::new(writer), path }
+                let layout = TableLayout {
+                    columns: schema.states.columns(),
+                    width: schema.width,
+                    values: schema.values,
+                    tokens: schema.states.pool == Pool::Tokens,
+                };
+                let metadata = texts(metadata);
+                let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
+                SinkWriter::Parquet(Box::new(ParquetWriter::with_layout(path, layout, &metadata)?))
             }
-        })
+        };
+        Ok(Self { files, writer, sequences: 0, shape: row, _lock: lock })
     }
 
     fn write(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), EmbedError> {
-        match self {
-            Self::Npy { matrix, ids, .. } => {
-                matrix.row(values)?;
+        self.sequences += 1;
+        match &mut self.writer {
+            SinkWriter::Npy { matrix, ids, .. } => {
+                matrix.row(values).map_err(|e| e.with_id(id))?;
                 writeln!(ids, "{id}").map_err(|e| ids.error(e))?;
             }
-            Self::Safetensors { writer, .. } => writer.write(id, values)?,
-            Self::Parquet { writer, .. } => writer.row(id, length, values)?,
+            SinkWriter::Npz(writer) => writer.write(id, length, values)?,
+            SinkWriter::Safetensors(writer) => writer.write(id, values)?,
+            SinkWriter::Parquet(writer) => writer.row(id, length, values)?,
         }
         Ok(())
     }
 
     /// Completes the files and moves them to their final names.
-    fn finish(self, kind: &ResultSchema) -> Result<Written, EmbedError> {
-        Ok(match self {
-            Self::Npy { mut matrix, ids, path } => {
-                let names = ids.target().to_owned();
-                // Write both files completely before either is renamed, so that a full disk leaves neither.
-                matrix.complete()?;
-                ids.commit()?;
-                let sequences = matrix.finish()?;
-                Written { files: vec![path, names], sequences }
+    fn finish(self, metadata: &[(&'static str, Value)]) -> Result<Written, EmbedError> {
+        let Self { files, writer, sequences, shape, _lock } = self;
+        match writer {
+            SinkWriter::Npy { matrix, mut ids, mut description } => {
+                let shape: Vec<u64> =
+                    std::iter::once(sequences).chain(shape.iter().map(|&n| n as u64)).collect();
+                let names: Vec<String> = files.iter().map(|path| file_name(path)).collect();
+                let mut facts = vec![("files", json!(names)), ("shape", json!(shape))];
+                facts.extend(metadata.iter().cloned());
+                describe(&mut description, &facts, &mut ids)?;
+                // The description last: where it is, the others are complete.
+                commit_together(vec![matrix.into_file()?, ids, description])?;
             }
-            Self::Safetensors { writer, path } => {
-                let sequences = writer.finish(&kind.metadata())?;
-                Written { files: vec![path], sequences }
+            SinkWriter::Npz(writer) => {
+                let object: Value = metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+                writer.finish(&object.to_string())?;
             }
-            Self::Parquet { writer, path } => {
-                let sequences = writer.finish()?;
-                Written { files: vec![path], sequences }
+            SinkWriter::Safetensors(writer) => {
+                let metadata = texts(metadata);
+                let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
+                writer.finish(&metadata)?;
             }
-        })
+            SinkWriter::Parquet(writer) => {
+                writer.finish()?;
+            }
+        }
+        Ok(Written { files, sequences })
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Writes the description of a matrix: a JSON object with `facts`, and `ids`, the names of `list` in order. Names are read
+/// from the list one by one, because all of them may be more than the memory budget has room for.
+fn describe(
+    file: &mut AtomicFile,
+    facts: &[(&'static str, Value)],
+    list: &mut AtomicFile,
+) -> Result<(), EmbedError> {
+    let mut head = String::from("{\n");
+    for (key, value) in facts {
+        head.push_str(&format!("  {}: {value},\n", json!(key)));
+    }
+    head.push_str("  \"ids\": [");
+    file.write_all(head.as_bytes()).map_err(|e| file.error(e))?;
+    let mut lines = list.read_back()?;
+    let mut line = String::new();
+    let mut separator = "\n";
+    loop {
+        line.clear();
+        if lines.read_line(&mut line).map_err(|e| file.error(e))? == 0 {
+            break;
+        }
+        let name = json!(line.strip_suffix('\n').unwrap_or(&line));
+        write!(file, "{separator}    {name}").map_err(|e| file.error(e))?;
+        separator = ",\n";
+    }
+    write!(file, "\n  ]\n}}\n").map_err(|e| file.error(e))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -251,17 +485,21 @@ mod tests {
     #[test]
     fn what_a_result_may_be_called() {
         let check = |name: &str, pool, wanted: bool| {
-            let found = Targets::new(&Destination::File(name.into()), &[], pool, OutputGuard::default());
+            let found = paths(&Destination::File(name.into()), &[], pool);
             assert_eq!(found.is_ok(), wanted, "{name}");
         };
         check("nowhere/a.npy", Pool::Mean, true);
         check("nowhere/a.parquet", Pool::Cls, true);
         check("nowhere/a.safetensors", Pool::Tokens, true);
         check("nowhere/a.npy", Pool::Tokens, false);
-        check("nowhere/a.parquet", Pool::Tokens, false);
+        check("nowhere/a.parquet", Pool::Tokens, true);
+        check("nowhere/a.npz", Pool::Tokens, true);
+        check("nowhere/a.npz", Pool::Last, true);
         check("nowhere/a", Pool::Mean, false);
-        check("nowhere/a.npz", Pool::Cls, false);
+        check("nowhere/a.csv", Pool::Cls, false);
         check("Cargo.toml", Pool::Mean, false);
+        assert_eq!(journal_path(Path::new("a/b.npy")), Path::new("a/b.npy.journal"));
+        assert_eq!(description_path(Path::new("a/b.c.npy")), Path::new("a/b.c.json"));
         assert_eq!(ids_path(Path::new("a/b.c.npy")), Path::new("a/b.c.ids.txt"));
     }
 

@@ -3,6 +3,7 @@
 
 use super::Pool;
 use crate::EmbedError;
+use plimsoll_data::rows::Layout;
 use plimsoll_models::Output;
 
 /// The requested layers and their pooling.
@@ -25,12 +26,14 @@ impl LayerSelection {
         let of = |layer: &u32| match self.pool {
             Pool::Mean => Output::MeanOf(*layer),
             Pool::Cls => Output::ClsOf(*layer),
+            Pool::Last => Output::LastOf(*layer),
             Pool::Tokens => Output::HiddenOf(*layer),
         };
         match (&self.layers, self.pool) {
             (Some(layers), _) => layers.iter().map(of).collect(),
             (None, Pool::Mean) => vec![Output::Mean],
             (None, Pool::Cls) => vec![Output::Cls],
+            (None, Pool::Last) => vec![Output::Last],
             (None, Pool::Tokens) => vec![Output::Hidden],
         }
     }
@@ -49,10 +52,17 @@ impl LayerSelection {
         }
     }
 
-    /// The layers as a comma-separated list for metadata; `None` if none are requested.
-    pub(super) fn text(&self) -> Option<String> {
-        let layers = self.layers.as_ref()?;
-        Some(layers.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+    /// The layers for metadata; `None` if none are requested.
+    pub(super) fn numbers(&self) -> Option<&[u32]> {
+        self.layers.as_deref()
+    }
+
+    /// Which tensors a safetensors file has.
+    pub(super) fn safetensors(&self) -> Layout {
+        match self.pool {
+            Pool::Mean | Pool::Cls | Pool::Last => Layout::Matrix,
+            Pool::Tokens => Layout::TensorPerId,
+        }
     }
 }
 

@@ -83,6 +83,9 @@ pub enum Output {
     /// The last hidden state of the first token of every sequence (`cls`: (S, D)). The graph has an additional
     /// input `rows`: i32 (S), the positions of these tokens.
     Cls,
+    /// The last hidden state of the last token of every sequence (`last`: (S, D)). The graph has an additional input
+    /// `lasts`: i32 (S), the positions of these tokens.
+    Last,
     /// Logits of every token (`logits`: (T, V)): those of the masked language model for ESM-2, of the next token for
     /// decoders; other models have none.
     Logits,
@@ -95,6 +98,8 @@ pub enum Output {
     MeanOf(u32),
     /// [`Output::Cls`] of a layer (`cls.3`: (S, D)).
     ClsOf(u32),
+    /// [`Output::Last`] of a layer (`last.3`: (S, D)).
+    LastOf(u32),
 }
 
 impl Output {
@@ -104,10 +109,12 @@ impl Output {
             Self::Hidden => "hidden".to_owned(),
             Self::Mean => "mean".to_owned(),
             Self::Cls => "cls".to_owned(),
+            Self::Last => "last".to_owned(),
             Self::Logits => "logits".to_owned(),
             Self::HiddenOf(layer) => format!("hidden.{layer}"),
             Self::MeanOf(layer) => format!("mean.{layer}"),
             Self::ClsOf(layer) => format!("cls.{layer}"),
+            Self::LastOf(layer) => format!("last.{layer}"),
         }
     }
 }

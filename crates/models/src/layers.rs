@@ -12,18 +12,25 @@ pub(crate) struct Batch {
     /// `rows`: i32 (S), the first row of each sequence. `None` until an output reads it: graphs without such an
     /// output do not have this input.
     rows: Option<ValueId>,
+    /// `lasts`: i32 (S), the last row of each sequence; `None` like `rows`.
+    lasts: Option<ValueId>,
 }
 
 impl Batch {
     pub(crate) fn inputs(g: &mut Builder) -> Self {
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
-        Self { ids, spans, rows: None }
+        Self { ids, spans, rows: None, lasts: None }
     }
 
     /// The input `rows`, declared on the first call.
     fn rows(&mut self, g: &mut Builder) -> ValueId {
         *self.rows.get_or_insert_with(|| g.input("rows", &[Dim::Sequences(1)], DType::I32))
+    }
+
+    /// The input `lasts`, declared on the first call.
+    fn lasts(&mut self, g: &mut Builder) -> ValueId {
+        *self.lasts.get_or_insert_with(|| g.input("lasts", &[Dim::Sequences(1)], DType::I32))
     }
 }
 
@@ -42,8 +49,9 @@ impl Wanted<'_> {
                 Output::HiddenOf(i) if u64::from(*i) == layer => Some(Output::Hidden),
                 Output::MeanOf(i) if u64::from(*i) == layer => Some(Output::Mean),
                 Output::ClsOf(i) if u64::from(*i) == layer => Some(Output::Cls),
-                Output::HiddenOf(_) | Output::MeanOf(_) | Output::ClsOf(_) => None,
-                Output::Hidden | Output::Mean | Output::Cls | Output::Logits => None,
+                Output::LastOf(i) if u64::from(*i) == layer => Some(Output::Last),
+                Output::HiddenOf(_) | Output::MeanOf(_) | Output::ClsOf(_) | Output::LastOf(_) => None,
+                Output::Hidden | Output::Mean | Output::Cls | Output::Last | Output::Logits => None,
             };
             if let Some(what) = what {
                 self.give(g, batch, x, what, &output.name());
@@ -60,7 +68,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Adds the output `name`: `x` itself, its mean over each sequence, or the first row of each sequence. Does
+    /// Adds the output `name`: `x` itself, its mean over each sequence, or the first or last row of each sequence. Does
     /// nothing for logits and for outputs of a layer, which [`Self::layer`] adds.
     fn give(&self, g: &mut Builder, batch: &mut Batch, x: ValueId, what: Output, name: &str) {
         match what {
@@ -74,7 +82,16 @@ impl Wanted<'_> {
                 let y = g.one(Op::SelectRows(SelectRows {}), &[x, rows]);
                 g.output(name, y);
             }
-            Output::Logits | Output::HiddenOf(_) | Output::MeanOf(_) | Output::ClsOf(_) => {}
+            Output::Last => {
+                let rows = batch.lasts(g);
+                let y = g.one(Op::SelectRows(SelectRows {}), &[x, rows]);
+                g.output(name, y);
+            }
+            Output::Logits
+            | Output::HiddenOf(_)
+            | Output::MeanOf(_)
+            | Output::ClsOf(_)
+            | Output::LastOf(_) => {}
         }
     }
 }

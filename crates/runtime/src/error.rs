@@ -286,6 +286,12 @@ pub enum RequestError {
         /// The folder.
         folder: PathBuf,
     },
+    /// Another run holds the lock of the output file.
+    #[error("another run is writing to {}; wait until it ends, or choose another name with -o", path.display())]
+    FileLocked {
+        /// The file.
+        path: PathBuf,
+    },
 }
 
 /// What a session did when a device ran out of memory.

@@ -86,6 +86,7 @@ pub mod explain;
 pub mod fair_esm;
 pub mod health;
 pub mod hub;
+pub mod identity;
 pub mod largest;
 pub mod leak;
 pub mod leftovers;

@@ -17,6 +17,7 @@ use plimsoll_plan::{
     Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target, Weights,
 };
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A request for a plan.
@@ -250,6 +251,16 @@ impl Process {
     pub fn total(&self) -> Bytes {
         self.lines.iter().map(|line| line.bytes).sum()
     }
+
+/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
+/// differ, for instance in element type.
+pub fn kernels(program: &Program) -> Value {
+    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
+        kernels.entry(node.op.name()).or_default().insert(kernel.name());
+    }
+    json!(kernels)
+}
 
     /// The entries as a JSON object: bytes by label.
     pub fn to_json(&self) -> Value {

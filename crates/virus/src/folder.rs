@@ -8,6 +8,8 @@ use crate::VirusError;
 use plimsoll_data::atomic::{remove_leftover, target_of_temporary};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::{InputFiles, WrittenFiles};
+pub use plimsoll_runtime::identity::difference;
+use plimsoll_runtime::lock::remove;
 use plimsoll_runtime::{RuntimeError, live};
 use serde_json::Value;
 use std::fs;
@@ -107,29 +109,6 @@ pub(crate) fn written_by_runs(dir: &Path) -> Vec<WrittenFiles> {
         lists.push(of_record);
     }
     lists
-}
-
-/// Describes the first difference between two identities (see `record::identity`); `None` if they are equal.
-pub fn difference(old: &Value, new: &Value) -> Option<String> {
-    let parts = [
-        ("inputs", "input files"),
-        ("models", "weights"),
-        ("parameters", "parameters"),
-        ("arithmetic", "computed otherwise"),
-    ];
-    for (part, name) in parts {
-        let (a, b) = (&old[part], &new[part]);
-        if a == b {
-            continue;
-        }
-        let keys = b.as_object().into_iter().flat_map(|o| o.keys());
-        let first = keys.into_iter().find(|k| a[k.as_str()] != b[k.as_str()]);
-        return Some(match first {
-            Some(key) => format!("{name}: `{key}` was {}, is {}", a[key.as_str()], b[key.as_str()]),
-            None => name.to_owned(),
-        });
-    }
-    None
 }
 
 /// Whether `name` is the name of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,

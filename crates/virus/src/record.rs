@@ -14,10 +14,9 @@ use plimsoll_plan::{Program, Staging};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::Usage;
 use plimsoll_runtime::watch::Watch;
-use plimsoll_runtime::{CallerModel, EncoderModel, HeadModel, price, process};
+use plimsoll_runtime::{CallerModel, EncoderModel, HeadModel, identity, price, process};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the digests of all model files. Reads every file once.
 pub(crate) fn digests(
@@ -25,13 +24,9 @@ pub(crate) fn digests(
     protein: &EncoderModel,
     head: &HeadModel,
 ) -> Result<Value, RuntimeError> {
-    let encoder = |model: &EncoderModel| -> Result<Value, RuntimeError> {
-        let described = model.described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
-        Ok(object(model.weights.sha256()?.into_iter().chain(described)))
-    };
     Ok(json!({
-        "dna": encoder(dna)?,
-        "protein": encoder(protein)?,
+        "dna": identity::digests(&dna.weights, &dna.described_by)?,
+        "protein": identity::digests(&protein.weights, &protein.described_by)?,
         "head": object(head.weights.sha256()?),
     }))
 }
@@ -123,7 +118,7 @@ impl RunRecordInputs<'_> {
             "models": models,
             "device": self.devices.first().map(|device| &device.name),
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
-            "kernels": self.program.map(kernels),
+            "kernels": self.program.map(price::kernels),
             "merged": self.options.merge,
             "precision": self.identity["arithmetic"]["precision"],
             "arithmetic": self.devices.first().map(|device| &device.arithmetic),
@@ -188,14 +183,4 @@ impl RunRecordInputs<'_> {
         }
         Ok(record)
     }
-}
-
-/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
-/// differ, for instance in element type.
-fn kernels(program: &Program) -> Value {
-    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
-        kernels.entry(node.op.name()).or_default().insert(kernel.name());
-    }
-    json!(kernels)
 }

@@ -1,5 +1,5 @@
-//! Writer of rows as a parquet table with the columns `id`, `length`, and one or more columns of embeddings. Invariant:
-//! rows are written in row groups of about [`GROUP`] bytes, and at most one row group is in memory.
+//! Writer of rows as a parquet table with the columns `id`, `length`, for rows of tokens `token`, and one or more columns
+//! of embeddings. Invariant: rows are written in row groups of about [`GROUP`] bytes, and at most one row group is in memory.
 //!
 //! Source: the parquet format. The key `ARROW:schema`, which the library adds, declares an embedding as a list of fixed
 //! size, for readers that support such lists.
@@ -9,7 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, StringArray};
+use arrow_array::types::{ArrowPrimitiveType, Float16Type};
+use arrow_array::{
+    Array, ArrayRef, FixedSizeListArray, Float16Array, Float32Array, Int64Array, RecordBatch, StringArray,
+};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
@@ -17,26 +20,40 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
-use super::at;
+use super::{ValueType, at, half};
 use crate::atomic::AtomicFile;
 use crate::{DataError, DataErrorKind};
 
 /// Size of a row group in bytes, before encoding.
 const GROUP: usize = 16 << 20;
 
-/// Writes a parquet table, one row at a time.
+/// Columns of a table of embeddings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableLayout {
+    /// Names of the columns of embeddings.
+    pub columns: Vec<String>,
+    /// Number of values of a row in each column of embeddings.
+    pub width: usize,
+    /// Type of the values.
+    pub values: ValueType,
+    /// Whether a sequence has a row for each token, with the column `token`, its number from 0.
+    pub tokens: bool,
+}
+
+/// Writes a parquet table, one sequence at a time.
 pub struct ParquetWriter {
     target: PathBuf,
     writer: ArrowWriter<AtomicFile>,
     schema: SchemaRef,
-    /// Number of values of a row in each column of embeddings.
-    width: usize,
+    layout: TableLayout,
     ids: Vec<String>,
     lengths: Vec<i64>,
+    /// Numbers of the tokens, in a table with rows of tokens.
+    numbers: Vec<i64>,
     /// Values of the current row group, by column of embeddings.
     values: Vec<Vec<f32>>,
     bytes: usize,
-    rows: u64,
+    sequences: u64,
 }
 
 impl ParquetWriter {
@@ -49,28 +66,63 @@ impl ParquetWriter {
         width: usize,
         metadata: &[(&str, &str)],
     ) -> Result<Self, DataError> {
-        let target = path.as_ref().to_owned();
-        let file = AtomicFile::create(&target)?;
-        let schema = Arc::new(schema(columns, width, metadata));
-        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties(metadata)));
-        let writer = writer.map_err(|e| refused(&target, e))?;
-        let values = vec![Vec::new(); columns.len()];
-        let (ids, lengths) = (Vec::new(), Vec::new());
-        Ok(ParquetWriter { target, writer, schema, width, ids, lengths, values, bytes: 0, rows: 0 })
+        let columns = columns.to_vec();
+        Self::with_layout(path, TableLayout { columns, width, values: ValueType::F32, tokens: false }, metadata)
     }
 
-    /// Appends a row. `values` holds the values of all columns of embeddings, one column after the other.
+    /// As [`create`](Self::create), with the columns of `layout`.
+    pub fn with_layout(
+        path: impl AsRef<Path>,
+        layout: TableLayout,
+        metadata: &[(&str, &str)],
+    ) -> Result<Self, DataError> {
+        let target = path.as_ref().to_owned();
+        let file = AtomicFile::create(&target)?;
+        let schema = Arc::new(schema(&layout, metadata));
+        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties(metadata)));
+        let writer = writer.map_err(|e| refused(&target, e))?;
+        Ok(ParquetWriter {
+            target,
+            writer,
+            schema,
+            values: vec![Vec::new(); layout.columns.len()],
+            layout,
+            ids: vec![],
+            lengths: vec![],
+            numbers: vec![],
+            bytes: 0,
+            sequences: 0,
+        })
+    }
+
+    /// Appends a sequence. `values` holds the values of all columns of embeddings, one column after the other: one row
+    /// for each column, or in a table with rows of tokens a row for each token.
     pub fn row(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), DataError> {
-        super::width(values.len(), self.values.len() * self.width)
-            .map_err(|kind| at(&self.target, id, kind))?;
-        for (column, values) in self.values.iter_mut().zip(values.chunks_exact(self.width.max(1))) {
-            column.extend_from_slice(values);
+        let width = self.layout.width;
+        let row = self.values.len() * width;
+        let rows = if self.layout.tokens { values.len() / row.max(1) } else { 1 };
+        super::width(values.len(), rows * row).map_err(|kind| at(&self.target, id, kind))?;
+        if self.layout.values == ValueType::F16 {
+            // Checked here, where the sequence is known; converted when the group is written.
+            values.iter().try_for_each(|&x| half(x).map(drop)).map_err(|kind| at(&self.target, id, kind))?;
         }
-        self.ids.push(id.to_owned());
-        self.lengths.push(length as i64);
-        self.rows += 1;
-        self.bytes += id.len() + size_of::<i64>() + size_of_val(values);
-        if self.bytes >= GROUP { self.write_group() } else { Ok(()) }
+        self.sequences += 1;
+        for number in 0..rows {
+            for (column, values) in self.values.iter_mut().zip(values.chunks_exact((rows * width).max(1))) {
+                column.extend_from_slice(&values[number * width..][..width]);
+            }
+            self.ids.push(id.to_owned());
+            self.lengths.push(length as i64);
+            if self.layout.tokens {
+                self.numbers.push(number as i64);
+            }
+            self.bytes += id.len() + 2 * size_of::<i64>() + row * size_of::<f32>();
+            // A long sequence fills several groups.
+            if self.bytes >= GROUP {
+                self.write_group()?;
+            }
+        }
+        Ok(())
     }
 
     /// Completes the file and returns it, ready to be committed.
@@ -79,11 +131,11 @@ impl ParquetWriter {
         self.writer.into_inner().map_err(|e| refused(&self.target, e))
     }
 
-    /// Completes the file, gives it its final path, and returns the number of rows.
+    /// Completes the file, gives it its final path, and returns the number of sequences.
     pub fn finish(self) -> Result<u64, DataError> {
-        let rows = self.rows;
+        let sequences = self.sequences;
         self.into_file()?.commit()?;
-        Ok(rows)
+        Ok(sequences)
     }
 
     fn write_group(&mut self) -> Result<(), DataError> {
@@ -94,10 +146,14 @@ impl ParquetWriter {
             Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
             Arc::new(Int64Array::from(std::mem::take(&mut self.lengths))),
         ];
+        if self.layout.tokens {
+            columns.push(Arc::new(Int64Array::from(std::mem::take(&mut self.numbers))));
+        }
+        let TableLayout { width, values: stored, .. } = self.layout;
         let write = || {
             for values in &mut self.values {
-                let values = Arc::new(Float32Array::from(std::mem::take(values)));
-                let list = FixedSizeListArray::try_new(element(), self.width as i32, values, None)?;
+                let values = array(stored, std::mem::take(values));
+                let list = FixedSizeListArray::try_new(element(stored), width as i32, values, None)?;
                 columns.push(Arc::new(list) as Arc<dyn Array>);
             }
             self.writer.write(&RecordBatch::try_new(self.schema.clone(), columns)?)?;
@@ -108,18 +164,36 @@ impl ParquetWriter {
     }
 }
 
-/// Returns the field of a list element: an f32 that is never null.
-fn element() -> Arc<Field> {
-    Arc::new(Field::new("element", DataType::Float32, false))
+/// Returns the values as an array of the stored type.
+fn array(stored: ValueType, values: Vec<f32>) -> ArrayRef {
+    type Half = <Float16Type as ArrowPrimitiveType>::Native;
+    match stored {
+        ValueType::F32 => Arc::new(Float32Array::from(values)),
+        ValueType::F16 => Arc::new(Float16Array::from_iter_values(
+            values.into_iter().map(|x| Half::from_bits(crate::weights::f32_to_f16(x))),
+        )),
+    }
+}
+
+/// Returns the field of a list element: a value that is never null.
+fn element(stored: ValueType) -> Arc<Field> {
+    let of = match stored {
+        ValueType::F32 => DataType::Float32,
+        ValueType::F16 => DataType::Float16,
+    };
+    Arc::new(Field::new("element", of, false))
 }
 
 /// Returns the Arrow schema. `metadata` is stored in it and in the file's key-value metadata, because readers differ in
 /// which of the two they use.
-fn schema(columns: &[String], width: usize, metadata: &[(&str, &str)]) -> Schema {
-    let list = DataType::FixedSizeList(element(), width as i32);
+fn schema(layout: &TableLayout, metadata: &[(&str, &str)]) -> Schema {
+    let list = DataType::FixedSizeList(element(layout.values), layout.width as i32);
     let mut fields =
         vec![Field::new("id", DataType::Utf8, false), Field::new("length", DataType::Int64, false)];
-    fields.extend(columns.iter().map(|name| Field::new(name, list.clone(), false)));
+    if layout.tokens {
+        fields.push(Field::new("token", DataType::Int64, false));
+    }
+    fields.extend(layout.columns.iter().map(|name| Field::new(name, list.clone(), false)));
     let pairs = metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     Schema::new(fields).with_metadata(pairs.collect::<HashMap<_, _>>())
 }

@@ -9,13 +9,14 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::{at, little_endian, width};
+use super::{ValueType, at, width};
 use crate::atomic::AtomicFile;
 use crate::ids::IdSet;
 use crate::{DataError, DataErrorKind};
 
-/// Maximum length of the header in bytes; the reference reader refuses longer headers.
-const LONGEST_HEADER: usize = 100_000_000;
+/// Maximum length of the header in bytes: that of the format's reference reader, and of
+/// [`Weights::open`](crate::weights::Weights::open), so that every file can be read by both.
+const LONGEST_HEADER: usize = crate::weights::LONGEST_HEADER as usize;
 /// Maximum number of header bytes for the names, which leaves 1 MiB for the other entries.
 const LONGEST_NAMES: usize = LONGEST_HEADER - (1 << 20);
 
@@ -24,27 +25,61 @@ const MATRIX: &str = "embeddings";
 /// Key of the metadata in the header, which the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes named rows of f32 to a safetensors file.
+/// Writes named rows of f32 or f16 to a safetensors file.
 pub struct SafetensorsWriter {
     target: PathBuf,
     spool: AtomicFile,
     /// Shape of a row.
     row: Vec<usize>,
     layout: Layout,
+    values: ValueType,
     /// Names in their form in the header, each followed by a comma: the elements of the JSON array that the metadata
     /// contains as a string, or the entries of the tensors.
     names: String,
     seen: IdSet,
+    /// Upper bound of the bytes of the names in the header.
+    name_bytes: u64,
     sequences: u64,
     /// Number of bytes of data written.
     end: u64,
     bytes: Vec<u8>,
 }
 
+/// Which tensors a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+pub enum Layout {
+    /// One tensor with a row for each name, and the names in the metadata.
     Matrix,
+    /// A tensor for each name.
     TensorPerId,
+}
+
+impl Layout {
+    /// Upper bound of the bytes that a name takes in the header.
+    pub fn name_bytes(self, name: &str) -> u64 {
+        /// Bytes of a tensor's entry without its name: keys, three sizes and two offsets of up to 20 digits.
+        const ENTRY: usize = 160;
+        let quoted = quoted(name);
+        let bytes = match self {
+            Self::Matrix => self::quoted(&quoted).len(),
+            Self::TensorPerId => quoted.len() + ENTRY,
+        };
+        bytes as u64
+    }
+
+    /// Errors if names that take `bytes` in the header, by [`name_bytes`](Self::name_bytes), do not fit.
+    pub fn check_names(self, bytes: u64) -> Result<(), DataErrorKind> {
+        match bytes <= LONGEST_NAMES as u64 {
+            true => Ok(()),
+            false => {
+                let what = format!(
+                    "the names of the records need {bytes} bytes, and the header of a safetensors file may have \
+                     {LONGEST_HEADER}; write .parquet, or .npy with one row for each sequence"
+                );
+                Err(DataErrorKind::Malformed(what))
+            }
+        }
+    }
 }
 
 impl SafetensorsWriter {
@@ -67,20 +102,32 @@ impl SafetensorsWriter {
             spool: AtomicFile::create(path)?,
             row: row.to_vec(),
             layout,
+            values: ValueType::F32,
             names: String::new(),
             seen: IdSet::new(),
+            name_bytes: 0,
             sequences: 0,
             end: 0,
             bytes: Vec::new(),
         })
     }
 
+    /// Sets the type of the values, f32 by default. Call it before the first row.
+    #[must_use]
+    pub fn with_values(mut self, values: ValueType) -> Self {
+        self.values = values;
+        self
+    }
+
     /// Appends the row, or the elements of the row-major tensor, of `id`. Errors if `values` has a wrong length, if
     /// `id` was written before, or if the names no longer fit the header.
     pub fn write(&mut self, id: &str, values: &[f32]) -> Result<(), DataError> {
-        let rows = self.check(id, values).map_err(|kind| at(&self.target, id, kind))?;
+        let rows = self
+            .check(id, values)
+            .and_then(|rows| self.values.encode(values, &mut self.bytes).map(|()| rows))
+            .map_err(|kind| at(&self.target, id, kind))?;
         let start = self.end;
-        self.end += size_of_val(values) as u64;
+        self.end += self.bytes.len() as u64;
         let name = quoted(id);
         // Writing to a String cannot fail.
         let _ = match self.layout {
@@ -93,10 +140,10 @@ impl SafetensorsWriter {
             Layout::TensorPerId => {
                 let mut shape: Vec<u64> = self.row.iter().map(|&n| n as u64).collect();
                 shape.insert(shape.len().saturating_sub(1), rows);
-                write!(self.names, "{name}:{},", entry(&shape, [start, self.end]))
+                let entry = entry(self.values, &shape, [start, self.end]);
+                write!(self.names, "{name}:{entry},")
             }
         };
-        little_endian(values, &mut self.bytes);
         self.spool.write_all(&self.bytes).map_err(|e| self.spool.error(e))?;
         self.sequences += 1;
         Ok(())
@@ -114,9 +161,8 @@ impl SafetensorsWriter {
         if self.layout == Layout::TensorPerId && id == METADATA {
             return refuse("the format reserves this name; rename the record");
         }
-        if self.names.len() + 2 * id.len() > LONGEST_NAMES {
-            return refuse("more names than a safetensors header may hold; write .npy instead");
-        }
+        self.name_bytes += self.layout.name_bytes(id);
+        self.layout.check_names(self.name_bytes)?;
         if !self.seen.insert(id) {
             return refuse("two results for this name; each is written once");
         }
@@ -156,7 +202,7 @@ impl SafetensorsWriter {
                 pairs.insert(0, format!("\"ids\":\"[{names}]\""));
                 let mut shape = vec![self.sequences];
                 shape.extend(self.row.iter().map(|&n| n as u64));
-                let matrix = entry(&shape, [0, self.end]);
+                let matrix = entry(self.values, &shape, [0, self.end]);
                 format!("{{\"{METADATA}\":{{{}}},\"{MATRIX}\":{matrix}}}", pairs.join(","))
             }
             Layout::TensorPerId => {
@@ -167,11 +213,15 @@ impl SafetensorsWriter {
     }
 }
 
-/// Returns the header entry of an f32 tensor: type, shape and byte range in the data.
-fn entry(shape: &[u64], [start, end]: [u64; 2]) -> String {
+/// Returns the header entry of a tensor: type, shape and byte range in the data.
+fn entry(values: ValueType, shape: &[u64], [start, end]: [u64; 2]) -> String {
+    let dtype = match values {
+        ValueType::F32 => "F32",
+        ValueType::F16 => "F16",
+    };
     let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
     let shape = shape.join(",");
-    format!("{{\"dtype\":\"F32\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}")
+    format!("{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}")
 }
 
 /// Returns `text` as a JSON string with its quotes.

@@ -36,6 +36,7 @@ pub use object::{ObjectKind, PtObject, Value, read_pt_object};
 pub use tensor::Tensor;
 pub use write::{StoredAs, TensorData, safetensors_bytes, safetensors_header, write_safetensors};
 
+pub(crate) use self::safetensors::LONGEST_HEADER;
 use source::Source;
 use torch::{STATE_LIMIT, TorchFile};
 

@@ -10,9 +10,10 @@ use super::source::Source;
 use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
 use super::{DType, WeightsError};
 
-/// Maximum size of a header in bytes. A tensor takes about 100 bytes. The format allows 100 MB, which would let an
-/// untrusted file make the parser allocate several times as much memory.
-const HEADER_LIMIT: u64 = 16 << 20;
+/// Maximum size of a header in bytes: that of the format's reference implementation. Files of embeddings reach it with
+/// the names of about a million sequences. The header must be in the file, so that the memory of the parser is a few
+/// times the size of an untrusted file at most.
+pub(crate) const LONGEST_HEADER: u64 = 100_000_000;
 /// Size in bytes of the header's length (u64, little-endian), with which the file begins.
 const LENGTH_BYTES: u64 = 8;
 
@@ -33,7 +34,7 @@ pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, Weight
     let mut head = [0; LENGTH_BYTES as usize];
     source.read_at(0, &mut head)?;
     let len = header_len(&head);
-    let header = source.read_vec(LENGTH_BYTES, len, HEADER_LIMIT, "a header")?;
+    let header = source.read_vec(LENGTH_BYTES, len, LONGEST_HEADER, "a header")?;
     let parsed: Metadata =
         serde_json::from_slice(&header).map_err(|error| WeightsError::json(source.path(), error))?;
     let start = LENGTH_BYTES + len;

@@ -2,7 +2,7 @@
 //! the same sequences.
 
 use plimsoll_data::weights::HubEnv;
-use plimsoll_embed::{Destination, EmbedError, Options, Pool, embed, embed_sequences};
+use plimsoll_embed::{Destination, EmbedError, Options, Pool, ValueType, embed, embed_sequences};
 use plimsoll_runtime::{EncoderModel, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
 
@@ -37,10 +37,13 @@ fn values_are_those_of_a_file() {
                 strict: false,
                 pool,
                 layers: layers.clone(),
+                values: ValueType::F32,
                 sort_by_length: true,
                 max_length: None,
                 truncate: false,
                 prefetch: 1,
+                journal: true,
+                commit_every: std::time::Duration::ZERO,
                 settings: Settings::default(),
             };
             embed(&options, &mut Silent).expect("embedded");

@@ -2,7 +2,7 @@
 
 use crate::ALLOCATOR;
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_embed::{Destination, Options, Pool, embed};
+use plimsoll_embed::{Destination, Options, Pool, ValueType, embed};
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{PlanError, Program, Reserved};
@@ -133,10 +133,13 @@ fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
         force: true,
         pool: Pool::Mean,
         layers: None,
+        values: ValueType::F32,
         sort_by_length: true,
         max_length: None,
         truncate: false,
         prefetch: 2,
+        journal: true,
+        commit_every: std::time::Duration::from_secs(5),
         settings: settings.clone(),
     };
     embed(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}")).memory_line

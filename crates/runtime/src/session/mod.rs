@@ -117,6 +117,7 @@ enum Inputs {
         spans: InputId,
         /// Index of each sequence's first token: (S); `None` where the graph does not select it.
         firsts: Option<InputId>,
+        lasts: Option<InputId>,
         /// The spans within which attention stays: (n S, 2), n for each sequence; `None` where attention spans a
         /// whole sequence.
         frames: Option<FramesInput>,
@@ -658,13 +659,15 @@ impl<'a> Session<'a> {
     /// Sends a pack as a step of model `number`.
     fn send(&mut self, number: usize, pack: Pack) {
         let Model { inputs, outputs, spare } = &mut self.state.models[number];
-        let Inputs::Packed { ids, spans: of_spans, firsts, frames, .. } = inputs else { return };
+        let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 };
-        let rows = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
+        let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
+        let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
         let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
         let mut inputs = vec![(*ids, Values::I32(tokens)), (*of_spans, Values::Spans(spans))];
-        inputs.extend(rows);
+        inputs.extend(firsts);
+        inputs.extend(lasts);
         inputs.extend(frames);
         let work = Work {
             plan: number,
@@ -733,7 +736,8 @@ impl Model {
                 let longest = b.longest as usize * frames.map_or(1, |frames| frames.count);
                 let packer = Packer::new(b.tokens as usize, b.sequences as usize, longest, order);
                 let firsts = program.input(plan, "rows");
-                Inputs::Packed { ids, spans, firsts, frames, packer: Box::new(packer) }
+                let lasts = program.input(plan, "lasts");
+                Inputs::Packed { ids, spans, firsts, lasts, frames, packer: Box::new(packer) }
             }
             (Some(_) | None, _) => {
                 let inputs = graph.inputs.iter().map(|&(_, value)| InputId { plan, value }).collect();
@@ -747,11 +751,12 @@ impl Model {
     fn resize(&mut self, program: &Program, plan: usize) {
         let graph = &program.plans()[plan].1.graph;
         match &mut self.inputs {
-            Inputs::Packed { ids, spans, firsts, frames, packer } => {
+            Inputs::Packed { ids, spans, firsts, lasts, frames, packer } => {
                 // The programs have equal inputs; only the values that they name may have other numbers.
                 *ids = program.input(plan, "ids").unwrap_or(*ids);
                 *spans = program.input(plan, "spans").unwrap_or(*spans);
                 *firsts = program.input(plan, "rows");
+                *lasts = program.input(plan, "lasts");
                 *frames = FramesInput::of(program, plan);
                 packer.resize(graph.bounds.tokens as usize, graph.bounds.sequences as usize);
             }

@@ -6,47 +6,12 @@
 use super::{END, JournalEntry};
 use crate::VirusError;
 use plimsoll_data::journal::Journal;
-use plimsoll_runtime::RuntimeError;
-use std::fs;
-use std::io::ErrorKind;
-use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
-
-/// Size and modification time of the input files at the start of the run.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct InputStamps(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
-
-impl InputStamps {
-    /// Records the present size and modification time of the inputs; nothing for files without them, such as a
-    /// missing file.
-    pub(crate) fn over(inputs: &[PathBuf]) -> Self {
-        Self(inputs.iter().map(|path| (path.clone(), stamp(path).ok().flatten())).collect())
-    }
-
-    /// Checks that the inputs are unchanged. A deleted file passes: its contents were read before.
-    fn unchanged(&self) -> Result<(), VirusError> {
-        for (path, before) in &self.0 {
-            let now = stamp(path).map_err(RuntimeError::io(path))?;
-            if now.is_some() && now != *before {
-                return Err(changed(path));
-            }
-        }
-        Ok(())
-    }
-}
+pub(crate) use plimsoll_runtime::identity::InputStamps;
+use std::time::{Duration, Instant};
 
 /// Returns the error for an input that changed while it was read.
 pub(crate) fn changed(path: &std::path::Path) -> VirusError {
     VirusError::InputChanged { path: path.to_owned() }
-}
-
-/// Returns size and modification time of a file; `None` if it does not exist.
-fn stamp(path: &PathBuf) -> std::io::Result<Option<(u64, SystemTime)>> {
-    match fs::metadata(path) {
-        Ok(facts) => Ok(Some((facts.len(), facts.modified()?))),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
-    }
 }
 
 /// Writes windows to the journal in blocks.
@@ -102,7 +67,9 @@ impl JournalWriter {
             return Ok(());
         }
         // Before the append: results of a changed input must not be stored under the key of the original input.
-        self.watch.unchanged()?;
+        if let Some(path) = self.watch.changed()? {
+            return Err(changed(path));
+        }
         self.journal.append(&self.block)?;
         self.block.clear();
         self.committed += std::mem::take(&mut self.waiting);

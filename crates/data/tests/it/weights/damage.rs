@@ -45,7 +45,7 @@ fn lying_safetensors_headers() {
     };
     let mut huge = whole("{}", b"");
     huge[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
-    check(&huge, "is damaged: a header of 1152921504606846976 bytes; at most 16777216 are accepted");
+    check(&huge, "is damaged: a header of 1152921504606846976 bytes; at most 100000000 are accepted");
     huge[..8].copy_from_slice(&9_000_000u64.to_le_bytes());
     check(&huge, "is truncated: expected 9000008 bytes, found 10");
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
