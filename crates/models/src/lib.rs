@@ -27,7 +27,7 @@ pub use caller::{
     tensor_of_teacher,
 };
 pub use config::{ConfigError, Encoder, Output};
-pub use decoder::{DecoderConfig, Experts, Mlp, Norm, Positions, active_parameters};
+pub use decoder::{DecoderConfig, Experts, MAX_EXPERTS, Mlp, Norm, Positions, active_parameters};
 pub use dnabert_s::{DnabertConfig, dnabert_s};
 pub use esm2::{Esm2Config, esm2};
 pub use hub::CarriedTensor;

@@ -93,6 +93,10 @@ pub struct Experts {
 /// `model_type` of decoders that no architecture of transformers describes.
 const OWN: &str = "plimsoll_decoder";
 
+/// Maximum number of experts in all layers of a model: each is a tensor with a name in every graph, and the largest published
+/// models have a fifth of it.
+pub const MAX_EXPERTS: u64 = 1 << 17;
+
 impl DecoderConfig {
     /// Reads a config.json with `model_type` `llama`, `mistral`, `mixtral` or `plimsoll_decoder`.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
@@ -211,6 +215,9 @@ impl DecoderConfig {
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
         match &self.experts {
             Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
+            Some(e) if e.experts.saturating_mul(self.layers) > MAX_EXPERTS => {
+                Err(keys.bad("num_local_experts", format!("at most {MAX_EXPERTS} in all layers together")))
+            }
             Some(e) if e.shared > 1024 => Err(keys.bad("num_shared_experts", "at most 1024")),
             Some(e) if e.top_k > e.experts => {
                 Err(keys.bad("num_experts_per_tok", format!("at most num_local_experts {}", e.experts)))

@@ -6,7 +6,7 @@
 mod config;
 mod moe;
 
-pub use config::{DecoderConfig, Experts, Mlp, Norm, Positions};
+pub use config::{DecoderConfig, Experts, MAX_EXPERTS, Mlp, Norm, Positions};
 pub use moe::active_parameters;
 
 use crate::Output;

@@ -201,6 +201,10 @@ fn every_rule_can_be_broken() {
     let llama = format!("model.from={}", fixture("training/llama"));
     for (flags, wanted) in [
         (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset applies only to model.kind moe_lm"),
+        (
+            &["model.layers=1024", "model.experts.count=1024"],
+            "model.experts.count 1024 in each of model.layers 1024 are more than 131072 experts",
+        ),
         (&["model.kv_heads=3"], "model.kv_heads 3 is not a divisor of model.heads 4"),
         (&["model.attention.mask=full"], "see the tokens that it predicts"),
         (&["model.kind=esm2", "model.attention.mask=causal"], "encoders attend to every position"),
