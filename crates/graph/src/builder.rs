@@ -101,7 +101,7 @@ impl Builder {
 
     /// Returns a piece of a tensor as a parameter of the tensor's name.
     fn param_piece(&mut self, piece: ParamPiece) -> ValueId {
-        self.param_of(Param { name: piece.tensor.clone(), pieces: vec![piece] }, DType::F32)
+        self.param_of(Param { name: piece.tensor.clone(), pieces: [piece].into() }, DType::F32)
     }
 
     /// Returns the parameter that is the concatenation of `param.pieces` along dimension 0, adding it if no

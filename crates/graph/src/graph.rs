@@ -2,8 +2,9 @@
 //! every value is defined exactly once, by a node or as a source (input, parameter or state).
 
 use crate::{Bounds, NodeId, Op, ParamId, Role, StateId, TensorSpec, ValueId};
-use serde::{Deserialize, Serialize};
-use std::ops::Range;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 /// A computation in SSA form whose steps hold at most [`Bounds`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,13 +82,63 @@ pub struct Param {
     /// Name of the module that the parameter belongs to; used in labels only.
     pub name: String,
     /// Row ranges to read, in order along dimension 0.
-    pub pieces: Vec<ParamPiece>,
+    pub pieces: Pieces,
+}
+
+/// A list of pieces. It is shared by copies: every pass copies the graph, and a mixture of experts has many pieces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pieces(Arc<[ParamPiece]>);
+
+impl Deref for Pieces {
+    type Target = [ParamPiece];
+    fn deref(&self) -> &[ParamPiece] {
+        &self.0
+    }
+}
+
+impl<'a> IntoIterator for &'a Pieces {
+    type Item = &'a ParamPiece;
+    type IntoIter = std::slice::Iter<'a, ParamPiece>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl FromIterator<ParamPiece> for Pieces {
+    fn from_iter<I: IntoIterator<Item = ParamPiece>>(pieces: I) -> Self {
+        Self(pieces.into_iter().collect())
+    }
+}
+
+impl From<Vec<ParamPiece>> for Pieces {
+    fn from(pieces: Vec<ParamPiece>) -> Self {
+        Self(pieces.into())
+    }
+}
+
+impl<const N: usize> From<[ParamPiece; N]> for Pieces {
+    fn from(pieces: [ParamPiece; N]) -> Self {
+        Self(pieces.into())
+    }
+}
+
+impl Serialize for Pieces {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        self.0.as_ref().serialize(out)
+    }
+}
+
+impl<'de> Deserialize<'de> for Pieces {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Vec::<ParamPiece>::deserialize(from).map(Self::from)
+    }
 }
 
 impl Param {
     /// Splits the elements `range` of the parameter by piece. Returns for each piece that overlaps `range`, in order:
     /// the index of the piece, the first overlapping element as an index in the piece's tensor, and the number of
     /// overlapping elements.
+    #[expect(clippy::arithmetic_side_effects, reason = "the numbers of elements of a tensor within the limits")]
     pub fn split_by_piece(&self, range: Range<u64>) -> impl Iterator<Item = (usize, u64, usize)> + '_ {
         let mut start = 0;
         self.pieces.iter().enumerate().filter_map(move |(i, piece)| {

@@ -4,6 +4,7 @@
 //! Invariant of the crate: every function is a pure function of its arguments (no I/O, no device, no clock),
 //! and the size of a tensor in bytes is computed from its [`TensorSpec`] and nowhere else.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod builder;
 mod graph;
@@ -16,7 +17,7 @@ mod text;
 mod verify;
 
 pub use builder::Builder;
-pub use graph::{Def, Graph, Node, Param, ParamPiece, Phase, StateDef, StateKind, Value};
+pub use graph::{Def, Graph, Node, Param, ParamPiece, Phase, Pieces, StateDef, StateKind, Value};
 pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use limits::{Count, TooLarge};
 pub use op::{Op, OpKind};

@@ -63,6 +63,7 @@ impl Bytes {
     }
 
     /// Formats the size for readers with one decimal, rounded down, in a decimal unit: `3.6 GB`, `270.9 MB`.
+    #[expect(clippy::arithmetic_side_effects, reason = "a unit of sizes is at least ten bytes")]
     pub fn tenths(self) -> String {
         match self.unit() {
             (1, name) => format!("{} {name}", self.0),

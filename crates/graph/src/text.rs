@@ -90,7 +90,7 @@ fn typed(graph: &Graph, id: ValueId) -> String {
 
 /// The pieces of a parameter as text; empty if the parameter is a whole tensor that has the parameter's name.
 fn pieces(param: &Param, spec: &TensorSpec) -> String {
-    if let [piece] = param.pieces.as_slice()
+    if let [piece] = &param.pieces[..]
         && *piece == whole(&param.name, spec)
     {
         return String::new();
@@ -308,7 +308,7 @@ impl Parser {
                     Some((name, pieces)) => (name, Cursor(pieces).pieces()?),
                     None => (cursor.0, vec![whole(cursor.0, &spec)]),
                 };
-                self.params.push((id, Param { name: name.to_owned(), pieces }));
+                self.params.push((id, Param { name: name.to_owned(), pieces: pieces.into() }));
                 Role::Param(ParamId::at(0))
             }
             _ => {

@@ -188,7 +188,7 @@ mod tests {
         let rule = |p: &ParamPiece| if p.tensor == "b" { Init::Ones } else { Init::Normal(0.5) };
         let (a, c) = (drawn(&Init::Normal(0.5), "a", 12), drawn(&Init::Normal(0.5), "c", 12));
         let whole: Vec<f32> = a.into_iter().chain([1.0; 6]).chain(c).collect();
-        let param = Param { name: "abc".to_owned(), pieces };
+        let param = Param { name: "abc".to_owned(), pieces: pieces.into() };
         for range in [0..30, 0..12, 5..13, 12..18, 13..14, 17..30, 3..29] {
             let mut out = vec![f32::NAN; (range.end - range.start) as usize];
             init_param(rule, 1, &param, range.clone(), &mut out);

@@ -75,11 +75,9 @@ impl Program {
     /// addresses.
     pub fn in_flight_address(&self, number: u64, direction: Direction) -> Option<u64> {
         let buffers = self.in_flight.filter(|buffers| buffers.depth > 1)?;
-        let slot = number % buffers.depth as u64;
-        Some(
-            self.staging_address(buffers.first + direction as usize)
-                + slot * buffers.step[direction as usize].0,
-        )
+        let slot = number.checked_rem(buffers.depth as u64)?;
+        let first = Bytes(self.staging_address(buffers.first + direction as usize));
+        Some((first + buffers.step[direction as usize] * slot).0)
     }
 
     /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in
@@ -92,8 +90,8 @@ impl Program {
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
         // One more step than the depth: if the space at the end of the host's buffer is too short for the next step, it
         // is left unused.
-        let of = |step: Bytes| step * (depth as u64 + 1);
-        let weights = (weight * WEIGHTS).max(Bytes(PIECES * PIECE * DType::F32.size()));
+        let of = |step: Bytes| step * (depth as u64).saturating_add(1);
+        let weights = (weight * WEIGHTS).max(Bytes(PIECES) * PIECE * DType::F32.size());
         [of(inputs) + weights, of(outputs)]
     }
 

@@ -4,6 +4,7 @@
 //! Invariant of the crate: it is pure and deterministic. No I/O, no device, no clock, no hash-map iteration
 //! order and no randomness, so every machine computes the same plan from the same graph, policy and target.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod bill;
 mod check;

@@ -1,7 +1,7 @@
 //! Addresses of the values of a plan. Invariant: offsets in the persistent region depend only on the graph's
 //! parameters and the policy, not on the bounds, so that several plans can share one set of weights.
 
-use plimsoll_graph::{Bytes, Graph, ParamPiece, Role, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Graph, Pieces, Role, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct Slice {
 impl Slice {
     /// Offset of the first byte after the range.
     pub fn end(&self) -> u64 {
-        self.offset + self.bytes.0
+        (Bytes(self.offset) + self.bytes).0
     }
 
     /// Whether the two ranges share a byte; an empty range shares none.
@@ -70,7 +70,7 @@ pub struct Persistent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PersistentSlot {
     /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
-    pieces: Vec<ParamPiece>,
+    pieces: Pieces,
     spec: TensorSpec,
 }
 
@@ -85,7 +85,7 @@ impl Persistent {
     pub(crate) fn place(&mut self, graph: &Graph, spec: &TensorSpec, align: u64) -> Option<Slice> {
         let (name, pieces) = match spec.role {
             Role::Param(p) => (&graph.params[p.index()].name, graph.params[p.index()].pieces.clone()),
-            Role::State(s) => (&graph.states[s.index()].name, vec![]),
+            Role::State(s) => (&graph.states[s.index()].name, Pieces::default()),
             Role::Input | Role::Activation | Role::Grad => return None,
         };
         // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is

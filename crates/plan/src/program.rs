@@ -206,16 +206,16 @@ impl Program {
 
     /// Offset in the arena of a slice of plan number `plan`.
     pub fn address(&self, plan: usize, slice: Slice) -> u64 {
-        slice.offset
-            + match slice.region {
-                Region::Persistent => self.persistent_before(plan).0,
-                Region::Transient => self.transient_base().0,
-            }
+        let region = match slice.region {
+            Region::Persistent => self.persistent_before(plan),
+            Region::Transient => self.transient_base(),
+        };
+        (region + Bytes(slice.offset)).0
     }
 
     /// Offset in the arena of staging buffer `k`.
     pub fn staging_address(&self, k: usize) -> u64 {
-        self.persistent().0 + self.staging_before(k).0
+        (self.persistent() + self.staging_before(k)).0
     }
 
     /// Exact size of the arena, which is a single allocation; with several replicas, the bytes that one replica
@@ -237,7 +237,7 @@ impl Program {
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
     fn more_replicas(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
-        each * (self.replicas as u64 - 1)
+        each * (self.replicas as u64).saturating_sub(1)
     }
 
     /// Smallest memory use that any packing could reach: weights, staging, memory outside the arena, reserved

@@ -102,6 +102,7 @@ fn offer(bill: &mut Bill, remedy: Remedy) {
 /// Finds the largest number from `least` to `most` that fits, by doubling and then by bisection, if every number below one that
 /// fits fits too. Returns it with the next number, which does not fit, or `None` if that is above `most`; `least` also if it does
 /// not fit itself.
+#[expect(clippy::arithmetic_side_effects, reason = "numbers between `least` and `most`")]
 pub fn grow<E>(
     least: u64,
     most: u64,
@@ -127,6 +128,7 @@ pub fn grow<E>(
 }
 
 /// Returns the program with the most tokens that fits, or the bill of the smallest one.
+#[expect(clippy::arithmetic_side_effects, reason = "multiples of a step up to a number of tokens within the limits of graphs")]
 pub fn largest(
     search: Search,
     build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,

@@ -1,6 +1,10 @@
 //! The timeline of a program: every tensor with its address and lifetime, and every instruction with its expected time, as
 //! data for charts and traces. Invariant: at every instruction the bytes of all lines sum to at most the planned peak, and
 //! they sum to it at one instruction at least.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "sums of sizes of a plan, which fit its arena"
+)]
 
 use crate::liveness::buffers;
 use crate::program::{load_label, transient_label};
@@ -263,6 +267,35 @@ impl Program {
 }
 
 impl Timeline {
+    /// Raises `tops`, one for each instruction, to the highest end of the tensors of a step that are live at it. The tensors are
+    /// taken from the highest end down, so the first one that reaches an instruction decides, and each instruction is visited
+    /// once.
+    fn raise_to_ends(&self, tops: &mut [u64]) {
+        let end = |t: &TimelineTensor| Bytes(t.address + t.bytes.0).align_up(self.alignment).0;
+        let mut ends: Vec<(u64, &TimelineTensor)> =
+            self.tensors.iter().filter(|t| t.plan.is_some()).map(|t| (end(t), t)).collect();
+        ends.sort_by_key(|(end, _)| std::cmp::Reverse(*end));
+        // The next instruction from each one on that no tensor has reached; paths are halved when they are followed.
+        let mut next: Vec<usize> = (0..=tops.len()).collect();
+        let mut open = |mut i: usize, reached: Option<usize>| {
+            if let Some(reached) = reached {
+                next[reached] = reached + 1;
+            }
+            while next[i] != i {
+                next[i] = next[next[i]];
+                i = next[i];
+            }
+            i
+        };
+        for (end, tensor) in ends {
+            let mut i = open(tensor.birth, None);
+            while i <= tensor.death && i < tops.len() {
+                tops[i] = tops[i].max(end);
+                i = open(i, Some(i));
+            }
+        }
+    }
+
     /// Bytes of each line at each instruction: first the memory outside the arena, then the lines of the tensors in the
     /// order of the tensors, then padding. Their sum is the memory in use up to the highest address, at most the peak.
     pub fn lines(&self) -> TimelineLines {
@@ -284,13 +317,8 @@ impl Timeline {
             let line = lines.iter().position(|line| *line == tensor.line).unwrap_or(0);
             born[line][tensor.birth] += tensor.bytes.0;
             dead[line][tensor.death + 1] += tensor.bytes.0;
-            if tensor.plan.is_some() {
-                let end = Bytes(tensor.address + tensor.bytes.0).align_up(self.alignment).0;
-                for top in &mut padding[tensor.birth..=tensor.death] {
-                    *top = (*top).max(end);
-                }
-            }
         }
+        self.raise_to_ends(&mut padding);
         let running = |(born, dead): (&Vec<u64>, &Vec<u64>)| {
             let mut sum = 0;
             let step = |(b, d): (&u64, &u64)| {

@@ -101,8 +101,8 @@
 //!     }
 //!
 //!     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, _: Counts) -> Cost {
-//!         let bytes = |specs: &[&TensorSpec]| specs.iter().map(|spec| spec.bytes(bounds).0).sum::<u64>();
-//!         Cost { flops: bytes(outs) / 4, bytes: bytes(ins) + bytes(outs) }
+//!         let bytes = |specs: &[&TensorSpec]| specs.iter().map(|spec| spec.bytes(bounds).0 as f64).sum::<f64>();
+//!         Cost { flops: bytes(outs) / 4.0, bytes: bytes(ins) + bytes(outs) }
 //!     }
 //!
 //!     // An element of y depends on the same element of x alone, so y may take the storage of x.

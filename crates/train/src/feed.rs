@@ -93,7 +93,8 @@ impl Feed {
         }
         if config.model.kind == ModelKind::Caller {
             let set = CropSet::open(crop_settings(config, bounds)?)?;
-            let (train, validation, batch) = (None, None, set.batch());
+            // As for documents, `bound` allocates the buffers.
+            let (train, validation, batch) = (None, None, set.unallocated_batch());
             return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, batch })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
@@ -102,7 +103,8 @@ impl Feed {
             let kind = config.model.kind.name();
             return Err(TrainError::Nucleotides { percent: letters.percent(), kind });
         }
-        let batch = Batch::with_capacity(&bounds);
+        // `bound` allocates the buffers: these bounds are those of the largest batch that may be planned.
+        let batch = Batch::default();
         Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
     }
 

@@ -232,7 +232,7 @@ fn a_budget_above_the_targets_memory_is_refused() {
     let folder = Folder::new("plan_budget_above");
     for budget in ["24GiB", "106GB"] {
         let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", budget];
-        let said = folder.run(&words).assert_code(1).stderr();
+        let said = folder.run(&words).assert_code(4).stderr();
         assert!(said.contains("is more than `4090` has: 25 757 220 864 B"), "{said}");
     }
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "22GiB"];
@@ -584,4 +584,37 @@ fn flags_of_timelines_that_have_no_meaning_are_refused() {
         assert!(ran.assert_code(1).stderr().contains(part), "{flags:?}: {}", ran.stderr());
     }
     assert!(!folder.path("x.html").exists() && !folder.path("x.json").exists());
+}
+
+/// Numbers beyond what a machine can hold, and beyond 64 bits when they are multiplied: (words, exit code, what is said).
+#[test]
+fn sizes_that_no_machine_holds_are_refused_and_searches_end() {
+    let folder = Folder::new("plan_sizes");
+    let [head, moe] = ["head.yaml", "moe-mini.yaml"].map(example);
+    let esm = "facebook/esm2_t6_8M_UR50D";
+    for (words, code, wanted) in [
+        (
+            format!("--train {head} --set batch.tokens=4611686018427387904 --budget 2GB"),
+            1,
+            "`batch.tokens` is 4611686018427387904; it must be a whole number from 1 to 1099511627776",
+        ),
+        (format!("--train {head} --set model.layers=2"), 1, "model.layers 2 has no effect"),
+        (format!("--train {moe} --set batch.tokens=1000000000000000000"), 1, "`batch.tokens` is 1000000000000000000"),
+        (format!("--train {moe} --set model.hidden=4611686018427387904"), 1, "`model.hidden` is 4611686018427387904"),
+        (format!("--train {moe} --set model.experts.count=100000 --budget 1GB"), 1, "from 1 to 1024"),
+        (format!("--train {moe} --set model.experts.count=1024 --budget 1GB"), 4, "this step needs"),
+        (format!("--model {esm} --tokens 4611686018427387904"), 1, "give a number of tokens from 1 to 2147483647"),
+        (format!("--model {esm} --largest tokens --budget 10000000TB"), 0, "the largest that fits: a step of 2147483584 tokens; no step can have more"),
+        (
+            format!("--train {moe} --largest tokens --budget 10000000TB --set memory.remat=none --set memory.loss_chunk=64"),
+            0,
+            "the largest that fits: a micro-batch of",
+        ),
+        (format!("--model {esm} --target 4090 --budget 30GB"), 4, "is more than `4090` has"),
+    ] {
+        let words: Vec<&str> = ["plan"].into_iter().chain(words.split_whitespace()).collect();
+        let ran = folder.run(&words).assert_code(code);
+        let said = format!("{}{}", ran.stdout(), ran.stderr());
+        assert!(said.contains(wanted), "{words:?}: {said}");
+    }
 }

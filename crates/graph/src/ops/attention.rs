@@ -74,11 +74,13 @@ pub fn alibi_slopes(heads: u32) -> impl Iterator<Item = f32> {
 
 impl Attention {
     /// Columns of q and o: H*d.
+    #[expect(clippy::arithmetic_side_effects, reason = "a product of two 32-bit numbers")]
     pub fn width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.head_dim)
     }
 
     /// Columns of k and of v: G*d.
+    #[expect(clippy::arithmetic_side_effects, reason = "a product of two 32-bit numbers")]
     pub fn kv_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.head_dim)
     }
@@ -88,7 +90,8 @@ impl Attention {
         let (q, kv) = (self.width(), self.kv_width());
         match self.qkv {
             Qkv::Separate => vec![q, kv, kv],
-            Qkv::Fused => vec![q + 2 * kv],
+            // A saturated sum is above the limit of a dimension, which the graph is checked against.
+            Qkv::Fused => vec![q.saturating_add(kv.saturating_mul(2))],
         }
     }
 

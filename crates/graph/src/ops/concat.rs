@@ -45,7 +45,7 @@ impl OpRules for Concat {
         for (i, &x) in cx.node.inputs.iter().enumerate() {
             let count = cx.builder.graph().spec(x).row_elements();
             cx.input_grads[i] = Some(cx.builder.one(Op::ConcatGrad(ConcatGrad { first, count }), &[dy]));
-            first += count;
+            first = count.saturating_add(first);
         }
         Ok(())
     }

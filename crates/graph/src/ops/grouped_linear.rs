@@ -38,6 +38,7 @@ pub struct GroupedLinearWeightGrad {
 }
 
 /// Returns N, the rows per expert, of a stacked weight (E N, K).
+#[expect(clippy::arithmetic_side_effects, reason = "divided by a positive number")]
 fn rows_of_one(w: &TensorSpec, k: u64, experts: u32) -> Result<u64, RuleError> {
     let experts = u64::from(experts);
     match w.shape[..] {
@@ -49,7 +50,7 @@ fn rows_of_one(w: &TensorSpec, k: u64, experts: u32) -> Result<u64, RuleError> {
 }
 
 fn offsets(spec: &TensorSpec, experts: u32) -> Result<(), RuleError> {
-    i32_is("offsets", spec, &[Dim::Fixed(u64::from(experts) + 1)])
+    i32_is("offsets", spec, &[Dim::Fixed(u64::from(experts).saturating_add(1))])
 }
 
 impl OpRules for GroupedLinear {

@@ -87,7 +87,7 @@ impl OpRules for Route {
             i32s(&choices),
             i32s(&[Dim::Tokens(k)]),
             i32s(&[Dim::Tokens(k)]),
-            i32s(&[Dim::Fixed(e + 1)]),
+            i32s(&[Dim::Fixed(e.saturating_add(1))]),
             i32s(&[Dim::Fixed(1)]),
         ])
     }

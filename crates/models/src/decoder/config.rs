@@ -123,6 +123,10 @@ const OWN: &str = "plimsoll_decoder";
 /// Values of `model_type` of the decoders that are supported.
 pub(crate) const DECODERS: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", OWN];
 
+/// Maximum number of experts in all layers of a model: each is a tensor with a name in every graph, and the largest published
+/// models have a fifth of it.
+pub const MAX_EXPERTS: u64 = 1 << 17;
+
 /// Key of config.json that names a tokenizer without a file; the only one is [`BYTES`].
 const TOKENIZER: &str = "plimsoll_tokenizer";
 /// The value of [`TOKENIZER`] of a model whose tokens are the bytes of a text.
@@ -311,6 +315,9 @@ impl DecoderConfig {
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
         match &self.experts {
             Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
+            Some(e) if e.experts.saturating_mul(self.layers) > MAX_EXPERTS => {
+                Err(keys.bad("num_local_experts", format!("at most {MAX_EXPERTS} in all layers together")))
+            }
             Some(e) if e.shared > 1024 => Err(keys.bad("num_shared_experts", "at most 1024")),
             Some(e) if e.top_k > e.experts => {
                 Err(keys.bad("num_experts_per_tok", format!("at most num_local_experts {}", e.experts)))

@@ -8,7 +8,7 @@ mod moe;
 mod rope;
 
 pub(crate) use config::DECODERS;
-pub use config::{Biases, DecoderConfig, Experts, Mlp, Norm, Positions, reads_bytes};
+pub use config::{Biases, DecoderConfig, Experts, MAX_EXPERTS, Mlp, Norm, Positions, reads_bytes};
 pub use moe::active_parameters;
 pub use rope::RopeScaling;
 

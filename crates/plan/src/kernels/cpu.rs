@@ -1,5 +1,9 @@
 //! Kernel table of CPUs. Invariant: each workspace is large enough for the block sizes of its kernel, which the
 //! crate `cpu` asserts at compile time.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "sizes of tensors within the limits of graphs, times constants"
+)]
 
 use super::{GateFusion, chunk_words, columns, output_columns, rows, table};
 use plimsoll_graph::ops::{Attention, Prologue};

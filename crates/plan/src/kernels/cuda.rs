@@ -1,5 +1,9 @@
 //! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
 //! for a GPU can be made on any machine.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "sizes of tensors within the limits of graphs, times constants"
+)]
 
 use super::{Fusions, GateFusion, columns, rows, table};
 use plimsoll_graph::ops::{Attention, Epilogue, Prologue};

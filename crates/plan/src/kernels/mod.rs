@@ -263,6 +263,7 @@ fn output_columns(graph: &Graph, node: &Node) -> u64 {
 
 /// Number of 4-byte words that a linear cross-entropy needs for a chunk of `rows` rows of `columns` columns
 /// with `classes` classes: logits, a contiguous copy of the rows, and per row its lse and its index.
+#[expect(clippy::arithmetic_side_effects, reason = "the logits of a chunk are within the limits of graphs")]
 pub const fn chunk_words(rows: u64, columns: u64, classes: u64) -> u64 {
     rows * (classes + columns + 2)
 }

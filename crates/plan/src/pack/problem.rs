@@ -1,6 +1,10 @@
 //! The input of the packer: items with sizes and lifetimes, and a lower bound on the height of every packing.
 //!
 //! Invariant: every sum of sizes here uses sizes rounded up to `align`, as packings do.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "the sum of all sizes fits 64 bits, which `solve` checks first"
+)]
 
 /// Buffer to place: its size and its lifetime in instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,10 @@
 //!
 //! The first heuristic already reaches the lower bound on nearly every plan of a supported model, and one of the four
 //! on all of them; the figures are in `docs/decisions/0018-checker-and-packer.md`.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "the sum of all sizes fits 64 bits, which `solve` checks first"
+)]
 
 use super::problem::Problem;
 use super::{first_fit, skyline};

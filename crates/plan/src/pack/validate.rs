@@ -2,6 +2,10 @@
 //!
 //! Invariant: it shares no code with the solver, not even the rounding of sizes, so that an error of the solver
 //! cannot be repeated here.
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "the packings that are checked were made by `solve`, or are those of tests"
+)]
 
 use std::collections::BTreeMap;
 use std::error::Error;

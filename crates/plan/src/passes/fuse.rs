@@ -101,7 +101,7 @@ impl Fusion {
         let supported = (gates.silu || activation == Activation::Gelu) && (gates.bias || !linear.bias);
         let sized = columns[0].is_multiple_of(8)
             && columns[0] <= gates.longest
-            && columns[1].is_multiple_of(2 * gates.multiple);
+            && columns[1].is_multiple_of(gates.multiple.saturating_mul(2));
         if !(supported && narrow && sized) {
             return;
         }
@@ -188,10 +188,10 @@ impl Fusion {
             Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
         });
         let pieces: Vec<ParamPiece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
-        let rows: u64 = pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
+        let rows: u64 = pieces.iter().map(|p| p.rows.1.saturating_sub(p.rows.0)).sum();
         let name = format!("{}+{}", pieces[0].tensor, pieces.len() - 1);
         let id = ParamId::at(self.g.params.len());
-        self.g.params.push(Param { name, pieces });
+        self.g.params.push(Param { name, pieces: pieces.into() });
         let mut spec = self.g.spec(parts[0]).clone().with_role(Role::Param(id));
         spec.shape[0] = Dim::Fixed(rows);
         self.push(Value { spec, def: Def::Source })

@@ -279,6 +279,7 @@ struct Sums {
 }
 
 impl Sums {
+    #[expect(clippy::arithmetic_side_effects, reason = "bytes of the values of a graph within the limits")]
     fn of(layers: &[&[RecomputeChoice]]) -> Self {
         let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
         let unit = most.div_ceil(PARTS).max(1);

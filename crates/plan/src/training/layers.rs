@@ -156,7 +156,7 @@ impl Layers {
         let (units, repeated) = (self.units(), self.repeated());
         move |node| {
             let unit = node.layer.and_then(|layer| units.get(layer as usize));
-            1 + repeated.iter().find(|(r, _)| Some(r) == unit).map_or(0, |(_, others)| *others)
+            repeated.iter().find(|(r, _)| Some(r) == unit).map_or(1, |(_, others)| others.saturating_add(1))
         }
     }
 
@@ -191,6 +191,7 @@ impl Layers {
 
     /// Largest sum of live bytes during a step of the full model: a lower bound on every packing. `graph` and
     /// `schedule` belong to the small model.
+    #[expect(clippy::arithmetic_side_effects, reason = "`check` has summed all sizes")]
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
         let buffers = buffers(graph, schedule, Sharing::default());
         self.check(graph, schedule, &buffers, target)?;

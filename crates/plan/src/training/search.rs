@@ -22,7 +22,7 @@ pub struct TrainingSearch<'a> {
     pub budget: Bytes,
     /// Tokens of an optimizer step.
     pub step_tokens: u64,
-    /// Candidate numbers of tokens of a micro-batch. They are tried in groups of [`GROUP`], in this order: a group only if
+    /// Candidate numbers of tokens of a micro-batch. They are tried in groups of six, in this order: a group only if
     /// nothing of the groups before it fits.
     pub tokens: Vec<u64>,
     /// Candidate numbers of rows of logits computed at a time.

@@ -48,7 +48,7 @@ pub struct Data {
     /// Type of the token ids in a bin file: u16 (default) or u32, little-endian.
     pub bin_type: BinType,
     /// Token id that ends a document in a bin file; null (default) takes each file as one document.
-    #[schemars(range(min = 0, max = 4294967295))]
+    #[schemars(range(min = 0, max = 16777215))]
     pub bin_end: Option<u32>,
     /// Tokenizer: bytes, esm2, or the path of a tokenizer.json; auto (default) is the tokenizer of the model,
     /// and bytes for a language model without model.from.

@@ -207,7 +207,7 @@ pub struct Experts {
     pub top_k: u64,
     /// Capacity factor: maximum number of tokens of an expert as a multiple of the mean, up to 1000, rounded
     /// to thousandths. null (default) drops no tokens.
-    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
+    #[schemars(range(min = 0.001, max = 1000))]
     pub capacity: Option<f64>,
     /// Whether the weights of a token's experts are scaled to sum to 1 (default true).
     pub renormalise: bool,

@@ -10,7 +10,7 @@ use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
 use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_graph::{Bytes, Op};
-use plimsoll_models::{CallerTask, MAX_TASKS};
+use plimsoll_models::{CallerTask, MAX_EXPERTS, MAX_TASKS};
 use plimsoll_runtime::dynamic::MAX_SIZES;
 use plimsoll_runtime::machine::parse_budget;
 use std::collections::BTreeSet;
@@ -42,6 +42,13 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
             format!("model.hidden {} is not a multiple of model.heads {}", m.hidden, m.heads),
         ),
         (m.heads.is_multiple_of(kv), format!("model.kv_heads {kv} is not a divisor of model.heads {}", m.heads)),
+        (
+            !moe || experts.saturating_mul(m.layers) <= MAX_EXPERTS,
+            format!(
+                "model.experts.count {experts} in each of model.layers {} are more than {MAX_EXPERTS} experts; lower one of them",
+                m.layers
+            ),
+        ),
         (!moe || k <= experts, format!("model.experts.top_k {k} is greater than model.experts.count {experts}")),
         (
             !decoder || !full,

@@ -201,6 +201,10 @@ fn every_rule_can_be_broken() {
     let llama = format!("model.from={}", fixture("training/llama"));
     for (flags, wanted) in [
         (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset applies only to model.kind moe_lm"),
+        (
+            &["model.layers=1024", "model.experts.count=1024"],
+            "model.experts.count 1024 in each of model.layers 1024 are more than 131072 experts",
+        ),
         (&["model.kv_heads=3"], "model.kv_heads 3 is not a divisor of model.heads 4"),
         (&["model.attention.mask=full"], "see the tokens that it predicts"),
         (&["model.kind=esm2", "model.attention.mask=causal"], "encoders attend to every position"),
@@ -378,7 +382,8 @@ fn extreme_values_are_refused_by_key_value_and_range() {
         ("model.experts.count=100000", "it must be a whole number from 1 to 1024"),
         ("model.vocabulary=16777217", "it must be a whole number from 2 to 16777216 or null"),
         ("model.attention.window=4294967297", "it must be a whole number from 1 to 2147483647"),
-        ("data.bin_end=4294967296", "it must be a whole number from 0 to 4294967295 or null"),
+        ("data.bin_end=4294967296", "it must be a whole number from 0 to 16777215 or null"),
+        ("model.experts.capacity=0.0001", "it must be a number from 0.001 to 1000 or null"),
         ("data.longest=4294967296", "it must be a whole number from 2 to 2147483647"),
         ("memory.loss_chunk=4294967296", "it must be auto or a whole number from 1 to 2147483647"),
         ("run.steps=9007199254740993", "it must be a whole number from 1 to 1000000000000 or null"),

@@ -6,7 +6,7 @@ use super::subject;
 use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, TrainConfig};
 use plimsoll_plan::training::plans;
-use plimsoll_plan::{Candidate, Fuse, Program, RecomputePolicy, Target, TrainingChoice};
+use plimsoll_plan::{Candidate, Fuse, PlanError, Program, RecomputePolicy, Target, TrainingChoice};
 use plimsoll_runtime::Observer;
 use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
 use serde_json::{Value, json};
@@ -27,12 +27,16 @@ pub fn explain(
     let exact = Exact { candidate, remat: found.remat.clone(), fuse: Fuse::default(), max_norm: None };
     let with = cost(&found.program, &candidate);
     let mut effects = sharing(&found.program, with)?;
-    let mut add = |name: &str, instead: String, with: PlanCost, without: PlanCost| {
-        effects.push(Effect { name: name.to_owned(), instead, with, without });
+    let mut add = |name: &str, instead: String, with: PlanCost, without: Option<PlanCost>| {
+        effects.extend(without.map(|without| Effect { name: name.to_owned(), instead, with, without }));
     };
-    let planned = |config: &TrainConfig, exact: &Exact| -> Result<PlanCost, TrainError> {
-        let program = program::exactly(config, &subject.like(&config.model), target, exact)?;
-        Ok(cost(&program, &exact.candidate))
+    // `None` if no machine has the memory for the plan.
+    let planned = |config: &TrainConfig, exact: &Exact| -> Result<Option<PlanCost>, TrainError> {
+        match program::exactly(config, &subject.like(&config.model), target, exact) {
+            Ok(program) => Ok(Some(cost(&program, &exact.candidate))),
+            Err(PlanError::TooLarge { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     };
     // With another value of a key, which is named as in `--set`.
     let keyed = |key: &str, value: Value| -> Result<(String, TrainConfig), TrainError> {
@@ -75,7 +79,7 @@ pub fn explain(
     let without = planned(config, &Exact { fuse: Fuse::Nothing, ..exact.clone() })?;
     add("fused ops", "every op of the model by itself".to_owned(), with, without);
     if found.program.depth() > 1 {
-        let without = cost(&found.program.clone().with_pipeline_depth(1), &candidate);
+        let without = Some(cost(&found.program.clone().with_pipeline_depth(1), &candidate));
         let name =
             format!("{} steps in flight (their overlap is not in the expected time)", found.program.depth());
         add(&name, "one step at a time".to_owned(), with, without);
@@ -86,11 +90,12 @@ pub fn explain(
         RecomputePolicy::Nodes(_) => (Exact { remat: RecomputePolicy::None, ..exact }, NOT_RECOMPUTED),
         _ => (exact, ""),
     };
-    let with = if note.is_empty() { with } else { planned(config, &exact)? };
+    let with = if note.is_empty() { Some(with) } else { planned(config, &exact)? };
     let mut add = |name: String, key: &str, value: Value| -> Result<(), TrainError> {
         let (instead, other) = keyed(key, value)?;
-        let without = planned(&other, &exact)?;
-        effects.push(Effect { name: format!("{name}{note}"), instead, with, without });
+        let costs = with.zip(planned(&other, &exact)?);
+        let effect = |(with, without)| Effect { name: format!("{name}{note}"), instead, with, without };
+        effects.extend(costs.map(effect));
         Ok(())
     };
     if config.precision.kind != PrecisionKind::F32 {

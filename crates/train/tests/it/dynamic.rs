@@ -303,7 +303,7 @@ fn what_micro_steps_of_several_sizes_cannot_compute_is_refused() {
         ("memory.dynamic.max_batch=64", "memory.dynamic has nothing to change to"),
         ("memory.dynamic.min_batch=32", "data.longest 64: such a sequence does not fit in a step of 32"),
         ("memory.dynamic.min_batch=96", "memory.dynamic.min_batch 96 is not a divisor of batch.tokens 256"),
-        ("memory.dynamic.adjustment_frequency=0", "a whole number from 1 on"),
+        ("memory.dynamic.adjustment_frequency=0", "a whole number from 1 to 1000000000000"),
         ("memory.dynamic.emergency=1.5", "a number above 0 to 1"),
     ] {
         let flags: Vec<String> = format!("{base} {flags}").split_whitespace().map(str::to_owned).collect();

@@ -244,3 +244,27 @@ fn planned_is_held_for_three_hundred_configurations() {
     }
     assert!(peaks.len() > 250, "{} of {DRAWS} are like another", DRAWS - peaks.len() as u64);
 }
+
+/// A refusal offers the longest sequences with which a plan fits, and the search goes down to the smallest micro-batch.
+#[test]
+fn a_refusal_goes_down_to_what_fits() {
+    let plan = |flags: &str| {
+        let base = "model: {kind: dense_lm, hidden: 16, layers: 2, heads: 2, intermediate: 16}\n\
+                    data: {train: [x.txt], longest: 32768}\nbatch: {tokens: 65536}\nrun: {steps: 4}\n\
+                    memory: {loss_chunk: 64, remat: none, budget: 36MB}\n";
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        let config = TrainConfig::parse(base, "test", &flags).expect("a configuration");
+        priced::found(&config, &priced::target(&config, "cpu").expect("a target"), &mut Silent)
+    };
+    let refused = plan("").expect_err("too little").to_string();
+    let (_, rest) = refused.split_once("--set data.longest=").unwrap_or_else(|| panic!("{refused}"));
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let longest: u64 = rest[..digits].parse().expect("a number");
+    // The micro-batch is smaller than the batch divided by 2^5.
+    let fits = plan(&format!("data.longest={longest}")).expect("as offered");
+    assert!(fits.candidate.tokens < 65_536 >> 5, "{}", fits.candidate.tokens);
+    assert!(plan(&format!("data.longest={}", 2 * longest)).is_err(), "{longest} is not the longest that fits");
+    // Another batch has no micro-batch that is a power of two.
+    let fits = plan("data.longest=16 batch.tokens=49152").expect("small sequences");
+    assert!(49_152 % fits.candidate.tokens == 0, "{}", fits.candidate.tokens);
+}

@@ -43,7 +43,7 @@ const SUBJECTS: [(&str, &str); 5] = [
     ),
     (
         "a head",
-        "model.kind=head data.train=[FIXTURES/../examples/head/dna.npy] batch.tokens=16 batch.micro_tokens=8 \
+        "model.kind=head data.train=[FIXTURES/../examples/head/dna.npy] batch.tokens=16 batch.micro_tokens=8 data.longest=1024 \
          data.proteins=[FIXTURES/../examples/head/proteins.npy] optimizer.kind=sgd \
          data.labels=FIXTURES/../examples/head/labels.tsv data.validation_fraction=0.2",
     ),

@@ -199,6 +199,12 @@ impl CropSet {
         CropBatch::with_capacity(bounds, *objective, tasks.len())
     }
 
+    /// An empty batch without buffers, for bounds that are not final.
+    pub fn unallocated_batch(&self) -> CropBatch {
+        let CropSettings { objective, tasks, .. } = &self.inner.settings;
+        CropBatch::with_capacity(&Bounds { tokens: 0, sequences: 0, longest: 0 }, *objective, tasks.len())
+    }
+
     /// Size of a full batch in bytes.
     pub fn batch_bytes(&self) -> u64 {
         let CropSettings { bounds, objective, tasks, .. } = &self.inner.settings;
