@@ -95,6 +95,22 @@ pub struct Translated {
     pub placeholders: Vec<String>,
 }
 
+impl Translated {
+    /// The configuration, if nothing is left to set.
+    ///
+    /// # Errors
+    /// The configuration has placeholders.
+    pub fn complete(self, path: &Path) -> Result<TrainConfig, TrainError> {
+        match self.placeholders.is_empty() {
+            true => Ok(self.config),
+            false => {
+                let name = EscapedPath(path).to_string();
+                Err(ConfigError::Placeholders { name, missing: self.placeholders }.into())
+            }
+        }
+    }
+}
+
 /// Translates the configuration file at `path`. `flags` are settings `key=value` in this program's schema,
 /// which override the translated values. If `source` is `None`, the trainer is recognised by the keys of the
 /// file.
