@@ -16,7 +16,6 @@ pub mod hex;
 pub mod ids;
 pub mod intermediate;
 pub mod journal;
-pub mod letters;
 pub mod limits;
 pub mod number;
 pub mod pack;

@@ -39,6 +39,8 @@ pub struct Options {
     pub max_length: Option<usize>,
     /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
+    /// Whether a protein model classifies sequences whose letters are those of DNA; otherwise they are errors.
+    pub allow_dna: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
     /// Device, threads, memory budget and precision.
@@ -94,6 +96,7 @@ impl Options {
             sort_by_length: self.sort_by_length,
             max_length: self.max_length,
             truncate: self.truncate,
+            allow_dna: self.allow_dna,
             prefetch: self.prefetch,
             settings: self.settings.clone(),
         }

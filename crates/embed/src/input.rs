@@ -3,7 +3,7 @@
 //! repeated id get a unique name.
 
 use super::RuntimeError;
-use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
+use plimsoll_data::alphabet::{Alphabet, is_nucleotides, uracil_to_thymine};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::sequence::{Extent, Reader, Record};
@@ -26,6 +26,8 @@ pub(super) struct Limits {
     pub(super) letters: Option<usize>,
     /// Whether longer sequences are truncated; otherwise they are errors.
     pub(super) truncate: bool,
+    /// Whether a protein model accepts sequences whose letters are those of DNA.
+    pub(super) allow_dna: bool,
 }
 
 /// Unit of the lengths in a batch.
@@ -199,7 +201,10 @@ impl InputPipeline {
         let same = self.place.0 == input + 1;
         self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
         let alphabet = self.tokenizer.alphabet();
-        if let Some(alphabet) = alphabet {
+        let insists = self.limits.allow_dna
+            && alphabet == Some(Alphabet::AminoAcids)
+            && is_nucleotides(&self.record.seq);
+        if let Some(alphabet) = alphabet.filter(|_| !insists) {
             alphabet.check(&self.record, &self.reader)?;
         }
         if alphabet == Some(Alphabet::Nucleotides) && uracil_to_thymine(&mut self.record.seq) > 0 {
@@ -326,7 +331,7 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
-        let limits = Limits { letters: None, truncate: false };
+        let limits = Limits { letters: None, truncate: false, allow_dna: false };
         let front =
             InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
         let mut stream = front.start(1, 1, Unit::Tokens).unwrap();

@@ -136,6 +136,7 @@ fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
         sort_by_length: true,
         max_length: None,
         truncate: false,
+        allow_dna: false,
         prefetch: 2,
         settings: settings.clone(),
     };

@@ -146,6 +146,7 @@ fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, plim
             sort_by_length: true,
             max_length: None,
             truncate: false,
+            allow_dna: false,
             prefetch: 2,
             settings: wide(),
         },
@@ -191,6 +192,7 @@ pub fn classified_file(
         sort_by_length: true,
         max_length,
         truncate: max_length.is_some(),
+        allow_dna: false,
         prefetch: 2,
         settings,
     };
