@@ -179,7 +179,8 @@ fn translate_text(
         }
         other => other?,
     };
-    made.unset.retain(|(key, _)| !set.contains(key));
+    let names_model = set.iter().any(|key| key.starts_with("model."));
+    made.unset.retain(|(key, _)| !set.contains(key) && (*key != "model.from" || !names_model));
     let unset_keys = made.unset.iter().map(|(key, _)| (*key).to_owned()).collect();
     made.missing.extend(made.unset.iter().map(|(key, why)| format!("`{key}`: {why}")));
     if made.idle > 0 {

@@ -279,6 +279,11 @@ pub struct RecordingObserver {
 }
 
 impl RecordingObserver {
+    /// All messages, a line each.
+    pub fn said(&self) -> String {
+        self.heard.iter().map(|(_, text)| format!("{text}\n")).collect()
+    }
+
     pub fn until(step: u64) -> Self {
         Self { stop_after: Some(step), ..Self::default() }
     }
