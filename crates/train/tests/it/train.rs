@@ -42,6 +42,8 @@ struct Toy {
     slow: Duration,
     /// Time of each batch of an evaluation.
     slow_evaluation: Duration,
+    /// Whether its state is larger than any disk.
+    is_huge: bool,
     /// Number of targets of the micro-batch taken last.
     targets: u64,
     /// Whether results are read one step late.
@@ -71,6 +73,7 @@ impl Toy {
             infinite: 0..0,
             slow,
             slow_evaluation: Duration::ZERO,
+            is_huge: false,
             targets: 0,
             late: false,
             found: VecDeque::new(),
@@ -239,7 +242,7 @@ impl Trainable for Toy {
         let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
         match part {
             StatePart::Model => vec![stored("a", 2), stored("b", 3)],
-            StatePart::State => vec![stored("momentum", 5)],
+            StatePart::State => vec![stored("momentum", if self.is_huge { 1 << 58 } else { 5 })],
             StatePart::Average => vec![],
         }
     }
@@ -585,7 +588,7 @@ fn a_run_starts_over() {
     };
     let error = again(Resume::Never).expect_err("there are checkpoints");
     assert!(error.to_string().contains("give --force to delete") && error.exit_code() == 3, "{error}");
-    assert_eq!(lines(&folder).len(), 4);
+    assert_eq!(lines(&folder).len(), 6, "four steps and two evaluations");
     let report = again(Resume::StartOver).expect("started over");
     assert_eq!((report.steps, lines(&folder).len()), (3, 3));
     assert!(own.exists() && !folder.path("checkpoints/step-00000004").exists());
@@ -637,9 +640,20 @@ fn evaluations_are_left_out_of_rates() {
     assert!(report.seconds > 0.36, "{}", report.seconds);
     let whole = report.state.tokens as f64 / report.seconds;
     assert!(report.tokens_per_second > 2.0 * whole, "{} {whole}", report.tokens_per_second);
-    for line in lines(&folder) {
+    for line in all_lines(&folder).iter().filter(|line| line.get("loss").is_some()) {
         assert!(line["tokens_per_second"].as_f64().expect("a rate") > 2.0 * whole, "{line}");
     }
+}
+
+/// The first checkpoint does not fail after hours of training.
+#[test]
+fn a_run_needs_room_for_a_checkpoint() {
+    let folder = Folder::new("train-room");
+    let huge = |toy: &mut Toy| toy.is_huge = true;
+    let error = go(&folder.0, "run.steps=2", &mut RecordingObserver::default(), huge).expect_err("no room");
+    let text = error.to_string();
+    assert!(text.contains("a checkpoint of this run takes 1 152 921 504 606 84") && text.contains("are free there"), "{text}");
+    assert!(!folder.path("metrics.jsonl").exists());
 }
 
 #[test]
