@@ -330,7 +330,7 @@ fn keys_of_others_lead_to_ours() {
         ("memory.enable_cpu_offload", "not supported: there is no offload of states"),
         ("dynamic_batching.enabled", "use `memory.dynamic.profile` (aggressive, balanced"),
         ("data.max_length", "use `data.longest`"),
-        ("gpu.float32_matmul_precision", "not supported: f32 matmuls are always computed in f32"),
+        ("gpu.float32_matmul_precision", "use `precision.kind` (tf32, for f32 on a GPU"),
     ] {
         let sentence = counterpart(key).expect(key).sentence();
         assert!(sentence.starts_with(wanted), "{key}: {sentence}");

@@ -1138,7 +1138,7 @@ mod tests {
             // Micro-steps of several sizes.
             (ava("dynamic_batching: {enabled: true}\n"), vec![("memory.dynamic.profile", "balanced")], vec![]),
             (ava("dynamic_batching: {enabled: true, warning_threshold: 0.85, critical_threshold: 95}\n"), vec![("memory.dynamic.warning", "0.85"), ("memory.dynamic.critical", "0.95")], vec!["`memory.dynamic.target`"]),
-            (ava("memory: {warning_threshold: 0.91, target_utilization: 0.9}\n"), vec![("memory.dynamic.warning", "0.91"), ("memory.budget", "90%")], vec![]),
+            (ava("memory: {warning_threshold: 0.91, target_utilization: 0.9}\n"), vec![("memory.dynamic.warning", "0.91"), ("memory.budget", "\"90%\"")], vec![]),
             (ava("dynamic_batching: {enabled: false, warning_threshold: 0.85}\n"), vec![("memory.dynamic", "null")], vec!["turns dynamic batching off"]),
             (ava("dynamic_batching: {min_batch_size: 2, max_batch_size: 7, smooth_transitions: false, adjustment_frequency: 5}\n"), vec![("memory.dynamic.min_batch", "2048"), ("memory.dynamic.max_batch", "4096"), ("memory.dynamic.smooth_transitions", "false"), ("memory.dynamic.adjustment_frequency", "5")], vec!["times a power of two"]),
             (ava("memory: {pool_size_gb: 20, target_utilization: 0.925}\n"), vec![("memory.budget", "\"20GB and 92%\"")], vec![]),
