@@ -29,7 +29,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
 3 the output folder contains the results of another run or damaged results (predict, embed; for train its checkpoints);
 4 the run does not fit in memory;
-130 and 143 interrupted (Ctrl-C, SIGTERM): the same command resumes (predict; train, from the checkpoint that it has
+130 and 143 interrupted (Ctrl-C, SIGTERM; 129, 138 and 140: SIGHUP, SIGUSR1, SIGUSR2): the same command resumes (predict; train, from the checkpoint that it has
 just written) or starts over (embed)";
 
 #[derive(Debug, Subcommand)]

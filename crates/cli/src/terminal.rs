@@ -10,7 +10,7 @@ use plimsoll_runtime::{
     Transfer,
 };
 use plimsoll_tools::monitor::{View, frame, line};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::fs::{File, OpenOptions};
@@ -64,6 +64,18 @@ pub struct Terminal {
 pub fn survive_file_limit() {
     // Without the handler, the error would only be less clear.
     let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+/// Whether this process ignores a signal, by the mask that the system reports; false if it reports none.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored(&status).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// The mask of ignored signals in the text of /proc/self/status.
+fn ignored(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
 }
 
 /// The log file.
@@ -128,9 +140,15 @@ impl Terminal {
         self.shows_bar && self.screen.is_none()
     }
 
-    /// Installs the handlers of SIGINT (Ctrl-C) and SIGTERM: the first signal requests a stop of the run, a
-    /// second one of the same kind terminates the process with exit code 128 + signal.
+    /// Installs the handlers of the signals that request a stop of the run. A second SIGINT (Ctrl-C) or SIGTERM terminates the
+    /// process with exit code 128 + signal. SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (batch systems, before the time
+    /// limit) may come several times.
     pub fn listen(&self) -> Result<(), CliError> {
+        // A signal that is ignored stays so: nohup ignores SIGHUP, so that the run outlives its terminal.
+        for signal in [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|&signal| !is_ignored(signal)) {
+            flag::register_usize(signal, Arc::clone(&self.stop), signal as usize)
+                .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
+        }
         for signal in [SIGINT, SIGTERM] {
             let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
             // Handlers run in the order of registration. The shutdown must come before the handler that sets
@@ -410,6 +428,14 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), wanted);
         }
+    }
+
+    #[test]
+    fn ignored_signals_are_read() {
+        // nohup ignores SIGHUP, number 1.
+        assert_eq!(ignored("Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n"), Some(0x1001));
+        assert_eq!(ignored("Name:\tx\n"), None);
+        assert!(!is_ignored(SIGTERM));
     }
 
     #[test]

@@ -20,6 +20,23 @@ pub enum Alphabet {
 /// T.
 const JUDGED: usize = 40;
 
+/// Share of nucleotide letters from which a sequence is taken for DNA or RNA, in percent; the others are ambiguity codes. About
+/// a quarter of the residues of proteins are these letters, so a protein of [`JUDGED`] residues with this share is as good as
+/// impossible.
+const PERCENT: usize = 90;
+
+/// Whether the letters of a sequence are those of DNA or RNA: of 40 letters or more, at least 90 % are A, C, G, T, U, N or gaps,
+/// and all four bases occur. The commands with a protein model refuse such sequences.
+pub fn is_nucleotides(seq: &[u8]) -> bool {
+    let mut counts = [0_usize; 256];
+    seq.iter().for_each(|letter| counts[usize::from(letter.to_ascii_uppercase())] += 1);
+    let of = |letters: &[u8]| letters.iter().map(|&letter| counts[usize::from(letter)]).sum::<usize>();
+    let bases = [of(b"A"), of(b"C"), of(b"G"), of(b"TU")];
+    seq.len() >= JUDGED
+        && bases.iter().all(|&count| count > 0)
+        && 100 * (bases.iter().sum::<usize>() + of(b"N-")) >= PERCENT * seq.len()
+}
+
 /// Returns the number of letters that are U or u.
 pub fn count_uracil(seq: &[u8]) -> usize {
     seq.iter().filter(|&&letter| letter | 0x20 == b'u').count()
@@ -73,8 +90,7 @@ impl Alphabet {
 
     /// Returns the reason why a sequence cannot belong to this alphabet; `None` if it can. A nucleotide sequence is
     /// rejected if at most half of its letters are A, C, G, T, U, N or gaps and at least one letter is no IUPAC
-    /// nucleotide code. A protein is rejected if at most half of its letters are amino acids, or if it has 40 letters
-    /// or more that are all A, C, G, T, U, N or gaps.
+    /// nucleotide code. A protein is rejected if at most half of its letters are amino acids, or if [`is_nucleotides`].
     pub fn refusal(self, seq: &[u8]) -> Option<String> {
         let upper = || seq.iter().map(u8::to_ascii_uppercase);
         let count = |letters: &[u8]| upper().filter(|letter| letters.contains(letter)).count();
@@ -100,14 +116,11 @@ impl Alphabet {
                         seq.len()
                     ));
                 }
-                let has = |letter: u8| upper().any(|other| other == letter);
-                let is_dna = seq.len() >= JUDGED
-                    && first_outside(b"ACGTUN-").is_none()
-                    && [b'A', b'C', b'G'].into_iter().all(has)
-                    && (has(b'T') || has(b'U'));
-                is_dna.then(|| {
+                is_nucleotides(seq).then(|| {
+                    let bases = count(b"ACGTUN-");
                     format!(
-                        "no protein: all of its {} letters are A, C, G, T, U or N; translate it first, or give it to a DNA model",
+                        "no protein: {bases} of its {} letters are A, C, G, T, U or N; translate it first, give it to a DNA model, \
+                         or insist with --allow-dna",
                         seq.len()
                     )
                 })
@@ -231,6 +244,13 @@ mod tests {
             (Alphabet::AminoAcids, PROTEIN, false),
             (Alphabet::AminoAcids, dna, true),
             (Alphabet::AminoAcids, &dna[..20], false),
+            (Alphabet::AminoAcids, &dna.to_ascii_lowercase()[..], true),
+            // RNA, ambiguity codes of an assembly, gaps of an alignment.
+            (Alphabet::AminoAcids, b"AUGACCAUGAUUACGGAUUCACUGGCCGUCGUUUUACAACGUCGUGACUGG", true),
+            (Alphabet::AminoAcids, &[&dna[..], b"RYK"].concat()[..], true),
+            (Alphabet::AminoAcids, &[&dna[..], b"----------"].concat()[..], true),
+            // Poly-alanine, as in antifreeze proteins and silk.
+            (Alphabet::AminoAcids, b"DTASDAAAAAALTAANAKAAAELTAANAAAAAAATARGAGAGSGAGAGS", false),
             (Alphabet::AminoAcids, &[b'G'; 60], false),
             (Alphabet::AminoAcids, b"0123456789ACD", true),
             (Alphabet::AminoAcids, b"XXXXXXXXXX", false),

@@ -18,7 +18,6 @@ pub mod hex;
 pub mod ids;
 pub mod intermediate;
 pub mod journal;
-pub mod letters;
 pub mod limits;
 pub mod names;
 pub mod number;

@@ -46,6 +46,8 @@ pub struct Options {
     pub max_length: Option<usize>,
     /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
+    /// Whether a protein model classifies sequences whose letters are those of DNA; otherwise they are errors.
+    pub allow_dna: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
     /// Whether finished rows are kept in a journal, from which an interrupted run resumes.
@@ -113,6 +115,7 @@ impl Options {
             sort_by_length: self.sort_by_length,
             max_length: self.max_length,
             truncate: self.truncate,
+            allow_dna: self.allow_dna,
             prefetch: self.prefetch,
             journal: self.journal,
             commit_every: self.commit_every,

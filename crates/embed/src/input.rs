@@ -3,7 +3,7 @@
 //! be a name in the results get another one.
 
 use super::RuntimeError;
-use plimsoll_data::alphabet::{Alphabet, unknown_refusal};
+use plimsoll_data::alphabet::{Alphabet, is_nucleotides, unknown_refusal};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written};
@@ -27,6 +27,8 @@ pub(super) struct Limits {
     pub(super) letters: Option<usize>,
     /// Whether longer sequences are truncated; otherwise they are errors.
     pub(super) truncate: bool,
+    /// Whether a protein model accepts sequences whose letters are those of DNA.
+    pub(super) allow_dna: bool,
 }
 
 /// Unit of the lengths in a batch.
@@ -283,7 +285,10 @@ impl InputPipeline {
         let record = if is_same_file { self.place.record + 1 } else { 1 };
         self.place = RecordPlace { file: input + 1, record };
         let alphabet = self.tokenizer.alphabet();
-        if let Some(alphabet) = alphabet {
+        let insists = self.limits.allow_dna
+            && alphabet == Some(Alphabet::AminoAcids)
+            && is_nucleotides(&self.record.seq);
+        if let Some(alphabet) = alphabet.filter(|_| !insists) {
             alphabet.check(&self.record, &self.reader)?;
             let unknown = alphabet.count_unknown(&self.record.seq);
             if let Some(why) = unknown_refusal(unknown, self.record.seq.len()) {
@@ -466,7 +471,7 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
-        let limits = Limits { letters: None, truncate: false };
+        let limits = Limits { letters: None, truncate: false, allow_dna: false };
         let front =
             InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None, Naming::OfPipe)
                 .unwrap();

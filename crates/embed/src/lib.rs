@@ -91,6 +91,8 @@ pub struct Options {
     pub max_length: Option<usize>,
     /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
+    /// Whether a protein model computes embeddings of sequences whose letters are those of DNA; otherwise they are errors.
+    pub allow_dna: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
     /// Whether finished rows are kept in a journal beside the output, from which an interrupted run resumes. It takes as
@@ -644,7 +646,7 @@ fn limits(options: &Options, model: &SequenceModel) -> Result<Limits, EmbedError
     if options.truncate && letters.is_none() {
         return Err(EmbedError::NoLimit { family: model.family() });
     }
-    Ok(Limits { letters, truncate: options.truncate })
+    Ok(Limits { letters, truncate: options.truncate, allow_dna: options.allow_dna })
 }
 
 /// Properties of the input that a run must know before it plans.

@@ -11,7 +11,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Granularity to which the heap entry is rounded up, so that two runs of one command report the same entry.
-const HEAP_STEP: u64 = 4 << 20;
+pub const HEAP_STEP: u64 = 4 << 20;
 
 /// Allowance for later growth of the heap by small allocations that have no entry of their own.
 const HEAP_MARGIN: u64 = 1 << 20;

@@ -192,12 +192,12 @@ pub enum TrainError {
     },
     /// The sequences of a protein model are nucleotides.
     #[error(
-        "data.train: {percent:.1} % of the letters are A, C, G, T, U or N: these are nucleotides, and {kind} reads proteins; \
-         translate them, or set data.allow_dna to train on them as they are"
+        "the data has {records} sequences whose letters are those of DNA or RNA, and {kind} reads proteins; translate them, or \
+         set data.allow_dna=true to train on them as they are"
     )]
     Nucleotides {
-        /// The share of nucleotide letters, in percent.
-        percent: f64,
+        /// Number of sequences.
+        records: u64,
         /// The kind of model.
         kind: &'static str,
     },

@@ -98,10 +98,9 @@ impl Feed {
             return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, batch })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
-        let letters = dataset.census().letters;
-        if config.model.kind == ModelKind::Esm2 && !config.data.allow_dna && letters.are_nucleotides() {
-            let kind = config.model.kind.name();
-            return Err(TrainError::Nucleotides { percent: letters.percent(), kind });
+        let records = dataset.census().nucleotides;
+        if config.model.kind == ModelKind::Esm2 && !config.data.allow_dna && records > 0 {
+            return Err(TrainError::Nucleotides { records, kind: config.model.kind.name() });
         }
         // `bound` allocates the buffers: these bounds are those of the largest batch that may be planned.
         let batch = Batch::default();

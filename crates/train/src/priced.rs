@@ -1,7 +1,7 @@
 //! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
 
 use super::config::{PrecisionKind, TrainConfig, training_on};
-use super::{Largest, plan_of};
+use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Graph, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
@@ -18,13 +18,57 @@ pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     }
 }
 
-/// Searches the fastest plans of a configuration on a target within the budget `memory.budget`.
+/// Returns the plans of [`planned`].
 pub fn found(
     config: &TrainConfig,
     target: &Target,
     observer: &mut dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
-    plan_of(config, target, budget(config, target)?, observer)
+    Ok(planned(config, target, observer)?.found)
+}
+
+/// Plans of a training run, and the memory that the run takes besides.
+#[derive(Debug)]
+pub struct PlannedRun {
+    /// The plans.
+    pub found: TrainingChoice,
+    /// Host memory of the process and of the data, on the CPU of this machine.
+    pub process: RunMemory,
+}
+
+/// Searches the fastest plans of a configuration on a target within the budget `memory.budget`, of which the process and the
+/// data take a part on the CPU of this machine, as they do in the run.
+pub fn planned(
+    config: &TrainConfig,
+    target: &Target,
+    observer: &mut dyn Observer,
+) -> Result<PlannedRun, TrainError> {
+    let process = RunMemory::of(config, target, budget(config, target)?, observer)?;
+    let found = plan_of(config, target, process.for_plans(), observer).map_err(|error| process.bill(error))?;
+    Ok(PlannedRun { found, process })
+}
+
+impl PlannedRun {
+    /// The plans and the memory besides as text.
+    pub fn to_text(&self, config: &TrainConfig) -> Result<String, TrainError> {
+        Ok(format!("{}\n{}", to_text(config, &self.found)?, besides(&self.process)))
+    }
+
+    /// The plans and the memory besides as JSON.
+    pub fn to_json(&self, config: &TrainConfig) -> Result<Value, TrainError> {
+        let mut plan = to_json(config, &self.found)?;
+        plan["process"] = process::to_json(&self.process.lines());
+        Ok(plan)
+    }
+}
+
+/// The memory of a run besides its plans as text.
+fn besides(memory: &RunMemory) -> String {
+    let note = match memory.lacks_data() {
+        true => "the files of data.train are not here, so the memory of the data is not counted\n",
+        false => "",
+    };
+    format!("{}{note}", process::to_text("of the budget a run takes, besides its plans", &memory.lines()))
 }
 
 /// Returns the memory budget of a configuration on a target, in bytes.
@@ -42,6 +86,7 @@ pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, Tr
         one["peak_bytes"] = json!(r.peak.0);
         one["tokens_per_second"] = json!(r.tokens_per_second);
         one["fits"] = json!(r.fits);
+        one["why"] = json!(why_not(found, r));
         one
     };
     plan["precision"] = json!(config.precision.kind);
@@ -101,7 +146,7 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
     text += &format!("{}\npeak at {}\n", program.ledger(), program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     text += &format!("expected {:.3} s a step, {:.0} tokens/s\n", found.seconds, found.tokens_per_second);
-    text += &rejected(&found.rejected);
+    text += &rejected(found);
     text += &format!("digest {}", program.digest()?);
     Ok(text)
 }
@@ -117,7 +162,7 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
         }
     };
     let plan = to_text(&largest.config, &largest.found)?;
-    let process = process::to_text("of the budget a run takes, besides its plans", &largest.process.lines());
+    let process = besides(&largest.process);
     let next = match largest.refused {
         Some(refused) => format!("{refused} does not"),
         None => "a run cannot have more".to_owned(),
@@ -221,7 +266,8 @@ fn counted(ops: &Ops<'_>) -> String {
 const SHOWN: usize = 6;
 
 /// Formats a table of rejected candidates: those that fit, then those that would be faster and do not fit.
-fn rejected(rejected: &[Rejected]) -> String {
+fn rejected(found: &TrainingChoice) -> String {
+    let rejected = &found.rejected;
     if rejected.is_empty() {
         return String::new();
     }
@@ -230,12 +276,23 @@ fn rejected(rejected: &[Rejected]) -> String {
     for fits in [true, false] {
         let all: Vec<&Rejected> = rejected.iter().filter(|r| r.fits == fits).collect();
         let verdict = if fits { "fits" } else { "does not fit" };
-        all.iter().take(SHOWN).for_each(|r| text += &row(cells(r), verdict));
+        all.iter().take(SHOWN).for_each(|r| {
+            let verdict = why_not(found, r).unwrap_or_else(|| verdict.to_owned());
+            text += &row(cells(r), &verdict);
+        });
         if all.len() > SHOWN {
             text += &format!("  and {} more of which each {verdict}\n", all.len() - SHOWN);
         }
     }
     text
+}
+
+/// Why a candidate that fits was not taken although it would be faster: an optimizer that is preferred fits. `None` for other
+/// candidates.
+fn why_not(found: &TrainingChoice, r: &Rejected) -> Option<String> {
+    let [taken, other] = [name(&found.candidate.optimizer), name(&r.candidate.optimizer)];
+    (r.fits && taken != other)
+        .then(|| format!("fits; optimizer.kind auto prefers {taken}, set {other} to take it"))
 }
 
 fn cells(r: &Rejected) -> [String; 6] {

@@ -67,6 +67,10 @@ pub struct Embed {
     #[arg(long)]
     truncate: bool,
 
+    /// Give sequences whose letters are those of DNA to a protein model, which is refused without this flag
+    #[arg(long)]
+    allow_dna: bool,
+
     #[command(flatten)]
     machine: Machine,
 
@@ -162,6 +166,7 @@ impl Embed {
             sort_by_length: self.sorting.by_length(),
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
+            allow_dna: self.allow_dna,
             prefetch: self.prefetch as usize,
             settings: Settings {
                 stream: self.streaming.stream(),

@@ -5,8 +5,10 @@ use super::card;
 use super::device::DeviceName;
 use super::machine::{Precision, StreamingFlags, threads};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
+use super::train::{Foreign, source_parser};
 use super::{at_least_one, print_beside, step_tokens};
 use crate::error::{CliError, usage};
+use crate::terminal::{Terminal, Verbosity};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_report::timeline::Planned;
@@ -19,6 +21,7 @@ use plimsoll_runtime::{
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
+use plimsoll_train::priced::PlannedRun;
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{CallerOptions, Models, caller_window, nucleotide_files, planned};
 use std::ffi::OsStr;
@@ -32,7 +35,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 pub struct Plan {
     /// Model: a Hugging Face hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
-    #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "predict"])]
+    #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "from_config", "predict"])]
     model: Option<String>,
 
     /// Plan a whole prediction instead: both encoders, the head and the queues, as `plimsoll predict` would plan them
@@ -45,9 +48,17 @@ pub struct Plan {
     #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
     train: Option<PathBuf>,
 
-    /// Override the value of a key of --train, such as optimizer.kind=adamw8bit; can be given several times, and the
-    /// last value of a key is used
-    #[arg(long, value_name = "KEY=VALUE", requires = "train", conflicts_with = "model")]
+    /// Plan a training run with the configuration of another trainer, as `plimsoll train --from-config` reads it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["train", "model", "predict", "tokens", "stream_weights", "dump_after"])]
+    from_config: Option<PathBuf>,
+
+    /// Trainer that the file of --from-config is for; needed only if the keys in the file do not show it
+    #[arg(long, value_name = "TRAINER", requires = "from_config", value_parser = source_parser())]
+    from_format: Option<String>,
+
+    /// Override the value of a key of --train or --from-config, such as optimizer.kind=adamw8bit; can be given several times,
+    /// and the last value of a key is used
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with_all = ["model", "predict"])]
     set: Vec<String>,
 
     /// Find the largest value that fits the budget: the tokens of a step of --model; of --train the tokens of a micro-batch,
@@ -83,12 +94,12 @@ pub struct Plan {
     /// Threads of the target CPU; three or more are divided among replicas, which compute separate steps, as in
     /// `plimsoll embed` [default: all cores available to this process; for a FILE.toml the threads it was measured with; with --train the key
     /// run.threads]
-    #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
+    #[arg(long, value_name = "N", value_parser = threads, conflicts_with_all = ["train", "from_config"])]
     threads: Option<u64>,
 
     /// Number format of the model: auto is the default of a run on the target, which is bf16 on GPUs and CPUs with AMX,
     /// and f32 on other CPUs
-    #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
+    #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with_all = ["train", "from_config"])]
     precision: Precision,
 
     #[command(flatten)]
@@ -121,7 +132,7 @@ pub struct Plan {
 
 /// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
 /// these too.
-const OTHERS: [&str; 2] = ["model", "train"];
+const OTHERS: [&str; 3] = ["model", "train", "from_config"];
 
 /// Flags of VirNucPro's models, excluded by a caller.
 const OF_VIRNUCPRO: [&str; 5] = ["weights", "dna_model", "protein_model", "head", "orfs"];
@@ -296,12 +307,12 @@ impl Plan {
             ));
         }
         self.timeline.check(self.input_files())?;
-        let text = match (&self.train, &self.model) {
+        let text = match (self.train.as_ref().or(self.from_config.as_ref()), &self.model) {
             _ if self.predict => self.prediction()?,
             (Some(path), _) => self.training(path)?,
             (None, Some(model)) => self.inference(model)?,
             (None, None) => {
-                return Err(usage("plimsoll plan needs --model, --predict or --train"));
+                return Err(usage("plimsoll plan needs --model, --predict, --train or --from-config"));
             }
         };
         let outputs: Vec<PathBuf> = self.timeline.files().cloned().collect();
@@ -495,41 +506,49 @@ impl Plan {
     fn training(&self, path: &Path) -> Result<String, CliError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
-        let config = TrainConfig::read(path, &flags, &mut Silent)?;
+        let config = match &self.from_config {
+            // The trial of an answer has been translated aloud before.
+            Some(path) if self.trial => self.foreign(path, &flags).read(true, &mut Silent)?,
+            Some(path) => {
+                let mut terminal = Terminal::new(Verbosity::Normal, false, None)?;
+                self.foreign(path, &flags).read(true, &mut terminal)?
+            }
+            None => TrainConfig::read(path, &flags, &mut Silent)?,
+        };
         if self.trial {
             let device = super::train::device(&config, card::training_options())?;
             return Ok(plimsoll_train::confirm::trial(&config, device, &mut Silent)?.to_json());
         }
         let target = self.target(|word| priced::target(&config, word))?;
         let Some(size) = self.largest.map(Largest::size) else {
-            let found = priced::found(&config, &target, &mut Silent)?;
+            let run = priced::planned(&config, &target, &mut Silent)?;
+            let found = &run.found;
             if self.timeline.is_wanted() {
                 let title = path.display().to_string();
-                let planned = Self::planned_training(title, &config, &target, found.program.timeline())?;
+                let planned = Self::planned_training(title, &config, &target, &run)?;
                 let compared = match &self.timeline.compare {
                     Some(other) => {
                         let config = TrainConfig::read(Path::new(other), &flags, &mut Silent)?;
                         let target = self.target(|word| priced::target(&config, word))?;
-                        let found = priced::found(&config, &target, &mut Silent)?;
-                        let timeline = found.program.timeline();
-                        Some(Self::planned_training(other.clone(), &config, &target, timeline)?)
+                        let run = priced::planned(&config, &target, &mut Silent)?;
+                        Some(Self::planned_training(other.clone(), &config, &target, &run)?)
                     }
                     None => None,
                 };
                 self.timeline.write(vec![planned], compared)?;
             }
-            let effects = self.effects(&config, &target, &found)?;
+            let effects = self.effects(&config, &target, found)?;
             return match self.format() {
-                Format::Text => Ok(with_effects(priced::to_text(&config, &found)?, effects.as_deref())),
+                Format::Text => Ok(with_effects(run.to_text(&config)?, effects.as_deref())),
                 Format::Json => {
-                    let mut plan = priced::to_json(&config, &found)?;
+                    let mut plan = run.to_json(&config)?;
                     explain::add_to_json(&mut plan, effects.as_deref());
                     Ok(format!("{plan:#}"))
                 }
             };
         };
         let budget = priced::budget(&config, &target)?;
-        let process = RunMemory::of(&config, &target, budget, self.confirm, &mut Silent)?;
+        let process = RunMemory::of(&config, &target, budget, &mut Silent)?;
         let largest = plimsoll_train::largest(&config, size, &target, process, &mut Silent)?;
         let confirmed = match self.confirm {
             true => Some(self.confirmed(path, &largest)?),
@@ -551,6 +570,11 @@ impl Plan {
                 Ok(format!("{plan:#}"))
             }
         }
+    }
+
+    /// The file of --from-config.
+    fn foreign<'a>(&'a self, path: &'a Path, flags: &'a [String]) -> Foreign<'a> {
+        Foreign { path, trainer: self.from_format.as_deref(), flags }
     }
 
     /// The device of this machine that the target names.
@@ -591,7 +615,9 @@ impl Plan {
         let set = self.set.iter().flat_map(|setting| ["--set", setting]);
         let path =
             path.to_str().ok_or_else(|| usage("--confirm: the name of the configuration must be UTF-8"))?;
-        let words = ["plan", "--train", path, "--trial"].into_iter().chain(set).chain(["--set", &device]);
+        let flag = if self.from_config.is_some() { "--from-config" } else { "--train" };
+        let format = self.from_format.iter().flat_map(|name| ["--from-format", name]);
+        let words = ["plan", flag, path, "--trial"].into_iter().chain(format).chain(set).chain(["--set", &device]);
         let command = TrialCommand { program: this_program()?, arguments: words.map(str::to_owned).collect() };
         Ok(plimsoll_train::confirm::confirm(largest, &command)?)
     }
@@ -614,10 +640,11 @@ impl Plan {
         title: String,
         config: &TrainConfig,
         target: &Target,
-        timeline: timeline::Timeline,
+        run: &PlannedRun,
     ) -> Result<Planned, CliError> {
         let budget = Some(priced::budget(config, target)?.0);
-        Ok(Planned { title, timeline, budget, process: 0, measured: None })
+        let process = run.process.lines().iter().map(|line| line.bytes.0).sum();
+        Ok(Planned { title, timeline: run.found.program.timeline(), budget, process, measured: None })
     }
 
     /// Target of a GPU of this machine, or the result of `known` for the word.

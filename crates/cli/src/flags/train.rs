@@ -25,11 +25,11 @@ use std::process::ExitCode;
 ///
 /// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder contains checkpoints of
 /// another configuration, checkpoints newer than the checkpoint to resume from, or only unreadable checkpoints; 4 does
-/// not fit in memory; 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which
-/// the same command resumes.
+/// not fit in memory; 129, 130, 138, 140 and 143 interrupted (SIGHUP, Ctrl-C, SIGUSR1, SIGUSR2, SIGTERM): the current step is
+/// saved in a checkpoint, from which the same command resumes.
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Configuration file, YAML
+    /// Configuration file, YAML; the config.yaml in the folder of a run resumes that run
     #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
 
@@ -53,9 +53,10 @@ pub struct Train {
     output: Option<PathBuf>,
 
     /// Checkpoint to start from: auto is the newest checkpoint in the output folder if there is one, never starts a new
-    /// run, and a path selects a checkpoint
+    /// run in a folder without checkpoints (or with --force deletes those of the earlier run), and a path selects a checkpoint
     #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
     resume: String,
+
 
     /// After the run, measure one micro-step more and write an HTML page of it, as plan --html writes it, with the measured
     /// time of every instruction beside the expected time, and the measured memory over the planned; replaces an existing
@@ -63,17 +64,19 @@ pub struct Train {
     #[arg(long, value_name = "FILE.html", conflicts_with_all = ["print_config", "schema"])]
     timeline: Option<PathBuf>,
 
-    /// Replace the file of --timeline if it exists and this run did not write it
-    #[arg(long, requires = "timeline")]
+    /// With --resume never, delete the checkpoints and metrics of the run in the output folder, and start over; with
+    /// --timeline, replace its file if it exists and this run did not write it
+    #[arg(long)]
     force: bool,
 
     /// Print the configuration with the values of all keys, and do not train
     #[arg(long, conflicts_with_all = ["resume", "json"])]
     print_config: bool,
 
-    /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON,
-    /// or torchtitan TOML. The translation of each key and the unsupported keys are reported on standard error
-    #[arg(long, value_name = "FILE", requires = "print_config", conflicts_with_all = ["config", "schema"])]
+    /// Train with the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON,
+    /// or torchtitan TOML. The translation of each key and the unsupported keys are reported on standard error; with
+    /// --print-config the translation is printed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "schema"])]
     from_config: Option<PathBuf>,
 
     /// Trainer that the file of --from-config is for; needed only if the keys in the file do not show it
@@ -81,7 +84,7 @@ pub struct Train {
     from_format: Option<String>,
 
     /// Print the JSON schema of the configuration, for editors, and do not train
-    #[arg(long, conflicts_with_all = ["config", "set", "budget", "output", "resume", "print_config", "json"])]
+    #[arg(long, conflicts_with_all = ["config", "set", "budget", "output", "resume", "force", "print_config", "json"])]
     schema: bool,
 
     #[command(flatten)]
@@ -94,21 +97,36 @@ pub struct Train {
 impl Train {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        if let Some(path) = &self.from_config {
-            return self.translate(path);
-        }
-        let Some(path) = self.config.as_ref().filter(|_| !self.schema) else {
+        let Some(path) = self.config.as_ref().or(self.from_config.as_ref()).filter(|_| !self.schema) else {
             print(&format!("{:#}", schema()))?;
             return Ok(ExitCode::SUCCESS);
         };
+        if self.force && self.resume != "never" && self.timeline.is_none() {
+            return Err(usage(
+                "--force deletes an earlier run with --resume never, and replaces the page of --timeline; omit it without them",
+            ));
+        }
         let mut terminal = self.voice.terminal_without_log().with_monitor_if(&self.monitor);
         terminal.listen()?;
-        let config = self.configuration(path, &mut terminal)?;
+        let config = match &self.from_config {
+            Some(path) => {
+                let flags = self.flags();
+                let request = Foreign { path, trainer: self.from_format.as_deref(), flags: &flags };
+                request.read(!self.print_config, &mut terminal)?
+            }
+            None => self.configuration(path, &mut terminal)?,
+        };
         if self.print_config {
+            let mut inputs = InputFiles::default();
+            inputs.add(path);
+            terminal.open_log(&mut OutputGuard::new(inputs, false))?;
             terminal.finish();
             return self.print(config);
         }
-        let output = self.output.clone().unwrap_or_else(|| config.folder(path));
+        // A folder that is stated on the command line is not that of the configuration file.
+        let stated = self.set.iter().rev().find_map(|set| set.strip_prefix("run.output="));
+        let named = stated.and(config.run.output.as_ref()).map(PathBuf::from);
+        let output = self.output.clone().or(named).unwrap_or_else(|| config.folder(path));
         // The run creates its own folder.
         let page = self.timeline.as_deref().filter(|page| output.is_dir() || !page.starts_with(&output));
         self.check_outputs(&config, path, &output, &mut terminal)?;
@@ -172,6 +190,7 @@ impl Train {
     fn resume(&self) -> Resume {
         match self.resume.as_str() {
             "auto" => Resume::Auto,
+            "never" if self.force => Resume::StartOver,
             "never" => Resume::Never,
             path => Resume::From(PathBuf::from(path)),
         }
@@ -203,21 +222,31 @@ impl Train {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Prints the configuration of another trainer in this program's format.
-    fn translate(&self, path: &Path) -> Result<ExitCode, CliError> {
-        let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
-        let translated = translate(path, source, &self.flags())?;
-        let mut inputs = InputFiles::default();
-        inputs.add(path);
-        let mut terminal = self.voice.terminal(&mut OutputGuard::new(inputs, false))?;
-        terminal.say(
-            Level::Info,
-            &format!("{}: a configuration of {}", EscapedPath(path), translated.source.word()),
-        );
-        translated.became.iter().for_each(|line| terminal.say(Level::Info, line));
-        translated.missing.iter().for_each(|line| terminal.say(Level::Warning, line));
-        terminal.finish();
-        self.print(translated.config)
+}
+
+/// A configuration file of another trainer.
+pub struct Foreign<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The trainer, if its name was given.
+    pub trainer: Option<&'a str>,
+    /// Key assignments that override the translated values.
+    pub flags: &'a [String],
+}
+
+impl Foreign<'_> {
+    /// Translates the file, and reports what each key became. If the configuration `is_used`, it must have no placeholders.
+    pub fn read(&self, is_used: bool, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
+        let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
+        let translated = translate(self.path, source, self.flags)?;
+        let path = EscapedPath(self.path);
+        observer.say(Level::Info, &format!("{path}: a configuration of {}", translated.source.word()));
+        translated.became.iter().for_each(|line| observer.say(Level::Info, line));
+        translated.missing.iter().for_each(|line| observer.say(Level::Warning, line));
+        match is_used {
+            true => Ok(translated.complete(self.path)?),
+            false => Ok(translated.config),
+        }
     }
 }
 
@@ -233,7 +262,7 @@ pub fn device(config: &TrainConfig, options: Options) -> Result<Device, CliError
 }
 
 /// Parser of the names of trainers with supported configuration files.
-fn source_parser() -> PossibleValuesParser {
+pub fn source_parser() -> PossibleValuesParser {
     PossibleValuesParser::new(Source::ALL.map(Source::word))
 }
 

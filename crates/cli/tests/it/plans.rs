@@ -179,16 +179,25 @@ batch: {tokens: 2048}
 run: {steps: 10, threads: 2}
 ";
 
-fn trained(folder: &Folder, words: &[&str]) -> Value {
+/// Writes the training configuration, and machine.toml: the target `cpu` under another name, for which the memory of this build of
+/// the program is not counted, so that plans are the same everywhere.
+fn training(folder: &Folder) {
+    let target = include_str!("../../../plan/src/targets/cpu.toml").replace("name = \"cpu\"", "name = \"machine\"");
+    let reserved = "\n[[reserved]]\nlabel = \"process\"\nbytes = 33554432\n";
+    folder.write("machine.toml", target + reserved);
     folder.write("run.yaml", TRAINED);
-    plan(folder, &[&["--train", "run.yaml", "--target", "cpu"], words].concat())
+}
+
+fn trained(folder: &Folder, words: &[&str]) -> Value {
+    training(folder);
+    plan(folder, &[&["--train", "run.yaml", "--target", "machine.toml"], words].concat())
 }
 
 #[test]
 fn training_as_text() {
     let folder = Folder::new("plan_train");
-    folder.write("run.yaml", TRAINED);
-    let words = ["plan", "--train", "run.yaml", "--target", "cpu"];
+    training(&folder);
+    let words = ["plan", "--train", "run.yaml", "--target", "machine.toml"];
     folder.run(&[&words[..], &["--budget", "45MB"]].concat()).assert_code(0).matches("plan_train");
     let set =
         ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
@@ -249,7 +258,7 @@ fn a_budget_above_the_targets_memory_is_refused() {
 #[test]
 fn remedies_of_training_are_true() {
     let folder = Folder::new("plan_train_remedies");
-    folder.write("run.yaml", TRAINED);
+    training(&folder);
     let asked = ["optimizer.kind=adamw", "batch.micro_tokens=2048", "memory.remat=none"];
     let set = |keys: &[&str]| -> Vec<String> {
         keys.iter().flat_map(|key| ["--set".to_owned(), (*key).to_owned()]).collect()
@@ -263,7 +272,7 @@ fn remedies_of_training_are_true() {
     let refused = rate(&[], "1GB");
     for (budget, least) in [("74MB", 5), ("71MB", 3), ("50MB", 1)] {
         let flags = set(&asked);
-        let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--budget", budget];
+        let words = ["plan", "--train", "run.yaml", "--target", "machine.toml", "--budget", budget];
         let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
         let said = folder.run(&words).assert_code(4).stderr();
         let (_, list) = said.trim_end().split_once("what fits, cheapest first:  ").expect("remedies");
@@ -307,9 +316,8 @@ fn more_budget_never_trains_slower() {
 #[test]
 fn the_largest_that_trains() {
     let folder = Folder::new("plan_train_largest");
-    folder.write("run.yaml", TRAINED);
-    // As in a run, the process is a part of the budget; its size depends on the build.
-    let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--largest", "layers", "--budget", "1MB"];
+    training(&folder);
+    let words = ["plan", "--train", "run.yaml", "--target", "machine.toml", "--largest", "layers", "--budget", "1MB"];
     let said = folder.run(&words).assert_code(4).stderr();
     let (_, least) = said.split_once("this step needs ").expect("a bill");
     let least: String = least.split(" B on").next().expect("bytes").split(' ').collect();
@@ -323,7 +331,6 @@ fn the_largest_that_trains() {
             trained(&folder, &[&["--budget", &whole.to_string(), "--largest", size], &remat[..]].concat());
         let process: u64 = plan["process"].as_object().expect("lines").values().filter_map(Value::as_u64).sum();
         assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak + process <= whole), "{size}");
-        // A plan without --largest is that of the arena and the reserved memory alone.
         let left = (whole - process).to_string();
         let budget = [&["--budget", &left], &remat[..]].concat();
         let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
@@ -341,7 +348,7 @@ fn the_largest_that_trains() {
             "hidden" => vec!["--set", &inner],
             _ => vec![],
         };
-        let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--set", &set];
+        let words = ["plan", "--train", "run.yaml", "--target", "machine.toml", "--set", &set];
         let refused = folder.run(&[&words[..], &budget, &also].concat());
         assert!(
             refused.assert_code(4).stderr().contains("refused: this step needs"),
@@ -349,6 +356,53 @@ fn the_largest_that_trains() {
             refused.stderr()
         );
     }
+}
+
+/// On the CPU of this machine a plan counts the process and the data as the run does: with a budget just below what the plan needs
+/// both are refused, and with more both go.
+#[test]
+fn a_planned_training_is_the_one_that_runs() {
+    let folder = Folder::new("plan_train_run");
+    folder.write("run.yaml", TRAINED);
+    folder.write("nowhere.txt", "A text to train on.\n\n".repeat(400));
+    let words = ["--train", "run.yaml", "--target", "cpu", "--set", "optimizer.kind=adamw"];
+    let fixed = ["--set", "batch.micro_tokens=512", "--set", "memory.remat=none", "--set", "run.steps=1"];
+    let all = plan(&folder, &[&words[..], &fixed, &["--budget", "2GB"]].concat());
+    let bytes = |lines: &Value| lines.as_object().expect("lines").values().filter_map(Value::as_u64).sum::<u64>();
+    let data: u64 = bytes(&all["process"]);
+    assert!(all["process"]["data: parcels"].as_u64().is_some_and(|n| n > 0), "{}", all["process"]);
+    let whole = all["peak_bytes"].as_u64().expect("bytes") + data;
+    // The heap of two processes differs by a step of 4 MiB at most.
+    for (budget, code) in [(whole - (9 << 20), 4), (whole + (9 << 20), 0)] {
+        let budget = budget.to_string();
+        folder.run(&[&["plan"], &words[..], &fixed, &["--budget", &budget]].concat()).assert_code(code);
+        let train = ["train", "run.yaml", "--set", "optimizer.kind=adamw", "--set", "run.device=cpu", "-o", "out"];
+        folder.run(&[&train[..], &fixed, &["--budget", &budget]].concat()).assert_code(code);
+    }
+}
+
+/// A file of another trainer is planned and trained as it is, once it has all that a run needs.
+#[test]
+fn configurations_of_other_trainers_are_planned_and_trained() {
+    let folder = Folder::new("plan_from_config");
+    let text = r#"{"output_dir": "out", "max_steps": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 2}"#;
+    folder.write("theirs.json", text);
+    folder.write("text.txt", "A text to train on.\n\n".repeat(40));
+    let sizes = ["model.kind=dense_lm", "model.hidden=32", "model.layers=1", "model.heads=2", "model.intermediate=64"];
+    let sizes = sizes.into_iter().chain(["data.longest=32", "data.train=[text.txt]", "data.validation_fraction=0"]);
+    let set: Vec<&str> = sizes.flat_map(|set| ["--set", set]).collect();
+    for command in ["plan", "train"] {
+        let flag = if command == "plan" { "--train" } else { "" };
+        let own: Vec<&str> = [command, flag, "theirs.json"].into_iter().filter(|word| !word.is_empty()).collect();
+        let said = folder.run(&own).assert_code(1).stderr();
+        assert!(said.contains("this is a configuration of Hugging Face Trainer; give it as --from-config"), "{said}");
+        let said = folder.run(&[command, "--from-config", "theirs.json"]).assert_code(1).stderr();
+        assert!(said.contains("does not have all that a run needs") && said.contains("data.train"), "{said}");
+        let ran = folder.run(&[&[command, "--from-config", "theirs.json"], &set[..]].concat());
+        let said = ran.assert_code(0).stderr();
+        assert!(said.contains("`schedule.min_ratio` 0"), "{said}");
+    }
+    assert!(folder.path("out/checkpoints/step-00000002").is_dir());
 }
 
 #[test]

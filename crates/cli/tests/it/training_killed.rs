@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Number of kills if `PLIMSOLL_KILLS` is not set.
 const KILLS: u64 = 3;
@@ -124,4 +124,45 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     }
     println!("{kill} runs: {broken} kills before the end, {went_on} went on from a checkpoint");
     assert!(went_on > 0, "no kill came when there was a checkpoint");
+}
+
+/// (signal, exit code): every signal with which a terminal, a batch system or a user ends a run saves the step, and the same command
+/// resumes. A run that nohup started ignores SIGHUP.
+#[test]
+fn signals_save_the_step() {
+    let folder = Folder::new("training-signals");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/corpus.txt");
+    folder.write("corpus.txt", &fs::read(corpus).expect("the sample text")[..40_000]);
+    // Long enough that the signal comes before the end, and no checkpoint before it.
+    folder.write("run.yaml", CONFIG.replace("steps: 40, save_every: 1", "steps: 100000, save_every: null"));
+    let has_begun = |out: &str| {
+        let metrics = folder.path(out).join("metrics.jsonl");
+        fs::read_to_string(metrics).is_ok_and(|text| text.contains("\"loss\""))
+    };
+    let send = |signal: &str, id: u32| {
+        let sent = Command::new("kill").args([&format!("-{signal}"), &id.to_string()]).status();
+        assert!(sent.expect("kill starts").success());
+    };
+    for (signal, code) in [("HUP", 129), ("USR1", 138), ("USR2", 140), ("TERM", 143)] {
+        let mut child = command(&folder, signal).spawn().expect("it starts");
+        while !has_begun(signal) {
+            sleep(Duration::from_millis(20));
+        }
+        send(signal, child.id());
+        assert_eq!(child.wait().expect("it ended").code(), Some(code), "{signal}");
+        assert_eq!(checkpoints(&folder.path(signal)).len(), 1, "{signal}");
+    }
+    let mut ignoring = Command::new("sh");
+    let run = command(&folder, "nohup");
+    ignoring.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    ignoring.current_dir(run.get_current_dir().unwrap_or(&folder.path(".")));
+    let mut child = ignoring.spawn().expect("it starts");
+    while !has_begun("nohup") {
+        sleep(Duration::from_millis(20));
+    }
+    send("HUP", child.id());
+    sleep(Duration::from_millis(500));
+    assert_eq!(child.try_wait().expect("a state"), None, "it goes on");
+    send("USR1", child.id());
+    assert_eq!(child.wait().expect("it ended").code(), Some(138));
 }

@@ -17,9 +17,8 @@ use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
 use super::vocabulary::Vocabulary;
-use crate::alphabet::UnknownLetters;
+use crate::alphabet::{UnknownLetters, is_nucleotides};
 use crate::hex::hex;
-use crate::letters::LetterCounts;
 use crate::sequence::{InputNote, Listing};
 use crate::{DataError, DataErrorKind, bounded};
 
@@ -75,8 +74,8 @@ pub struct DatasetStats {
     pub sampled_bytes: u64,
     /// Tokens of these documents.
     pub sampled_tokens: u64,
-    /// Letters of FASTA and FASTQ records.
-    pub letters: LetterCounts,
+    /// Number of FASTA and FASTQ records whose letters are those of DNA or RNA.
+    pub nucleotides: u64,
 }
 
 /// Size of a split.
@@ -412,7 +411,7 @@ impl<'a> Scan<'a> {
         let bytes = document.bytes.len() as u64;
         self.read += bytes;
         if self.settings.format == Format::Sequences {
-            self.census.letters.add(LetterCounts::of(&document.bytes));
+            self.census.nucleotides += u64::from(is_nucleotides(&document.bytes));
         }
         if self.census.sampled_bytes >= SAMPLE as u64 + self.read / 64 {
             return Ok(());

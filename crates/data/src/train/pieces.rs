@@ -208,7 +208,11 @@ impl Cutter {
     ) -> Result<Option<usize>, DataError> {
         let (tokens, longest) = (document.tokens, self.bounds.longest);
         if tokens.len() > longest && !truncate {
-            return Err(DataError::new(DataErrorKind::TooLong { tokens: tokens.len(), bound: longest }));
+            let why = format!(
+                "{} tokens, and data.longest is {longest}; raise it, set data.truncate=true, or cut the sequence",
+                tokens.len()
+            );
+            return Err(DataError::new(DataErrorKind::Malformed(why)));
         }
         if tokens.len().min(longest) > free_tokens {
             return Ok(None);

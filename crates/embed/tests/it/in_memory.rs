@@ -41,6 +41,7 @@ fn values_are_those_of_a_file() {
                 sort_by_length: true,
                 max_length: None,
                 truncate: false,
+                allow_dna: false,
                 prefetch: 1,
                 journal: true,
                 commit_every: std::time::Duration::ZERO,

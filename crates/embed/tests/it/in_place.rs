@@ -137,6 +137,7 @@ fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
         sort_by_length: true,
         max_length: None,
         truncate: false,
+        allow_dna: false,
         prefetch: 2,
         journal: true,
         commit_every: std::time::Duration::from_secs(5),

@@ -3,7 +3,7 @@
 
 use super::{
     Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, Position, PrecisionKind, ScheduleKind,
-    TrainConfig, Warmup, usual,
+    TrainConfig, usual,
 };
 
 impl TrainConfig {
@@ -79,9 +79,8 @@ impl TrainConfig {
         if matches!(s.kind, ScheduleKind::Constant | ScheduleKind::Step) {
             s.min_ratio = usual.schedule.min_ratio;
         }
-        if !s.kind.ends() && matches!(s.warmup, Warmup::Steps(_)) {
-            s.steps = usual.schedule.steps;
-        }
+        // The end of the schedule is compared by itself: other keys give it, too.
+        s.steps = usual.schedule.steps;
 
         if c.precision.kind != PrecisionKind::Fp16 {
             c.precision.initial_scale = usual.precision.initial_scale;

@@ -236,6 +236,10 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
     let scales = s.scaling != Scaling::None;
     vec![
         (
+            o.lr as f32 > 0.0 && (o.lr as f32).is_finite() && o.eps as f32 > 0.0 && (o.eps as f32).is_finite(),
+            format!("optimizer.lr {:?} or optimizer.eps {:?} is 0 or infinite in 32 bits; give another value", o.lr, o.eps),
+        ),
+        (
             o.betas.iter().all(|&beta| beta < 1.0),
             format!("optimizer.betas {:?}: both decay rates must be less than 1", o.betas),
         ),

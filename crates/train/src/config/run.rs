@@ -260,13 +260,12 @@ impl Interval {
     /// The number of epochs of an interval such as `epoch`, `1 epoch` or `2 epochs`; `None` for other intervals.
     pub fn epochs(&self) -> Option<u64> {
         let Self::Text(text) = self else { return None };
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let number = match words.as_slice() {
-            ["epoch"] => 1,
-            [number, "epoch" | "epochs"] => number.parse().ok()?,
-            _ => return None,
-        };
-        (number > 0).then_some(number)
+        let text = text.trim();
+        let number = text.strip_suffix("epochs").or_else(|| text.strip_suffix("epoch"))?.trim();
+        if text == "epoch" {
+            return Some(1);
+        }
+        number.parse().ok().filter(|&number: &u64| number > 0)
     }
 
     /// Whether this is a number of steps, a number of epochs or a duration.

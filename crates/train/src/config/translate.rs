@@ -95,6 +95,22 @@ pub struct Translated {
     pub placeholders: Vec<String>,
 }
 
+impl Translated {
+    /// The configuration, if nothing is left to set.
+    ///
+    /// # Errors
+    /// The configuration has placeholders.
+    pub fn complete(self, path: &Path) -> Result<TrainConfig, TrainError> {
+        match self.placeholders.is_empty() {
+            true => Ok(self.config),
+            false => {
+                let name = EscapedPath(path).to_string();
+                Err(ConfigError::Placeholders { name, missing: self.placeholders }.into())
+            }
+        }
+    }
+}
+
 /// Translates the configuration file at `path`. `flags` are settings `key=value` in this program's schema,
 /// which override the translated values. If `source` is `None`, the trainer is recognised by the keys of the
 /// file.
@@ -163,7 +179,8 @@ fn translate_text(
         }
         other => other?,
     };
-    made.unset.retain(|(key, _)| !set.contains(key));
+    let names_model = set.iter().any(|key| key.starts_with("model."));
+    made.unset.retain(|(key, _)| !set.contains(key) && (*key != "model.from" || !names_model));
     let unset_keys = made.unset.iter().map(|(key, _)| (*key).to_owned()).collect();
     made.missing.extend(made.unset.iter().map(|(key, why)| format!("`{key}`: {why}")));
     if made.idle > 0 {
@@ -1055,7 +1072,7 @@ mod tests {
         assert_eq!(t.source, Source::HuggingFace);
         assert_eq!(
             (c.run.output.as_deref(), c.optimizer.lr, c.run.steps, c.run.epochs),
-            (Some("out"), 5e-5, Some(500), Some(3))
+            (Some("out"), 5e-5, Some(500), None)
         );
         assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(8 * 1024), 32 * 1024));
         assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Share(0.1)));
@@ -1072,7 +1089,7 @@ mod tests {
         said(&t.became, "`fp16` false: not needed: this value has no effect");
         said(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
         said(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
-        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: not supported: f32 matmuls")));
+        said(&t.became, "`tf32` true: not needed: it is of f32 matmuls, and precision.kind is bf16");
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
         // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
@@ -1080,15 +1097,112 @@ mod tests {
         assert_eq!(t.config.data.train, ["a.txt"]);
     }
 
+    /// (file, keys and values of the translation as YAML shows them, parts of lines that are said, parts of lines that are not)
     #[test]
-    fn epochs_have_no_step_at_which_a_schedule_ends() {
-        let t =
-            translated(r#"{"num_train_epochs": 3, "lr_scheduler_type": "linear", "warmup_ratio": 0.1}"#, &[]);
-        assert_eq!(
-            (t.config.schedule.kind, t.config.schedule.warmup),
-            (ScheduleKind::Constant, Warmup::Steps(0))
-        );
-        assert!(t.missing.iter().any(|line| line.contains("set schedule.kind=linear and schedule.steps")));
+    fn values_keep_their_meaning() {
+        const HF: &str = r#""output_dir": "o", "learning_rate": 1e-3, "max_steps": 20"#;
+        let hf = |rest: &str| format!("{{{HF}, {rest}}}");
+        let ava = |rest: &str| format!("model: {{hidden_size: 64, num_heads: 4}}\ntraining: {{max_steps: 10}}\n{rest}");
+        let titan = |rest: &str| format!("[job]\ndump_folder = \"o\"\n[training]\nsteps = 100\n{rest}");
+        for (text, keys, said) in [
+            // Schedules end where they end there.
+            (hf(r#""lr_scheduler_type": "linear", "warmup_steps": 2"#), vec![("schedule.kind", "linear"), ("schedule.min_ratio", "0"), ("schedule.warmup", "2")], vec![]),
+            (hf(r#""lr_scheduler_type": "cosine""#), vec![("schedule.kind", "cosine"), ("schedule.min_ratio", "0")], vec![]),
+            (hf(r#""seed": 1"#), vec![("schedule.kind", "linear"), ("schedule.min_ratio", "0")], vec!["the default of Hugging Face"]),
+            (hf(r#""lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0, "lr_end": 1e-4}"#), vec![("schedule.power", "2"), ("schedule.min_ratio", "0.1")], vec![]),
+            (hf(r#""lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 2e-4}"#), vec![("schedule.min_ratio", "0.2")], vec![]),
+            (hf(r#""lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 4}"#), vec![("schedule.kind", "cosine_restarts"), ("schedule.cycle", "5")], vec![]),
+            (hf(r#""lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {}"#), vec![("schedule.kind", "cosine"), ("schedule.min_ratio", "0")], vec![]),
+            (hf(r#""lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}"#), vec![("schedule.kind", "wsd"), ("schedule.decay_share", "0.25"), ("schedule.decay_shape", "cosine")], vec![]),
+            (hf(r#""lr_scheduler_type": "constant", "warmup_steps": 5"#), vec![("schedule.kind", "constant"), ("schedule.warmup", "0")], vec!["has no warm-up"]),
+            (hf(r#""lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.1"#), vec![("schedule.kind", "constant"), ("schedule.warmup", "0.1")], vec![]),
+            (hf(r#""lr_scheduler_kwargs": {"cooldown": 3}"#), vec![], vec!["`lr_scheduler_kwargs.cooldown` 3: not supported"]),
+            (titan("[lr_scheduler]\nwarmup_steps = 10\n"), vec![("schedule.kind", "linear"), ("schedule.min_ratio", "0")], vec![]),
+            (titan("[lr_scheduler]\ndecay_ratio = 0.8\ndecay_type = \"sqrt\"\nmin_lr_factor = 0.1\n"), vec![("schedule.kind", "wsd"), ("schedule.decay_share", "0.8"), ("schedule.decay_shape", "sqrt"), ("schedule.min_ratio", "0.1")], vec![]),
+            (titan("[lr_scheduler]\ndecay_type = \"cosine\"\n"), vec![("schedule.kind", "cosine"), ("schedule.min_ratio", "0")], vec![]),
+            (r#"{"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "total_num_steps": 50}}}"#.to_owned(), vec![("schedule.kind", "linear"), ("schedule.min_ratio", "0")], vec![]),
+            (r#"{"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 50, "warmup_num_steps": 5}}}"#.to_owned(), vec![("schedule.kind", "cosine"), ("schedule.min_ratio", "0.0001")], vec!["`scheduler.params.warmup_type` log: not supported"]),
+            // Warm-up, epochs and intervals.
+            (hf(r#""warmup_ratio": 0.1, "warmup_steps": 0"#), vec![("schedule.warmup", "0.1")], vec![]),
+            (hf(r#""warmup_ratio": 0.1, "warmup_steps": 3"#), vec![("schedule.warmup", "3")], vec!["warm-up steps takes precedence"]),
+            (r#"{"num_train_epochs": 3, "lr_scheduler_type": "linear", "warmup_ratio": 0.1}"#.to_owned(), vec![("run.epochs", "3"), ("run.steps", "null"), ("schedule.kind", "linear"), ("schedule.warmup", "0.1"), ("schedule.steps", "null")], vec![]),
+            (hf(r#""num_train_epochs": 3.0"#), vec![("run.epochs", "null"), ("run.steps", "20")], vec!["number of steps takes precedence"]),
+            (hf(r#""eval_strategy": "epoch", "save_strategy": "epoch", "save_steps": 500"#), vec![("run.evaluate_every", "\"1 epoch\""), ("run.save_every", "\"1 epoch\"")], vec![]),
+            (hf(r#""save_strategy": "no", "save_steps": 500, "eval_strategy": "no", "eval_steps": null"#), vec![("run.save_every", "null"), ("run.evaluate_every", "null")], vec![]),
+            (hf(r#""eval_strategy": "steps", "eval_steps": 0.25"#), vec![("run.evaluate_every", "5")], vec![]),
+            (hf(r#""eval_strategy": "steps", "logging_steps": 7"#), vec![("run.evaluate_every", "7")], vec![]),
+            (hf(r#""report_to": ["tensorboard"]"#), vec![("run.tensorboard", "true")], vec![]),
+            (hf(r#""report_to": ["wandb", "tensorboard"]"#), vec![("run.tensorboard", "true")], vec!["`report_to` wandb: not needed"]),
+            (hf(r#""report_to": "none""#), vec![("run.tensorboard", "false")], vec![]),
+            (hf(r#""logging_dir": "logs""#), vec![("run.output", "o")], vec![]),
+            // Micro-steps of several sizes.
+            (ava("dynamic_batching: {enabled: true}\n"), vec![("memory.dynamic.profile", "balanced")], vec![]),
+            (ava("dynamic_batching: {enabled: true, warning_threshold: 0.85, critical_threshold: 95}\n"), vec![("memory.dynamic.warning", "0.85"), ("memory.dynamic.critical", "0.95")], vec!["`memory.dynamic.target`"]),
+            (ava("memory: {warning_threshold: 0.91, target_utilization: 0.9}\n"), vec![("memory.dynamic.warning", "0.91"), ("memory.budget", "\"90%\"")], vec![]),
+            (ava("dynamic_batching: {enabled: false, warning_threshold: 0.85}\n"), vec![("memory.dynamic", "null")], vec!["turns dynamic batching off"]),
+            (ava("dynamic_batching: {min_batch_size: 2, max_batch_size: 7, smooth_transitions: false, adjustment_frequency: 5}\n"), vec![("memory.dynamic.min_batch", "2048"), ("memory.dynamic.max_batch", "4096"), ("memory.dynamic.smooth_transitions", "false"), ("memory.dynamic.adjustment_frequency", "5")], vec!["times a power of two"]),
+            (ava("memory: {pool_size_gb: 20, target_utilization: 0.925}\n"), vec![("memory.budget", "\"20GB and 92%\"")], vec![]),
+            // Attention, number formats, sizes.
+            (ava("attention_type: flash\n"), vec![("model.attention.mask", "causal")], vec!["`attention_type` flash: not needed: attention never stores"]),
+            (ava("memory: {float32_matmul_precision: high}\n"), vec![("precision.kind", "tf32")], vec!["need a GPU"]),
+            (ava("memory: {float32_matmul_precision: highest}\n"), vec![("precision.kind", "f32")], vec![]),
+            ("model: {preset: small}\ntraining: {max_steps: 5}\n".to_owned(), vec![("model.kind", "moe_lm"), ("model.preset", "small"), ("model.layers", "14")], vec![]),
+            ("model: {preset: small, num_experts: 0}\ntraining: {max_steps: 5}\n".to_owned(), vec![("model.kind", "dense_lm"), ("model.preset", "null"), ("model.layers", "14"), ("model.hidden", "512")], vec![]),
+            ("model: {preset: tiny, use_moe: false}\ntraining: {max_steps: 5}\n".to_owned(), vec![("model.kind", "dense_lm"), ("model.hidden", "384")], vec![]),
+            (titan("[model]\nname = \"llama3\"\nflavor = \"8B\"\n"), vec![("model.kind", "dense_lm"), ("model.hidden", "4096"), ("model.kv_heads", "8"), ("model.intermediate", "14336")], vec![]),
+            // Defaults of a dump.
+            (hf(r#""hub_model_id": null, "ddp_broadcast_buffers": null, "eval_on_start": false, "eval_delay": 0, "debug": [], "mp_parameters": """#), vec![], vec!["6 further keys are null, false, 0 or empty"]),
+        ] {
+            let t = translated(&text, &[]);
+            let tree = Node::of(&t.config).expect("a tree");
+            for (key, wanted) in keys {
+                let found = tree.at(key).map_or("null".to_owned(), Node::inline);
+                let is_equal = found == wanted || found.parse::<f64>().ok().zip(wanted.parse::<f64>().ok()).is_some_and(|(a, b)| (a - b).abs() < 1e-9);
+                assert!(is_equal, "{text}: {key} is {found}, not {wanted}\n{:#?}\n{:#?}", t.became, t.missing);
+            }
+            let all: Vec<&String> = t.became.iter().chain(&t.missing).collect();
+            for part in said {
+                assert!(all.iter().any(|line| line.contains(part)), "{text}: {part}: {all:#?}");
+            }
+        }
+        // The last step of the schedule of the first file, as in torch.optim.lr_scheduler.LambdaLR of transformers.
+        let t = translated(&hf(r#""lr_scheduler_type": "linear", "warmup_steps": 2"#), &[]);
+        let last = crate::schedule::Rate::new(&t.config).at(19, 0);
+        assert!((last - 1e-3 / 18.0).abs() < 1e-12, "{last}");
+    }
+
+    /// A number format that is not supported is no other format in silence.
+    #[test]
+    fn values_that_no_default_replaces_are_refused() {
+        for (text, key) in [
+            ("model: {hidden_size: 64}\ntraining: {mixed_precision: fp8, max_steps: 5}\n", "`training.mixed_precision` fp8"),
+            ("{\"train_batch_size\": 8, \"fp8\": {\"enabled\": true}}", "`fp8.enabled` true"),
+            ("[job]\ndump_folder = \"o\"\n[model]\nconverters = [\"float8\"]\n", "`model.converters` [float8]"),
+            ("{\"output_dir\": \"o\", \"lr_scheduler_type\": \"inverse_sqrt\"}", "`lr_scheduler_type` inverse_sqrt"),
+        ] {
+            let error = translate_text(text, "theirs", None, &[]).expect_err(key).to_string();
+            assert!(error.starts_with("theirs: cannot be translated:") && error.contains(key), "{error}");
+            let setting = if key.contains("scheduler") { "schedule.kind=cosine" } else { "precision.kind=bf16" };
+            assert!(error.contains(&format!("--set {}=", setting.split('=').next().expect("a key"))), "{error}");
+            translate_text(text, "theirs", None, &[setting.to_owned()]).expect("a value was chosen");
+        }
+    }
+
+    /// A file of another trainer that is given as a configuration of this program is named.
+    #[test]
+    fn files_of_other_trainers_are_named() {
+        for (text, wanted) in [
+            ("{\"output_dir\": \"o\", \"max_steps\": 5}", Some("Hugging Face Trainer")),
+            ("[job]\ndump_folder = \"o\"\n", Some("torchtitan")),
+            ("{\"train_batch_size\": 8}", Some("DeepSpeed")),
+            ("model: {hidden_size: 5}\ntraining: {max_steps: 5}\n", Some("Ava guide")),
+            ("model: {hiden: 5}\ndata: {train: [a]}\n", None),
+            ("a: [", None),
+        ] {
+            let error = TrainConfig::parse(text, "theirs", &[]).expect_err(text).to_string();
+            let wanted = wanted.map(|trainer| format!("theirs: this is a configuration of {trainer}; give it as --from-config"));
+            assert_eq!(error.starts_with(wanted.as_deref().unwrap_or("theirs: this is")), wanted.is_some(), "{error}");
+        }
     }
 
     #[test]
@@ -1136,7 +1250,7 @@ mod tests {
         assert_eq!(c.schedule.warmup, Warmup::Steps(200));
         let two = "`parallelism.tensor_parallel_degree` 2: not supported: training uses a single device";
         said(&t.missing, two);
-        assert!(t.missing.iter().any(|line| line.starts_with("`model.flavor` \"8B\": not supported: ")));
+        said(&t.became, "`model.flavor` \"8B\": `model.hidden` 4096");
         assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: not supported: ")));
     }
 
@@ -1156,12 +1270,11 @@ mod tests {
             (OptimizerKind::Adamw, PrecisionKind::Bf16, 256)
         );
         assert_eq!((c.memory.budget.as_str(), &c.memory.remat), ("20GB", &Remat::Policy(RematPolicy::Full)));
-        for key in [
-            "deepspeed.zero_stage",
-            "dynamic_batching.enabled",
-            "memory.enable_cpu_offload",
-            "memory.float32_matmul_precision",
-        ] {
+        // Experts with a load-balancing loss have micro-steps of one size.
+        let dynamic = "dynamic batching: not supported here: memory.dynamic: loss.balance 0.01 is a mean";
+        assert!(t.missing.iter().any(|line| line.starts_with(dynamic)), "{:#?}", t.missing);
+        assert_eq!(c.memory.dynamic, None);
+        for key in ["deepspeed.zero_stage", "memory.enable_cpu_offload"] {
             let start = format!("`{key}` ");
             assert!(
                 t.missing.iter().any(|line| line.starts_with(&start) && line.contains("not supported")),

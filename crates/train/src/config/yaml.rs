@@ -169,8 +169,12 @@ fn scalar(text: &str) -> NodeKind {
     let integer = || text.parse::<i64>().ok().filter(|_| is_number);
     let float =
         || text.parse::<f64>().ok().filter(|_| is_number && digits.contains(|c: char| c.is_ascii_digit()));
+    // A number that is too small for a float, such as 1e-400, is not 0; as a text the schema refuses it.
+    let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
+    let underflows = |x: f64| x == 0.0 && mantissa.contains(|c: char| matches!(c, '1'..='9'));
     match (integer(), float()) {
         (Some(n), _) => NodeKind::Integer(n),
+        (None, Some(x)) if underflows(x) => NodeKind::Text(text.to_owned()),
         (None, Some(x)) => number(x),
         (None, None) => match digits {
             ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
@@ -314,6 +318,10 @@ mod tests {
             ("-2", NodeKind::Integer(-2)),
             (".5", NodeKind::Float(0.5)),
             ("1.", NodeKind::Integer(1)),
+            ("0e5", NodeKind::Integer(0)),
+            ("-0.0", NodeKind::Integer(0)),
+            ("1e-400", text("1e-400")),
+            ("-0.001e-330", text("-0.001e-330")),
             ("true", NodeKind::Bool(true)),
             ("no", text("no")),
             ("off", text("off")),

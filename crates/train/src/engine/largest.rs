@@ -11,7 +11,10 @@ use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_plan::{PlanError, Staging, Target, grow};
+use plimsoll_runtime::process::HEAP_STEP;
 use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
+use std::fmt;
+use std::path::Path;
 
 /// The dimension to maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct Largest {
     pub config: TrainConfig,
     /// The configuration with the refused value set.
     pub refused_config: Option<TrainConfig>,
+    /// Host memory of the data with the refused value.
+    refused_data: Vec<HostMemory>,
     /// The plans of the configuration with the largest value.
     pub found: plimsoll_plan::TrainingChoice,
     /// Memory of a run outside its plans.
@@ -44,16 +49,23 @@ pub struct Largest {
 }
 
 /// Host memory of a run outside its plans, which is part of the budget where the plans are in host memory.
-#[derive(Clone, Debug)]
 pub struct RunMemory {
     budget: Budget,
     data: Vec<HostMemory>,
+    /// The data, if it is on this machine: the memory that it takes depends on the size of micro-steps.
+    feed: Option<Feed>,
+}
+
+impl fmt::Debug for RunMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunMemory").field("budget", &self.budget).field("data", &self.data).finish_non_exhaustive()
+    }
 }
 
 impl RunMemory {
-    /// The memory of a run on `target` under a budget. For the CPU of this machine it has the entries of the process, and
-    /// if `with_data` those of the data, which is then opened. Empty for other targets, whose plans are not in the memory of
-    /// this process.
+    /// The memory of a run on `target` under a budget. For the CPU of this machine it has the entries of the process, and those
+    /// of the data if its files are on this machine; they are read then. Empty for other targets, whose plans are not in the
+    /// memory of this process.
     ///
     /// # Errors
     /// Data that cannot be opened.
@@ -61,24 +73,50 @@ impl RunMemory {
         config: &TrainConfig,
         target: &Target,
         budget: Bytes,
-        with_data: bool,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let on_host = target.name == THIS_CPU;
         let mut all = Self {
             budget: Budget { bytes: budget, on_host, host_memory: None, process: vec![] },
             data: vec![],
+            feed: None,
         };
-        if on_host && with_data {
+        if !on_host {
+            return Ok(all);
+        }
+        // What a run opens is opened in the same order, so that the heap of this process is that of the run.
+        subject(config, observer)?;
+        if is_here(config) {
             let config = &feed::named(config)?;
             let bounds = super::of_data(program::largest(config));
-            let feed = Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?;
-            all.data = super::held_by_data(config, &feed, config.run.evaluate_every.is_some());
+            all.feed = Some(Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
         }
-        if on_host {
-            all.budget.process = super::beyond_reserved(config, &config.run.settings(Device::Cpu));
-        }
+        all.fit(config)?;
+        all.budget.process = super::beyond_reserved(config, &config.run.settings(Device::Cpu));
         Ok(all)
+    }
+
+    /// Counts the data for the micro-steps of a configuration.
+    fn fit(&mut self, config: &TrainConfig) -> Result<(), TrainError> {
+        let Some(feed) = &mut self.feed else { return Ok(()) };
+        feed.bound(super::of_data(program::largest(config)))?;
+        self.data = super::held_by_data(config, feed, config.run.evaluate_every.is_some());
+        Ok(())
+    }
+
+    /// Adds the growth of the heap that two processes with the same work may differ by, so that the answer of a search holds in
+    /// another process.
+    fn with_slack(mut self) -> Self {
+        if !self.budget.process.is_empty() {
+            let label = "heap, rounded up".to_owned();
+            self.budget.process.push(Staging { label, bytes: Bytes(HEAP_STEP) });
+        }
+        self
+    }
+
+    /// Whether the data is not counted because its files are not on this machine.
+    pub fn lacks_data(&self) -> bool {
+        self.budget.on_host && self.feed.is_none()
     }
 
     /// The whole budget.
@@ -92,7 +130,7 @@ impl RunMemory {
     }
 
     /// Adds the memory outside the plans to the bill of an over-budget error.
-    fn bill(&self, error: TrainError) -> TrainError {
+    pub(crate) fn bill(&self, error: TrainError) -> TrainError {
         match error {
             TrainError::Runtime(RuntimeError::Plan(error)) if self.budget.on_host => {
                 let error = self.budget.with_process(error).into();
@@ -110,6 +148,13 @@ impl RunMemory {
             .map(|held| Staging { label: format!("data: {}", held.what), bytes: Bytes(held.bytes) });
         self.budget.process.iter().cloned().chain(data).collect()
     }
+}
+
+/// Whether all files of the training data are on this machine.
+fn is_here(config: &TrainConfig) -> bool {
+    let d = &config.data;
+    let files = d.train.iter().chain(&d.proteins).chain(&d.validation).chain(&d.labels);
+    files.into_iter().all(|path| Path::new(path).exists())
 }
 
 /// Name of the target of this machine's CPU.
@@ -136,7 +181,7 @@ pub fn largest(
     process: RunMemory,
     observer: &mut dyn Observer,
 ) -> Result<Largest, TrainError> {
-    let budget = process.for_plans();
+    let mut process = process.with_slack();
     let decoder = matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm);
     if size != Size::Tokens && !decoder {
         let kind = config.model.kind.name();
@@ -152,7 +197,8 @@ pub fn largest(
     let mut fits = |n: u64| -> Result<bool, TrainError> {
         let config = size.of(config, n * step);
         let subject = subject(&config, observer)?;
-        program::fits(&config, &subject, target, budget, observer)
+        process.fit(&config)?;
+        program::fits(&config, &subject, target, process.for_plans(), observer)
     };
     let least = size.least(config, &mut fits)?;
     let most = match size {
@@ -165,9 +211,15 @@ pub fn largest(
     let refused = high.map(|high| high * step);
     let refused_config = refused.map(|refused| size.of(config, refused));
     let config = size.of(config, low * step);
-    let found = program::search(&config, &subject(&config, observer)?, target, budget, observer);
+    let mut refused_data = vec![];
+    if let Some(refused) = &refused_config {
+        process.fit(refused)?;
+        refused_data.clone_from(&process.data);
+    }
+    process.fit(&config)?;
+    let found = program::search(&config, &subject(&config, observer)?, target, process.for_plans(), observer);
     let found = found.map_err(|error| process.bill(error))?;
-    Ok(Largest { size, value: low * step, refused, config, refused_config, found, process })
+    Ok(Largest { size, value: low * step, refused, config, refused_config, refused_data, found, process })
 }
 
 impl Largest {
@@ -177,10 +229,13 @@ impl Largest {
     /// The next larger value fits, against the result of the search; other errors of planning.
     pub fn refusal(&self, observer: &mut dyn Observer) -> Result<Option<TrainError>, TrainError> {
         let Some(config) = &self.refused_config else { return Ok(None) };
-        let (subject, budget) = (subject(config, observer)?, self.process.for_plans());
+        let process =
+            RunMemory { budget: self.process.budget.clone(), data: self.refused_data.clone(), feed: None };
+        let subject = subject(config, observer)?;
+        let budget = process.for_plans();
         match program::search_alone(config, &subject, self.found.program.target(), budget, observer) {
             Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_)))) => {
-                Ok(Some(self.process.bill(error)))
+                Ok(Some(process.bill(error)))
             }
             Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::TooLarge { .. }))) => Ok(Some(error)),
             Err(error) => Err(error),

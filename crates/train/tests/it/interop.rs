@@ -10,6 +10,7 @@ use plimsoll_embed::embed;
 use plimsoll_runtime::{Failure, Precision, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_tools::merge::{self, merge};
+use plimsoll_train::config::TrainConfig;
 use plimsoll_virus::predict;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -146,6 +147,7 @@ fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, plim
             sort_by_length: true,
             max_length: None,
             truncate: false,
+            allow_dna: false,
             prefetch: 2,
             settings: wide(),
         },
@@ -191,6 +193,7 @@ pub fn classified_file(
         sort_by_length: true,
         max_length,
         truncate: max_length.is_some(),
+        allow_dna: false,
         prefetch: 2,
         settings,
     };
@@ -254,6 +257,77 @@ fn a_classifier_classifies() {
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
     assert!(error.to_string().contains("not a classifier of sequences"), "{error}");
+}
+
+/// Epochs of a classifier whose classes are words: the schedule ends with the last step, evaluations and checkpoints are at the ends
+/// of epochs, and config.json and evaluations name the classes.
+#[test]
+fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
+    let folder = Folder::new("interop-epochs");
+    let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
+    let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
+    let words = ["virus", "host", "other"];
+    let table: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", words[i % 3])).collect();
+    let labels = folder.write("labels.tsv", table);
+    let flags = esm(&format!(
+        "model.classes=3 data.truncate=true data.labels={} batch.micro_tokens=512 batch.tokens=512 run.steps=null run.epochs=3 \
+         schedule.kind=linear schedule.min_ratio=0 schedule.warmup=0.25 run.evaluate_every=1epoch run.save_every=1epoch \
+         run.keep_last=9 data.validation_fraction=0.2",
+        labels.display()
+    ));
+    let run = folder.path("run");
+    let mut ear = crate::train::RecordingObserver::default();
+    let report = try_train(&run, ESM, &flags, &mut ear).expect("trained");
+    let text = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect();
+    let steps: Vec<&Value> = lines.iter().filter(|line| line.get("lr").is_some()).collect();
+    let last = report.state.step;
+    assert!(last > 3 && steps.len() as u64 == last, "{last} steps");
+    // The steps were counted before the first: the last one has the smallest rate of a schedule of this length, which is one
+    // step away from 0.
+    assert_eq!(report.run_record["choices"]["schedule.steps"], Value::from(last));
+    let warmup = (last as f64 * 0.25).round();
+    let wanted = report.run_record["config"]["optimizer"]["lr"].as_f64().expect("a rate") / (last as f64 - warmup);
+    let found = steps[steps.len() - 1]["lr"].as_f64().expect("a rate");
+    assert!((found / wanted - 1.0).abs() < 1e-9, "{found} {wanted}");
+    // The last step of each epoch.
+    let ends: Vec<u64> = (0..3)
+        .map(|epoch| {
+            let of_epoch = steps.iter().filter(|line| line["epoch"] == Value::from(epoch));
+            of_epoch.filter_map(|line| line["step"].as_u64()).max().expect("a step")
+        })
+        .collect();
+    let evaluations: Vec<u64> = lines
+        .iter()
+        .filter(|line| line.get("validation_loss").is_some())
+        .filter_map(|line| line["step"].as_u64())
+        .collect();
+    assert_eq!(evaluations, ends);
+    assert!(ends.iter().all(|step| run.join(format!("checkpoints/step-{step:08}")).is_dir()), "{ends:?}");
+    // The configuration in the folder of the run resumes it.
+    assert_eq!(TrainConfig::read(&run.join("config.yaml"), &[], &mut Silent).expect("read").folder(&run.join("config.yaml")), run);
+    let config = json(&report.checkpoint.join("config.json"));
+    assert_eq!(config["id2label"], serde_json::json!({"0": "host", "1": "other", "2": "virus"}));
+    let request = plimsoll_train::EvaluationRequest {
+        checkpoint: report.checkpoint.clone(),
+        data: vec![],
+        flags: vec![],
+    };
+    let config = request.configuration(&mut Silent).expect("a configuration");
+    let found = plimsoll_train::evaluate(&request, &config, plimsoll_runtime::Device::Cpu, &mut Silent).expect("evaluated");
+    let names: Vec<&str> = found.tasks[0].classes.iter().map(|class| class.name.as_str()).collect();
+    assert_eq!(names, ["host", "other", "virus"]);
+    let said = ear.said();
+    for wanted in [" documents to train on, ", " held out", " tokens an epoch", &format!("for 3 epochs ({last} steps in all)")] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    let frozen = format!("{flags} model.freeze_encoder=true run.epochs=1");
+    let mut ear = crate::train::RecordingObserver::default();
+    try_train(&folder.path("frozen"), ESM, &frozen, &mut ear).expect("trained");
+    assert!(ear.said().contains(" are trained, from "), "{}", ear.said());
+    // Words that are not as many as the classes.
+    let error = try_train(&folder.path("other"), ESM, &format!("{flags} model.classes=2"), &mut ear).expect_err("three words");
+    assert!(error.to_string().contains("its classes are host, other, virus, 3 in all, and model.classes is 2"), "{error}");
 }
 
 fn merged(

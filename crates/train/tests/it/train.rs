@@ -40,6 +40,10 @@ struct Toy {
     /// Positions of the micro-batches whose gradients are infinite at any loss scale.
     infinite: std::ops::Range<u64>,
     slow: Duration,
+    /// Time of each batch of an evaluation.
+    slow_evaluation: Duration,
+    /// Whether its state is larger than any disk.
+    is_huge: bool,
     /// Number of targets of the micro-batch taken last.
     targets: u64,
     /// Whether results are read one step late.
@@ -68,6 +72,8 @@ impl Toy {
             overflow: None,
             infinite: 0..0,
             slow,
+            slow_evaluation: Duration::ZERO,
+            is_huge: false,
             targets: 0,
             late: false,
             found: VecDeque::new(),
@@ -180,6 +186,7 @@ impl Trainable for Toy {
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
         self.evaluated += 1;
+        std::thread::sleep(self.slow_evaluation);
         let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
         Ok((self.evaluated <= 3).then_some(Evaluated { loss, targets: 10 }))
     }
@@ -235,7 +242,7 @@ impl Trainable for Toy {
         let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
         match part {
             StatePart::Model => vec![stored("a", 2), stored("b", 3)],
-            StatePart::State => vec![stored("momentum", 5)],
+            StatePart::State => vec![stored("momentum", if self.is_huge { 1 << 58 } else { 5 })],
             StatePart::Average => vec![],
         }
     }
@@ -275,6 +282,11 @@ pub struct RecordingObserver {
 }
 
 impl RecordingObserver {
+    /// All messages, a line each.
+    pub fn said(&self) -> String {
+        self.heard.iter().map(|(_, text)| format!("{text}\n")).collect()
+    }
+
     pub fn until(step: u64) -> Self {
         Self { stop_after: Some(step), ..Self::default() }
     }
@@ -559,8 +571,99 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     let error = train(&falling.0, "run.steps=9 schedule.kind=cosine").expect_err("another end");
     assert!(error.to_string().contains("the schedule ended at step 8, ends at step 9"), "{error}");
     let same_end = "run.steps=9 schedule.kind=cosine schedule.steps=8";
-    let error = train(&falling.0, same_end).expect_err("a key of results");
-    assert!(error.to_string().contains("`schedule.steps` was null, is 8"), "{error}");
+    assert_eq!(train(&falling.0, same_end).expect("the same schedule").steps, 1);
+}
+
+/// `--resume never` deletes nothing; with `--force` the checkpoints and metrics of the earlier run are gone.
+#[test]
+fn a_run_starts_over() {
+    let folder = Folder::new("train-over");
+    train(&folder.0, "run.steps=4 run.save_every=2 run.evaluate_every=2").expect("trained");
+    let own = folder.write("notes.txt", "of the user");
+    let again = |resume| {
+        let request = Request { config: config("run.steps=3 run.seed=5"), output: folder.0.clone(), resume };
+        let mut open =
+            |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+        train_with(&request, &mut open, &mut RecordingObserver::default())
+    };
+    let error = again(Resume::Never).expect_err("there are checkpoints");
+    assert!(error.to_string().contains("give --force to delete") && error.exit_code() == 3, "{error}");
+    assert_eq!(lines(&folder).len(), 6, "four steps and two evaluations");
+    let report = again(Resume::StartOver).expect("started over");
+    assert_eq!((report.steps, lines(&folder).len()), (3, 3));
+    assert!(own.exists() && !folder.path("checkpoints/step-00000004").exists());
+    assert_eq!(fs::read_link(folder.path("best")).ok(), None, "the new run has not evaluated");
+}
+
+/// (flags, micro-batches of an epoch, steps after which an evaluation ran, steps of the checkpoints): an epoch of 7
+/// micro-batches has 3 steps, the last of them smaller, and an epoch of 6 has 2 whole steps.
+#[test]
+fn evaluations_and_checkpoints_by_epoch() {
+    for (flags, epoch, evaluations, checkpoints) in [
+        ("run.epochs=3 run.evaluate_every=epoch", 7, vec![3, 6, 9], vec![3, 9]),
+        ("run.epochs=3 run.evaluate_every=epoch run.save_every=epoch", 7, vec![3, 6, 9], vec![3, 6, 9]),
+        ("run.epochs=3 run.evaluate_every=epoch run.save_every=epoch", 6, vec![2, 4, 6], vec![2, 4, 6]),
+        ("run.epochs=4 run.save_every=2epochs", 6, vec![], vec![4, 8]),
+        ("run.epochs=5 run.save_every=2epochs run.evaluate_every=3epochs", 7, vec![9, 15], vec![6, 9, 12, 15]),
+        ("run.steps=4 run.evaluate_every=epoch", 6, vec![2, 4], vec![2, 4]),
+    ] {
+        let folder = Folder::new("train-by-epoch");
+        let flags = format!("{flags} run.keep_last=9");
+        let change = |toy: &mut Toy| toy.epoch = epoch;
+        let report = go(&folder.0, &flags, &mut RecordingObserver::default(), change).expect("trained");
+        let found: Vec<u64> = all_lines(&folder)
+            .iter()
+            .filter(|line| line.get("validation_loss").is_some())
+            .map(|line| line["step"].as_u64().expect("a step"))
+            .collect();
+        assert_eq!(found, evaluations, "{flags}");
+        let names = Checkpoints::list_in(&folder.0).expect("checkpoints");
+        let steps: Vec<u64> = names.iter().map(|named| named.step).collect();
+        // The toy's loss falls in the first epochs alone, so the best checkpoint may be one more.
+        assert!(checkpoints.iter().all(|step| steps.contains(step)), "{flags}: {steps:?}");
+        // A run that is broken between two epochs has the bits of a whole one.
+        let broken = Folder::new("train-by-epoch-broken");
+        go(&broken.0, &flags, &mut RecordingObserver::until(checkpoints[0]), change).expect_err("stopped");
+        let resumed = go(&broken.0, &flags, &mut RecordingObserver::default(), change).expect("resumed");
+        assert_eq!(bits(&resumed), bits(&report), "{flags}");
+    }
+}
+
+/// Rates of tokens are of training alone.
+#[test]
+fn evaluations_are_left_out_of_rates() {
+    let folder = Folder::new("train-rates");
+    let slow = |toy: &mut Toy| toy.slow_evaluation = Duration::from_millis(30);
+    let flags = "run.steps=3 run.evaluate_every=1 run.save_every=null run.keep_best=false";
+    let report = go(&folder.0, flags, &mut RecordingObserver::default(), slow).expect("trained");
+    // Three evaluations of four batches.
+    assert!(report.seconds > 0.36, "{}", report.seconds);
+    let whole = report.state.tokens as f64 / report.seconds;
+    assert!(report.tokens_per_second > 2.0 * whole, "{} {whole}", report.tokens_per_second);
+    for line in all_lines(&folder).iter().filter(|line| line.get("loss").is_some()) {
+        assert!(line["tokens_per_second"].as_f64().expect("a rate") > 2.0 * whole, "{line}");
+    }
+}
+
+/// The first checkpoint does not fail after hours of training.
+#[test]
+fn a_run_needs_room_for_a_checkpoint() {
+    let folder = Folder::new("train-room");
+    let huge = |toy: &mut Toy| toy.is_huge = true;
+    let error = go(&folder.0, "run.steps=2", &mut RecordingObserver::default(), huge).expect_err("no room");
+    let text = error.to_string();
+    assert!(text.contains("a checkpoint of this run takes 1 152 921 504 606 84") && text.contains("are free there"), "{text}");
+    assert!(!folder.path("metrics.jsonl").exists());
+}
+
+#[test]
+fn a_run_without_an_update_fails() {
+    let folder = Folder::new("train-skipped");
+    let flags = "run.steps=2 precision.kind=fp16 precision.initial_scale=1048576";
+    let infinite = |toy: &mut Toy| toy.infinite = 0..1000;
+    let error = go(&folder.0, flags, &mut RecordingObserver::default(), infinite).expect_err("nothing was trained");
+    assert!(error.to_string().starts_with("all 2 steps of the run were skipped"), "{error}");
+    assert_eq!((record(&folder)["status"].as_str(), error.exit_code()), (Some("failed"), 1));
 }
 
 #[test]
@@ -627,6 +730,10 @@ fn overflows_are_skipped_counted_and_overcome() {
     let scales: Vec<Value> = lines(&folder).iter().map(|line| line["loss_scale"].clone()).collect();
     assert_eq!(scales, [16.0, 16.0, 16.0, 32.0, 16.0, 16.0, 16.0, 32.0].map(|x| json!(x)));
     assert_eq!(lines(&folder)[3]["grad_norm"], Value::Null);
+    // A skipped step is not a step of the warm-up of five steps.
+    let rates: Vec<f64> = lines(&folder).iter().map(|line| line["lr"].as_f64().expect("a rate")).collect();
+    let wanted = [1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 5.0, 5.0].map(|n| 0.01 * n / 5.0);
+    assert!(rates.iter().zip(wanted).all(|(rate, wanted)| (rate - wanted).abs() < 1e-12), "{rates:?}");
 
     let plain = Folder::new("train-inf");
     let whole = "run.steps=8 precision.kind=fp16 precision.initial_scale=1";

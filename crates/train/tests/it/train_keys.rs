@@ -59,6 +59,10 @@ const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.in
      model.from=FIXTURES/goldens/esm2 data.format=fasta model.classes=2 data.labels=c";
 const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 \
      model.experts.count=8 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
+/// A protein model with DNA.
+const PROTEINS_OF_DNA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
+     model.from=FIXTURES/goldens/esm2 data.format=fasta data.train=[FIXTURES/goldens/pipeline/reads.fa] data.allow_dna=true \
+     data.longest=24 batch.micro_tokens=24 run.steps=1";
 /// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
 const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
 const ADAMW: &str = "optimizer.kind=adamw";
@@ -79,6 +83,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("batch.micro_tokens", "", "12", Loop),
     ("batch.sequences", "", "3", Plan),
     ("batch.tokens", "", "48", Loop),
+    ("data.allow_dna", PROTEINS_OF_DNA, "false", Real),
     ("data.bin_end", IDS, "5", Data),
     ("data.bin_type", IDS, "u32", Data),
     ("data.crops.indels", CALLER, "0.01", Data),
@@ -144,6 +149,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("model.attention.mask", "", "window", Plan),
     ("model.attention.window", "model.attention.mask=window", "7", Plan),
     ("model.bias", "", "false", Plan),
+    ("model.class_names", LABELLED, "[host,virus]", Data),
     ("model.classes", CLASSIFIER, "3", Plan),
     ("model.dropout", "", "0.1", Plan),
     ("model.experts.capacity", "", "1.25", Plan),
@@ -291,6 +297,7 @@ fn every_key_changes_something() {
         match look(changes, key, &config(&changed)) {
             Ok(after) => assert!(before != after, "{key} changes nothing"),
             // A budget that is too small has the effect that planning is refused.
+            Err(error) if key == "data.allow_dna" => assert!(error.to_string().contains("DNA"), "{error}"),
             Err(error) => assert!(key == "memory.budget" && error.exit_code() == 4, "{key}={value}: {error}"),
         }
     }

@@ -324,6 +324,7 @@ fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, 
         sort_by_length: true,
         max_length: Some(500),
         truncate: true,
+        allow_dna: false,
         prefetch: 2,
         settings,
     };

@@ -180,6 +180,7 @@ fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> pli
         sort_by_length: true,
         max_length: None,
         truncate: false,
+        allow_dna: false,
         prefetch: 2,
         settings,
     }
