@@ -204,7 +204,7 @@ fn decoders_of_the_hub_need_their_tokenizer() {
     // doctor and list know what embed knows.
     let list = list(&folder);
     let state = |id: &str| list.iter().find(|m| m["id"] == id).map(|m| m["cached"].clone());
-    assert_eq!((state("org/whole"), state("org/bare")), (Some(json!("complete")), None));
+    assert_eq!((state("org/whole"), state("org/bare")), (Some(json!("complete")), Some(json!("incomplete"))));
     let doctor = folder.run(&["doctor"]).assert_code(0).stdout();
     assert!(doctor.contains("org/whole: decoder\n"), "{doctor}");
 }

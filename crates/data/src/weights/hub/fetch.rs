@@ -35,7 +35,8 @@ pub enum FetchEvent {
     Again,
     /// The hub asks for this pause before the request is repeated.
     Pause(Duration),
-    /// Nothing happened: reported about ten times a second while the fetch waits, so that the callback can end it.
+    /// Nothing happened: reported at least ten times a second while the fetch waits or checks, so that the callback can
+    /// end it.
     Idle,
     /// Number of bytes received so far, including those of an earlier attempt.
     Bytes(u64),
