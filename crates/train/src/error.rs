@@ -223,7 +223,9 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// A model that no run wrote has no data of its own.
-    #[error("no run wrote the model {model}, so that it has no data of its own; give DATA, the files to evaluate it on")]
+    #[error(
+        "no run wrote the model {model}, so that it has no data of its own; give DATA, the files to evaluate it on"
+    )]
     EvaluationWithoutData {
         /// Path or hub id of the model.
         model: String,

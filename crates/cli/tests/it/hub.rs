@@ -173,14 +173,22 @@ fn decoders_of_the_hub_need_their_tokenizer() {
         }
     }
     for file in ["config.json", "model.safetensors"] {
-        folder.write(&format!("models/alphabet/{file}"), fs::read(golden(&format!("esm2/{file}"))).expect("golden"));
+        folder.write(
+            &format!("models/alphabet/{file}"),
+            fs::read(golden(&format!("esm2/{file}"))).expect("golden"),
+        );
     }
     let vocabulary = fs::read_to_string(golden("esm2/vocab.txt")).expect("golden");
     folder.write("models/alphabet/vocab.txt", vocabulary.replace("L\nA\n", "A\nL\n"));
     folder.write("t.txt", "The ship's load is 12345 tonnes, and the line shows it.\n".repeat(40));
     folder.write("p.faa", ">a\nMKVLA\n");
-    let run = |model: &str| format!("model: {{from: {model}}}\ndata: {{train: [t.txt], longest: 32, validation_fraction: 0}}\n\
-                                      batch: {{tokens: 64}}\nrun: {{steps: 1, threads: 1, output: {}}}\n", model.replace('/', "_"));
+    let run = |model: &str| {
+        format!(
+            "model: {{from: {model}}}\ndata: {{train: [t.txt], longest: 32, validation_fraction: 0}}\n\
+                                      batch: {{tokens: 64}}\nrun: {{steps: 1, threads: 1, output: {}}}\n",
+            model.replace('/', "_")
+        )
+    };
     folder.write("bare.yaml", run("org/bare"));
     folder.write("whole.yaml", run("org/whole"));
     let hub = hub_of(folder.path("models"));
@@ -190,11 +198,19 @@ fn decoders_of_the_hub_need_their_tokenizer() {
         (&["train", "bare.yaml"], 1, none),
         (&["evaluate", "org/bare", "t.txt"], 1, none),
         (&["verify", "--model", "org/bare"], 1, none),
-        (&["embed", "--model", "org/alphabet", "p.faa", "-o", "b.npy"], 1, "vocab.txt, line 5: expected `L`, found `A`"),
+        (
+            &["embed", "--model", "org/alphabet", "p.faa", "-o", "b.npy"],
+            1,
+            "vocab.txt, line 5: expected `L`, found `A`",
+        ),
         (&["embed", "--model", "org/whole", "t.txt", "-o", "c.npy"], 0, "tokenizer.json"),
         (&["train", "whole.yaml"], 0, ""),
         (&["evaluate", "org/whole", "t.txt", "--set", "data.longest=32"], 0, "perplexity"),
-        (&["evaluate", "org/whole"], 1, "no run wrote the model org/whole, so that it has no data of its own; give DATA"),
+        (
+            &["evaluate", "org/whole"],
+            1,
+            "no run wrote the model org/whole, so that it has no data of its own; give DATA",
+        ),
     ] {
         let ran = folder.run_online(words, &hub.address());
         let ran = ran.assert_code(code);

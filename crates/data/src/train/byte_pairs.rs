@@ -292,7 +292,8 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                     let name = part["SpecialToken"]["id"].as_str();
                     let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
                     let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(id).collect());
-                    let ids = ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
+                    let ids =
+                        ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
                     after.as_mut().unwrap_or(&mut before).extend(ids);
                 }
                 let after = after.ok_or("its post-processor has a template without $A")?;
@@ -300,7 +301,9 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                 frame.after.extend(after);
             }
             kind => {
-                return Err(format!("its post-processor {} is not supported", kind.unwrap_or("of no type")).into());
+                return Err(
+                    format!("its post-processor {} is not supported", kind.unwrap_or("of no type")).into()
+                );
             }
         }
     }
@@ -323,18 +326,25 @@ fn check_words(words: &Value) -> Result<(), Refusal> {
             Some("Split") => {
                 let pattern = step["pattern"]["Regex"].as_str().unwrap_or_default();
                 if !PATTERNS.contains(&pattern) {
-                    return Err("its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2".into());
+                    return Err(
+                        "its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2"
+                            .into(),
+                    );
                 }
                 // Both forms keep the matches, and no character is outside of them.
                 let keeps = [("Isolated", false), ("Removed", true)];
                 if !keeps.iter().any(|(behavior, invert)| {
                     step["behavior"] == *behavior && step["invert"].as_bool().unwrap_or(false) == *invert
                 }) {
-                    return Err("its pre-tokenizer Split does not keep what it matches (behavior, invert)".into());
+                    return Err(
+                        "its pre-tokenizer Split does not keep what it matches (behavior, invert)".into()
+                    );
                 }
             }
             kind => {
-                return Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into());
+                return Err(
+                    format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into()
+                );
             }
         }
     }
@@ -482,7 +492,8 @@ mod tests {
     #[test]
     fn parts_of_other_words_are_the_whole() {
         let pieces = [
-            "the", " ", "\n", "\t\t", "'S", "'", "\u{a0}", "\u{2003}", "1234", "e\u{301}", ".", "\r\n", "!?\n\n", "\u{958}",
+            "the", " ", "\n", "\t\t", "'S", "'", "\u{a0}", "\u{2003}", "1234", "e\u{301}", ".", "\r\n",
+            "!?\n\n", "\u{958}",
         ];
         let key = super::super::random::Key::new(5);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
@@ -505,16 +516,14 @@ mod tests {
         let special = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
         let text = json!({"Sequence": {"id": "A", "type_id": 0}});
         let ids = json!({"<|endoftext|>": {"id": "<|endoftext|>", "ids": [260], "tokens": ["<|endoftext|>"]}});
-        let template = |single: Value| json!({"type": "TemplateProcessing", "single": single, "special_tokens": ids});
+        let template =
+            |single: Value| json!({"type": "TemplateProcessing", "single": single, "special_tokens": ids});
         for (processor, wanted) in [
             (json!(null), Ok((vec![], vec![]))),
             (json!({"type": "ByteLevel"}), Ok((vec![], vec![]))),
             (template(json!([special, text])), Ok((vec![260], vec![]))),
             (template(json!([text, special])), Ok((vec![], vec![260]))),
-            (
-                json!({"type": "RobertaProcessing", "cls": ["a", 1], "sep": ["b", 2]}),
-                Ok((vec![1], vec![2])),
-            ),
+            (json!({"type": "RobertaProcessing", "cls": ["a", 1], "sep": ["b", 2]}), Ok((vec![1], vec![2]))),
             (template(json!([special])), Err("a template without $A")),
             (template(json!([text, text])), Err("a template of another form")),
             (json!({"type": "Other"}), Err("its post-processor Other is not supported")),

@@ -104,7 +104,8 @@ fn open(folder: &Folder, said: &mut Said) -> Result<OpenedModel, String> {
 
 #[test]
 fn what_would_compute_something_else_is_refused_by_name() {
-    let other_alphabet = || fs::read_to_string(fixture("goldens/esm2/vocab.txt")).expect("read").replace("L\nA\n", "A\nL\n");
+    let other_alphabet =
+        || fs::read_to_string(fixture("goldens/esm2/vocab.txt")).expect("read").replace("L\nA\n", "A\nL\n");
     let no_regex = || {
         let text = fs::read_to_string(fixture("goldens/llama3/tokenizer.json")).expect("read");
         let mut file: Value = serde_json::from_str(&text).expect("JSON");
@@ -112,10 +113,18 @@ fn what_would_compute_something_else_is_refused_by_name() {
         file.to_string()
     };
     for (model, changes, wanted) in [
-        ("llama3", vec![Without("tokenizer.json")], "has no tokenizer.json; a language model is read with its own"),
+        (
+            "llama3",
+            vec![Without("tokenizer.json")],
+            "has no tokenizer.json; a language model is read with its own",
+        ),
         (
             "qwen2",
-            vec![Without("tokenizer.json"), With("vocab.json", "{}".to_owned()), With("merges.txt", String::new())],
+            vec![
+                Without("tokenizer.json"),
+                With("vocab.json", "{}".to_owned()),
+                With("merges.txt", String::new()),
+            ],
             "has no tokenizer.json (only vocab.json, merges.txt)",
         ),
         (
@@ -135,7 +144,11 @@ fn what_would_compute_something_else_is_refused_by_name() {
             vec![Key("quantization_config", json!({"quant_method": "gptq"}))],
             "config.json: `quantization_config` must be left out",
         ),
-        ("esm2", vec![Key("quantization_config", json!({"load_in_8bit": true}))], "`quantization_config` must be"),
+        (
+            "esm2",
+            vec![Key("quantization_config", json!({"load_in_8bit": true}))],
+            "`quantization_config` must be",
+        ),
         (
             "llama3",
             vec![Key("rope_parameters", json!({"rope_type": "dynamic", "factor": 2.0}))],
@@ -148,7 +161,11 @@ fn what_would_compute_something_else_is_refused_by_name() {
             vec![Twin("model.embed_tokens.weight", "lm_head.weight")],
             "`lm_head.weight` and `model.embed_tokens.weight` must be equal",
         ),
-        ("llama3", vec![Key("plimsoll_tokenizer", json!("bytes")), Key("vocab_size", json!(100))], "not 256 or more"),
+        (
+            "llama3",
+            vec![Key("plimsoll_tokenizer", json!("bytes")), Key("vocab_size", json!(100))],
+            "not 256 or more",
+        ),
     ] {
         let folder = Folder::new("refused_model");
         changed(&folder, model, &changes);
@@ -174,17 +191,26 @@ fn what_is_known_is_opened_and_what_is_left_over_is_noted() {
         ("dnabert_s", vec![], vec![]),
         ("llama3", vec![Tensors(bare)], vec![]),
         ("llama3", vec![Tensors(without_head)], vec![]),
-        ("llama3", vec![Tensors(more)], vec!["the model does not read 1 of the tensors in its weights: model.extra.weight"]),
+        (
+            "llama3",
+            vec![Tensors(more)],
+            vec!["the model does not read 1 of the tensors in its weights: model.extra.weight"],
+        ),
         (
             "qwen3",
             vec![Key("num_hidden_layers", json!(1))],
             vec!["the weights have 2 layers, of which config.json (num_hidden_layers) takes the first 1"],
         ),
-        ("esm2", vec![Key("num_hidden_layers", json!(1))], vec!["the weights have 2 layers, of which config.json"]),
+        (
+            "esm2",
+            vec![Key("num_hidden_layers", json!(1))],
+            vec!["the weights have 2 layers, of which config.json"],
+        ),
     ] {
         let folder = Folder::new("opened_model");
         if model == "dnabert_s" {
-            fs::copy(fixture("goldens/dnabert_s/pytorch_model.bin"), folder.path("pytorch_model.bin")).expect("copied");
+            fs::copy(fixture("goldens/dnabert_s/pytorch_model.bin"), folder.path("pytorch_model.bin"))
+                .expect("copied");
         }
         changed(&folder, model, &changes);
         let mut said = Said::default();
