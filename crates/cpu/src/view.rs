@@ -167,7 +167,10 @@ impl<'a, E: Element> RowsMut<'a, E> {
 
 /// Columns of one of `heads` heads of a row. Panics if there are gaps between rows, or the heads differ in width.
 fn head_columns(cols: usize, ld: usize, heads: usize) -> usize {
-    assert!(heads == 1 || (ld == cols && heads > 0 && cols.is_multiple_of(heads)), "{cols} columns, {heads} heads");
+    assert!(
+        heads == 1 || (ld == cols && heads > 0 && cols.is_multiple_of(heads)),
+        "{cols} columns, {heads} heads"
+    );
     cols / heads
 }
 

@@ -136,10 +136,9 @@ impl Encoder {
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         match ModelConfig::from_json(text)? {
             ModelConfig::Encoder(encoder) => Ok(encoder),
-            other => Err(ConfigError::Family {
-                found: other.family(),
-                wanted: "an encoder (ESM-2 or DNABERT-S)",
-            }),
+            other => {
+                Err(ConfigError::Family { found: other.family(), wanted: "an encoder (ESM-2 or DNABERT-S)" })
+            }
         }
     }
 

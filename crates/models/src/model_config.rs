@@ -91,7 +91,10 @@ mod tests {
             (json!({"model_type": "gemma2"}), "model_type `gemma2` is not known"),
             (json!({"model_type": "qwen3_moe"}), "model_type `qwen3_moe` is not known"),
             (json!({"model_type": null}), "model_type (none) is not known"),
-            (json!({"quantization_config": {"quant_method": "gptq"}}), "`quantization_config` must be left out"),
+            (
+                json!({"quantization_config": {"quant_method": "gptq"}}),
+                "`quantization_config` must be left out",
+            ),
             (json!({"quantization_config": {"quant_method": "awq"}}), "`quantization_config` must be left out"),
             (rope("dynamic"), "`rope_type` must be `default`, `linear`, `llama3` or `yarn`"),
             (rope("longrope"), "`rope_type` must be"),

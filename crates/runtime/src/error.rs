@@ -88,7 +88,9 @@ pub enum ModelError {
         instead: String,
     },
     /// The bytes of a text are more tokens than the model has.
-    #[error("{name}: config.json says that its tokens are bytes, and its embedding has {rows} rows, not 256 or more")]
+    #[error(
+        "{name}: config.json says that its tokens are bytes, and its embedding has {rows} rows, not 256 or more"
+    )]
     TooFewForBytes {
         /// Name of the model.
         name: String,

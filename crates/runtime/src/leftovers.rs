@@ -13,7 +13,8 @@ use std::collections::BTreeSet;
 const NAMED: usize = 3;
 
 /// Ends of the names of tensors without an effect: frequencies, which are computed or compared, counters, and positions.
-const WITHOUT_EFFECT: [&str; 4] = ["inv_freq", "position_ids", "num_batches_tracked", "position_embeddings.weight"];
+const WITHOUT_EFFECT: [&str; 4] =
+    ["inv_freq", "position_ids", "num_batches_tracked", "position_embeddings.weight"];
 
 /// Modules of heads and poolings, which only some commands read.
 const HEADS: [&str; 5] = ["lm_head", "cls", "classifier", "contact_head", "pooler"];
@@ -61,8 +62,7 @@ fn read_by(model: &SequenceModel) -> Result<BTreeSet<String>, RuntimeError> {
         SequenceModel::Encoder(Encoder::Esm2(_)) | SequenceModel::Decoder(_) => &[Output::Mean, Output::Logits],
     };
     let graph = model.graph(Bounds { tokens: 4, sequences: 1, longest: 4 }, outputs)?;
-    let mut read: BTreeSet<String> =
-        pieces(&graph).flat_map(|piece| model.candidates(&piece.tensor)).collect();
+    let mut read: BTreeSet<String> = pieces(&graph).flat_map(|piece| model.candidates(&piece.tensor)).collect();
     if let SequenceModel::Encoder(encoder) = model {
         read.extend(tied_tensors(encoder).iter().flat_map(|(twin, _)| model.candidates(twin)));
     }

@@ -126,8 +126,6 @@ pub use plimsoll_exec::heap::{Heap, limit_slack};
 pub use plimsoll_graph::Bytes;
 pub use plimsoll_plan::{Precision, Streaming, Target};
 pub use process::bill_whole_process;
-pub use sequence_model::{
-    DecoderModel, ModelParts, OpenedModel, OwnTokenizer, check_decoder, find_in_decoder,
-};
+pub use sequence_model::{DecoderModel, ModelParts, OpenedModel, OwnTokenizer, check_decoder, find_in_decoder};
 pub use session::Usage;
 pub use settings::{LETTERS_OF_REPLICA, Replicas, Settings, on_cpu, replicas_for_input};

@@ -309,7 +309,12 @@ pub(crate) enum Slice {
 }
 
 impl Slice {
-    pub(crate) fn read(&self, weights: &Weights, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
+    pub(crate) fn read(
+        &self,
+        weights: &Weights,
+        range: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), RuntimeError> {
         match self {
             Self::File(name) => weights.read_f32(name, range, out)?,
             Self::Memory(values) => out.copy_from_slice(&values[range.start as usize..range.end as usize]),

@@ -199,7 +199,8 @@ pub enum OwnTokenizer {
 }
 
 /// Files of tokenizers in formats that are not read.
-const OTHER_FORMATS: [&str; 5] = ["tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "tiktoken.model"];
+const OTHER_FORMATS: [&str; 5] =
+    ["tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "tiktoken.model"];
 
 impl OwnTokenizer {
     /// The tokenizer of the language model in `folder`, whose config.json has the text `config`.

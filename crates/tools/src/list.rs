@@ -60,10 +60,9 @@ const F32: u64 = 4;
 pub fn list() -> Result<List, ToolError> {
     let env = HubEnv::from_process();
     let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
-    let known_models =
-        KNOWN.iter().filter_map(|(id, about)| {
-            Some(((*id).to_owned(), Some(*about), SequenceModel::Encoder(known(id)?)))
-        });
+    let known_models = KNOWN
+        .iter()
+        .filter_map(|(id, about)| Some(((*id).to_owned(), Some(*about), SequenceModel::Encoder(known(id)?))));
     let others = cached.filter_map(|id| {
         let config = read_config(&find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
         // Unsupported models are left to `doctor`.

@@ -250,13 +250,21 @@ pub enum TrainError {
     NothingToEvaluate,
     /// The folder to evaluate is no checkpoint in the folder of a run.
     #[error(
-        "{} is not a checkpoint in the folder of a run, which has a config.yaml; give a folder such as RUN/best or \
-         RUN/checkpoints/step-00000100",
+        "{} is not a checkpoint in the folder of a run, which has a config.yaml, and not the folder of a model, which has a \
+         config.json; give a folder such as RUN/best or RUN/checkpoints/step-00000100, or a model and DATA",
         EscapedPath(path)
     )]
     NoRunOfCheckpoint {
         /// Path that was given.
         path: PathBuf,
+    },
+    /// A model that no run wrote has no data of its own.
+    #[error(
+        "no run wrote the model {model}, so that it has no data of its own; give DATA, the files to evaluate it on"
+    )]
+    EvaluationWithoutData {
+        /// Path or hub id of the model.
+        model: String,
     },
     /// The checkpoint to evaluate has adapters without the model that they adapt.
     #[error(
@@ -707,6 +715,7 @@ impl Failure for TrainError {
             | Self::LossNotFinite { .. }
             | Self::GradientsNotFinite { .. }
             | Self::NoRunOfCheckpoint { .. }
+            | Self::EvaluationWithoutData { .. }
             | Self::CheckpointName { .. }
             | Self::PredictionFolder { .. }
             | Self::ForeignFolder { .. }

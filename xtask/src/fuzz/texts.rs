@@ -6,7 +6,7 @@ use super::{CaseResult, Format, Seeds, check_error, check_message, measured, mes
 use plimsoll_data::bounded::read_text;
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_graph::{Bounds, Bytes, Graph};
-use plimsoll_models::{CallerConfig, CallerObjective, Encoder, Output, Training};
+use plimsoll_models::{CallerConfig, CallerObjective, Output, SequenceModel, Training};
 use plimsoll_plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,8 @@ pub fn formats(root: &Path) -> Vec<Format> {
         .to_vec();
     let mut tokenizers = vec![small; 7];
     tokenizers.push(read(&format!("{goldens}/dnabert_s/tokenizer.json")));
-    let configs = ["esm2", "dnabert_s", "caller"].map(|model| read(&format!("{goldens}/{model}/config.json")));
+    let models = ["esm2", "dnabert_s", "caller", "llama3", "qwen2", "qwen3"];
+    let configs = models.map(|model| read(&format!("{goldens}/{model}/config.json")));
     let targets = ["null", "h200", "cpu"].map(|name| read(&format!("crates/plan/src/targets/{name}.toml")));
     let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
     let row = |name, file, corpus: Vec<Vec<u8>>, words, check| {
@@ -88,6 +89,17 @@ const CONFIG: &[&str] = &[
     "\"model_type\": \"bert\",",
     "\"alibi_starting_size\": 1,",
     "\"token_dropout\": 1,",
+    "\"rope_theta\": 1,",
+    "\"rope_theta\": 1e-38,",
+    "\"factor\": 1e38,",
+    "\"low_freq_factor\": 1e-38,",
+    "\"high_freq_factor\": 1.0000001,",
+    "\"attention_factor\": 1e30,",
+    "\"mscale\": 1e38, \"mscale_all_dim\": 1e-38,",
+    "\"original_max_position_embeddings\": 1,",
+    "\"rope_type\": \"yarn\",",
+    "\"quantization_config\": {},",
+    "\"model_type\": \"qwen3\",",
     "\"\u{1b}[31m\\n\"",
     "\"model_type\": \"\\u001b[2J\\nerror: none\",",
     "null",
@@ -177,7 +189,11 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
                 true => caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default()),
                 false => caller.graph(bounds),
             }),
-            false => Encoder::from_json(&text).map(|encoder| encoder.graph(bounds, &[Output::Mean])),
+            false => SequenceModel::from_json(&text).map(|model| {
+                let frequencies = model.derived("rotary_emb.inv_freq").unwrap_or_default();
+                assert!(frequencies.iter().all(|f| f.is_finite()), "{frequencies:?}");
+                model.graph(bounds, &[Output::Mean])
+            }),
         };
         Some(graph.map(|graph| graph.map(|graph| in_range(&graph))))
     });

@@ -67,7 +67,13 @@ pub fn formats() -> Vec<Format> {
         row("train.txt", "t.txt", owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"], check_text),
         row("train.jsonl", "t.jsonl", owned(&lines), json, check_json),
         row("train.bin", "t.bin", ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"], check_ids),
-        row("byte pairs", "tokenizer.json", vec![byte_pairs(), sentence_pieces()], TOKENIZER, check_byte_pairs),
+        row(
+            "byte pairs",
+            "tokenizer.json",
+            vec![byte_pairs(), sentence_pieces(), llama3(&byte_pairs())],
+            TOKENIZER,
+            check_byte_pairs,
+        ),
         rows,
     ]
 }
@@ -78,6 +84,10 @@ const TOKENIZER: &[&[u8]] = &[
     b"\"t h\"",
     b"\"th e\",",
     b"{\"type\":\"NFC\"}",
+    b"{\"type\":\"Digits\",\"individual_digits\":true},",
+    b"\"Removed\"",
+    b"\"ids\":[4294967295]",
+    b"{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},",
     b"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a+)+$\"},\"behavior\":\"Isolated\",\"invert\":false}",
     b"\"use_regex\":false",
     b"\"add_prefix_space\":true",
@@ -108,6 +118,20 @@ fn byte_pairs() -> Vec<u8> {
         vocab.join(",")
     )
     .into_bytes()
+}
+
+/// The words, normalizer and template of Llama 3 around the tokens of another byte-level tokenizer.
+fn llama3(pairs: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(pairs);
+    let plain = "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\n        \"add_prefix_space\":false,\"trim_offsets\":true}";
+    let words = r#""normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split",
+        "pattern":{"Regex":"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+        "behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,
+        "use_regex":false}]},"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<|end|>",
+        "type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"<|end|>":{"id":"<|end|>",
+        "ids":[258],"tokens":["<|end|>"]}}}"#;
+    assert!(text.contains(plain), "another form of the byte-level tokenizer");
+    text.replace(plain, words).into_bytes()
 }
 
 /// A unigram tokenizer with scores and normalizers.

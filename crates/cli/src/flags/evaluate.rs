@@ -20,6 +20,9 @@ use std::process::ExitCode;
 /// Data settings are those of the run that wrote the checkpoint, from the config.yaml in its folder; DATA and flags
 /// override them. Without DATA, the run's validation data are evaluated, and all data of a run without validation data.
 ///
+/// A model that no run wrote, a folder or a name on the hub, is evaluated on DATA with the default settings of `plimsoll
+/// train`: the loss of the next token for a language model, of masked tokens for an encoder.
+///
 /// With DATA, all of it is evaluated. The exception are the windows of a caller: those of the records whose split is
 /// `validation` in the table of records (data.labels).
 ///
@@ -27,7 +30,8 @@ use std::process::ExitCode;
 /// interrupted.
 #[derive(Debug, Args)]
 pub struct Evaluate {
-    /// Checkpoint of a run, such as RUN/best or RUN/checkpoints/step-00000100, or its folder `ema` of averaged weights
+    /// Checkpoint of a run, such as RUN/best or RUN/checkpoints/step-00000100, or its folder `ema` of averaged weights; or
+    /// a model: its folder or its name on the hub
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
 

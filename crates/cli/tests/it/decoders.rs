@@ -130,12 +130,16 @@ fn texts_and_sequences_have_embeddings() {
         reads.iter().map(|(id, row)| (id.as_str(), row.len())).collect::<Vec<_>>(),
         [("a", 64), ("b", 64)]
     );
-    // Texts are for decoders; a decoder with other tokens needs its tokenizer.
+    // Texts are for decoders; a decoder whose config.json does not say that its tokens are bytes needs its tokenizer.
     folder.run(&["embed", "--model", &golden("esm2"), "texts.txt", "-o", "x.npy"]).assert_code(1);
     let path = format!("{MODEL}/config.json");
     let mut config: Value = serde_json::from_slice(&folder.read(&path)).expect("JSON");
-    config["vocab_size"] = 600.into();
+    assert_eq!(config.as_object_mut().expect("an object").remove("plimsoll_tokenizer"), Some("bytes".into()));
     folder.write(&path, config.to_string());
-    let said = folder.run(&["embed", "--model", MODEL, "texts.txt", "-o", "x.npy"]).assert_code(1).stderr();
-    assert!(said.contains("has no tokenizer.json"), "{said}");
+    let texts = ["embed", "--model", MODEL, "texts.txt", "-o", "x.npy"];
+    for words in [&texts[..], &["verify", "--model", MODEL]] {
+        let ran = folder.run(words).assert_code(1);
+        let said = format!("{}{}", ran.stdout(), ran.stderr());
+        assert!(said.contains("has no tokenizer.json"), "{words:?}: {said}");
+    }
 }

@@ -143,7 +143,7 @@ fn commands_of_embed() {
 
 #[test]
 fn commands_of_train() {
-    run_page("docs/train.md", 15);
+    run_page("docs/train.md", 16);
 }
 
 #[test]
@@ -158,6 +158,7 @@ fn commands_of_the_other_pages() {
         ("docs/configuration.md", 3),
         ("docs/gpus.md", 6),
         ("docs/leaks.md", 0),
+        ("docs/models.md", 1),
         ("docs/monitor.md", 5),
         ("docs/report.md", 6),
         ("docs/training-gpu.md", 2),

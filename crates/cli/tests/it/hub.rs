@@ -53,7 +53,8 @@ fn what_is_missing_is_fetched_and_nothing_else() {
     };
     let ran = embed("org/esm2", "p.faa", "e.npy");
     assert!(ran.assert_code(0).stderr().contains("model.safetensors: 347 420 B"), "{}", ran.stderr());
-    assert_eq!(paths(from), ["model.safetensors"]);
+    // The vocabulary shows whether token ids stand for the residues that they are given for.
+    assert_eq!(paths(from), ["vocab.txt", "model.safetensors"]);
     let from = hub.asked().len();
     embed("org/dnabert_s", "d.fna", "f.npy").assert_code(0);
     assert_eq!(paths(from), ["config.json", "tokenizer.json", "pytorch_model.bin"]);
@@ -155,6 +156,73 @@ fn a_model_that_cannot_be_run_is_not_fetched() {
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
     assert!(ran.assert_code(1).stderr().contains("model_type `gpt2` is not known"), "{}", ran.stderr());
     assert!(hub.asked().iter().all(|r| r.path.ends_with("config.json")));
+}
+
+/// A language model of the hub is read with its own tokenizer, in every command; a file of another alphabet is found there as
+/// in a folder; and a model that no run wrote is evaluated by its name.
+#[test]
+fn decoders_of_the_hub_need_their_tokenizer() {
+    let folder = Folder::new("hub_tokenizer");
+    for (model, files) in [
+        ("bare", &["config.json", "model.safetensors"][..]),
+        ("whole", &["config.json", "model.safetensors", "tokenizer.json"]),
+    ] {
+        for file in files {
+            let bytes = fs::read(golden(&format!("llama3/{file}"))).expect("golden");
+            folder.write(&format!("models/{model}/{file}"), bytes);
+        }
+    }
+    for file in ["config.json", "model.safetensors"] {
+        folder.write(
+            &format!("models/alphabet/{file}"),
+            fs::read(golden(&format!("esm2/{file}"))).expect("golden"),
+        );
+    }
+    let vocabulary = fs::read_to_string(golden("esm2/vocab.txt")).expect("golden");
+    folder.write("models/alphabet/vocab.txt", vocabulary.replace("L\nA\n", "A\nL\n"));
+    folder.write("t.txt", "The ship's load is 12345 tonnes, and the line shows it.\n".repeat(40));
+    folder.write("p.faa", ">a\nMKVLA\n");
+    let run = |model: &str| {
+        format!(
+            "model: {{from: {model}}}\ndata: {{train: [t.txt], longest: 32, validation_fraction: 0}}\n\
+                                      batch: {{tokens: 64}}\nrun: {{steps: 1, threads: 1, output: {}}}\n",
+            model.replace('/', "_")
+        )
+    };
+    folder.write("bare.yaml", run("org/bare"));
+    folder.write("whole.yaml", run("org/whole"));
+    let hub = hub_of(folder.path("models"));
+    let none = "org/bare has no tokenizer.json; a language model is read with its own tokenizer only";
+    for (words, code, said) in [
+        (&["embed", "--model", "org/bare", "t.txt", "-o", "a.npy"][..], 1, none),
+        (&["train", "bare.yaml"], 1, none),
+        (&["evaluate", "org/bare", "t.txt"], 1, none),
+        (&["verify", "--model", "org/bare"], 1, none),
+        (
+            &["embed", "--model", "org/alphabet", "p.faa", "-o", "b.npy"],
+            1,
+            "vocab.txt, line 5: expected `L`, found `A`",
+        ),
+        (&["embed", "--model", "org/whole", "t.txt", "-o", "c.npy"], 0, "tokenizer.json"),
+        (&["train", "whole.yaml"], 0, ""),
+        (&["evaluate", "org/whole", "t.txt", "--set", "data.longest=32"], 0, "perplexity"),
+        (
+            &["evaluate", "org/whole"],
+            1,
+            "no run wrote the model org/whole, so that it has no data of its own; give DATA",
+        ),
+    ] {
+        let ran = folder.run_online(words, &hub.address());
+        let ran = ran.assert_code(code);
+        let text = format!("{}{}", ran.stdout(), ran.stderr());
+        assert!(text.contains(said), "{words:?}: {text}");
+    }
+    // doctor and list know what embed knows.
+    let list = list(&folder);
+    let state = |id: &str| list.iter().find(|m| m["id"] == id).map(|m| m["cached"].clone());
+    assert_eq!((state("org/whole"), state("org/bare")), (Some(json!("complete")), Some(json!("incomplete"))));
+    let doctor = folder.run(&["doctor"]).assert_code(0).stdout();
+    assert!(doctor.contains("org/whole: decoder\n"), "{doctor}");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
-    Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, RmsNormGrad, Scale,
-    SegmentMeanGrad, TokenDropout,
+    Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, RmsNormGrad,
+    Scale, SegmentMeanGrad, TokenDropout,
 };
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{RUN_ROWS, SORT_CHUNK, SUM_ROWS, column_sums_parts, indexed_sums_parts};

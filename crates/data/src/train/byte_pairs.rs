@@ -292,7 +292,8 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                     let name = part["SpecialToken"]["id"].as_str();
                     let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
                     let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(id).collect());
-                    let ids = ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
+                    let ids =
+                        ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
                     after.as_mut().unwrap_or(&mut before).extend(ids);
                 }
                 let after = after.ok_or("its post-processor has a template without $A")?;
@@ -300,7 +301,9 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                 frame.after.extend(after);
             }
             kind => {
-                return Err(format!("its post-processor {} is not supported", kind.unwrap_or("of no type")).into());
+                return Err(
+                    format!("its post-processor {} is not supported", kind.unwrap_or("of no type")).into()
+                );
             }
         }
     }
@@ -323,18 +326,25 @@ fn check_words(words: &Value) -> Result<(), Refusal> {
             Some("Split") => {
                 let pattern = step["pattern"]["Regex"].as_str().unwrap_or_default();
                 if !PATTERNS.contains(&pattern) {
-                    return Err("its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2".into());
+                    return Err(
+                        "its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2"
+                            .into(),
+                    );
                 }
                 // Both forms keep the matches, and no character is outside of them.
                 let keeps = [("Isolated", false), ("Removed", true)];
                 if !keeps.iter().any(|(behavior, invert)| {
                     step["behavior"] == *behavior && step["invert"].as_bool().unwrap_or(false) == *invert
                 }) {
-                    return Err("its pre-tokenizer Split does not keep what it matches (behavior, invert)".into());
+                    return Err(
+                        "its pre-tokenizer Split does not keep what it matches (behavior, invert)".into()
+                    );
                 }
             }
             kind => {
-                return Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into());
+                return Err(
+                    format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into()
+                );
             }
         }
     }
@@ -458,6 +468,75 @@ mod tests {
         assert_eq!((part(&text), part(&text[..PART + 2])), (LONGEST_PART, PART + 2));
     }
 
+    /// The file with the words of Llama 3 or Qwen2, a normalizer and a template.
+    fn modern(pattern: usize) -> Value {
+        let mut file = file();
+        file["normalizer"] = json!({"type": "NFC"});
+        file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        ]});
+        file["post_processor"] = json!({"type": "Sequence", "processors": [
+            {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+            {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<|endoftext|>":
+                    {"id": "<|endoftext|>", "ids": [260], "tokens": ["<|endoftext|>"]}}},
+        ]});
+        file
+    }
+
+    /// Words of Llama 3 and Qwen2 part punctuation and line ends in other places than those of GPT-2; a part never ends
+    /// inside of a match.
+    #[test]
+    fn parts_of_other_words_are_the_whole() {
+        let pieces = [
+            "the", " ", "\n", "\t\t", "'S", "'", "\u{a0}", "\u{2003}", "1234", "e\u{301}", ".", "\r\n",
+            "!?\n\n", "\u{958}",
+        ];
+        let key = super::super::random::Key::new(5);
+        let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
+        for pattern in 0..PATTERNS.len() {
+            let pairs = open(&modern(pattern)).unwrap();
+            assert!(pairs.parts);
+            assert_eq!(pairs.frame(), &TextFrame { before: vec![260], after: vec![] });
+            let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
+            let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
+            assert_eq!(encode(&pairs, &text), whole, "{}", PATTERNS[pattern]);
+        }
+        // A digit a token for Qwen2, and up to three for Llama 3; normalization makes one character of two.
+        let [llama, qwen] = [0, 1].map(|pattern| open(&modern(pattern)).unwrap());
+        assert_eq!([&llama, &qwen].map(|pairs| encode(pairs, "12").len()), [2, 2]);
+        assert_eq!(encode(&llama, "e\u{301}"), encode(&llama, "\u{e9}"));
+    }
+
+    #[test]
+    fn post_processors_are_read_or_refused() {
+        let special = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let ids = json!({"<|endoftext|>": {"id": "<|endoftext|>", "ids": [260], "tokens": ["<|endoftext|>"]}});
+        let template =
+            |single: Value| json!({"type": "TemplateProcessing", "single": single, "special_tokens": ids});
+        for (processor, wanted) in [
+            (json!(null), Ok((vec![], vec![]))),
+            (json!({"type": "ByteLevel"}), Ok((vec![], vec![]))),
+            (template(json!([special, text])), Ok((vec![260], vec![]))),
+            (template(json!([text, special])), Ok((vec![], vec![260]))),
+            (json!({"type": "RobertaProcessing", "cls": ["a", 1], "sep": ["b", 2]}), Ok((vec![1], vec![2]))),
+            (template(json!([special])), Err("a template without $A")),
+            (template(json!([text, text])), Err("a template of another form")),
+            (json!({"type": "Other"}), Err("its post-processor Other is not supported")),
+        ] {
+            let found = frame(&processor).map(|frame| (frame.before, frame.after));
+            match (found, wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{processor}"),
+                (Err(error), Err(why)) => assert!(error.to_string().contains(why), "{processor}: {error}"),
+                (found, _) => panic!("{processor}: {found:?}"),
+            }
+        }
+    }
+
     #[test]
     fn what_is_not_understood_is_refused_by_name() {
         for (pointer, value, why) in [
@@ -469,6 +548,25 @@ mod tests {
             ("/pre_tokenizer", json!(null), "neither an unknown token nor one for each byte"),
             ("/pre_tokenizer", json!({"type": "Split"}), "its pre-tokenizer Split is not supported"),
             ("/pre_tokenizer", json!({"type": "ByteLevel", "use_regex": false}), "use_regex is false"),
+            (
+                "/pre_tokenizer",
+                json!({"type": "Sequence", "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": false},
+                    {"type": "ByteLevel", "use_regex": false}]}),
+                "its pre-tokenizer Split has another pattern than those of GPT-2, Llama 3 and Qwen2",
+            ),
+            (
+                "/pre_tokenizer",
+                json!({"type": "Sequence", "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": PATTERNS[0]}, "behavior": "Removed", "invert": false},
+                    {"type": "ByteLevel", "use_regex": false}]}),
+                "its pre-tokenizer Split does not keep what it matches",
+            ),
+            (
+                "/pre_tokenizer",
+                json!({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Punctuation"}]}),
+                "its pre-tokenizer does not end with ByteLevel",
+            ),
             ("/model/vocab/!", json!(1 << 20), "not a whole number below 2^20"),
             ("/model/vocab", json!({"a": 0}), "255 of the 256 bytes have no token"),
         ] {

@@ -61,7 +61,8 @@ mod tests {
     #[test]
     fn heads_are_rows_of_their_own() {
         let [x, gamma] = [random(1, &[6, 4]), random(2, &[4])];
-        let whole = run(Op::RmsNorm(RmsNorm { eps: 0.1, heads: 1 }), &[x.clone(), gamma.clone()], &[&[6, 4], &[6]]);
+        let whole =
+            run(Op::RmsNorm(RmsNorm { eps: 0.1, heads: 1 }), &[x.clone(), gamma.clone()], &[&[6, 4], &[6]]);
         let halves = Tensor::f64(&[2, 12], floats(&x).to_vec());
         check(
             Op::RmsNorm(RmsNorm { eps: 0.1, heads: 3 }),

@@ -50,7 +50,7 @@ fn loss_and_gradients(fixture: &Fixture, on: On) {
     }
 }
 
-const DENSE: &[&str] = &["llama", "alibi"];
+const DENSE: &[&str] = &["llama", "alibi", "qwen2", "qwen3"];
 const MIXTURES: &[&str] = &["mixtral", "moe_swiglu", "moe_gelu"];
 const MASKED: &[&str] = &["esm2", "dnabert_s"];
 

@@ -197,9 +197,17 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
             if fast <= slow {
                 return Err(inner.bad("beta_fast", format!("above beta_slow {slow}")));
             }
+            let attention = match inner.has("attention_factor") {
+                true => inner.above_zero("attention_factor", 1.0)?,
+                false => temperature(inner, factor)?,
+            };
+            // Scores have its square as a factor.
+            if !(attention.is_normal() && attention < LARGEST_ATTENTION_FACTOR) {
+                return Err(inner.bad("attention_factor", "a number above 0 and below 10000, or left out"));
+            }
             Ok(RopeScaling::Yarn {
                 factor,
-                attention: inner.above_zero("attention_factor", temperature(inner, factor)?)?,
+                attention,
                 fast,
                 slow,
                 original: original()?,
@@ -213,6 +221,9 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
 /// The forms of scaling that are supported, and why others are not.
 const FORMS: &str = "`default`, `linear`, `llama3` or `yarn` (in `rope_scaling` or `rope_parameters`; the frequencies of \
                      `dynamic` and `longrope` depend on the length of a sequence)";
+
+/// Exclusive upper bound of YaRN's factor of cosines and sines; published models have less than 2.
+const LARGEST_ATTENTION_FACTOR: f32 = 1e4;
 
 /// The required factor of the scaling, at least 1.
 fn factor(inner: &Keys<'_>) -> Result<f32, ConfigError> {

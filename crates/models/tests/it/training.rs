@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 8, longest: 32 };
-const DECODERS: [&str; 5] = ["llama", "mixtral", "moe_swiglu", "moe_gelu", "alibi"];
+const DECODERS: [&str; 7] = ["llama", "mixtral", "moe_swiglu", "moe_gelu", "alibi", "qwen2", "qwen3"];
 
 fn fixture(name: &str, file: &str) -> Vec<u8> {
     let path = format!("{}/../../fixtures/training/{name}/{file}", env!("CARGO_MANIFEST_DIR"));

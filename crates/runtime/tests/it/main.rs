@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "its `main` is for the example")]
 #[path = "../../examples/max_pooling.rs"]
 mod max_pooling;
+mod models;
 mod pooling;
 mod streaming;
 mod timeline;

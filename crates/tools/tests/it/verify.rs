@@ -21,6 +21,19 @@ fn folder(weights: &Path) -> VerifyReport {
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Token ids equal those of `tokenizers`, and hidden states those of transformers to the bound of the answers.
+#[test]
+fn decoders_answer_as_transformers_does() {
+    for model in ["llama3", "qwen2", "qwen3"] {
+        let report = folder(&fixture(&format!("goldens/{model}")));
+        assert!(report.passes(), "{model}: {report}");
+        let passed = ended(&report, Outcome::Pass);
+        let has = |name: &str, part: &str| passed.iter().any(|(n, detail)| *n == name && detail.contains(part));
+        assert!(has("tokens", "5 of 5 sequences have the ids beside the weights"), "{model}: {report}");
+        assert!(has("answers", "hidden"), "{model}: {report}");
+    }
+}
+
 /// (name, detail) of the checks of all models that have this outcome.
 fn ended(report: &VerifyReport, outcome: Outcome) -> Vec<(&'static str, String)> {
     let checks = report.models.iter().flat_map(|v| &v.checks).filter(|c| c.outcome == outcome);

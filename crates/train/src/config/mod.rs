@@ -104,7 +104,7 @@ impl TrainConfig {
         Self::parse_with(text, name, flags, &mut Silent)
     }
 
-    fn parse_with(
+    pub(crate) fn parse_with(
         text: &str,
         name: &str,
         flags: &[String],

@@ -10,6 +10,7 @@ use crate::config::{CONFIG, ModelKind, TrainConfig};
 use crate::feed::{self, Feed};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
+use plimsoll_data::weights::is_hub_id;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
 use plimsoll_runtime::adapter;
@@ -20,10 +21,13 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// Name of the configuration inside the folder of a model.
+const MODEL: &str = plimsoll_runtime::hub::CONFIG;
+
 /// A request to evaluate a checkpoint.
 #[derive(Clone, Debug)]
 pub struct EvaluationRequest {
-    /// Folder of a checkpoint, or of averaged weights inside one.
+    /// Folder of a checkpoint, or of averaged weights inside one; or a model that no run wrote: a folder or a hub id.
     pub checkpoint: PathBuf,
     /// Data files, all of which are evaluated; if empty, the validation data of the run is evaluated.
     pub data: Vec<String>,
@@ -83,19 +87,22 @@ impl EvaluationReport {
 }
 
 impl EvaluationRequest {
-    /// Reads the configuration of the run that wrote the checkpoint, with the overrides of the request.
+    /// Reads the configuration of the run that wrote the checkpoint, with the overrides of the request. The configuration
+    /// of a model that no run wrote has default values, and the data of the request.
     ///
     /// # Errors
-    /// The folder is no checkpoint of a run; DATA was given for a model whose data are no sequences; errors of the
-    /// configuration.
+    /// The folder is neither a checkpoint of a run nor a model, or a model without DATA; DATA was given for a model whose
+    /// data are no sequences; errors of the configuration.
     pub fn configuration(&self, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
-        let file = self.config_file()?;
+        let file = match self.config_file()? {
+            Some(file) => file,
+            None => return self.of_model(observer),
+        };
         if self.checkpoint.join(adapter::CONFIG).is_file() {
             return Err(TrainError::EvaluationOfAdapters { path: self.checkpoint.clone() });
         }
         // The weights are those of the checkpoint. Adapters of the run were merged into them.
-        let from = self.checkpoint.to_str().map(|path| path.escape_default().to_string());
-        let from = from.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })?;
+        let from = self.name()?.escape_default().to_string();
         let mut flags = self.flags.clone();
         flags.extend(["model.preset=null", "model.lora=null", "distillation={}"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
@@ -121,18 +128,47 @@ impl EvaluationRequest {
     pub fn input_files(&self, config: &TrainConfig) -> InputFiles {
         let mut files = config.input_files();
         files.add_model(&self.checkpoint);
-        if let Ok(file) = self.config_file() {
+        if let Ok(Some(file)) = self.config_file() {
             files.add(&file);
         }
         files
     }
 
-    /// The configuration of the run: in the folder that contains `checkpoints`, or the link `best`.
-    fn config_file(&self) -> Result<PathBuf, TrainError> {
+    /// The configuration of a model that no run wrote.
+    fn of_model(&self, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
+        if self.data.is_empty() {
+            return Err(TrainError::EvaluationWithoutData { model: self.name()?.to_owned() });
+        }
+        if self.checkpoint.join(adapter::CONFIG).is_file() && !self.checkpoint.join(MODEL).is_file() {
+            return Err(TrainError::EvaluationOfAdapters { path: self.checkpoint.clone() });
+        }
+        let text = json!({
+            "model": {"from": self.name()?},
+            "data": {"train": self.data, "validation_fraction": 0},
+            "run": {"steps": 1},
+        });
+        TrainConfig::parse_with(&text.to_string(), self.name()?, &self.flags, observer)
+    }
+
+    /// The checkpoint as text.
+    fn name(&self) -> Result<&str, TrainError> {
+        let name = self.checkpoint.to_str();
+        name.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })
+    }
+
+    /// The configuration of the run: in the folder that contains `checkpoints`, or the link `best`. `None` for a model that
+    /// no run wrote.
+    fn config_file(&self) -> Result<Option<PathBuf>, TrainError> {
+        if !self.checkpoint.exists() && self.checkpoint.to_str().is_some_and(is_hub_id) {
+            return Ok(None);
+        }
         let full = self.checkpoint.canonicalize().map_err(RuntimeError::io(&self.checkpoint))?;
         let found = full.ancestors().skip(1).take(3).map(|folder| folder.join(CONFIG));
         let found = found.into_iter().find(|file: &PathBuf| file.is_file());
-        found.ok_or_else(|| TrainError::NoRunOfCheckpoint { path: self.checkpoint.clone() })
+        if found.is_none() && !self.checkpoint.join(MODEL).is_file() {
+            return Err(TrainError::NoRunOfCheckpoint { path: self.checkpoint.clone() });
+        }
+        Ok(found)
     }
 }
 

@@ -12,9 +12,9 @@ use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece, VerifyError};
 use plimsoll_models::{
-    Biases, CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Distillation,
-    Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, RopeScaling, SequenceModel, Training, TrainingTask, TunedPart, Tuning, group,
-    init, init_param, mlp_head, tensor_of_teacher, trains,
+    Biases, CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig,
+    Distillation, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, RopeScaling, SequenceModel,
+    Training, TrainingTask, TunedPart, Tuning, group, init, init_param, mlp_head, tensor_of_teacher, trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};

@@ -295,7 +295,9 @@ mod tests {
 
     #[test]
     fn an_address_with_a_password_is_not_shown() {
-        for endpoint in ["https://me:secret@hub.example", "http://secret@hub", "ftp://me:secret@hub", "me:secret@hub"] {
+        for endpoint in
+            ["https://me:secret@hub.example", "http://secret@hub", "ftp://me:secret@hub", "me:secret@hub"]
+        {
             let env = HubEnv { endpoint: Some(endpoint.to_owned()), ..HubEnv::default() };
             let error = Client::new(&env).err().expect("refused").to_string();
             assert!(!error.contains("secret") && error.contains("HF_TOKEN"), "{endpoint}: {error}");

@@ -10,8 +10,8 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::client::{Client, FileMetadata, RequestError, content_range};
@@ -36,7 +36,8 @@ pub enum FetchEvent {
     Again,
     /// The hub asks for this pause before the request is repeated.
     Pause(Duration),
-    /// Nothing happened: reported about ten times a second while the fetch waits, so that the callback can end it.
+    /// Nothing happened: reported at least ten times a second while the fetch waits or checks, so that the callback can
+    /// end it.
     Idle,
     /// Number of bytes received so far, including those of an earlier attempt.
     Bytes(u64),

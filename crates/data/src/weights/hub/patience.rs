@@ -149,7 +149,10 @@ mod tests {
         ] {
             assert_eq!(retry_after(text, now), wanted.map(Duration::from_secs), "{text}");
         }
-        assert_eq!(date("Thu, 29 Feb 2024 00:00:00 GMT"), Some(UNIX_EPOCH + Duration::from_secs(1_709_164_800)));
+        assert_eq!(
+            date("Thu, 29 Feb 2024 00:00:00 GMT"),
+            Some(UNIX_EPOCH + Duration::from_secs(1_709_164_800))
+        );
     }
 
     #[test]
