@@ -69,6 +69,7 @@ pub struct Reader {
     keep_qualities: bool,
     /// Alphabet of the sequences, which decides whether `*`, `?` and `#` may occur.
     alphabet: Alphabet,
+    keep_bytes: bool,
     /// Whether files of texts are accepted.
     accept_texts: bool,
     /// Notes on files that were read to their end.
@@ -141,6 +142,8 @@ struct Doubtful {
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     alphabet: Alphabet,
+    /// Whether all bytes of sequence lines but white space are kept.
+    keep_bytes: bool,
     keep_qualities: bool,
     most: Option<&'a Extent>,
 }
@@ -236,6 +239,7 @@ impl Reader {
             title,
             keep_qualities: false,
             alphabet: Alphabet::Nucleotides,
+            keep_bytes: false,
             accept_texts: false,
             notes: vec![],
             most: None,
@@ -260,6 +264,12 @@ impl Reader {
     /// errors in nucleotide sequences.
     pub fn set_alphabet(&mut self, alphabet: Alphabet) {
         self.alphabet = alphabet;
+    }
+
+    /// Keeps every byte of sequence lines but white space, as Biopython does: for files of which the results of other programs
+    /// are compared.
+    pub fn keep_bytes(&mut self) {
+        self.keep_bytes = true;
     }
 
     /// Returns the notes on the files that were read to their end since the last call.
@@ -323,6 +333,7 @@ impl Reader {
         loop {
             let rules = Rules {
                 alphabet: self.alphabet,
+                keep_bytes: self.keep_bytes,
                 keep_qualities: self.keep_qualities,
                 most: self.most.as_ref(),
             };
@@ -444,6 +455,9 @@ impl Open {
         self.is_bounded(record, usize::MAX, named)?;
         record.description.extend_from_slice(after_first_word(title));
         let mut cleaner = LineCleaner::new(rules.alphabet, self.format == Format::Fastq);
+        if rules.keep_bytes {
+            cleaner.keep_all();
+        }
         match self.format {
             Format::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
             Format::Fastq => {

@@ -52,7 +52,7 @@ fn what_is_odd_is_noted_or_refused_by_every_command() {
             (&[("r.fa", b">a\nACGT>b\nACGT\n")], predict, 1, &["r.fa, line 2, 'a': byte 5 of the line is '>'"]),
             (&[("r.fa", b"        1 acgt acgt\n")], predict, 1, &["not FASTA"]),
             (&[("r.fa", b">a\n1 acgt\n")], predict, 0, &["r.fa: 2 blanks and digits in sequence lines of 1 record"]),
-            (&[("r.fa", b">a\nAC-GT\n")], strictly, 1, &["--strict: 'a': gaps: r.fa: 1 gaps"]),
+            (&[("r.fa", b">a\nAC-GT\n")], strictly, 1, &["--strict: 'a': gaps: r.fa: 1 gap"]),
             (&[("r.fa", b"\n")], predict, 0, &["r.fa: the file has no record"]),
             (&[("r.fa", b"\n")], strictly, 1, &["--strict: 'r.fa': no_records"]),
         ],

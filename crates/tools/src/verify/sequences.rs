@@ -211,5 +211,7 @@ fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     if files.is_empty() {
         return Ok(vec![]);
     }
-    Reader::open(files)?.records().map(|record| Ok(record.map(|r| (r.id, r.seq))?)).collect()
+    let mut reader = Reader::open(files)?;
+    reader.keep_bytes();
+    reader.records().map(|record| Ok(record.map(|r| (r.id, r.seq))?)).collect()
 }
