@@ -26,8 +26,8 @@ use crate::printable::Name;
 use crate::{DataError, DataErrorKind, foreign};
 pub use decode::Compression;
 use letters::{ByteClass, Dropped, LineCleaner};
-pub(crate) use listing::{ending, entries, without_compression};
 pub use listing::{ListedFile, Listing, SkipReason, SkippedEntry, stem};
+pub(crate) use listing::{ending, entries, without_compression};
 pub use notes::{InputNote, NoteKind};
 use source::Source;
 pub use stored::{Input, digests};
@@ -420,12 +420,7 @@ impl Open {
     }
 
     /// Reads the next record of this file; false at the end of the file.
-    fn read(
-        &mut self,
-        record: &mut Record,
-        title: &mut Vec<u8>,
-        rules: Rules<'_>,
-    ) -> Result<bool, DataError> {
+    fn read(&mut self, record: &mut Record, title: &mut Vec<u8>, rules: Rules<'_>) -> Result<bool, DataError> {
         let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
             [most.longest, most.longest_name, most.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
@@ -588,8 +583,7 @@ impl Open {
         most: usize,
     ) -> Result<(), DataError> {
         while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            self.sequence_line(&mut record.seq, cleaner, most)
-                .map_err(|e| e.with_id(record.id.as_str()))?;
+            self.sequence_line(&mut record.seq, cleaner, most).map_err(|e| e.with_id(record.id.as_str()))?;
         }
         Ok(())
     }
@@ -688,7 +682,8 @@ impl Open {
         }
         if quality > seq.len() {
             let what = match is_like_title {
-                true => "its quality line is missing: the line behind its '+' is the title of the next record".to_owned(),
+                true => "its quality line is missing: the line behind its '+' is the title of the next record"
+                    .to_owned(),
                 false => format!("{quality} qualities for {} letters", seq.len()),
             };
             return Err(self.fastq_record(what));

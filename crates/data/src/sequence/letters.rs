@@ -226,7 +226,9 @@ impl BadByte {
                 "the start of a record inside of a sequence line, as in files that were joined without a line end between \
                  them; put a line end before it"
             }
-            b'+' if begins_line => "a line of FASTQ in a FASTA file; give FASTA and FASTQ in files of their own",
+            b'+' if begins_line => {
+                "a line of FASTQ in a FASTA file; give FASTA and FASTQ in files of their own"
+            }
             b';' => "a comment, which programs read in different ways; remove comments",
             b'<' => "markup, such as of a web page, or a special token such as <mask>; give letters alone",
             0 => "no text; the file is damaged, binary, or in UTF-16 (iconv -f utf-16 -t utf-8)",

@@ -336,7 +336,10 @@ impl WeightsError {
                     None => write!(f, "; check the path"),
                 }?;
                 match is_hub_id(arg) {
-                    true => write!(f, " (It is taken for a path, and not for a model of the hub, because of folders here)"),
+                    true => write!(
+                        f,
+                        " (It is taken for a path, and not for a model of the hub, because of folders here)"
+                    ),
                     false => Ok(()),
                 }
             }

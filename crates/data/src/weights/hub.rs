@@ -242,7 +242,9 @@ pub fn missing_path(arg: &str) -> Option<WeightsError> {
 /// An existing path that differs from `path` by a typing error in one of its last two parts.
 fn similar_path(path: &Path) -> Option<PathBuf> {
     let (parent, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let inside = |folder: &Path| if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() };
+    let inside = |folder: &Path| {
+        if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() }
+    };
     let alike = |folder: &Path, wanted: &str| {
         let names = fs::read_dir(inside(folder)).into_iter().flatten().flatten().take(MOST_ENTRIES);
         let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -373,7 +375,8 @@ mod tests {
         check("a/", false);
         check("org/name@v1.0", true);
         check("org/name@0123456789abcdef0123456789abcdef01234567", true);
-        for id in ["org/name@", "org/name@../x", "org/name@a/b", "org/name@.x", "org/name@a@b", "org/name@a..b"] {
+        for id in ["org/name@", "org/name@../x", "org/name@a/b", "org/name@.x", "org/name@a@b", "org/name@a..b"]
+        {
             check(id, false);
         }
         check("name@v1", false);
@@ -411,7 +414,7 @@ mod tests {
         let of = |arg: &str| missing_path(&format!("{}/{arg}", here.display())).map(|error| error.to_string());
         for (arg, similar) in [
             ("clsl1/best", Some("cls1/best")),
-            ("cls1/bset", Some("cls1/best")),
+            ("cls1/bests", Some("cls1/best")),
             ("cls1/other", None),
             ("nowhere/of/it", None),
         ] {
