@@ -157,7 +157,12 @@ impl UnknownLetters {
     ///
     /// # Errors
     /// More than half of its letters are unknown.
-    pub fn add(&mut self, alphabet: Alphabet, seq: &[u8], id: impl FnOnce() -> String) -> Result<(), DataError> {
+    pub fn add(
+        &mut self,
+        alphabet: Alphabet,
+        seq: &[u8],
+        id: impl FnOnce() -> String,
+    ) -> Result<(), DataError> {
         let unknown = alphabet.count_unknown(seq);
         self.count(unknown, id);
         match unknown_refusal(unknown, seq.len()) {

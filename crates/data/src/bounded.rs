@@ -45,7 +45,9 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > most {
         true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
-        false if foreign::is_lfs_pointer(&bytes) => Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER)),
+        false if foreign::is_lfs_pointer(&bytes) => {
+            Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER))
+        }
         false => Ok(bytes),
     }
 }
@@ -75,7 +77,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("plimsoll-pointer-{}", std::process::id()));
         std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n").unwrap();
         let error = read(&path, 1 << 10).expect_err("a pointer");
-        assert!(error.kind() == ErrorKind::InvalidData && error.to_string().contains("git lfs pull"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::InvalidData && error.to_string().contains("git lfs pull"),
+            "{error}"
+        );
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -70,11 +70,7 @@ const BINARY: &[Row] = &[
         "convert it: twoBitToFa FILE FILE.fa",
     ),
     (|s| s.starts_with(b"ABIF"), "a trace file (AB1)", "convert it: seqret -sformat abi FILE FILE.fa"),
-    (
-        |s| s.starts_with(b"\x93NUMPY"),
-        "a NumPy array",
-        "give the sequences themselves, as FASTA or FASTQ",
-    ),
+    (|s| s.starts_with(b"\x93NUMPY"), "a NumPy array", "give the sequences themselves, as FASTA or FASTQ"),
     (|s| s.starts_with(b"PAR1"), "a parquet table", "export its sequences as FASTA or FASTQ"),
     (
         |s| is_lfs_pointer(s),
@@ -121,10 +117,22 @@ const TEXT: &[Row] = &[
         "a web page (HTML), such as a failed download",
         "download the sequence file itself",
     ),
-    (|s| begins(s, b"<?xml") || begins(s, b"<!doctype"), "an XML file", "download the sequences as FASTA instead"),
-    (|s| begins(s, b"{\\rtf"), "a document of an office program (RTF)", "save it as plain text in FASTA format"),
+    (
+        |s| begins(s, b"<?xml") || begins(s, b"<!doctype"),
+        "an XML file",
+        "download the sequences as FASTA instead",
+    ),
+    (
+        |s| begins(s, b"{\\rtf"),
+        "a document of an office program (RTF)",
+        "save it as plain text in FASTA format",
+    ),
     (|s| begins(s, b"#nexus"), "a NEXUS alignment", "convert it: seqret FILE FILE.fa"),
-    (|s| s.starts_with(b"# STOCKHOLM"), "a Stockholm alignment", "convert it: esl-reformat fasta FILE > FILE.fa"),
+    (
+        |s| s.starts_with(b"# STOCKHOLM"),
+        "a Stockholm alignment",
+        "convert it: esl-reformat fasta FILE > FILE.fa",
+    ),
     (|s| begins(s, b"clustal"), "a Clustal alignment", "convert it: seqret FILE FILE.fa"),
     (|s| s.starts_with(b"HEADER    "), "a PDB structure", "download its sequences as FASTA"),
     (|s| s.starts_with(b"data_"), "an mmCIF structure", "download its sequences as FASTA"),
@@ -145,7 +153,9 @@ const TEXT: &[Row] = &[
 pub fn recognise(start: &[u8], outer: Option<Compression>) -> Option<ForeignFormat> {
     if let Some(inner) = outer.and_then(|_| Compression::of(start)) {
         let advice = match inner {
-            Compression::Gzip => "decompress it once: gzip -dc FILE > NAME.fa.gz, or pipe it in twice decompressed",
+            Compression::Gzip => {
+                "decompress it once: gzip -dc FILE > NAME.fa.gz, or pipe it in twice decompressed"
+            }
             Compression::Bzip2 => "decompress it once: bzip2 -dc FILE > NAME.fa.bz2",
             Compression::Zstd => "decompress it once: zstd -dc FILE > NAME.fa.zst",
             Compression::Xz => "decompress it once: xz -dc FILE > NAME.fa.xz",
@@ -166,7 +176,8 @@ pub const LFS_POINTER: &str = "it is a Git LFS pointer, which stands for a file 
 /// Whether a file that begins with `start` is a pointer that Git LFS leaves in place of a file. Source: the Git LFS
 /// specification, "The pointer".
 pub fn is_lfs_pointer(start: &[u8]) -> bool {
-    start.starts_with(b"version https://git-lfs.github.com/spec/") || start.starts_with(b"version https://hawser.github.com/spec/")
+    start.starts_with(b"version https://git-lfs.github.com/spec/")
+        || start.starts_with(b"version https://hawser.github.com/spec/")
 }
 
 /// Whether a text begins with `word`, a word in lower case, in any case.
@@ -176,7 +187,8 @@ fn begins(start: &[u8], word: &[u8]) -> bool {
 
 /// Whether a zip archive is a document of an office program: such archives have certain first entries.
 fn is_office(start: &[u8]) -> bool {
-    let entries: [&[u8]; 5] = [b"[Content_Types].xml", b"_rels/", b"xl/", b"word/", b"mimetypeapplication/vnd."];
+    let entries: [&[u8]; 5] =
+        [b"[Content_Types].xml", b"_rels/", b"xl/", b"word/", b"mimetypeapplication/vnd."];
     entries.iter().any(|entry| start.get(30..30 + entry.len()) == Some(entry))
 }
 
@@ -245,7 +257,9 @@ mod tests {
         }
         let twice = recognise(b"\x1f\x8b\x08\0", Some(Compression::Gzip)).expect("known");
         assert_eq!(twice.what, "a file that was compressed twice");
-        for start in [&b">a\nACGT\n"[..], b"@r1\nACGT\n+\nIIII\n", b"@HD 1\nAC\n", b"@SQ1\nAC\n", b"", b"ACGT", b">"] {
+        for start in
+            [&b">a\nACGT\n"[..], b"@r1\nACGT\n+\nIIII\n", b"@HD 1\nAC\n", b"@SQ1\nAC\n", b"", b"ACGT", b">"]
+        {
             assert_eq!(recognise(start, None), None, "{}", start.escape_ascii());
         }
     }

@@ -26,8 +26,8 @@ use crate::printable::Name;
 use crate::{DataError, DataErrorKind, foreign};
 pub use decode::Compression;
 use letters::{ByteClass, Dropped, LineCleaner};
-pub(crate) use listing::{ending, entries, without_compression};
 pub use listing::{ListedFile, Listing, SkipReason, SkippedEntry, stem};
+pub(crate) use listing::{ending, entries, without_compression};
 pub use notes::{InputNote, NoteKind};
 use source::Source;
 pub use stored::{Input, digests};
@@ -69,6 +69,7 @@ pub struct Reader {
     keep_qualities: bool,
     /// Alphabet of the sequences, which decides whether `*`, `?` and `#` may occur.
     alphabet: Alphabet,
+    keep_bytes: bool,
     /// Whether files of texts are accepted.
     accept_texts: bool,
     /// Notes on files that were read to their end.
@@ -141,6 +142,8 @@ struct Doubtful {
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     alphabet: Alphabet,
+    /// Whether all bytes of sequence lines but white space are kept.
+    keep_bytes: bool,
     keep_qualities: bool,
     most: Option<&'a Extent>,
 }
@@ -236,6 +239,7 @@ impl Reader {
             title,
             keep_qualities: false,
             alphabet: Alphabet::Nucleotides,
+            keep_bytes: false,
             accept_texts: false,
             notes: vec![],
             most: None,
@@ -260,6 +264,12 @@ impl Reader {
     /// errors in nucleotide sequences.
     pub fn set_alphabet(&mut self, alphabet: Alphabet) {
         self.alphabet = alphabet;
+    }
+
+    /// Keeps every byte of sequence lines but white space, as Biopython does: for files of which the results of other programs
+    /// are compared.
+    pub fn keep_bytes(&mut self) {
+        self.keep_bytes = true;
     }
 
     /// Returns the notes on the files that were read to their end since the last call.
@@ -323,6 +333,7 @@ impl Reader {
         loop {
             let rules = Rules {
                 alphabet: self.alphabet,
+                keep_bytes: self.keep_bytes,
                 keep_qualities: self.keep_qualities,
                 most: self.most.as_ref(),
             };
@@ -409,12 +420,7 @@ impl Open {
     }
 
     /// Reads the next record of this file; false at the end of the file.
-    fn read(
-        &mut self,
-        record: &mut Record,
-        title: &mut Vec<u8>,
-        rules: Rules<'_>,
-    ) -> Result<bool, DataError> {
+    fn read(&mut self, record: &mut Record, title: &mut Vec<u8>, rules: Rules<'_>) -> Result<bool, DataError> {
         let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
             [most.longest, most.longest_name, most.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
@@ -444,6 +450,9 @@ impl Open {
         self.is_bounded(record, usize::MAX, named)?;
         record.description.extend_from_slice(after_first_word(title));
         let mut cleaner = LineCleaner::new(rules.alphabet, self.format == Format::Fastq);
+        if rules.keep_bytes {
+            cleaner.keep_all();
+        }
         match self.format {
             Format::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
             Format::Fastq => {
@@ -574,8 +583,7 @@ impl Open {
         most: usize,
     ) -> Result<(), DataError> {
         while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            self.sequence_line(&mut record.seq, cleaner, most)
-                .map_err(|e| e.with_id(record.id.as_str()))?;
+            self.sequence_line(&mut record.seq, cleaner, most).map_err(|e| e.with_id(record.id.as_str()))?;
         }
         Ok(())
     }
@@ -674,7 +682,8 @@ impl Open {
         }
         if quality > seq.len() {
             let what = match is_like_title {
-                true => "its quality line is missing: the line behind its '+' is the title of the next record".to_owned(),
+                true => "its quality line is missing: the line behind its '+' is the title of the next record"
+                    .to_owned(),
                 false => format!("{quality} qualities for {} letters", seq.len()),
             };
             return Err(self.fastq_record(what));

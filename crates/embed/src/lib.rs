@@ -799,10 +799,11 @@ impl UnknownTokens {
     /// One line with the counts and the first record; `None` if all tokens are known.
     fn text(&self) -> Option<String> {
         let Self { tokens, records, first } = self;
+        let unknown = if *tokens == 1 { "unknown token" } else { "unknown tokens" };
         let of = if *records == 1 { "1 record".to_owned() } else { format!("{records} records") };
         (*records > 0).then(|| {
             format!(
-                "{tokens} unknown tokens in {of}, the first is '{}': letters that the model does not know",
+                "{tokens} {unknown} in {of}, the first is '{}': letters that the model does not know",
                 Name(first)
             )
         })

@@ -65,7 +65,9 @@ impl VirNucProResults {
         let mut records =
             Records { length, orfs: &mut orfs, calls: &calls, path: &path, tables, tracks: vec![] };
         let mut gathered = Gathered::default();
-        for record in Reader::open([&path])?.records() {
+        let mut reader = Reader::open([&path])?;
+        reader.keep_bytes();
+        for record in reader.records() {
             let record = record?;
             let (id, number) = numbered(&record.id).ok_or_else(|| {
                 let (path, name) = (path.clone(), record.id.clone());

@@ -586,7 +586,8 @@ fn warn(engine: &mut Engine<'_>, watch: &mut Watch, observer: &mut dyn Observer)
 
 /// Reports notes on the input when they are read, those on single records at detail level; they are written to notes.tsv later.
 fn say_notes(events: &[Event], observer: &mut dyn Observer) {
-    let of_files = [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
+    let of_files =
+        [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
     for event in events {
         if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
             match of_files.contains(kind) {

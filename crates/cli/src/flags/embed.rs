@@ -23,7 +23,8 @@ pub struct Embed {
     inputs: Vec<PathBuf>,
 
     /// Model: a folder, a weight file, or a Hugging Face hub id such as facebook/esm2_t33_650M_UR50D or
-    /// zhihan1996/DNABERT-S; files missing from the local cache are downloaded. A decoder is a checkpoint of plimsoll train,
+    /// zhihan1996/DNABERT-S, also with a branch, tag or commit (org/name@revision); files missing from the local cache are
+    /// downloaded. A decoder is a checkpoint of plimsoll train,
     /// or a folder or hub id of a Llama, Mistral or Mixtral model
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,

@@ -51,8 +51,13 @@ fn what_is_odd_is_noted_or_refused_by_every_command() {
             (&[("p.faa", b"")], strict, 1, &["--strict: p.faa: the file has no record"]),
             (&[("r.fa", b">a\nACGT>b\nACGT\n")], predict, 1, &["r.fa, line 2, 'a': byte 5 of the line is '>'"]),
             (&[("r.fa", b"        1 acgt acgt\n")], predict, 1, &["not FASTA"]),
-            (&[("r.fa", b">a\n1 acgt\n")], predict, 0, &["r.fa: 2 blanks and digits in sequence lines of 1 record"]),
-            (&[("r.fa", b">a\nAC-GT\n")], strictly, 1, &["--strict: 'a': gaps: r.fa: 1 gaps"]),
+            (
+                &[("r.fa", b">a\n1 acgt\n")],
+                predict,
+                0,
+                &["r.fa: 2 blanks and digits in sequence lines of 1 record"],
+            ),
+            (&[("r.fa", b">a\nAC-GT\n")], strictly, 1, &["--strict: 'a': gaps: r.fa: 1 gap"]),
             (&[("r.fa", b"\n")], predict, 0, &["r.fa: the file has no record"]),
             (&[("r.fa", b"\n")], strictly, 1, &["--strict: 'r.fa': no_records"]),
         ],
@@ -112,17 +117,37 @@ fn files_of_other_formats_and_missing_paths_are_named() {
     check(
         "formats",
         &[
-            (&[("a.sam", b"@HD\tVN:1.6\n")], &["predict", "a.sam"], 1, &["this is a SAM file", "samtools fasta"]),
-            (&[("p.faa", b"PK\x03\x04")], &["embed", "--model", "ESM", "p.faa", "-o", "e.npy"], 1, &["a zip archive"]),
+            (
+                &[("a.sam", b"@HD\tVN:1.6\n")],
+                &["predict", "a.sam"],
+                1,
+                &["this is a SAM file", "samtools fasta"],
+            ),
+            (
+                &[("p.faa", b"PK\x03\x04")],
+                &["embed", "--model", "ESM", "p.faa", "-o", "e.npy"],
+                1,
+                &["a zip archive"],
+            ),
             (&[("m/config.json", pointer)], plan, 1, &["m/config.json", "git lfs pull"]),
-            (&[protein, ("m/config.json", &config), ("m/model.safetensors", pointer)], embed, 1, &["git lfs pull"]),
+            (
+                &[protein, ("m/config.json", &config), ("m/model.safetensors", pointer)],
+                embed,
+                1,
+                &["git lfs pull"],
+            ),
             (
                 &[protein, ("cls1/best/config.json", &config)],
                 &["embed", "--model", "clsl1/best", "p.faa", "-o", "e.npy"],
                 1,
                 &["there is no file or folder `clsl1/best`; did you mean `cls1/best`?"],
             ),
-            (&[("org/x", b"")], &["plan", "--model", "org/esm2"], 1, &["there is no file or folder `org/esm2`"]),
+            (
+                &[("org/x", b"")],
+                &["plan", "--model", "org/esm2"],
+                1,
+                &["there is no file or folder `org/esm2`"],
+            ),
             (&[], &["plan", "--model", "a/b/c"], 1, &["there is no file or folder `a/b/c`"]),
         ],
     );

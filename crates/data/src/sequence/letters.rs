@@ -85,6 +85,8 @@ pub(super) struct BadByte {
 /// Cleans the sequence lines of one record.
 pub(super) struct LineCleaner {
     alphabet: Alphabet,
+    /// Whether every byte but white space is kept.
+    keeps_all: bool,
     /// Whether digits and gaps stay until the qualities are read, which have a character for each.
     is_fastq: bool,
     pub(super) blanks: Dropped,
@@ -102,6 +104,7 @@ impl LineCleaner {
         let none = Dropped::default();
         Self {
             alphabet,
+            keeps_all: false,
             is_fastq,
             blanks: none,
             digits: none,
@@ -112,6 +115,11 @@ impl LineCleaner {
         }
     }
 
+    /// Keeps every byte but white space, without notes and errors.
+    pub(super) fn keep_all(&mut self) {
+        self.keeps_all = true;
+    }
+
     /// Prepares for the next line.
     pub(super) fn begin_line(&mut self) {
         self.column = 0;
@@ -120,12 +128,16 @@ impl LineCleaner {
 
     /// Appends the letters of a piece of the line with number `line` to `seq`.
     pub(super) fn push(&mut self, piece: &[u8], line: u64, seq: &mut Vec<u8>) {
-        // Almost every piece has letters alone. The sum has no branch, so that the test of a piece is vectorized.
-        let others: u64 = piece.iter().map(|&b| u64::from((b | 0x20).wrapping_sub(b'a') >= 26)).sum();
-        if others == 0 {
+        // Almost every piece has letters alone. The fold has no branch, so that it is vectorized.
+        let is_other = |b: u8| u8::from((b | 0x20).wrapping_sub(b'a') >= 26);
+        if piece.iter().fold(0, |any, &b| any | is_other(b)) == 0 {
             seq.extend_from_slice(piece);
             self.is_blank &= piece.is_empty();
             self.column += piece.len() as u64;
+            return;
+        }
+        if self.keeps_all {
+            seq.extend(piece.iter().filter(|&&byte| ByteClass::of(byte) != ByteClass::Blank));
             return;
         }
         for &byte in piece {
@@ -214,7 +226,9 @@ impl BadByte {
                 "the start of a record inside of a sequence line, as in files that were joined without a line end between \
                  them; put a line end before it"
             }
-            b'+' if begins_line => "a line of FASTQ in a FASTA file; give FASTA and FASTQ in files of their own",
+            b'+' if begins_line => {
+                "a line of FASTQ in a FASTA file; give FASTA and FASTQ in files of their own"
+            }
             b';' => "a comment, which programs read in different ways; remove comments",
             b'<' => "markup, such as of a web page, or a special token such as <mask>; give letters alone",
             0 => "no text; the file is damaged, binary, or in UTF-16 (iconv -f utf-16 -t utf-8)",

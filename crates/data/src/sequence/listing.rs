@@ -298,7 +298,8 @@ mod tests {
         assert_eq!(read(None).paths(), of(|row| row.1 || row.2));
         assert!(read(None).is_mixed() && !dna.is_mixed() && !proteins.is_mixed());
         let line = dna.skipped_line().unwrap();
-        for part in ["f.FAA (proteins)", "f.pep.bz2 (proteins)", "notes.txt", "seqs.gbk", "sub.fa/ (a folder)"] {
+        for part in ["f.FAA (proteins)", "f.pep.bz2 (proteins)", "notes.txt", "seqs.gbk", "sub.fa/ (a folder)"]
+        {
             assert!(line.contains(part) && !line.contains("hidden"), "{line}");
         }
         for (name, _, _) in table {

@@ -68,8 +68,11 @@ impl InputNote {
         let records = if *records == 1 { "1 record".to_owned() } else { format!("{records} records") };
         match kind {
             NoteKind::Spacing => format!("{count} blanks and digits in sequence lines of {records}, {first}"),
-            NoteKind::Gaps => format!("{count} gaps ('-' and '.') in {records}, {first}"),
-            NoteKind::Unknown => format!("{count} letters of {records} are unknown, {first}"),
+            NoteKind::Gaps => {
+                let gaps = if *count == 1 { "gap" } else { "gaps" };
+                format!("{count} {gaps} ('-' and '.') in {records}, {first}")
+            }
+            NoteKind::Unknown => format!("unknown letters: {count} in {records}, {first}"),
             NoteKind::NoRecords => "the file has no record".to_owned(),
         }
     }

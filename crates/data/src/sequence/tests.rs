@@ -76,9 +76,17 @@ fn bytes_that_are_no_letters_are_dropped_with_a_note_or_refused_with_their_place
         (
             Dna,
             b">a\n        1 acgtacgtac gt\n       13 acgt\n>b\nAC\tGT\n",
-            Ok(&["a=acgtacgtacgtacgt", "b=ACGT", "22 blanks and digits in sequence lines of 2 records, the first in 'a', line 2"]),
+            Ok(&[
+                "a=acgtacgtacgtacgt",
+                "b=ACGT",
+                "22 blanks and digits in sequence lines of 2 records, the first in 'a', line 2",
+            ]),
         ),
-        (Dna, b">a\nAC--G.T\n>b\nA\n", Ok(&["a=ACGT", "b=A", "3 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
+        (
+            Dna,
+            b">a\nAC--G.T\n>b\nA\n",
+            Ok(&["a=ACGT", "b=A", "3 gaps ('-' and '.') in 1 record, the first in 'a', line 2"]),
+        ),
         (Protein, b">a\nMK-V.\n", Ok(&["a=MKV", "2 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
         (Dna, b">a\n---\n", Ok(&["a=", "3 gaps ('-' and '.') in 1 record, the first in 'a', line 2"])),
         // Of FASTQ, the quality goes with what is dropped.
@@ -103,11 +111,27 @@ fn bytes_that_are_no_letters_are_dropped_with_a_note_or_refused_with_their_place
         // Records that would be lost.
         (Dna, b">a\nAC>b\nGT\n", Err("line 2, 'a': byte 3 of the line is '>': the start of a record inside")),
         (Dna, b">a\nAC@b\nGT\n", Err("line 2, 'a': byte 3 of the line is '@': the start of a record inside")),
-        (Dna, b">a\nAC\n  >b\nGT\n", Err("line 3, 'a': byte 3 of the line is '>': a title with white space before it")),
-        (Dna, b">a\nAC\n@b\nGT\n+\nII\n", Err("line 3, 'a': byte 1 of the line is '@': FASTQ records behind FASTA")),
+        (
+            Dna,
+            b">a\nAC\n  >b\nGT\n",
+            Err("line 3, 'a': byte 3 of the line is '>': a title with white space before it"),
+        ),
+        (
+            Dna,
+            b">a\nAC\n@b\nGT\n+\nII\n",
+            Err("line 3, 'a': byte 1 of the line is '@': FASTQ records behind FASTA"),
+        ),
         (Dna, b">a\nAC\n+\nII\n", Err("line 3, 'a': byte 1 of the line is '+': a line of FASTQ")),
-        (Dna, b"@a\nAC\n+\nII\n>b\nGT\n", Err("line 5: not valid FASTQ: FASTA records stand behind FASTQ records")),
-        (Dna, b"@a\nAC>b\n+\nIIII\n", Err("line 2, 'a': byte 3 of the line is '>': the start of a record inside")),
+        (
+            Dna,
+            b"@a\nAC\n+\nII\n>b\nGT\n",
+            Err("line 5: not valid FASTQ: FASTA records stand behind FASTQ records"),
+        ),
+        (
+            Dna,
+            b"@a\nAC>b\n+\nIIII\n",
+            Err("line 2, 'a': byte 3 of the line is '>': the start of a record inside"),
+        ),
         (Dna, b"@a\n>b\nAC\n", Err("line 2, 'a': byte 1 of the line is '>': FASTA records behind FASTQ")),
         // Files without a record.
         (Dna, b"", Ok(&["the file has no record"])),
@@ -128,7 +152,8 @@ fn bytes_that_are_no_letters_are_dropped_with_a_note_or_refused_with_their_place
 fn a_bad_byte_has_its_place_in_pieces_of_any_size() {
     let text = b">a\nACGT\n  AC 12 GT>b\nAC\n";
     let trickle = Reader::from_read("x", Trickle(Cursor::new(text.to_vec()))).unwrap();
-    let errors = [trickle.records().collect::<Result<Vec<_>, _>>(), read(text)].map(|e| e.unwrap_err().to_string());
+    let errors =
+        [trickle.records().collect::<Result<Vec<_>, _>>(), read(text)].map(|e| e.unwrap_err().to_string());
     assert_eq!(errors[0], errors[1]);
     assert!(errors[0].contains("line 3, 'a': byte 11 of the line is '>'"), "{}", errors[0]);
 }

@@ -443,7 +443,8 @@ impl<'a> Scan<'a> {
 pub(super) fn refuse_notes(strict: bool, notes: &[InputNote]) -> Result<(), DataError> {
     match notes.first().filter(|_| strict) {
         Some(note) => {
-            let what = format!("{}, and data.strict (--strict) refuses it; correct it, or omit it", note.detail());
+            let what =
+                format!("{}, and data.strict (--strict) refuses it; correct it, or omit it", note.detail());
             Err(DataError::at(&note.path, DataErrorKind::Malformed(what)))
         }
         None => Ok(()),

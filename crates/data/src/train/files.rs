@@ -48,13 +48,19 @@ impl NamedFormat {
     pub fn in_folder(path: &Path) -> Result<Vec<Self>, DataError> {
         let mut formats = vec![];
         for file in sequence::entries(path)?.iter().filter(|entry| entry.is_file()) {
-            if let Some(format) = Self::of(file)
+            if let Some(format) = Self::of_entry(file)
                 && !formats.contains(&format)
             {
                 formats.push(format);
             }
         }
         Ok(formats)
+    }
+
+    /// The format of a file in a folder, of which a README.md is no data.
+    fn of_entry(path: &Path) -> Option<Self> {
+        let is_page = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("md"));
+        Self::of(path).filter(|_| !is_page)
     }
 
     /// The format of the settings.
@@ -70,7 +76,7 @@ impl NamedFormat {
     /// Endings of the names of its files, for messages.
     fn endings(self) -> &'static str {
         match self {
-            Self::Text => ".txt, .text, .md",
+            Self::Text => ".txt, .text",
             Self::JsonLines => ".jsonl, .ndjson",
             Self::Ids => ".bin",
             Self::Sequences => ".fa, .fasta, .fna, .faa, .fq, .fastq and the like",
@@ -122,7 +128,7 @@ fn folder(path: &Path, format: &Format) -> Result<Listing, DataError> {
     let mut listing = Listing::default();
     for entry in sequence::entries(path)? {
         // These functions follow symbolic links, so that links to files are read.
-        match (entry.is_dir(), NamedFormat::of(&entry) == Some(wanted) && entry.is_file()) {
+        match (entry.is_dir(), NamedFormat::of_entry(&entry) == Some(wanted) && entry.is_file()) {
             (true, _) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Folder }),
             (false, true) => listing.files.push(ListedFile { path: entry, alphabet: None }),
             (false, false) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Ending }),
@@ -146,7 +152,7 @@ mod tests {
     fn a_folder_is_its_files_by_name() {
         let folder = std::env::temp_dir().join(format!("plimsoll-files-{}", std::process::id()));
         fs::create_dir_all(folder.join("inner.txt")).unwrap();
-        for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.csv", "B.TXT"] {
+        for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.csv", "B.TXT", "README.md"] {
             fs::write(folder.join(name), "x").unwrap();
         }
         let format = Format::Text(super::super::TextDocuments::Lines);
@@ -156,7 +162,7 @@ mod tests {
         let expected: Vec<PathBuf> = names.iter().map(|n| folder.join(n)).collect();
         assert_eq!(found.paths(), expected);
         let line = found.skipped_line().unwrap();
-        assert!(line.starts_with("skipped in folders: c.csv, inner.txt/ (a folder); "), "{line}");
+        assert!(line.starts_with("skipped in folders: README.md, c.csv, inner.txt/ (a folder); "), "{line}");
         assert_eq!(NamedFormat::in_folder(&folder).unwrap(), [NamedFormat::Text]);
         for format in [Format::Sequences, Format::JsonLines { field: "text".to_owned() }] {
             let error = list(std::slice::from_ref(&folder), &format, None).unwrap_err().to_string();

@@ -317,7 +317,11 @@ impl WeightsError {
                 if *offline {
                     write!(f, "HF_HUB_OFFLINE prevents the download: unset it, ")?;
                 }
-                write!(f, "download it with `hf download {id}`, or copy its folder here and give the path")
+                let command = match id.split_once('@') {
+                    Some((id, revision)) => format!("{id} --revision {revision}"),
+                    None => id.clone(),
+                };
+                write!(f, "download it with `hf download {command}`, or copy its folder here and give the path")
             }
             E::Hub(error) => write!(f, "{error}"),
             E::NotInCache { id, looked_at: None, .. } => write!(
@@ -332,7 +336,10 @@ impl WeightsError {
                     None => write!(f, "; check the path"),
                 }?;
                 match is_hub_id(arg) {
-                    true => write!(f, " (It is taken for a path, and not for a model of the hub, because of folders here)"),
+                    true => write!(
+                        f,
+                        " (It is taken for a path, and not for a model of the hub, because of folders here)"
+                    ),
                     false => Ok(()),
                 }
             }

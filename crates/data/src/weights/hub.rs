@@ -198,16 +198,36 @@ impl ModelPath {
     }
 }
 
-/// Whether `arg` has the form of a hub id, `org/name`.
+/// Whether `arg` has the form of a hub id, `org/name` or `org/name@revision`, where the revision is a branch, a tag or a commit.
 pub fn is_hub_id(arg: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-            && !part.starts_with(['-', '.'])
-            && !part.ends_with(['-', '.'])
+    let (id, revision) = match arg.split_once('@') {
+        Some((id, revision)) => (id, revision),
+        None => (arg, MAIN),
     };
-    let parts = arg.split_once('/').is_some_and(|(org, name)| part(org) && part(name));
-    parts && arg.len() <= MAX_ID && !arg.contains("--") && !arg.contains("..")
+    is_repository(id) && is_name(revision) && revision.len() <= MAX_ID
+}
+
+/// The revision that is used if none is named.
+const MAIN: &str = "main";
+
+/// Whether `text` is a name of letters, digits, `-`, `_` and `.` that cannot lead out of a folder.
+fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && !text.starts_with(['-', '.'])
+        && !text.ends_with(['-', '.'])
+        && !text.contains("..")
+}
+
+/// The repository and the revision of a hub id.
+fn revision_of(id: &str) -> (&str, &str) {
+    id.split_once('@').unwrap_or((id, MAIN))
+}
+
+/// Whether `arg` has the form `org/name`.
+fn is_repository(arg: &str) -> bool {
+    let parts = arg.split_once('/').is_some_and(|(org, name)| is_name(org) && is_name(name));
+    parts && arg.len() <= MAX_ID && !arg.contains("--")
 }
 
 /// Why `arg`, which does not exist, is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
@@ -223,7 +243,9 @@ pub fn missing_path(arg: &str) -> Option<WeightsError> {
 /// An existing path that differs from `path` by a typing error in one of its last two parts.
 fn similar_path(path: &Path) -> Option<PathBuf> {
     let (parent, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let inside = |folder: &Path| if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() };
+    let inside = |folder: &Path| {
+        if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() }
+    };
     let alike = |folder: &Path, wanted: &str| {
         let names = fs::read_dir(inside(folder)).into_iter().flatten().flatten().take(MOST_ENTRIES);
         let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -264,7 +286,7 @@ fn is_typing_error(one: &str, other: &str) -> bool {
     distance <= 2 && 3 * distance <= longest
 }
 
-/// Returns the snapshot folder of the main revision of a hub id in the cache.
+/// Returns the snapshot folder of a hub id in the cache, of its revision or else of the main one.
 ///
 /// # Errors
 /// `NotAModel` if `id` is not a hub id; `NotInCache`, with the missing path, if the cache does not have it.
@@ -275,7 +297,7 @@ pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     if !repository.is_dir() {
         return Err(missing(repository));
     }
-    let commit = cached_commit(&repository).map_err(missing)?;
+    let commit = cached_commit(&repository, revision_of(id).1).map_err(missing)?;
     let snapshot = repository.join("snapshots").join(commit);
     match snapshot.is_dir() {
         true => Ok(snapshot),
@@ -290,12 +312,22 @@ fn repository_folder(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     }
     let offline = env.offline;
     let unknown = || WeightsError::NotInCache { id: id.to_owned(), looked_at: None, offline };
-    Ok(env.cache_dir().ok_or_else(unknown)?.join(format!("models--{}", id.replace('/', "--"))))
+    let (repository, _) = revision_of(id);
+    Ok(env.cache_dir().ok_or_else(unknown)?.join(format!("models--{}", repository.replace('/', "--"))))
 }
 
-/// Reads the commit of a repository's main revision from `refs/main`. The error is the path of that file.
-fn cached_commit(repository: &Path) -> Result<String, PathBuf> {
-    let reference = repository.join("refs/main");
+/// Whether a revision is a whole commit, which names a snapshot without a reference.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Reads the commit of a repository's revision from `refs/REVISION`; a commit stands for itself. The error is the path of that
+/// file.
+fn cached_commit(repository: &Path, revision: &str) -> Result<String, PathBuf> {
+    if is_commit(revision) {
+        return Ok(revision.to_owned());
+    }
+    let reference = repository.join("refs").join(revision);
     let commit = fs::read_to_string(&reference).unwrap_or_default();
     let commit = commit.trim();
     // A commit is hexadecimal, so it cannot lead out of the cache.
@@ -342,6 +374,38 @@ mod tests {
         check("a/b--c", false);
         check("a b/c", false);
         check("a/", false);
+        check("org/name@v1.0", true);
+        check("org/name@0123456789abcdef0123456789abcdef01234567", true);
+        for id in ["org/name@", "org/name@../x", "org/name@a/b", "org/name@.x", "org/name@a@b", "org/name@a..b"]
+        {
+            check(id, false);
+        }
+        check("name@v1", false);
+    }
+
+    #[test]
+    fn a_revision_is_found_by_its_reference_or_its_commit() {
+        let cache = std::env::temp_dir().join(format!("plimsoll-revisions-{}", std::process::id()));
+        let repository = cache.join("models--org--name");
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        fs::create_dir_all(repository.join("refs")).unwrap();
+        for (reference, commit) in [("main", "aa"), ("v1.0", commit)] {
+            fs::write(repository.join("refs").join(reference), commit).unwrap();
+            fs::create_dir_all(repository.join("snapshots").join(commit)).unwrap();
+        }
+        let env = HubEnv { hub_cache: Some(cache.clone()), ..HubEnv::default() };
+        for (id, wanted) in [
+            ("org/name", Some("aa")),
+            ("org/name@main", Some("aa")),
+            ("org/name@v1.0", Some(commit)),
+            ("org/name@0123456789abcdef0123456789abcdef01234567", Some(commit)),
+            ("org/name@v2", None),
+            ("org/name@ffffffffffffffffffffffffffffffffffffffff", None),
+        ] {
+            let found = find_in_hub(id, &env).ok();
+            assert_eq!(found, wanted.map(|commit| repository.join("snapshots").join(commit)), "{id}");
+        }
+        fs::remove_dir_all(&cache).unwrap();
     }
 
     #[test]
@@ -351,7 +415,7 @@ mod tests {
         let of = |arg: &str| missing_path(&format!("{}/{arg}", here.display())).map(|error| error.to_string());
         for (arg, similar) in [
             ("clsl1/best", Some("cls1/best")),
-            ("cls1/bset", Some("cls1/best")),
+            ("cls1/bests", Some("cls1/best")),
             ("cls1/other", None),
             ("nowhere/of/it", None),
         ] {

@@ -131,6 +131,7 @@ fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
         inputs: vec![input.to_owned()],
         output: Destination::File(folder.path("out.npy")),
         force: true,
+        strict: false,
         pool: Pool::Mean,
         layers: None,
         values: ValueType::F32,

@@ -55,8 +55,9 @@ fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<VirNucProRun>, Too
 impl VirNucProRun {
     /// Input sequences of an encoder: (id, letters).
     pub(super) fn sequences(&self, side: RunSide) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
-        let records = Reader::open([self.path(side).join("output_1.fa")])?.records();
-        records.map(|record| record.map(|r| (r.id, r.seq)).map_err(ToolError::from)).collect()
+        let mut reader = Reader::open([self.path(side).join("output_1.fa")])?;
+        reader.keep_bytes();
+        reader.records().map(|record| record.map(|r| (r.id, r.seq)).map_err(ToolError::from)).collect()
     }
 
     /// Embeddings that the encoder computed; `None` if the file does not exist.

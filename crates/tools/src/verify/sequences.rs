@@ -218,7 +218,9 @@ fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     if files.is_empty() {
         return Ok(all);
     }
-    for record in Reader::open(files)?.records() {
+    let mut reader = Reader::open(files)?;
+    reader.keep_bytes();
+    for record in reader.records() {
         let record = record?;
         all.push((record.id, record.seq));
     }

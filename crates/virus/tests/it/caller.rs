@@ -551,7 +551,10 @@ fn several_pairs_of_files_are_read_in_turn() {
     assert_eq!(names, ["R1.1", "R1.2", "x"]);
     let [one, two] = [file("c_1.fa", &["y/1", "z/1"]), file("c_2.fa", &["y/2"])];
     for (inputs, says) in [
-        (vec![one.clone(), two.clone(), files[2].clone(), files[3].clone()], "c_1.fa, line 3: this record has no mate"),
+        (
+            vec![one.clone(), two.clone(), files[2].clone(), files[3].clone()],
+            "c_1.fa, line 3: this record has no mate",
+        ),
         (vec![two, one, files[2].clone(), files[3].clone()], "c_1.fa, line 3: this record has no mate"),
     ] {
         let error = run(&options(inputs, "refused")).expect_err("refused").to_string();

@@ -229,7 +229,13 @@ fn what_is_odd_is_noted() {
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(report.notes, 5);
     let notes = read(out.join("notes.tsv"));
-    for wanted in ["empty\tempty", "a\tduplicate_id", "n\tall_n", "odd\tnon_iupac", "n\tunknown_letters\tthe input: 11 letters of 2 records"] {
+    for wanted in [
+        "empty\tempty",
+        "a\tduplicate_id",
+        "n\tall_n",
+        "odd\tnon_iupac",
+        "n\tunknown_letters\tthe input: unknown letters: 11 in 2 records",
+    ] {
         assert!(notes.contains(wanted), "{notes}");
     }
     let table = read(out.join("predictions.tsv"));

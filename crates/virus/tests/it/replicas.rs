@@ -175,6 +175,7 @@ fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> pli
         inputs: vec![proteins(folder)],
         output: Destination::File(folder.path(&format!("{name}.safetensors"))),
         force: true,
+        strict: false,
         pool,
         layers: None,
         sort_by_length: true,

@@ -116,12 +116,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    fn open(
-        path: &Path,
-        alphabet: Option<Alphabet>,
-        labels: Labels,
-        most: usize,
-    ) -> Result<Self, DataError> {
+    fn open(path: &Path, alphabet: Option<Alphabet>, labels: Labels, most: usize) -> Result<Self, DataError> {
         let mut reader = Reader::open([path])?;
         // A language model may be trained on sequences of either kind; those of proteins have more characters.
         reader.set_alphabet(alphabet.unwrap_or(Alphabet::AminoAcids));

@@ -18,7 +18,7 @@ use super::client::{Client, FileMetadata, RequestError, content_range};
 use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
 use super::patience::{Parts, TICK, patiently, pause};
-use super::{HubEnv, cached_commit, repository_folder};
+use super::{HubEnv, cached_commit, is_commit, repository_folder, revision_of};
 use crate::DataErrorKind;
 use crate::atomic::AtomicFile;
 use crate::weights::WeightsError;
@@ -56,6 +56,8 @@ type Tell<'a> = &'a mut dyn FnMut(u64, FetchEvent) -> Result<(), Kind>;
 /// A model's repository: its folder in the cache, and a client of the hub for files that are missing there.
 pub struct Repository {
     id: String,
+    /// A branch, a tag or a commit.
+    revision: String,
     folder: PathBuf,
     locks: PathBuf,
     commit: Option<String>,
@@ -77,9 +79,11 @@ impl Repository {
         let hub =
             |kind| WeightsError::Hub(HubError { id: id.to_owned(), file: "config.json".to_owned(), kind });
         let client = Client::new(env).map_err(hub)?;
-        // If the reference is missing or unreadable, the commit of the hub's `main` is used.
-        let commit = cached_commit(&folder).ok();
-        Ok(Repository { id: id.to_owned(), folder, locks, commit, client: Arc::new(client) })
+        let (id, revision) = revision_of(id);
+        // If the reference is missing or unreadable, the commit that the hub has for it is used.
+        let commit = cached_commit(&folder, revision).ok();
+        let client = Arc::new(client);
+        Ok(Repository { id: id.to_owned(), revision: revision.to_owned(), folder, locks, commit, client })
     }
 
     /// The snapshot's folder; `None` until the commit is known, from `refs/main` or from the first fetched file.
@@ -108,16 +112,18 @@ impl Repository {
         self.error(file, Kind::Status(404))
     }
 
-    /// Writes `refs/main` if it is missing, after which `find_in_hub` finds the model. Call it after all files were
+    /// Writes the reference of the revision, such as `refs/main`, if it is missing, after which `find_in_hub` finds the model. Call it after all files were
     /// fetched: an incomplete model must not be found.
     ///
     /// # Errors
     /// `Hub` where the cache cannot be written.
     pub fn write_ref(&self) -> Result<(), WeightsError> {
-        let Some(commit) = self.commit.as_ref().filter(|_| cached_commit(&self.folder).is_err()) else {
+        let is_missing = || !is_commit(&self.revision) && cached_commit(&self.folder, &self.revision).is_err();
+        let Some(commit) = self.commit.as_ref().filter(|_| is_missing()) else {
             return Ok(());
         };
-        let reference = self.folder.join("refs/main");
+        let name = format!("refs/{}", self.revision);
+        let reference = self.folder.join(&name);
         let written = make_parent(&reference).and_then(|()| {
             let failed = |error| Kind::disk(&reference)(std::io::Error::other(error));
             let mut file = AtomicFile::create(&reference).map_err(failed)?;
@@ -128,7 +134,7 @@ impl Repository {
                 done => done.map_err(failed),
             }
         });
-        written.map_err(|kind| self.error("refs/main", kind))
+        written.map_err(|kind| self.error(&name, kind))
     }
 
     fn error(&self, file: &str, kind: Kind) -> WeightsError {
@@ -139,7 +145,7 @@ impl Repository {
         if !is_plain(file) {
             return Err(Kind::Answer("its name is a path outside the model's folder".to_owned()));
         }
-        let revision = self.commit.clone().unwrap_or_else(|| "main".to_owned());
+        let revision = self.commit.clone().unwrap_or_else(|| self.revision.clone());
         let Some(facts) = self.facts(&revision, file, tell)? else { return Ok(None) };
         let known = RequiredMetadata::of(facts)?;
         // All further files are requested at the commit of the first file, so that a snapshot is not mixed from two
