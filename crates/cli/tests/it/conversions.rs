@@ -60,7 +60,7 @@ fn what_is_there_is_not_replaced() {
         assert!(ran.assert_code(1).stderr().contains(why), "{}", ran.stderr());
         assert_eq!(folder.read("out.safetensors"), b"precious");
     };
-    refused(&[&head, "-o", "out.safetensors"], "out.safetensors already exists; use --force or another name");
+    refused(&[&head, "-o", "out.safetensors"], "out.safetensors: the file already exists; use --force");
     refused(&[&head, "-o", "out.pt"], "out.pt: give an output that ends in .safetensors");
     refused(&[&json, "-o", "new.safetensors"], "is not a weight file");
     refused(&["nowhere.pt", "-o", "new.safetensors"], "cannot read `nowhere.pt`");

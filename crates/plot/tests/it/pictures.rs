@@ -380,7 +380,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     folder.write("x.svg", "mine");
     let file = Options { output: Output::File(folder.0.path("x.svg"), Format::Svg), ..folder.options(&["a"]) };
     let text = plot(&Options { force: false, ..file.clone() }).expect_err("refused").to_string();
-    assert!(text.contains("x.svg already exists; use --force"), "{text}");
+    assert!(text.contains("x.svg: the file already exists; use --force"), "{text}");
     assert_eq!(read(folder.0.path("x.svg")), "mine");
     plot(&file).expect("replaced");
     assert!(read(folder.0.path("x.svg")).contains("record 1 of"));
