@@ -175,10 +175,12 @@ mod tests {
     /// (sequence, known codons of its frames): frames +1, +2, +3, -1, -2, -3, cut to the length of the shortest.
     const KNOWN: [(&str, [&str; 6]); 6] = [
         ("ACGTA", ["ACG", "CGT", "GTA", "TAC", "ACG", "CGT"]),
-        ("ANGTATTT", ["TAT", "GTA", "ATT", "AAA", "AAT", "ATA"]),
-        // Two unknown letters in a row: three of the codons of one frame in three would stay, two of each do.
-        ("ACGTTNNCAGGACT", ["ACG AGG", "CGT GGA", "GTT CAG", "AGT CCT", "GTC CTG", "TCC AAC"]),
-        // A run of three in phase with a frame leaves the codons around it as they are.
+        ("ANGTATTT", ["TAT", "ATT", "GTA TTT", "AAA TAC", "AAT", "ATA"]),
+        // Two unknown letters in a row are in one codon of some frames and in two of the others.
+        (
+            "ACGTTNNCAGGACT",
+            ["ACG GGA", "CGT CAG GAC", "GTT AGG ACT", "AGT CCT AAC", "GTC CTG ACG", "TCC CGT"],
+        ),
         ("ACGNNNTTT", ["ACG", "", "", "", "", ""]),
         ("NANANANA", ["", "", "", "", "", ""]),
         ("AC", ["", "", "", "", "", ""]),
