@@ -4,7 +4,7 @@
 
 mod together;
 
-pub use together::{commit_together, remove_leftovers};
+pub use together::{commit_together, remove_temporaries};
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};

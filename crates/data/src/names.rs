@@ -110,8 +110,8 @@ impl RecordNames {
             let renaming = is_escaped.then_some(Renaming::Escaped);
             return ResultName { name: written.into_owned(), renaming };
         }
-        let repeated = if is_escaped { Renaming::Escaped } else { Renaming::Repeated };
-        let renaming = refused.unwrap_or(repeated);
+        let is_taken = self.taken.contains(&written);
+        let renaming = refused.unwrap_or(if is_taken { Renaming::Repeated } else { Renaming::Escaped });
         let base = if renaming == Renaming::Empty { UNNAMED } else { &*written };
         let mut name = format!("{base}#{}", place.file);
         if renaming == Renaming::Repeated && place.file > 1 && self.take(&name) {
@@ -240,6 +240,7 @@ mod tests {
                     ("\u{feff}a", 1, 6, "\\u{feff}a"),
                     ("\u{202e}gpj", 1, 7, "\\u{202e}gpj"),
                     ("\0", 1, 8, "\\u{0}"),
+                    ("\0", 1, 10, "\\u{0}#1.10"),
                     ("\u{e9} \u{4e2d} \\ \" x", 1, 9, "\u{e9} \u{4e2d} \\ \" x"),
                 ],
             ),

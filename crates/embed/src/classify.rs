@@ -111,11 +111,12 @@ impl Options {
 
 /// Writer of the table: columns `id`, `label` and one score for each class.
 struct Table {
-    targets: Targets,
     /// The table; `None` before [`FileRows::begin`].
     file: Option<AtomicFile>,
     names: Vec<String>,
     sequences: u64,
+    /// Dropped last, so that the lock is released after the temporary file is gone.
+    targets: Targets,
 }
 
 impl FileRows for Table {

@@ -7,7 +7,7 @@ use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
 use plimsoll_data::DataErrorKind;
-use plimsoll_data::atomic::{AtomicFile, commit_together, remove_leftovers};
+use plimsoll_data::atomic::{AtomicFile, commit_together, remove_temporaries};
 use plimsoll_data::rows::{
     Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
 };
@@ -112,7 +112,7 @@ impl Targets {
         };
         let targets = Self { files, journal, force, _lock: lock };
         if is_held {
-            targets.files.iter().flatten().try_for_each(|path| remove_leftovers(path))?;
+            targets.files.iter().flatten().try_for_each(|path| remove_temporaries(path))?;
         }
         // With a journal, an interrupted run may have committed results; its key tells.
         if !targets.journal.exists() {
@@ -218,12 +218,13 @@ fn texts(metadata: &[(&'static str, Value)]) -> Vec<(&'static str, String)> {
 
 /// Writes the results one after the other.
 pub(super) struct Results {
-    targets: Targets,
     schema: ResultSchema,
     metadata: Vec<(&'static str, Value)>,
     /// The writer of result number `done.len()`; `None` before [`FileRows::begin`].
     open: Option<Sink>,
     done: Vec<Written>,
+    /// Dropped last: the lock is released, and a new folder removed if it is empty, after the temporary files are gone.
+    targets: Targets,
 }
 
 /// Checks, before the model is opened, that the results can be written, and locks them: the format is known and fits the

@@ -1,6 +1,6 @@
 //! `plimsoll classify`: the flags.
 
-use super::embed::{letters, prefetch};
+use super::embed::{ResumeFlags, letters, prefetch};
 use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
 use super::print;
 use super::voice::Voice;
@@ -62,6 +62,9 @@ pub struct Classify {
     sorting: Sorting,
 
     #[command(flatten)]
+    resume: ResumeFlags,
+
+    #[command(flatten)]
     voice: Voice,
 }
 
@@ -92,6 +95,8 @@ impl Classify {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
+            journal: self.resume.journal(),
+            commit_every: self.resume.commit_every(),
             settings: Settings {
                 stream: self.streaming.stream(),
                 dynamic: self.dynamic.dynamic,

@@ -86,7 +86,7 @@ const OLD: &str = "old";
 
 /// Removes the temporary files of `target` that killed processes left behind. Call it only under a lock that excludes
 /// other writers of the target.
-pub fn remove_leftovers(target: &Path) -> Result<(), DataError> {
+pub fn remove_temporaries(target: &Path) -> Result<(), DataError> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let entries = match fs::read_dir(folder) {
@@ -194,11 +194,11 @@ mod tests {
         let kept = [".e.npy.part", ".e.npy.1-x.part", ".e.npy.2.1-0.part", ".f.npy.1-0.part", "e.npy", ".e.npy.1-0.partly"];
         let left = [".e.npy.1-0.part", ".e.npy.4711-12.part", ".e.npy.3-1.old"];
         kept.iter().chain(&left).for_each(|name| fs::write(folder.join(name), "").expect("written"));
-        remove_leftovers(&folder.join("e.npy")).expect("removed");
+        remove_temporaries(&folder.join("e.npy")).expect("removed");
         let mut wanted = kept.map(|name| format!("{name} "));
         wanted.sort();
         assert_eq!(content(&folder), wanted);
-        remove_leftovers(&folder.join("nowhere/e.npy")).expect("no folder");
+        remove_temporaries(&folder.join("nowhere/e.npy")).expect("no folder");
         fs::remove_dir_all(folder).expect("removed");
     }
 }
