@@ -102,10 +102,7 @@ impl RecordNames {
         let refused = refused(&written);
         // The escaped form of an id may be the id of another record, which then keeps it.
         let is_free = refused.is_none()
-            && match is_escaped {
-                true => self.take(&written),
-                false => self.taken.insert(&written),
-            };
+            && if is_escaped { self.take(&written) } else { self.taken.insert(&written) };
         if is_free {
             let renaming = is_escaped.then_some(Renaming::Escaped);
             return ResultName { name: written.into_owned(), renaming };
@@ -149,9 +146,10 @@ pub fn written(id: &str) -> Cow<'_, str> {
     }
     let mut text = String::with_capacity(id.len() + 8);
     for (at, c) in id.char_indices() {
-        match is_printable(c) && !(at == 0 && quoted) {
-            true => text.push(c),
-            false => text.extend(c.escape_default()),
+        if is_printable(c) && !(at == 0 && quoted) {
+            text.push(c);
+        } else {
+            text.extend(c.escape_default());
         }
     }
     Cow::Owned(text)

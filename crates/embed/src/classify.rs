@@ -18,7 +18,7 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::model::read_config;
-use plimsoll_runtime::{EncoderModel, Observer, RuntimeError, Settings};
+use plimsoll_runtime::{EncoderModel, ModelParts, Observer, RuntimeError, Settings};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,7 +70,8 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
     let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
     let digests = ModelDigests::start(&model.weights, &model.described_by)?;
     let results = Table { targets, file: None, names, sequences: 0 };
-    let job = Job { command: "classify", start, model: &(&model).into(), digests, reading, results, graph };
+    let parts = ModelParts::from(&model);
+    let job = Job { command: "classify", start, model: &parts, digests, reading, results, graph };
     run(&options.as_embedding(), job, observer)
 }
 

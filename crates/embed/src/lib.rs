@@ -53,7 +53,7 @@ use plimsoll_runtime::{
 use resume::JournalPlan;
 use serde_json::{Value, json};
 use states::LayerSelection;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -384,7 +384,7 @@ fn run<R: FileRows>(
             Journaled { inner: results, journal: None, replay: None }
         }
     };
-    say_journal(options, &mut results, observer);
+    say_journal(options, &results, observer);
     let kept = match &results.journal {
         Some(_) => format!(
             "finished rows are kept in {}; the same command continues after them",
@@ -557,7 +557,7 @@ fn journal_block(options: &Options) -> usize {
 }
 
 /// Says how an interruption of the run ends.
-fn say_journal<R: FileRows>(options: &Options, results: &mut Journaled<R>, observer: &mut dyn Observer) {
+fn say_journal<R: FileRows>(options: &Options, results: &Journaled<R>, observer: &mut dyn Observer) {
     if let Some(replay) = results.replay.as_ref().filter(|replay| replay.rows > 0) {
         let (rows, path) = (replay.rows, EscapedPath(results.inner.journal()));
         observer.say(Level::Info, &format!("{rows} sequences are finished ({path}): resuming after them"));

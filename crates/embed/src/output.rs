@@ -70,15 +70,24 @@ pub(super) struct Targets {
     /// Whether existing results are replaced.
     force: bool,
     /// Held until the results are complete.
-    _lock: OutputLock,
+    lock: OutputLock,
 }
 
 /// The lock of the output.
 enum OutputLock {
     /// Of the only result.
-    File { _lock: FileLock },
+    File(FileLock),
     /// Of the folder of the results.
-    Folder { _lock: Lock },
+    Folder(Lock),
+}
+
+impl OutputLock {
+    fn is_held(&self) -> bool {
+        match self {
+            Self::File(lock) => lock.is_held(),
+            Self::Folder(lock) => lock.is_held(),
+        }
+    }
 }
 
 impl Targets {
@@ -87,7 +96,7 @@ impl Targets {
         let path = &files[0];
         let journal = journal_path(path);
         let lock = take_file(path)?;
-        Self::locked(OutputLock::File { _lock: lock }, vec![files], journal, force)
+        Self::locked(OutputLock::File(lock), vec![files], journal, force)
     }
 
     /// Creates and locks the folder of the results.
@@ -97,7 +106,7 @@ impl Targets {
             return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
         let lock = take(folder, &[FOLDER_JOURNAL])?;
-        Self::locked(OutputLock::Folder { _lock: lock }, files, folder.join(FOLDER_JOURNAL), force)
+        Self::locked(OutputLock::Folder(lock), files, folder.join(FOLDER_JOURNAL), force)
     }
 
     fn locked(
@@ -106,12 +115,8 @@ impl Targets {
         journal: PathBuf,
         force: bool,
     ) -> Result<Self, EmbedError> {
-        let is_held = match &lock {
-            OutputLock::File { _lock } => _lock.is_held(),
-            OutputLock::Folder { _lock } => _lock.is_held(),
-        };
-        let targets = Self { files, journal, force, _lock: lock };
-        if is_held {
+        let targets = Self { files, journal, force, lock };
+        if targets.lock.is_held() {
             targets.files.iter().flatten().try_for_each(|path| remove_temporaries(path))?;
         }
         // With a journal, an interrupted run may have committed results; its key tells.
@@ -364,10 +369,10 @@ impl Sink {
         metadata: &[(&'static str, Value)],
     ) -> Result<Self, EmbedError> {
         let files = targets.files[at].clone();
-        let lock = match &targets._lock {
-            OutputLock::File { .. } => None,
+        let lock = match &targets.lock {
+            OutputLock::File(_) => None,
             // A run with one result may write to a file of this folder.
-            OutputLock::Folder { .. } => Some(take_file(&files[0])?),
+            OutputLock::Folder(_) => Some(take_file(&files[0])?),
         };
         let path = &files[0];
         let row = schema.states.row(schema.width);

@@ -62,10 +62,10 @@ impl JournalPlan {
         if let Some(what) = other {
             let mut blocks = blocks;
             let has_rows = blocks.next_into(&mut vec![]).unwrap_or(true);
-            return match force || !has_rows {
-                true => self.create(),
-                false => Err(EmbedError::OtherRun { path: self.path, what }),
-            };
+            if force || !has_rows {
+                return self.create();
+            }
+            return Err(EmbedError::OtherRun { path: self.path, what });
         }
         let mut scanned = Entries::new(&self.path, blocks);
         let mut rows = 0;
@@ -225,14 +225,12 @@ impl Replay {
         }
         self.rows -= 1;
         let found = self.entries.next(&mut self.values)?;
-        match found == Some(&*sequence.id) {
-            true => Ok(Some(&self.values)),
-            false => {
-                let found = found.unwrap_or_default();
-                let what = format!("the next row is that of '{found}', and the input has '{}'", sequence.id);
-                Err(EmbedError::Journal { path: self.entries.path.clone(), what })
-            }
+        if found == Some(&*sequence.id) {
+            return Ok(Some(&self.values));
         }
+        let found = found.unwrap_or_default();
+        let what = format!("the next row is that of '{found}', and the input has '{}'", sequence.id);
+        Err(EmbedError::Journal { path: self.entries.path.clone(), what })
     }
 }
 

@@ -102,7 +102,7 @@ fn every_format_has_the_values_and_says_how_they_were_computed() {
     for name in ["w.npy", "w.npz", "w.safetensors", "w.parquet"] {
         let words = ["embed", "--model", "m", &proteins, "-o", name, "--dtype", "float16", "-q"];
         let ran = folder.run(&words);
-        assert!(ran.assert_code(1).stderr().contains("'p1': the value 100000"), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains("'p0': the value 100000"), "{}", ran.stderr());
         assert!(ran.stderr().contains("beyond the range of float16"), "{}", ran.stderr());
         assert!(!folder.path(name).exists());
     }

@@ -102,7 +102,17 @@ fn a_prediction_saves_its_embeddings_as_a_table() {
     predict(&["npy", "-o", "n"]);
     predict(&["parquet", "-o", "p", "--tokens", "4096"]);
     let lengths = lengths(&folder.path("n/nucleotide.fa"));
-    let wanted = table(&folder, &["embedding"], &npy(&folder, "n/embeddings"), &lengths, &[]);
+    let record: Value = serde_json::from_slice(&folder.read("p/run.json")).expect("JSON");
+    let identity = &record["identity"];
+    let arithmetic = |name| (name, identity["arithmetic"][name].as_str().expect("a text").to_owned());
+    let facts = [
+        ("plimsoll", record["plimsoll"].as_str().expect("a text").to_owned()),
+        ("model_sha256", identity["models"].to_string()),
+        arithmetic("precision"),
+        arithmetic("device"),
+        arithmetic("instructions"),
+    ];
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "n/embeddings"), &lengths, &facts);
     assert!(folder.read("p/embeddings.parquet") == wanted);
     assert!(!folder.path("p/embeddings.npy").exists());
 }

@@ -321,10 +321,13 @@ fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, 
         force: false,
         pool: Pool::Tokens,
         layers: None,
+        values: plimsoll_embed::ValueType::F32,
         sort_by_length: true,
         max_length: Some(500),
         truncate: true,
         prefetch: 2,
+        journal: true,
+        commit_every: std::time::Duration::from_secs(5),
         settings,
     };
     let mut listener = Listener::default();

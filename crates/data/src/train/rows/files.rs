@@ -209,13 +209,11 @@ impl Array {
         };
         let [rows, width] = self.shape[..] else { return refuse("it is not a matrix of rows".to_owned()) };
         let expected = rows.checked_mul(width).and_then(|n| n.checked_mul(values.bytes() as u64));
-        match width > 0 && expected == Some(self.elements.size) {
-            true => Ok([rows, width]),
-            false => refuse(format!(
-                "its header promises {rows} rows of {width}; it has {} bytes of values",
-                self.elements.size
-            )),
+        if width > 0 && expected == Some(self.elements.size) {
+            return Ok([rows, width]);
         }
+        let size = self.elements.size;
+        refuse(format!("its header promises {rows} rows of {width}; it has {size} bytes of values"))
     }
 
     fn values(&self) -> Option<ValueType> {
