@@ -37,7 +37,7 @@ use plimsoll_plan::Staging;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable::{EscapedPath, Name};
-use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_data::DataError;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::machine::Reading;
@@ -374,7 +374,7 @@ fn run<R: FileRows>(
         every: options.commit_every,
         stamps,
     });
-    let mut results = match journal.map(|plan| plan.open(results.force())).transpose()? {
+    let results = match journal.map(|plan| plan.open(results.force())).transpose()? {
         Some(opened) => {
             results.begin(&facts, opened.committed)?;
             Journaled { inner: results, journal: Some(opened.writer), replay: opened.replay }
