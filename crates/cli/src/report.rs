@@ -130,7 +130,7 @@ pub fn embedded(report: &plimsoll_embed::EmbedReport, values: &'static str) -> S
         rows.push(("skipped, empty", report.empty.to_string()));
     }
     if report.renamed > 0 {
-        rows.push(("repeated ids, renamed", report.renamed.to_string()));
+        rows.push(("renamed in the results", report.renamed.to_string()));
     }
     if report.truncated > 0 {
         rows.push(("truncated to --max-length", report.truncated.to_string()));
@@ -144,7 +144,11 @@ pub fn embedded(report: &plimsoll_embed::EmbedReport, values: &'static str) -> S
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
     let files: Vec<String> = report.files.iter().map(|p| EscapedPath(p).to_string()).collect();
-    table(&rows) + &format!("results in {}", files.join(" and "))
+    let files = match &files[..] {
+        [first @ .., second, last] => [first, &[format!("{second} and {last}")]].concat().join(", "),
+        all => all.concat(),
+    };
+    table(&rows) + &format!("results in {files}")
 }
 
 fn speed(seconds: f64, tokens_per_second: f64) -> [(&'static str, String); 3] {

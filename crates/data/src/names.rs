@@ -102,16 +102,13 @@ impl RecordNames {
         let refused = refused(&written);
         // The escaped form of an id may be the id of another record, which then keeps it.
         let is_free = refused.is_none()
-            && match is_escaped {
-                true => self.take(&written),
-                false => self.taken.insert(&written),
-            };
+            && if is_escaped { self.take(&written) } else { self.taken.insert(&written) };
         if is_free {
             let renaming = is_escaped.then_some(Renaming::Escaped);
             return ResultName { name: written.into_owned(), renaming };
         }
-        let repeated = if is_escaped { Renaming::Escaped } else { Renaming::Repeated };
-        let renaming = refused.unwrap_or(repeated);
+        let is_taken = self.taken.contains(&written);
+        let renaming = refused.unwrap_or(if is_taken { Renaming::Repeated } else { Renaming::Escaped });
         let base = if renaming == Renaming::Empty { UNNAMED } else { &*written };
         let mut name = format!("{base}#{}", place.file);
         if renaming == Renaming::Repeated && place.file > 1 && self.take(&name) {
@@ -149,9 +146,10 @@ pub fn written(id: &str) -> Cow<'_, str> {
     }
     let mut text = String::with_capacity(id.len() + 8);
     for (at, c) in id.char_indices() {
-        match is_printable(c) && !(at == 0 && quoted) {
-            true => text.push(c),
-            false => text.extend(c.escape_default()),
+        if is_printable(c) && !(at == 0 && quoted) {
+            text.push(c);
+        } else {
+            text.extend(c.escape_default());
         }
     }
     Cow::Owned(text)
@@ -240,6 +238,7 @@ mod tests {
                     ("\u{feff}a", 1, 6, "\\u{feff}a"),
                     ("\u{202e}gpj", 1, 7, "\\u{202e}gpj"),
                     ("\0", 1, 8, "\\u{0}"),
+                    ("\0", 1, 10, "\\u{0}#1.10"),
                     ("\u{e9} \u{4e2d} \\ \" x", 1, 9, "\u{e9} \u{4e2d} \\ \" x"),
                 ],
             ),

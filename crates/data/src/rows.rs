@@ -61,12 +61,11 @@ impl ValueType {
 /// Converts a value to the bits of a binary16. Errors if it is finite and beyond the range.
 fn half(value: f32) -> Result<u16, DataErrorKind> {
     let bits = f32_to_f16(value);
-    match value.is_finite() && bits & 0x7fff == 0x7c00 {
-        true => Err(DataErrorKind::Malformed(format!(
-            "the value {value} is beyond the range of float16 (65504); write float32"
-        ))),
-        false => Ok(bits),
+    if value.is_finite() && bits & 0x7fff == 0x7c00 {
+        let what = format!("the value {value} is beyond the range of float16 (65504); write float32");
+        return Err(DataErrorKind::Malformed(what));
     }
+    Ok(bits)
 }
 
 /// Returns an error if a row of `found` values does not have the `expected` width.

@@ -20,7 +20,7 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_models::Encoder;
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::model::read_config;
-use plimsoll_runtime::{EncoderModel, Observer, RuntimeError, Settings};
+use plimsoll_runtime::{EncoderModel, ModelParts, Observer, RuntimeError, Settings};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -78,7 +78,8 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
     let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
     let digests = ModelDigests::start(&model.weights, &model.described_by)?;
     let results = Table { targets, file: None, names, sequences: 0 };
-    let job = Job { command: "classify", start, model: &(&model).into(), digests, reading, results, graph };
+    let parts = ModelParts::from(&model);
+    let job = Job { command: "classify", start, model: &parts, digests, reading, results, graph };
     run(&options.as_embedding(), job, observer)
 }
 
@@ -126,11 +127,12 @@ impl Options {
 
 /// Writer of the table: columns `id`, `label` and one score for each class.
 struct Table {
-    targets: Targets,
     /// The table; `None` before [`FileRows::begin`].
     file: Option<AtomicFile>,
     names: Vec<String>,
     sequences: u64,
+    /// Dropped last, so that the lock is released after the temporary file is gone.
+    targets: Targets,
 }
 
 impl FileRows for Table {

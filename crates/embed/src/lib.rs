@@ -40,7 +40,7 @@ use plimsoll_plan::Staging;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable::{EscapedPath, Name};
-use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_data::DataError;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::machine::Reading;
@@ -56,7 +56,7 @@ use plimsoll_runtime::{
 use resume::JournalPlan;
 use serde_json::{Value, json};
 use states::LayerSelection;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -419,7 +419,7 @@ fn run<R: FileRows>(
         every: options.commit_every,
         stamps,
     });
-    let mut results = match journal.map(|plan| plan.open(results.force())).transpose()? {
+    let results = match journal.map(|plan| plan.open(results.force())).transpose()? {
         Some(opened) => {
             results.begin(&facts, opened.committed)?;
             Journaled { inner: results, journal: Some(opened.writer), replay: opened.replay }
@@ -429,7 +429,7 @@ fn run<R: FileRows>(
             Journaled { inner: results, journal: None, replay: None }
         }
     };
-    say_journal(options, &mut results, observer);
+    say_journal(options, &results, observer);
     let kept = match &results.journal {
         Some(_) => format!(
             "finished rows are kept in {}; the same command continues after them",
@@ -603,7 +603,7 @@ fn journal_block(options: &Options) -> usize {
 }
 
 /// Says how an interruption of the run ends.
-fn say_journal<R: FileRows>(options: &Options, results: &mut Journaled<R>, observer: &mut dyn Observer) {
+fn say_journal<R: FileRows>(options: &Options, results: &Journaled<R>, observer: &mut dyn Observer) {
     if let Some(replay) = results.replay.as_ref().filter(|replay| replay.rows > 0) {
         let (rows, path) = (replay.rows, EscapedPath(results.inner.journal()));
         observer.say(Level::Info, &format!("{rows} sequences are finished ({path}): resuming after them"));

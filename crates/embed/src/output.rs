@@ -71,15 +71,24 @@ pub(super) struct Targets {
     /// Which files may be written, and whether existing results are replaced.
     guard: OutputGuard,
     /// Held until the results are complete.
-    _lock: OutputLock,
+    lock: OutputLock,
 }
 
 /// The lock of the output.
 enum OutputLock {
     /// Of the only result.
-    File { _lock: FileLock },
+    File(FileLock),
     /// Of the folder of the results.
-    Folder { _lock: Lock },
+    Folder(Lock),
+}
+
+impl OutputLock {
+    fn is_held(&self) -> bool {
+        match self {
+            Self::File(lock) => lock.is_held(),
+            Self::Folder(lock) => lock.is_held(),
+        }
+    }
 }
 
 impl Targets {
@@ -88,7 +97,7 @@ impl Targets {
         let path = &files[0];
         let journal = journal_path(path);
         let lock = take_file(path)?;
-        Self::locked(OutputLock::File { _lock: lock }, vec![files], journal, guard)
+        Self::locked(OutputLock::File(lock), vec![files], journal, guard)
     }
 
     /// Creates and locks the folder of the results.
@@ -98,7 +107,7 @@ impl Targets {
             return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
         let lock = take(folder, &[FOLDER_JOURNAL])?;
-        Self::locked(OutputLock::Folder { _lock: lock }, files, folder.join(FOLDER_JOURNAL), guard)
+        Self::locked(OutputLock::Folder(lock), files, folder.join(FOLDER_JOURNAL), guard)
     }
 
     fn locked(
@@ -107,7 +116,7 @@ impl Targets {
         journal: PathBuf,
         guard: OutputGuard,
     ) -> Result<Self, EmbedError> {
-        let targets = Self { files, journal, guard, _lock: lock };
+        let targets = Self { files, journal, guard, lock };
         // With a journal, an interrupted run may have committed results; its key tells which.
         let committed = if targets.journal.exists() { targets.files.len() } else { 0 };
         targets.check(committed)?;
@@ -213,12 +222,13 @@ fn texts(metadata: &[(&'static str, Value)]) -> Vec<(&'static str, String)> {
 
 /// Writes the results one after the other.
 pub(super) struct Results {
-    targets: Targets,
     schema: ResultSchema,
     metadata: Vec<(&'static str, Value)>,
     /// The writer of result number `done.len()`; `None` before [`FileRows::begin`].
     open: Option<Sink>,
     done: Vec<Written>,
+    /// Dropped last: the lock is released, and a new folder removed if it is empty, after the temporary files are gone.
+    targets: Targets,
 }
 
 /// Checks, before the model is opened, that the results can be written, and locks them: the format is known and fits the
@@ -358,10 +368,10 @@ impl Sink {
         metadata: &[(&'static str, Value)],
     ) -> Result<Self, EmbedError> {
         let files = targets.files[at].clone();
-        let lock = match &targets._lock {
-            OutputLock::File { .. } => None,
+        let lock = match &targets.lock {
+            OutputLock::File(_) => None,
             // A run with one result may write to a file of this folder.
-            OutputLock::Folder { .. } => Some(take_file(&files[0])?),
+            OutputLock::Folder(_) => Some(take_file(&files[0])?),
         };
         let path = &files[0];
         let row = schema.states.row(schema.width);

@@ -252,16 +252,6 @@ impl Process {
         self.lines.iter().map(|line| line.bytes).sum()
     }
 
-/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
-/// differ, for instance in element type.
-pub fn kernels(program: &Program) -> Value {
-    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
-        kernels.entry(node.op.name()).or_default().insert(kernel.name());
-    }
-    json!(kernels)
-}
-
     /// The entries as a JSON object: bytes by label.
     pub fn to_json(&self) -> Value {
         process::to_json(&self.lines)
@@ -272,6 +262,16 @@ pub fn kernels(program: &Program) -> Value {
         let heading = "of the budget the process takes, besides what depends on the input";
         process::to_text(heading, &self.lines)
     }
+}
+
+/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
+/// differ, for instance in element type.
+pub fn kernels(program: &Program) -> Value {
+    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
+        kernels.entry(node.op.name()).or_default().insert(kernel.name());
+    }
+    json!(kernels)
 }
 
 /// The plan as JSON; the entries of `ledger` sum to `peak_bytes`.

@@ -7,12 +7,12 @@ use crate::caller::mates::common_name;
 use crate::caller::windows::{CallerChunk, LONGEST_GAP, SHORTEST_WINDOW, windows};
 use crate::journal::Coverage;
 use crate::options::Shard;
-use crate::output::{Field, HitsFormat, Note, RecordText};
+use crate::output::{HitsFormat, Note, RecordText};
 use crate::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_data::codons::{encode_known, frame_of};
-use plimsoll_data::ids::IdSet;
+use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, ResultName, own_names};
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable;
@@ -155,6 +155,13 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let input = Records::open(&front, inputs)?;
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
+    let names = match bytes_total {
+        Some(_) => {
+            let inputs = inputs.to_vec();
+            RecordNames::new(move || own_names(&inputs, false))
+        }
+        None => RecordNames::of_pipe(),
+    };
     let worker = |_| -> Worker<Job, Batch> {
         let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
         Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
@@ -162,12 +169,12 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let workers = (0..front.workers).map(worker).collect();
     let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
     let reader = move || {
-        let (job, ids, source) = (Job::default(), IdSet::new(), None);
+        let (job, source) = (Job::default(), None);
         let mut cutter = Cutter {
             front,
             job,
             feed,
-            ids,
+            names,
             bytes: [0; 2],
             windows: 0,
             source,
@@ -304,12 +311,20 @@ impl PlacedRecord {
     }
 }
 
+/// A record or pair whose name in the results is not its id.
+struct RenamedRecord<'a> {
+    id: &'a str,
+    name: &'a str,
+    /// `record` or `pair`.
+    what: &'static str,
+}
+
 /// The reader thread: reads records and cuts them into jobs.
 struct Cutter {
     front: Arc<InputPipeline>,
     job: Job,
     feed: Feed<Job, Batch>,
-    ids: IdSet,
+    names: RecordNames,
     /// Stored bytes of the input before and after the current record or pair.
     bytes: [u64; 2],
     /// Number of windows so far.
@@ -424,17 +439,13 @@ impl Cutter {
                 None => DataError::new(kind),
             });
         };
-        let mut name = name.to_owned();
-        let shown = |name: &str| Field(name).to_string();
-        if let Some(other) = self.ids.rename(&name, first.file, first.number, shown) {
-            let detail = format!(
-                "{}: the name of the pair occurs before; in the tables it is named {}",
-                first.place(),
-                Field(&other)
-            );
-            self.note(&name, "duplicate_id", detail, "computed under another name");
-            name = other;
+        let id = name.to_owned();
+        let given = self.names.name(&id, RecordPlace { file: first.file, record: first.number });
+        if let Some(why) = given.renaming {
+            let named = RenamedRecord { id: &id, name: &given.name, what: "pair" };
+            self.note_name(named, why, &first.place());
         }
+        let name = given.name;
         first.record.id = format!("{name}/1");
         second.record.id = format!("{name}/2");
         Ok(name.into())
@@ -473,6 +484,26 @@ impl Cutter {
         self.job.parts.push(JobPart::Event(Event::Note(note)));
     }
 
+    /// Appends a note of a record or pair that has another name in the results. The note is filed under that name, and
+    /// its detail has the id.
+    fn note_name(&mut self, named: RenamedRecord<'_>, why: Renaming, place: &str) {
+        let RenamedRecord { id, name, what } = named;
+        let kind = match why {
+            Renaming::Repeated => "duplicate_id",
+            Renaming::Empty | Renaming::Reserved | Renaming::Escaped => "renamed",
+        };
+        let (filed, detail) = match why {
+            Renaming::Repeated => {
+                (id, format!("{place}: the id occurs before; in the tables this {what} is named {name}"))
+            }
+            Renaming::Empty => (name, format!("{place}: the {what} has no name")),
+            Renaming::Reserved | Renaming::Escaped => {
+                (name, format!("{place}: the id '{}' {}", printable::Name(id), why.reason()))
+            }
+        };
+        self.note(filed, kind, detail, "computed under another name");
+    }
+
     /// Rejects FASTA records if the output format needs qualities.
     fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
         let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
@@ -489,13 +520,11 @@ impl Cutter {
     fn cut(&mut self, current: &mut PlacedRecord) -> Result<(), Gone> {
         let place = current.place();
         let PlacedRecord { record, file, number, .. } = current;
-        // Ids are compared as they appear in tables, where two ids must not become equal.
-        let shown = |name: &str| Field(name).to_string();
-        if let Some(name) = self.ids.rename(&record.id, *file, *number, shown) {
-            let detail =
-                format!("{place}: the id occurs before; in the tables this record is named {}", Field(&name));
-            self.note(&record.id, "duplicate_id", detail, "computed under another name");
-            record.id = name;
+        let place_of = RecordPlace { file: *file, record: *number };
+        let ResultName { name, renaming } = self.names.name(&record.id, place_of);
+        if let Some(why) = renaming {
+            let id = std::mem::replace(&mut record.id, name);
+            self.note_name(RenamedRecord { id: &id, name: &record.id, what: "record" }, why, &place);
         }
         self.cut_named(record, &place, None)
     }

@@ -147,7 +147,8 @@ impl QueueSizes {
             let windows = 2 * (extent.longest / options.length as u64 + 1);
             process.add("windows of the longest record", windows * BYTES_OF_WINDOW);
         }
-        process.add("names of records", extent.records * NAME + (64 << 10));
+        // The names given, and the ids of the input where a record needs another name than its id.
+        process.add("names of records", 2 * extent.records * NAME + (64 << 10));
         // A caller sorts by score and by number.
         let sorts = if options.caller.is_some() { 2 } else { 1 };
         let sorted = if trained { sorts * 3 * self.sort as u64 } else { 0 };

@@ -106,7 +106,7 @@ impl Run<'_> {
         watch.end_stage("loaded", None);
         let outputs = match self.options.shard {
             Some(_) => None,
-            None => Some(self.outputs()?),
+            None => Some(self.outputs(&self.options.settings.arithmetic()?)?),
         };
         let stage = if nucleotides.is_some() { (1, 2) } else { (0, 1) };
         let strict = self.options.strict;
@@ -169,7 +169,7 @@ impl Run<'_> {
         let width = self.shape.kept_width(self.shape.single_stage(), self.options.save_embeddings.is_some());
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
-        let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
+        let (outputs, strict) = (Some(self.outputs(&arithmetic)?), self.options.strict);
         let stage = (0, 1);
         let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict, stage };
         let done = self.stream(parts, watch, observer)?;
@@ -197,8 +197,8 @@ impl Run<'_> {
         }
     }
 
-    /// Creates the result files.
-    fn outputs(&self) -> Result<ResultFiles, VirusError> {
+    /// Creates the result files of a run that computes, or whose shards were computed, with `arithmetic`.
+    fn outputs(&self, arithmetic: &Value) -> Result<ResultFiles, VirusError> {
         let folder = &self.options.output_dir;
         match (&self.opened.models, &self.options.caller) {
             (OpenedModels::Caller(caller), Some(options)) => {
@@ -219,7 +219,7 @@ impl Run<'_> {
                 Ok(ResultFiles::Caller(Box::new(CallerOutputs::create(folder, options)?)))
             }
             (OpenedModels::Caller(_) | OpenedModels::VirNucPro(_), _) => {
-                let options = output_options(self.options, self.opened, self.shape);
+                let options = output_options(self.options, self.opened, self.shape, arithmetic);
                 let mut outputs = Outputs::create(folder, options)?;
                 outputs.set_sort_bytes(self.queues().sort);
                 Ok(ResultFiles::VirNucPro(Box::new(outputs)))
@@ -553,8 +553,21 @@ impl Run<'_> {
 }
 
 /// Returns the options of the writers.
-fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
+fn output_options(
+    options: &Options,
+    opened: &Opened,
+    shape: &Shape,
+    arithmetic: &Value,
+) -> output::Options {
+    let fact = |name: &'static str| (name, arithmetic[name].as_str().unwrap_or_default().to_owned());
     output::Options {
+        metadata: vec![
+            ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
+            ("model_sha256", opened.digests.to_string()),
+            fact("precision"),
+            fact("device"),
+            fact("instructions"),
+        ],
         trained: opened.is_trained(),
         threshold: options.threshold,
         keep_intermediate: options.keep_intermediate,

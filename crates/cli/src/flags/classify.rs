@@ -1,6 +1,6 @@
 //! `plimsoll classify`: the flags.
 
-use super::embed::{letters, prefetch};
+use super::embed::{ResumeFlags, letters, prefetch};
 use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
 use super::print_beside;
 use super::voice::Voice;
@@ -71,6 +71,9 @@ pub struct Classify {
     sorting: Sorting,
 
     #[command(flatten)]
+    resume: ResumeFlags,
+
+    #[command(flatten)]
     voice: Voice,
 }
 
@@ -105,6 +108,8 @@ impl Classify {
             truncate: self.truncate,
             allow_dna: self.allow_dna,
             prefetch: self.prefetch as usize,
+            journal: self.resume.journal(),
+            commit_every: self.resume.commit_every(),
             settings: Settings {
                 stream: self.streaming.stream(),
                 dynamic: self.dynamic.dynamic,

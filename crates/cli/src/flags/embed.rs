@@ -6,10 +6,11 @@ use super::{at_least_one, print};
 use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
-use plimsoll_embed::{Destination, Format, Options, Pool, embed};
+use plimsoll_embed::{Destination, Format, Options, Pool, ValueType, embed};
 use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Compute embeddings of DNA or protein sequences
 ///
@@ -29,8 +30,8 @@ pub struct Embed {
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
-    /// Output file: OUT.npy (with the ids in OUT.ids.txt), OUT.safetensors, or OUT.parquet (columns id, length and
-    /// embedding); with --per-input, a folder
+    /// Output file: OUT.npy (with the ids in OUT.ids.txt, and metadata and ids in OUT.json), OUT.npz, OUT.safetensors, or
+    /// OUT.parquet (columns id, length and embedding); with --per-input, a folder
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
@@ -54,6 +55,10 @@ pub struct Embed {
     /// Pooling: how the hidden states of a sequence's tokens become its embedding
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
+
+    /// Element type of the values in the output. A value beyond the range of float16 is an error
+    #[arg(long, value_enum, default_value_t = ValueName::Float32)]
+    dtype: ValueName,
 
     /// Layers whose hidden states are written: 0 is the embedding layer, 1 the first block, -1 the last block [default:
     /// the last block, without a layer dimension]
@@ -90,10 +95,53 @@ pub struct Embed {
     sorting: Sorting,
 
     #[command(flatten)]
+    resume: ResumeFlags,
+
+    #[command(flatten)]
     voice: Voice,
 
     #[command(flatten)]
     monitor: MonitorFlag,
+}
+
+/// Flags of the journal, of `embed` and `classify`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Interrupted runs")]
+pub(super) struct ResumeFlags {
+    /// Seconds between commits of finished rows to the journal OUT.journal, from which the same command resumes an
+    /// interrupted run, 0 to 3600
+    #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, conflicts_with = "no_journal")]
+    commit_every: u64,
+
+    /// Keep no journal: an interrupted run starts over. The journal takes as much disk space as the output in float32
+    /// until the run ends
+    #[arg(long)]
+    no_journal: bool,
+}
+
+impl ResumeFlags {
+    /// Whether a journal is kept.
+    pub(super) fn journal(&self) -> bool {
+        !self.no_journal
+    }
+
+    /// Time between two commits.
+    pub(super) fn commit_every(&self) -> Duration {
+        Duration::from_secs(self.commit_every)
+    }
+}
+
+/// Parses the seconds between two commits.
+fn seconds(text: &str) -> Result<u64, String> {
+    let number = text.trim().parse::<u64>().ok().filter(|&n| n <= 3600);
+    number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
+}
+
+/// Element type of the values.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ValueName {
+    Float32,
+    Float16,
 }
 
 /// Pooling of a sequence's hidden states.
@@ -103,7 +151,9 @@ enum PoolName {
     Mean,
     /// The row of the first token (CLS)
     Cls,
-    /// One row per residue (ESM-2, without BOS and EOS) or per token (DNABERT-S, decoders); requires .safetensors
+    /// The row of the last token, which has seen all others (decoders)
+    Last,
+    /// One row per residue (ESM-2, without BOS and EOS) or per token (DNABERT-S, decoders); not for .npy
     Tokens,
 }
 
@@ -111,6 +161,7 @@ enum PoolName {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FormatName {
     Npy,
+    Npz,
     Safetensors,
     Parquet,
 }
@@ -161,14 +212,21 @@ impl Embed {
             pool: match self.pool {
                 PoolName::Mean => Pool::Mean,
                 PoolName::Cls => Pool::Cls,
+                PoolName::Last => Pool::Last,
                 PoolName::Tokens => Pool::Tokens,
             },
             layers: self.layers.clone(),
+            values: match self.dtype {
+                ValueName::Float32 => ValueType::F32,
+                ValueName::Float16 => ValueType::F16,
+            },
             sort_by_length: self.sorting.by_length(),
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             allow_dna: self.allow_dna,
             prefetch: self.prefetch as usize,
+            journal: self.resume.journal(),
+            commit_every: self.resume.commit_every(),
             settings: Settings {
                 stream: self.streaming.stream(),
                 dynamic: self.dynamic.dynamic,
@@ -183,6 +241,7 @@ impl Embed {
         }
         let format = match self.format {
             FormatName::Npy => Format::Npy,
+            FormatName::Npz => Format::Npz,
             FormatName::Safetensors => Format::Safetensors,
             FormatName::Parquet => Format::Parquet,
         };

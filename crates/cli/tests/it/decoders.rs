@@ -124,6 +124,18 @@ fn texts_and_sequences_have_embeddings() {
             assert!((sum / text.len() as f32 - mean).abs() < 1e-5, "{name} {d}");
         }
     }
+    // The last token is the last row.
+    embed("texts.jsonl", "last.npy", &["--pool", "last", "--precision", "f32"]);
+    for (text, (name, last)) in texts.iter().zip(npy(&folder, "last")) {
+        let mut values = vec![0.0; text.len() * 32];
+        rows.read_f32(&name, 0..values.len() as u64, &mut values).expect("read");
+        assert_eq!(last, values[values.len() - 32..], "{name}");
+    }
+    // A newline or a quotation mark in an id stays on its line.
+    let odd = [r#"{"id": "a\nb", "text": "x"}"#, r#"{"id": "\"q", "text": "y"}"#, r#"{"id": "a\\nb", "text": "z"}"#];
+    folder.write("odd.jsonl", odd.join("\n"));
+    embed("odd.jsonl", "odd.npy", &[]);
+    assert_eq!(ids("odd"), ["a\\nb#1.1", "\\\"q", "a\\nb"]);
     embed("reads.fa", "reads.npy", &["--layers", "0,-1"]);
     let reads = npy(&folder, "reads");
     assert_eq!(

@@ -138,7 +138,7 @@ fn commands_of_predict() {
 
 #[test]
 fn commands_of_embed() {
-    run_page("docs/embed.md", 12);
+    run_page("docs/embed.md", 13);
 }
 
 #[test]

@@ -21,16 +21,41 @@ fn table(
     columns: &[&str],
     rows: &[(String, Vec<f32>)],
     lengths: &HashMap<String, u64>,
-    metadata: &[(&str, &str)],
+    metadata: &[(&str, String)],
 ) -> Vec<u8> {
+    let metadata: Vec<(&str, &str)> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let columns: Vec<String> = columns.iter().map(|&name| name.to_owned()).collect();
     let width = rows[0].1.len() / columns.len();
-    let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width, metadata).expect("created");
+    let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width, &metadata).expect("created");
     for (id, values) in rows {
         out.row(id, lengths[id], values).expect("written");
     }
     out.finish().expect("finished");
     folder.read("wanted")
+}
+
+/// Metadata of a table, from the description of the `.npy` result `stem` of the same run.
+fn metadata(folder: &Folder, stem: &str) -> Vec<(&'static str, String)> {
+    let facts: Value = serde_json::from_slice(&folder.read(&format!("{stem}.json"))).expect("JSON");
+    let keys = [
+        "plimsoll",
+        "model",
+        "model_sha256",
+        "precision",
+        "device",
+        "instructions",
+        "kernels",
+        "max_length",
+        "pool",
+        "layers",
+        "dtype",
+    ];
+    let text = |value: &Value| match (value, value.as_str()) {
+        (_, Some(text)) => text.to_owned(),
+        (Value::Array(list), _) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
+        (value, _) => value.to_string(),
+    };
+    keys.into_iter().filter_map(|key| facts.get(key).map(|value| (key, text(value)))).collect()
 }
 
 #[test]
@@ -40,16 +65,16 @@ fn a_table_holds_ids_lengths_and_embeddings() {
     let lengths = lengths(Path::new(&proteins));
     embed(&folder, "esm2", &[&proteins, "-o", "e.npy"]);
     embed(&folder, "esm2", &[&proteins, "-o", "e.parquet", "--tokens", "2000"]);
-    let esm2 = golden("esm2");
-    let metadata = [("model", esm2.as_str()), ("pool", "mean")];
-    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &metadata);
+    let facts = metadata(&folder, "e");
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &facts);
     assert!(folder.read("e.parquet") == wanted);
 
     let words = [&proteins, "--layers", "-1,0", "--pool", "cls", "-o"];
     embed(&folder, "esm2", &[&words[..], &["l.npy"]].concat());
     embed(&folder, "esm2", &[&words[..], &["l.parquet"]].concat());
-    let metadata = [("model", esm2.as_str()), ("pool", "cls"), ("layers", "2,0")];
-    let wanted = table(&folder, &["layer_2", "layer_0"], &npy(&folder, "l"), &lengths, &metadata);
+    let facts = metadata(&folder, "l");
+    assert!(facts.contains(&("layers", "2,0".to_owned())) && facts.contains(&("pool", "cls".to_owned())));
+    let wanted = table(&folder, &["layer_2", "layer_0"], &npy(&folder, "l"), &lengths, &facts);
     assert!(folder.read("l.parquet") == wanted);
 }
 
@@ -60,10 +85,8 @@ fn the_length_is_that_of_the_input_also_where_it_is_cut() {
     let words = ["p.faa", "--max-length", "4", "--truncate", "-o"];
     embed(&folder, "esm2", &[&words[..], &["e.npy"]].concat());
     embed(&folder, "esm2", &[&words[..], &["e.parquet"]].concat());
-    let esm2 = golden("esm2");
-    let metadata = [("model", esm2.as_str()), ("pool", "mean")];
     let lengths = HashMap::from([("a".to_owned(), 10)]);
-    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &metadata);
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &metadata(&folder, "e"));
     assert!(folder.read("e.parquet") == wanted);
 }
 
@@ -79,7 +102,17 @@ fn a_prediction_saves_its_embeddings_as_a_table() {
     predict(&["npy", "-o", "n"]);
     predict(&["parquet", "-o", "p", "--tokens", "4096"]);
     let lengths = lengths(&folder.path("n/nucleotide.fa"));
-    let wanted = table(&folder, &["embedding"], &npy(&folder, "n/embeddings"), &lengths, &[]);
+    let record: Value = serde_json::from_slice(&folder.read("p/run.json")).expect("JSON");
+    let identity = &record["identity"];
+    let arithmetic = |name| (name, identity["arithmetic"][name].as_str().expect("a text").to_owned());
+    let facts = [
+        ("plimsoll", record["plimsoll"].as_str().expect("a text").to_owned()),
+        ("model_sha256", identity["models"].to_string()),
+        arithmetic("precision"),
+        arithmetic("device"),
+        arithmetic("instructions"),
+    ];
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "n/embeddings"), &lengths, &facts);
     assert!(folder.read("p/embeddings.parquet") == wanted);
     assert!(!folder.path("p/embeddings.npy").exists());
 }
@@ -113,7 +146,7 @@ fn a_result_for_each_input() {
     folder.write("empty.fa", "");
     folder.write("z.fa", ">last\nMKVL\n");
     let inputs = ["a.faa", "x/b.c.fasta", "empty.fa", "z.fa"];
-    for format in ["npy", "safetensors", "parquet"] {
+    for format in ["npy", "npz", "safetensors", "parquet"] {
         let words = ["embed", "--model", &golden("esm2"), "--per-input", "--format", format, "-o", "out/here"];
         let ran = folder.run(&[&words[..], &["--precision", "f32"], &inputs].concat());
         assert!(ran.assert_code(0).stderr().contains("'s0' occurs more than once"), "{}", ran.stderr());
@@ -148,8 +181,9 @@ fn what_cannot_be_asked_for() {
     check(&["b/a.faa", "--per-input", "-o", "o"], "a.fa and b/a.faa would both be written to o/a.npy");
     check(&["--per-input", "-o", "a.fa"], "a.fa");
     check(&["-o", "o", "--format", "npy"], "--per-input");
-    check(&["-o", "e.parquet", "--pool", "tokens"], "only the safetensors format supports");
-    check(&["-o", "e.csv"], "must end in .npy, .safetensors or .parquet");
+    check(&["-o", "e.npy", "--pool", "tokens"], "ends in .safetensors, .parquet or .npz");
+    check(&["-o", "e.npy", "--pool", "last"], "--pool last: the last token of ESM-2 is a special token");
+    check(&["-o", "e.csv"], "must end in .npy, .npz, .safetensors or .parquet");
     check(
         &["-o", "e.npy", "--layers", "3"],
         "--layers 3: the model has layers 0 (the embedding) to 2 (the last)",

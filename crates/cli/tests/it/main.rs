@@ -7,6 +7,7 @@ mod control_groups;
 mod conversions;
 mod decoders;
 mod documents;
+mod embedding_files;
 mod embedding_formats;
 mod embedding_layers;
 mod embeddings;

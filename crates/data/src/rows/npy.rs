@@ -75,13 +75,11 @@ impl NpyWriter {
 
 /// Errors if the header cannot hold the shape of a row.
 pub(super) fn check_row(row: &[usize]) -> Result<(), DataErrorKind> {
-    match START + dictionary(u64::MAX, row, ValueType::F32).len() < HEADER {
-        true => Ok(()),
-        false => {
-            let what = format!("rows of {row:?} are too large for an array of numpy; write .safetensors instead");
-            Err(DataErrorKind::Malformed(what))
-        }
+    if START + dictionary(u64::MAX, row, ValueType::F32).len() < HEADER {
+        return Ok(());
     }
+    let what = format!("rows of {row:?} are too large for an array of numpy; write .safetensors instead");
+    Err(DataErrorKind::Malformed(what))
 }
 
 /// Header of an array of shape `[rows, ..row]`.

@@ -100,13 +100,14 @@ impl NpzWriter {
     /// Errors if an array with `names` names of up to `longest` characters is too large.
     pub fn check_names(names: u64, longest: u64) -> Result<(), DataErrorKind> {
         let bytes = u128::from(names) * u128::from(longest) * 4;
-        match bytes <= u128::from(LARGEST_NAMES) {
-            true => Ok(()),
-            false => Err(DataErrorKind::Malformed(format!(
-                "numpy stores {names} names of up to {longest} characters in {bytes} bytes, and a .npz may have \
-                 {LARGEST_NAMES} for them; write .npy or .parquet, or shorten the names"
-            ))),
+        if bytes <= u128::from(LARGEST_NAMES) {
+            return Ok(());
         }
+        let what = format!(
+            "numpy stores {names} names of up to {longest} characters in {bytes} bytes, and a .npz may have \
+             {LARGEST_NAMES} for them; write .npy or .parquet, or shorten the names"
+        );
+        Err(DataErrorKind::Malformed(what))
     }
 
     /// Appends the row of `id`, a sequence of `length` letters; with [`NpzLayout::Tokens`] its rows, which are `[n, d]`, or

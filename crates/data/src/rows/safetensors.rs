@@ -69,16 +69,14 @@ impl Layout {
 
     /// Errors if names that take `bytes` in the header, by [`name_bytes`](Self::name_bytes), do not fit.
     pub fn check_names(self, bytes: u64) -> Result<(), DataErrorKind> {
-        match bytes <= LONGEST_NAMES as u64 {
-            true => Ok(()),
-            false => {
-                let what = format!(
-                    "the names of the records need {bytes} bytes, and the header of a safetensors file may have \
-                     {LONGEST_HEADER}; write .parquet, or .npy with one row for each sequence"
-                );
-                Err(DataErrorKind::Malformed(what))
-            }
+        if bytes <= LONGEST_NAMES as u64 {
+            return Ok(());
         }
+        let what = format!(
+            "the names of the records need {bytes} bytes, and the header of a safetensors file may have \
+             {LONGEST_HEADER}; write .parquet, or .npy with one row for each sequence"
+        );
+        Err(DataErrorKind::Malformed(what))
     }
 }
 

@@ -44,6 +44,24 @@ use torch::{STATE_LIMIT, TorchFile};
 pub const FOLDER_FILES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
+/// Place of the bytes of an entry of a zip file.
+pub(crate) struct StoredEntry {
+    /// File offset.
+    pub(crate) offset: u64,
+    /// Number of bytes.
+    pub(crate) size: u64,
+}
+
+/// Returns the place of the entry `name` of the zip file at `path`; `None` if there is no such entry.
+///
+/// # Errors
+/// A file that cannot be read or is damaged; a compressed entry.
+pub(crate) fn stored_entry(path: &Path, name: &str) -> Result<Option<StoredEntry>, WeightsError> {
+    let source = Source::open(path)?;
+    let place = zip::Zip::open(&source)?.locate(&source, name)?;
+    Ok(place.map(|(offset, size)| StoredEntry { offset, size }))
+}
+
 /// Size in bytes of the buffer through which files are hashed.
 const HASH_BUFFER: usize = 64 * 1024;
 

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 
 use plimsoll_data::atomic::AtomicFile;
-use plimsoll_data::rows::{NpyWriter, SafetensorsWriter};
+use plimsoll_data::rows::{Layout, NpyWriter, NpzLayout, NpzWriter, SafetensorsWriter, ValueType};
 use serde_json::{Value, json};
 
 use crate::support::folder;
@@ -258,4 +258,42 @@ fn files_without_rows_are_valid() {
     let (header, _) = read(&folder.join("m"));
     assert_eq!(header["__metadata__"]["ids"], "[]");
     assert_eq!(header["embeddings"]["shape"], json!([0, 4]));
+}
+
+/// Limits of a format for names are known from their sizes, before the first row is computed.
+#[test]
+fn names_beyond_the_limits_of_a_format_are_refused() {
+    for layout in [Layout::Matrix, Layout::TensorPerId] {
+        let each = layout.name_bytes("protein_1");
+        layout.check_names(each * 100_000).unwrap();
+        let error = layout.check_names(each * 20_000_000).unwrap_err().to_string();
+        assert!(error.contains("100000000") && error.contains("write .parquet"), "{error}");
+    }
+    NpzWriter::check_names(1_000_000, 20).unwrap();
+    let error = NpzWriter::check_names(1_000_000, 4096).unwrap_err().to_string();
+    assert!(error.contains("write .npy or .parquet"), "{error}");
+    assert!(NpzWriter::check_names(u64::MAX, u64::MAX).is_err());
+}
+
+#[test]
+fn npz_of_tokens() {
+    let folder = folder("npz_tokens");
+    let path = folder.join("t.npz");
+    let mut out = NpzWriter::create(&path, NpzLayout::Tokens, &[2, 1], ValueType::F32).unwrap();
+    // Two layers of three tokens, then of one.
+    out.write("a", 5, &[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]).unwrap();
+    out.write("\u{e9}", 1, &[3.0, 13.0]).unwrap();
+    assert!(out.write("c", 1, &[3.0]).is_err());
+    assert_eq!(out.finish("{\"pool\":\"tokens\"}").unwrap(), 2);
+    assert_eq!(names(&folder), ["t.npz"]);
+    let bytes = fs::read(&path).unwrap();
+    // The values follow the headers of the first entry and of its array, a token after the other.
+    let start = 30 + "embeddings.npy".len() + 20;
+    assert!(String::from_utf8_lossy(&bytes[start..start + 128]).contains("'shape': (4, 2, 1)"));
+    let values = floats(&bytes[start + 128..start + 128 + 32]);
+    assert_eq!(values, [0.0, 10.0, 1.0, 11.0, 2.0, 12.0, 3.0, 13.0]);
+    let text = String::from_utf8_lossy(&bytes);
+    for part in ["ids.npy", "<U1", "lengths.npy", "offsets.npy", "'shape': (3,)", "metadata.npy", "'shape': ()"] {
+        assert!(text.contains(part), "{part}");
+    }
 }

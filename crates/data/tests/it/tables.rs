@@ -5,10 +5,10 @@ use std::path::Path;
 
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Int64Type};
+use arrow_array::types::{Float16Type, Float32Type, Int64Type};
 use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use plimsoll_data::rows::ParquetWriter;
+use plimsoll_data::rows::{ParquetWriter, TableLayout, ValueType};
 
 use crate::support::folder;
 
@@ -114,4 +114,47 @@ fn a_table_appears_whole_or_not_at_all() {
     assert!(table.rows().is_empty() && table.metadata[0].0 == "k");
     let absent = folder.join("absent/e.parquet");
     assert!(ParquetWriter::create(absent, &columns, 2, &[]).is_err());
+}
+
+/// A table of tokens has a row for each token, with its number and the values of its layers, and an f16 table has the
+/// nearest values.
+#[test]
+fn tokens_have_a_row_each() {
+    let path = folder("parquet_tokens").join("t.parquet");
+    let layout = TableLayout {
+        columns: ["layer_0", "layer_1"].map(str::to_owned).to_vec(),
+        width: 2,
+        values: ValueType::F16,
+        tokens: true,
+    };
+    let mut out = ParquetWriter::with_layout(&path, layout, &[("pool", "tokens")]).unwrap();
+    // Three tokens, then two; each layer has the rows of all tokens.
+    let first: Vec<f32> = (0..12).map(|i| i as f32 / 8.0).collect();
+    out.row("a", 9, &first).unwrap();
+    out.row("b", 4, &first[..8]).unwrap();
+    let error = out.row("c", 1, &[1e9, 0.0, 0.0, 0.0]).unwrap_err().to_string();
+    assert!(error.contains("'c': the value 1000000000 is beyond the range of float16"), "{error}");
+    assert_eq!(out.finish().unwrap(), 2);
+    let table = read(&path);
+    let names: Vec<String> = table.schema.fields().iter().map(|field| field.name().clone()).collect();
+    assert_eq!(names, ["id", "length", "token", "layer_0", "layer_1"]);
+    let batch = &table.batches[0];
+    let ids = batch.column(0).as_string::<i32>();
+    let numbers = batch.column(2).as_primitive::<Int64Type>();
+    let values = |column: usize, row: usize| -> Vec<f32> {
+        let list = batch.column(column).as_fixed_size_list().value(row);
+        list.as_primitive::<Float16Type>().values().iter().map(|half| half.to_f32()).collect()
+    };
+    let found: Vec<(&str, i64, Vec<f32>, Vec<f32>)> = (0..batch.num_rows())
+        .map(|row| (ids.value(row), numbers.value(row), values(3, row), values(4, row)))
+        .collect();
+    let pair = |i: usize| first[i..i + 2].to_vec();
+    let wanted = vec![
+        ("a", 0, pair(0), pair(6)),
+        ("a", 1, pair(2), pair(8)),
+        ("a", 2, pair(4), pair(10)),
+        ("b", 0, pair(0), pair(4)),
+        ("b", 1, pair(2), pair(6)),
+    ];
+    assert_eq!(found, wanted);
 }

@@ -45,15 +45,21 @@ impl EmbeddingFormat {
 pub enum Embeddings {
     /// Writers of the matrix and of the names.
     Npy(Box<NpyWriter>, Table),
-    /// Writer of matrix and names in one file.
-    Safetensors(Box<SafetensorsWriter>),
+    /// Writer of matrix and names in one file, and its metadata.
+    Safetensors(Box<SafetensorsWriter>, Vec<(&'static str, String)>),
     /// Writer of the Parquet table.
     Parquet(Box<ParquetWriter>),
 }
 
 impl Embeddings {
-    /// Creates the files in `folder`, for rows of `width` values.
-    pub fn create(folder: &Path, format: EmbeddingFormat, width: usize) -> Result<Self, OutputError> {
+    /// Creates the files in `folder`, for rows of `width` values. The formats with metadata have `metadata`; for an array
+    /// of numpy, run.json has it.
+    pub fn create(
+        folder: &Path,
+        format: EmbeddingFormat,
+        width: usize,
+        metadata: &[(&'static str, String)],
+    ) -> Result<Self, OutputError> {
         let row = [width];
         Ok(match format {
             EmbeddingFormat::Npy => {
@@ -61,11 +67,13 @@ impl Embeddings {
                 Embeddings::Npy(Box::new(matrix), Table::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
-                Embeddings::Safetensors(Box::new(SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?))
+                let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?;
+                Embeddings::Safetensors(Box::new(writer), metadata.to_vec())
             }
             EmbeddingFormat::Parquet => {
                 let columns = ["embedding".to_owned()];
-                let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &[])?;
+                let metadata = texts(metadata);
+                let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &metadata)?;
                 Embeddings::Parquet(Box::new(table))
             }
         })
@@ -84,7 +92,7 @@ impl Embeddings {
                 matrix.row(values).map_err(|e| e.with_id(orf))?;
                 ids.row(format_args!("{}", PlainField(orf)))
             }
-            Embeddings::Safetensors(writer) => Ok(writer.write(orf, values)?),
+            Embeddings::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
             Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
         }
     }
@@ -93,8 +101,12 @@ impl Embeddings {
     pub fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
         Ok(match self {
             Embeddings::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
-            Embeddings::Safetensors(writer) => vec![writer.into_file(&[])?],
+            Embeddings::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],
             Embeddings::Parquet(writer) => vec![writer.into_file()?],
         })
     }
+}
+
+fn texts<'a>(metadata: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
+    metadata.iter().map(|(key, value)| (*key, value.as_str())).collect()
 }

@@ -131,6 +131,8 @@ pub struct Options {
     pub width: usize,
     /// Whether `predictions.tsv` and `windows.tsv` have a last column `source` with the input file of the row.
     pub source: bool,
+    /// Metadata of the embedding files: name and value.
+    pub metadata: Vec<(&'static str, String)>,
 }
 
 /// Scores of an open reading frame.
@@ -294,7 +296,7 @@ impl Outputs {
         let table =
             |name, header: &str| Table::create(folder, name, &format!("{header}{source}").replace(' ', "\t"));
         let embeddings =
-            options.save_embeddings.map(|format| Embeddings::create(folder, format, options.width));
+            options.save_embeddings.map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
         Ok(Outputs {
             predictions: table(
                 PREDICTIONS,

@@ -20,6 +20,7 @@ const PLAIN: Options = Options {
     hits_format: HitsFormat::Fasta,
     width: 2,
     source: false,
+    metadata: Vec::new(),
 };
 
 /// Returns the frames F1, F2, ... with the given scores.

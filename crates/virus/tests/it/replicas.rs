@@ -178,11 +178,14 @@ fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> pli
         strict: false,
         pool,
         layers: None,
+        values: plimsoll_embed::ValueType::F32,
         sort_by_length: true,
         max_length: None,
         truncate: false,
         allow_dna: false,
         prefetch: 2,
+        journal: true,
+        commit_every: std::time::Duration::from_secs(5),
         settings,
     }
 }

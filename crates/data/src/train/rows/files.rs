@@ -3,18 +3,20 @@
 //! Values are returned as stored and may be NaN or infinite.
 //!
 //! Formats, for n rows of d values:
-//! * `X.npy` with an (n, d) array, and a list of names `X.ids.txt` beside it;
+//! * `X.npy` with an (n, d) array of f32 or f16, and a list of names `X.ids.txt` beside it;
+//! * `.npz` without compression, with an (n, d) array `embeddings` of f32 or f16, and an (n) array of texts `ids`;
 //! * `.safetensors` with an (n, d) tensor `embeddings`, and the names in the metadata entry `ids`;
 //! * `.safetensors` with one tensor per row, of shape (d) or (1, d).
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::bounded;
 use crate::printable::Name;
-use crate::weights::{Weights, WeightsError};
+use crate::rows::ValueType;
+use crate::weights::{StoredEntry, Weights, WeightsError, f16_to_f32, stored_entry};
 use crate::{DataError, DataErrorKind};
 
 /// Maximum size of a list of names in bytes.
@@ -34,8 +36,8 @@ pub(super) struct RowFile {
 }
 
 enum RowFileKind {
-    /// An `.npy` file and the byte offset of its values.
-    Npy(File, u64),
+    /// A file with an array, also in an archive.
+    Array { file: File, values: ValueType, offset: u64 },
     /// A safetensors file with the tensor [`MATRIX`].
     Matrix(Weights),
     /// A safetensors file with one tensor per row, and the names of the tensors by row.
@@ -52,6 +54,9 @@ impl RowFile {
     pub(super) fn open(path: &Path, pattern: &str) -> Result<Self, DataError> {
         if path.extension().is_some_and(|e| e == "npy") {
             return Self::npy(path);
+        }
+        if path.extension().is_some_and(|e| e == "npz") {
+            return Self::npz(path);
         }
         let weights = Weights::open(path).map_err(unreadable)?;
         match weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
@@ -74,25 +79,19 @@ impl RowFile {
             RowFileKind::Tensors(weights, names) => {
                 weights.read_f32(&names[row], 0..self.width as u64, out).map_err(unreadable)
             }
-            RowFileKind::Npy(file, offset) => read_f32(file, offset + start * 4, out)
-                .map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e))),
+            RowFileKind::Array { file, values, offset } => {
+                read_values(file, *values, offset + start * values.bytes() as u64, out)
+                    .map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))
+            }
         }
     }
 
     fn npy(path: &Path) -> Result<Self, DataError> {
         let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
-        let mut file = bounded::open(path).map_err(fail)?;
-        let (header, offset) = npy_header(&mut file).map_err(fail)?.ok_or_else(|| {
-            refuse("not an array as numpy.save writes it; write it again, or give .safetensors".to_owned())
-        })?;
-        let [rows, width] = npy_shape(&header).map_err(&refuse)?;
+        let file = bounded::open(path).map_err(fail)?;
         let size = file.metadata().map_err(fail)?.len();
-        let expected =
-            rows.checked_mul(width).and_then(|n| n.checked_mul(4)).and_then(|n| n.checked_add(offset));
-        if width == 0 || expected != Some(size) {
-            return Err(refuse(format!("its header promises {rows} rows of {width}; it has {size} bytes")));
-        }
+        let array = Array::read(path, &file, StoredEntry { offset: 0, size })?;
+        let [rows, width] = array.matrix(path)?;
         let list = path.with_extension("ids.txt");
         let text = bounded::read_text(&list, LONGEST_NAMES)
             .map_err(|e| DataError::at(&list, DataErrorKind::Read(e)))?;
@@ -101,12 +100,24 @@ impl RowFile {
             let what = format!("{} names for {rows} rows of the array beside it", names.len());
             return Err(DataError::at(&list, DataErrorKind::Malformed(what)));
         }
-        Ok(RowFile {
-            path: path.to_owned(),
-            width: width as usize,
-            names,
-            kind: RowFileKind::Npy(file, offset),
-        })
+        Ok(array.rows(path, file, names, width))
+    }
+
+    fn npz(path: &Path) -> Result<Self, DataError> {
+        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
+        let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let entry = |name: &str| {
+            let found = stored_entry(path, &format!("{name}.npy")).map_err(unreadable)?;
+            let entry = found.ok_or_else(|| refuse(format!("it has no array `{name}`")))?;
+            Array::read(path, &file, entry)
+        };
+        let array = entry("embeddings")?;
+        let [rows, width] = array.matrix(path)?;
+        let names = entry("ids")?.texts(path, &file)?;
+        if names.len() as u64 != rows {
+            return Err(refuse(format!("{} ids for {rows} rows of `embeddings`", names.len())));
+        }
+        Ok(array.rows(path, file, names, width))
     }
 
     fn matrix(path: &Path, weights: Weights) -> Result<Self, DataError> {
@@ -156,13 +167,100 @@ impl RowFile {
     }
 }
 
-/// Header dictionary of an `.npy` file, and the byte offset of the values; `None` if the file has another format or a
-/// header over 64 KiB.
+/// An array in a file.
+struct Array {
+    /// Type of the elements, as numpy writes it.
+    descr: String,
+    shape: Vec<u64>,
+    /// Place of the elements in the file.
+    elements: StoredEntry,
+}
+
+impl Array {
+    /// Reads the header of an array in C order.
+    fn read(path: &Path, file: &File, entry: StoredEntry) -> Result<Self, DataError> {
+        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
+        let refuse = |what: &str| DataError::at(path, DataErrorKind::Malformed(what.to_owned()));
+        let header = npy_header(file, &entry).map_err(fail)?;
+        let Some((header, len)) = header else {
+            return Err(refuse("not an array as numpy.save writes it; write it again, or give .safetensors"));
+        };
+        let value =
+            |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
+        if !value("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
+            return Err(refuse("its values are not in C order; save it as numpy.ascontiguousarray(x)"));
+        }
+        let descr = value("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\''));
+        let shape = value("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')'));
+        let (Some((descr, _)), Some((shape, _))) = (descr, shape) else {
+            return Err(refuse("its header has no type or no shape; write it again with numpy.save"));
+        };
+        let sizes = shape.split(',').map(str::trim).filter(|size| !size.is_empty()).map(str::parse);
+        let shape = sizes.collect::<Result<Vec<u64>, _>>().map_err(|_| refuse("its shape is not numbers"))?;
+        let elements = StoredEntry { offset: entry.offset + len, size: entry.size.saturating_sub(len) };
+        Ok(Self { descr: descr.to_owned(), shape, elements })
+    }
+
+    /// Numbers of rows and columns of a matrix of f32 or f16.
+    fn matrix(&self, path: &Path) -> Result<[u64; 2], DataError> {
+        let refuse = |what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)));
+        let Some(values) = self.values() else {
+            return refuse("its values are not f32 or f16; save it as x.astype('<f4')".to_owned());
+        };
+        let [rows, width] = self.shape[..] else { return refuse("it is not a matrix of rows".to_owned()) };
+        let expected = rows.checked_mul(width).and_then(|n| n.checked_mul(values.bytes() as u64));
+        if width > 0 && expected == Some(self.elements.size) {
+            return Ok([rows, width]);
+        }
+        let size = self.elements.size;
+        refuse(format!("its header promises {rows} rows of {width}; it has {size} bytes of values"))
+    }
+
+    fn values(&self) -> Option<ValueType> {
+        match self.descr.as_str() {
+            "<f4" => Some(ValueType::F32),
+            "<f2" => Some(ValueType::F16),
+            _ => None,
+        }
+    }
+
+    /// The rows of a matrix.
+    fn rows(self, path: &Path, file: File, names: Vec<String>, width: u64) -> RowFile {
+        let values = self.values().unwrap_or_default();
+        let kind = RowFileKind::Array { file, values, offset: self.elements.offset };
+        RowFile { path: path.to_owned(), width: width as usize, names, kind }
+    }
+
+    /// The elements of an array of texts.
+    fn texts(&self, path: &Path, file: &File) -> Result<Vec<String>, DataError> {
+        let refuse = |what: &str| DataError::at(path, DataErrorKind::Malformed(what.to_owned()));
+        let length = self.descr.strip_prefix("<U").and_then(|n| n.parse::<u64>().ok()).filter(|&n| n > 0);
+        let (Some(length), [count]) = (length, &self.shape[..]) else {
+            return Err(refuse("its array `ids` is not a list of texts"));
+        };
+        let expected = length.checked_mul(4).and_then(|n| n.checked_mul(*count));
+        if expected != Some(self.elements.size) || self.elements.size > LONGEST_NAMES {
+            return Err(refuse("its array `ids` has another size than its header promises, or over 1 GiB"));
+        }
+        let mut bytes = vec![0; self.elements.size as usize];
+        file.read_exact_at(&mut bytes, self.elements.offset)
+            .map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let text = |element: &[u8]| -> Option<String> {
+            let numbers = element.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+            numbers.take_while(|&number| number != 0).map(char::from_u32).collect()
+        };
+        let texts = bytes.chunks_exact(4 * length as usize).map(text).collect::<Option<Vec<_>>>();
+        texts.ok_or_else(|| refuse("its array `ids` has a number that is no character"))
+    }
+}
+
+/// Header dictionary of an `.npy` array at the start of `entry`, and the number of bytes before its elements; `None` if
+/// the format is another, or the header has over 64 KiB.
 ///
 /// Source: numpy's `numpy/lib/format.py`, versions 1 to 3.
-fn npy_header(file: &mut File) -> io::Result<Option<(String, u64)>> {
+fn npy_header(file: &File, entry: &StoredEntry) -> io::Result<Option<(String, u64)>> {
     let mut start = [0; 12];
-    file.read_exact(&mut start)?;
+    file.read_exact_at(&mut start, entry.offset)?;
     let (len, from) = match (&start[..6], start[6]) {
         (b"\x93NUMPY", 1) => (u64::from(u16::from_le_bytes([start[8], start[9]])), 10),
         (b"\x93NUMPY", 2 | 3) => {
@@ -174,40 +272,29 @@ fn npy_header(file: &mut File) -> io::Result<Option<(String, u64)>> {
         return Ok(None);
     }
     let mut header = vec![0; len as usize];
-    file.read_exact_at(&mut header, from)?;
+    file.read_exact_at(&mut header, entry.offset + from)?;
     Ok(Some((String::from_utf8_lossy(&header).into_owned(), from + len)))
 }
 
-/// Numbers of rows and columns from the header of a 2-D array of little-endian f32 in C order; `Err` has the message
-/// for other arrays.
-fn npy_shape(header: &str) -> Result<[u64; 2], String> {
-    let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
-    let starts = |key: &str, expected: &str| value(key).is_some_and(|rest| rest.starts_with(expected));
-    if !starts("descr", "'<f4'") || !starts("fortran_order", "False") {
-        return Err(
-            "its values are not f32 in C order; save it as numpy.ascontiguousarray(x, '<f4')".to_owned()
-        );
-    }
-    let shape = value("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).map(|(shape, _)| shape);
-    let sizes: Option<Vec<u64>> = shape.map(|shape| {
-        shape.split(',').map(str::trim).filter(|s| !s.is_empty()).map_while(|s| s.parse().ok()).collect()
-    });
-    match sizes.as_deref() {
-        Some(&[rows, width]) => Ok([rows, width]),
-        Some(_) | None => Err("it is not a matrix of rows".to_owned()),
-    }
-}
-
-/// Reads `out.len()` little-endian f32 values from byte `offset` on.
-fn read_f32(file: &File, offset: u64, out: &mut [f32]) -> io::Result<()> {
+/// Reads `out.len()` little-endian values from byte `offset` on.
+fn read_values(file: &File, values: ValueType, offset: u64, out: &mut [f32]) -> io::Result<()> {
     let mut buffer = [0; 4096];
     let mut at = offset;
     for part in out.chunks_mut(buffer.len() / 4) {
-        let bytes = &mut buffer[..4 * part.len()];
+        let bytes = &mut buffer[..values.bytes() * part.len()];
         file.read_exact_at(bytes, at)?;
         at += bytes.len() as u64;
-        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
-            *value = f32::from_le_bytes(*bytes);
+        match values {
+            ValueType::F32 => {
+                for (value, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+            }
+            ValueType::F16 => {
+                for (value, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f16_to_f32(u16::from_le_bytes(*bytes));
+                }
+            }
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_data::rows::{NpyWriter, SafetensorsWriter};
+use plimsoll_data::rows::{NpyWriter, NpzLayout, NpzWriter, SafetensorsWriter, ValueType};
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings};
 use plimsoll_data::train::{Classes, Split};
 
@@ -147,7 +147,7 @@ fn rows_that_cannot_be_trained_on() {
     check(settings, "dna.ids.txt: 1 names for 8 rows");
     let settings = base();
     file(&folder, "dna.npy", b"\x93NUMPY\x01\x00\x02\x00{}\n\n");
-    check(settings, "not f32 in C order");
+    check(settings, "not in C order");
     let settings = base();
     let mut writer = NpyWriter::create(folder.join("dna.npy"), &[3]).unwrap();
     (0..8).for_each(|i| writer.row(&[f32::NAN, i as f32, 0.0]).unwrap());
@@ -158,4 +158,47 @@ fn rows_that_cannot_be_trained_on() {
         tensors: "p*.mean".into(),
     };
     check(RowSettings { parts: vec![width], ..base() }, "a row of 40 values in a file of 2 columns");
+}
+
+/// Every file of rows that is written for both types of values is read again, by name.
+#[test]
+fn what_is_written_is_read() {
+    let folder = folder("rows_written");
+    let names = ["a", "\u{e9} \u{1f9ec}", "b/../c", "a#1.2"];
+    for values in [ValueType::F32, ValueType::F16] {
+        let npy = folder.join("w.npy");
+        let mut writer = NpyWriter::with_values(&npy, &[3], values).unwrap();
+        (0..names.len()).for_each(|i| writer.row(&row(i, 3)).unwrap());
+        writer.finish().unwrap();
+        file(&folder, "w.ids.txt", names.join("\n") + "\n");
+        let npz = folder.join("w.npz");
+        let mut writer = NpzWriter::create(&npz, NpzLayout::Matrix, &[3], values).unwrap();
+        names.iter().enumerate().for_each(|(i, name)| writer.write(name, 9, &row(i, 3)).unwrap());
+        assert_eq!(writer.finish("{}").unwrap(), 4);
+        let matrix = folder.join("w.safetensors");
+        let mut writer = SafetensorsWriter::matrix(&matrix, &[3]).unwrap().with_values(values);
+        names.iter().enumerate().for_each(|(i, name)| writer.write(name, &row(i, 3)).unwrap());
+        writer.finish(&[]).unwrap();
+        let single = folder.join("s.safetensors");
+        let mut writer = SafetensorsWriter::tensor_per_id(&single, &[3]).unwrap().with_values(values);
+        names.iter().enumerate().for_each(|(i, name)| writer.write(name, &row(i, 3)).unwrap());
+        writer.finish(&[]).unwrap();
+        let table: String = names.iter().enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 2)).collect();
+        let labels = file(&folder, "written.tsv", table);
+        for path in [npy, npz, matrix, single] {
+            let set = RowSet::open(RowSettings {
+                parts: vec![part(&path)],
+                labels: labels.clone(),
+                validation: 0.0,
+                ..settings(&folder, 2)
+            });
+            let set = set.unwrap();
+            let batch = &batches(&set, Split::Train, &set.start(), 1)[0].1;
+            let rows = batch.parts[0].chunks_exact(3).zip(&batch.targets);
+            let mut found: Vec<(Vec<f32>, i32)> = rows.map(|(row, &class)| (row.to_vec(), class)).collect();
+            found.sort_by(|a, b| a.0.partial_cmp(&b.0).unwrap());
+            let wanted: Vec<(Vec<f32>, i32)> = (0..4).map(|i| (row(i, 3), (i % 2) as i32)).collect();
+            assert_eq!(found, wanted, "{}", path.display());
+        }
+    }
 }
