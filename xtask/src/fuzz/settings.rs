@@ -40,7 +40,7 @@ memory: {remat: every_n, loss_chunk: 8}
 run: {steps: 4, evaluate_every: 2}
 ",
     "model: {kind: head, hidden: 16}
-data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv}
+data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv, validation_fraction: 0.1}
 batch: {tokens: 32}
 run: {steps: 4}
 ",
