@@ -157,7 +157,6 @@ impl FileRows for Table {
         // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
-        let file = &mut self.file;
         let (id, label) = (Field(&sequence.id), Field(&self.names[best]));
         writeln!(file, "{id}\t{label}{columns}").map_err(|e| file.error(e))?;
         self.sequences += 1;

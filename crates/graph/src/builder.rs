@@ -5,8 +5,8 @@
 use crate::limits::{Count, check_logits};
 use crate::ops::*;
 use crate::{
-    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement,
-    Role, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
+    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase,
+    Placement, Role, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
 
@@ -43,8 +43,16 @@ impl Builder {
         }
         let states = graph.state_values().map(|(v, _, state)| (state.name.clone(), v)).collect();
         let error = graph.bounds.check().err().map(VerifyError::from);
-        let mut builder =
-            Self { graph, prefix: String::new(), layer: None, phase, error, bytes: Bytes::ZERO, params, states };
+        let mut builder = Self {
+            graph,
+            prefix: String::new(),
+            layer: None,
+            phase,
+            error,
+            bytes: Bytes::ZERO,
+            params,
+            states,
+        };
         for (id, value) in builder.graph.values() {
             match builder.graph.add_limited(builder.bytes, id, value) {
                 Ok(sum) => builder.bytes = sum,

@@ -2,7 +2,9 @@
 //! type; all types are inferred again and compared.
 
 use crate::limits::{MAX_GRAPH, check_logits};
-use crate::{Bytes, DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, TooLarge, Value, ValueId, node_label};
+use crate::{
+    Bytes, DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, TooLarge, Value, ValueId, node_label,
+};
 use std::fmt;
 
 /// Error for a graph that violates a rule of the IR, which indicates a bug in this program, or that exceeds the limits of

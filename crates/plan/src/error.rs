@@ -87,7 +87,10 @@ impl fmt::Display for PlanError {
             Self::BadPolicy { field, why } => write!(f, "policy `{field}`: {why}"),
             Self::BadTarget { target, why } => write!(f, "target `{target}`: {why}"),
             Self::TooLarge { what } => {
-                write!(f, "no machine has the memory for this model and step: {what}; lower the sizes that it follows from")
+                write!(
+                    f,
+                    "no machine has the memory for this model and step: {what}; lower the sizes that it follows from"
+                )
             }
             Self::Stopped => f.write_str("the search for a plan was stopped"),
             Self::Verify { after, .. } => write!(f, "the graph is broken after `{after}`"),

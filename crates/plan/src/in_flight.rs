@@ -56,10 +56,8 @@ impl Program {
         let first = self.in_flight.map_or(self.staging.len(), |buffers| buffers.first);
         self.staging.truncate(first);
         if depth > 1 {
-            let waits = |label: &str, bytes: Bytes| Staging {
-                label: label.to_owned(),
-                bytes: bytes * depth as u64,
-            };
+            let waits =
+                |label: &str, bytes: Bytes| Staging { label: label.to_owned(), bytes: bytes * depth as u64 };
             self.staging.extend([waits("inputs ahead", step[0]), waits("outputs waiting", step[1])]);
         }
         self.in_flight = Some(InFlightBuffers { depth, first, step });

@@ -128,7 +128,10 @@ pub fn grow<E>(
 }
 
 /// Returns the program with the most tokens that fits, or the bill of the smallest one.
-#[expect(clippy::arithmetic_side_effects, reason = "multiples of a step up to a number of tokens within the limits of graphs")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "multiples of a step up to a number of tokens within the limits of graphs"
+)]
 pub fn largest(
     search: Search,
     build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,

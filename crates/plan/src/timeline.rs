@@ -1,10 +1,7 @@
 //! The timeline of a program: every tensor with its address and lifetime, and every instruction with its expected time, as
 //! data for charts and traces. Invariant: at every instruction the bytes of all lines sum to at most the planned peak, and
 //! they sum to it at one instruction at least.
-#![expect(
-    clippy::arithmetic_side_effects,
-    reason = "sums of sizes of a plan, which fit its arena"
-)]
+#![expect(clippy::arithmetic_side_effects, reason = "sums of sizes of a plan, which fit its arena")]
 
 use crate::liveness::buffers;
 use crate::program::{load_label, transient_label};

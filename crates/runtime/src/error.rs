@@ -486,7 +486,9 @@ impl fmt::Display for RuntimeError {
             Self::Data(e) => e.fmt(f),
             Self::Weights(e) => e.fmt(f),
             Self::Config { path, .. } => write!(f, "{}: the model cannot be run", EscapedPath(path)),
-            Self::Plan(e @ (PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => write!(f, "refused: {e}"),
+            Self::Plan(e @ (PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => {
+                write!(f, "refused: {e}")
+            }
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
             Self::OutOfMemory(e) => e.fmt(f),

@@ -9,7 +9,7 @@ use plimsoll_plan::{Program, Target};
 use plimsoll_runtime::{Device, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::config::schema::{leaves, schema};
-use plimsoll_train::{priced, open};
+use plimsoll_train::{open, priced};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ memory: {remat: every_n, loss_chunk: 8}
 run: {steps: 4, evaluate_every: 2}
 ",
     "model: {kind: head, hidden: 16}
-data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv}
+data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv, validation_fraction: 0.1}
 batch: {tokens: 32}
 run: {steps: 4}
 ",
@@ -123,7 +123,12 @@ impl Case {
     /// The case as text, from which it can be made by hand.
     fn text(&self) -> String {
         let target = self.target.unwrap_or("cpu");
-        format!("# --target {target}, opened: {}\n{}# --set {}\n", self.opens, self.base, self.flags.join(" --set "))
+        format!(
+            "# --target {target}, opened: {}\n{}# --set {}\n",
+            self.opens,
+            self.base,
+            self.flags.join(" --set ")
+        )
     }
 
     /// Plans the configuration, and opens it; `Err` is a finding.

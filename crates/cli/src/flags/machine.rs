@@ -1,9 +1,9 @@
 //! Flags that select the machine, shared by all commands that compute. Invariant: each flag has one definition and
 //! default.
 
-use super::{at_least_one, step_tokens};
 use super::card::Card;
 use super::device::DeviceName;
+use super::{at_least_one, step_tokens};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::dynamic::Dynamic;

@@ -653,14 +653,32 @@ fn sizes_that_no_machine_holds_are_refused_and_searches_end() {
             "`batch.tokens` is 4611686018427387904; it must be a whole number from 1 to 1099511627776",
         ),
         (format!("--train {head} --set model.layers=2"), 1, "model.layers 2 has no effect"),
-        (format!("--train {moe} --set batch.tokens=1000000000000000000"), 1, "`batch.tokens` is 1000000000000000000"),
-        (format!("--train {moe} --set model.hidden=4611686018427387904"), 1, "`model.hidden` is 4611686018427387904"),
+        (
+            format!("--train {moe} --set batch.tokens=1000000000000000000"),
+            1,
+            "`batch.tokens` is 1000000000000000000",
+        ),
+        (
+            format!("--train {moe} --set model.hidden=4611686018427387904"),
+            1,
+            "`model.hidden` is 4611686018427387904",
+        ),
         (format!("--train {moe} --set model.experts.count=100000 --budget 1GB"), 1, "from 1 to 1024"),
         (format!("--train {moe} --set model.experts.count=1024 --budget 1GB"), 4, "this step needs"),
-        (format!("--model {esm} --tokens 4611686018427387904"), 1, "give a number of tokens from 1 to 2147483647"),
-        (format!("--model {esm} --largest tokens --budget 10000000TB"), 0, "the largest that fits: a step of 2147483584 tokens; no step can have more"),
         (
-            format!("--train {moe} --largest tokens --budget 10000000TB --set memory.remat=none --set memory.loss_chunk=64"),
+            format!("--model {esm} --tokens 4611686018427387904"),
+            1,
+            "give a number of tokens from 1 to 2147483647",
+        ),
+        (
+            format!("--model {esm} --largest tokens --budget 10000000TB"),
+            0,
+            "the largest that fits: a step of 2147483584 tokens; no step can have more",
+        ),
+        (
+            format!(
+                "--train {moe} --largest tokens --budget 10000000TB --set memory.remat=none --set memory.loss_chunk=64"
+            ),
             0,
             "the largest that fits: a micro-batch of",
         ),

@@ -171,7 +171,13 @@ impl Layers {
     }
 
     /// Checks that the sizes of the full model, of which `graph` has some layers, do not exceed 64 bits.
-    fn check(&self, graph: &Graph, schedule: &Schedule, buffers: &[Buffer], target: &Target) -> Result<(), PlanError> {
+    fn check(
+        &self,
+        graph: &Graph,
+        schedule: &Schedule,
+        buffers: &[Buffer],
+        target: &Target,
+    ) -> Result<(), PlanError> {
         let align = target.alignment;
         let mut all = Count::from(0);
         for buffer in buffers {
@@ -269,7 +275,8 @@ impl Size {
         let each = more.persistent.saturating_sub(size.persistent);
         let persistent = (Count::from(each.0) * u64::from(others) + size.persistent.0).bytes();
         Ok(Self {
-            persistent: persistent.ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))?,
+            persistent: persistent
+                .ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))?,
             seconds: size.seconds + f64::from(others) * (more.seconds - size.seconds),
         })
     }

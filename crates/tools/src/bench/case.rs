@@ -321,7 +321,7 @@ impl BenchCase {
                 let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
                 let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
                 let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
-                (cost.flops as f64, cost.bytes as f64)
+                (cost.flops, cost.bytes)
             }
             Instr::Load(v) => (0.0, graph.spec(v).bytes_at(counts).0 as f64),
             Instr::Copy { from, .. } => (0.0, 2.0 * graph.spec(from).bytes_at(counts).0 as f64),

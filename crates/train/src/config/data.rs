@@ -26,6 +26,7 @@ pub struct Data {
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub validation_fraction: f64,
     /// Seed of the selection of held-out documents (default 0).
+    #[schemars(range(min = 0, max = 9223372036854775807_u64))]
     pub split_seed: u64,
     /// Format of the data files: auto (default) takes it from the file name, otherwise txt, jsonl, bin, fasta
     /// or embeddings; a head needs embeddings, which is its default.

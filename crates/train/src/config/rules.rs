@@ -1,11 +1,11 @@
 //! Rules on combinations of keys. Invariant: every message names the keys, their values and what would be accepted;
 //! types and ranges of single keys are checked by the schema.
 
+use super::unread::unread;
 use super::{
     ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
     Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit, Warmup,
 };
-use super::unread::unread;
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
 use plimsoll_graph::limits::MAX_ROWS;

@@ -195,6 +195,7 @@ pub struct Run {
     #[schemars(range(min = 1, max = 1000000000000000000_u64), extend("changes" = "end"))]
     pub max_tokens: Option<u64>,
     /// Seed of the initial weights, the order of the data, the masks and dropout (default 0).
+    #[schemars(range(min = 0, max = 9223372036854775807_u64))]
     pub seed: u64,
     /// Interval between two evaluations on the validation data: a number of steps, or a number of epochs such as 1 epoch or
     /// 2 epochs; null (default) never evaluates.

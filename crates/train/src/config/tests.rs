@@ -150,7 +150,9 @@ fn impossible_values_are_named() {
         (
             "batch: {micro_tokens: some}\n",
             &[],
-            format!("{whole}: `batch.micro_tokens` is some; it must be auto or a whole number from 1 to 2147483647"),
+            format!(
+                "{whole}: `batch.micro_tokens` is some; it must be auto or a whole number from 1 to 2147483647"
+            ),
         ),
         (
             "optimizer: {kind: adam}\n",
@@ -374,7 +376,9 @@ fn every_number_has_limits() {
     let mut found = vec![];
     walk(&schema(), "", [false, false], &mut found);
     // Rules limit these: to 5 to 100000 bases, and to the layers of the model.
-    found.retain(|path| ![".data.crops.validation_lengths[]", ".memory.remat_layers[]"].contains(&path.as_str()));
+    found.retain(|path| {
+        ![".data.crops.validation_lengths[]", ".memory.remat_layers[]"].contains(&path.as_str())
+    });
     assert_eq!(found, Vec::<String>::new());
 }
 
@@ -382,7 +386,10 @@ fn every_number_has_limits() {
 #[test]
 fn extreme_values_are_refused_by_key_value_and_range() {
     for (flag, wanted) in [
-        ("batch.tokens=4611686018427387904", "`batch.tokens` is 4611686018427387904; it must be a whole number from 1 to 1099511627776"),
+        (
+            "batch.tokens=4611686018427387904",
+            "`batch.tokens` is 4611686018427387904; it must be a whole number from 1 to 1099511627776",
+        ),
         ("batch.tokens=-1", "`batch.tokens` is -1; it must be a whole number from 1 to 1099511627776"),
         ("batch.tokens=9223372036854775808", "`batch.tokens` is "),
         ("batch.micro_tokens=2147483648", "it must be auto or a whole number from 1 to 2147483647"),
@@ -405,7 +412,10 @@ fn extreme_values_are_refused_by_key_value_and_range() {
         ("batch.tokens=true", "`batch.tokens` is true"),
         ("batch.tokens=''", "`batch.tokens` is "),
         ("batch.tokens=64.5", "`batch.tokens` is 64.5"),
-        ("batch.tokens=1099511627775", "batch.tokens 1099511627775 cannot be halved to a micro-step of at most 2147483647 tokens"),
+        (
+            "batch.tokens=1099511627775",
+            "batch.tokens 1099511627775 cannot be halved to a micro-step of at most 2147483647 tokens",
+        ),
     ] {
         let error = parse(MINIMAL, &[flag]).expect_err(flag);
         assert!(error.contains(wanted), "{flag}: {error}");
@@ -454,7 +464,10 @@ fn keys_without_effect_are_refused_by_name() {
     ] {
         let words: Vec<&str> = flags.split_whitespace().collect();
         let error = parse(MINIMAL, &words).expect_err(&flags);
-        assert!(error.contains(&format!("{key} has no effect: ")) && error.contains("; remove it"), "{flags}: {error}");
+        assert!(
+            error.contains(&format!("{key} has no effect: ")) && error.contains("; remove it"),
+            "{flags}: {error}"
+        );
     }
     // The default of the kind is no statement.
     good("", &[&HEAD[..], &["model.layers=4", "data.longest=1024"]].concat());

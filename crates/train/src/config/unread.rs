@@ -21,7 +21,9 @@ pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
     let mut found: Vec<String> = vec![];
     for Unread { key, why } in of_kind(c, &stated).into_iter().chain(of_keys(c)) {
         let (value, default) = (at(&stated, &key), at(&usual, &key));
-        if value != default {
+        // A loss that is switched off is no statement about a model that does not have it.
+        let is_off = key.starts_with("loss.") && value.as_f64() == Some(0.0);
+        if value != default && !is_off {
             found.push(format!("{key} {} has no effect: {why}; remove it", super::initial::word(value)));
         }
     }

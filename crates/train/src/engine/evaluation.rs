@@ -274,9 +274,7 @@ fn plan(
     for &tokens in sizes {
         let bounds = bounds(config, tokens);
         let (graph, classifier) = match subject.classifier(bounds) {
-            Some((graph, kind)) => {
-                (graph.map_err(|source| PlanError::of_graph("build", source))?, Some(kind))
-            }
+            Some((graph, kind)) => (graph.map_err(|source| PlanError::of_graph("build", source))?, Some(kind)),
             None => (subject.graphs(bounds, chunk, subject.layers())?.1, None),
         };
         let output = match classifier {

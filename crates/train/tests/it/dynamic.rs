@@ -125,9 +125,11 @@ fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &
 #[test]
 fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
     let (_text, data) = corpus("dynamic-follows");
-    for flags in
-        ["", "model.kind=dense_lm loss.z=1e-3 optimizer.kind=sgd", "precision.kind=bf16 memory.remat=full"]
-    {
+    for flags in [
+        "",
+        "model.kind=dense_lm model.experts.count=8 loss.z=1e-3 optimizer.kind=sgd",
+        "precision.kind=bf16 memory.remat=full",
+    ] {
         let data = format!("{data} {flags}");
         let (one, large, follows) =
             (Folder::new("dynamic-one"), Folder::new("dynamic-large"), Folder::new("dynamic"));

@@ -81,9 +81,12 @@ fn checkpoints_are_as_transformers_writes_them() {
     let folder = Folder::new("interop-names");
     let text = format!("data.train=[{}]", root("examples/corpus.txt").display());
     for (architecture, flags) in [
-        ("llama", "model.kind=dense_lm"),
-        ("llama_tied", "model.kind=dense_lm model.tied_head=true"),
-        ("mistral", "model.kind=dense_lm model.attention.mask=window model.attention.window=16"),
+        ("llama", "model.kind=dense_lm model.experts.count=8 loss.balance=0"),
+        ("llama_tied", "model.kind=dense_lm model.experts.count=8 loss.balance=0 model.tied_head=true"),
+        (
+            "mistral",
+            "model.kind=dense_lm model.experts.count=8 loss.balance=0 model.attention.mask=window model.attention.window=16",
+        ),
         ("mixtral", "model.kind=moe_lm"),
     ] {
         let report = train(&folder.path(architecture), DECODER, &format!("{text} {flags}"));

@@ -100,7 +100,12 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.field", "data.format=jsonl", "body", Data),
     ("data.format", "", "jsonl", Data),
     ("data.label_field", LABELLED, "class", Data),
-    ("data.labels", "data.format=fasta model.kind=esm2 model.experts.count=8 model.classes=2", "classes.tsv", Data),
+    (
+        "data.labels",
+        "data.format=fasta model.kind=esm2 model.experts.count=8 model.classes=2",
+        "classes.tsv",
+        Data,
+    ),
     ("data.longest", "", "4", Plan),
     ("data.longest_document", "", "1000", Data),
     ("data.masking.fraction", MASKED, "0.3", Data),
