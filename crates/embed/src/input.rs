@@ -201,9 +201,8 @@ impl InputPipeline {
         let same = self.place.0 == input + 1;
         self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
         let alphabet = self.tokenizer.alphabet();
-        let insists = self.limits.allow_dna
-            && alphabet == Some(Alphabet::AminoAcids)
-            && is_nucleotides(&self.record.seq);
+        let insists =
+            self.limits.allow_dna && alphabet == Some(Alphabet::AminoAcids) && is_nucleotides(&self.record.seq);
         if let Some(alphabet) = alphabet.filter(|_| !insists) {
             alphabet.check(&self.record, &self.reader)?;
         }

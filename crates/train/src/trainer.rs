@@ -534,7 +534,8 @@ impl Trainer<'_> {
             };
             let run = &self.config.run;
             // Time does not bring an evaluation about: `run.evaluate_every` is no duration.
-            let evaluates = is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
+            let evaluates =
+                is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
             let saves = is_due(&run.save_every, self.saved.elapsed());
             if !has_stepped && !evaluates && !saves {
                 continue;

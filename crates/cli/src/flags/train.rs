@@ -94,7 +94,9 @@ impl Train {
             return Ok(ExitCode::SUCCESS);
         };
         if self.force && self.resume != "never" {
-            return Err(usage("--force deletes an earlier run, which only --resume never replaces; give both or none"));
+            return Err(usage(
+                "--force deletes an earlier run, which only --resume never replaces; give both or none",
+            ));
         }
         let mut terminal = self.voice.terminal_with(&self.monitor)?;
         terminal.listen()?;
@@ -177,7 +179,6 @@ impl Train {
         print(config.to_yaml()?.trim_end())?;
         Ok(ExitCode::SUCCESS)
     }
-
 }
 
 /// A configuration file of another trainer.

@@ -17,8 +17,8 @@ use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
 use super::vocabulary::Vocabulary;
-use crate::hex::hex;
 use crate::alphabet::is_nucleotides;
+use crate::hex::hex;
 use crate::{DataError, DataErrorKind, bounded};
 
 /// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
@@ -283,7 +283,17 @@ impl<'a> Scan<'a> {
     fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
         let (census, hash) = (DatasetStats::default(), Sha256::new());
-        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false, read: 0 }
+        Scan {
+            settings,
+            vocabulary,
+            labels,
+            splitter,
+            census,
+            hash,
+            reader: [0; 2],
+            compressed: false,
+            read: 0,
+        }
     }
 
     /// Reads all files and returns the training files and the validation files.
@@ -340,7 +350,8 @@ impl<'a> Scan<'a> {
                 self.hash.update(hash.to_le_bytes());
                 // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
-                self.sample(&document, &mut tokens).map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                self.sample(&document, &mut tokens)
+                    .map_err(|e| placed(e).with_id(format!("document {count}")))?;
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),

@@ -180,7 +180,8 @@ impl TrainConfig {
 
 /// The folder of the run that wrote the configuration file at `path`; `None` for other files.
 fn run_of(path: &Path) -> Option<PathBuf> {
-    let folder = path.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
+    let folder =
+        path.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
     let is_run = path.file_name().is_some_and(|name| name == CONFIG)
         && folder.join(RECORD).is_file()
         && (folder.join(CHECKPOINTS).is_dir() || folder.join(metrics::FILE).is_file());

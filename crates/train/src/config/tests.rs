@@ -220,7 +220,10 @@ fn every_rule_can_be_broken() {
         (&["model.kind=esm2", "model.class_names=[a, 'b\tc']"], "model.class_names: give different names"),
         (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps, nor a number of epochs"),
         (&["run.save_every=0 epochs"], "run.save_every `0 epochs` is neither"),
-        (&["run.evaluate_every=10min"], "run.evaluate_every `10min` is neither a number of steps nor a number of epochs"),
+        (
+            &["run.evaluate_every=10min"],
+            "run.evaluate_every `10min` is neither a number of steps nor a number of epochs",
+        ),
         (&["run.evaluate_every=half an epoch"], "run.evaluate_every `half an epoch` is neither"),
         (&["run.evaluate_every=0"], "`run.evaluate_every` is 0"),
         (&["run.seed=1e-400"], "`run.seed` is \"1e-400\"; it must be a whole number"),
