@@ -200,6 +200,13 @@ fn translate_text(
 /// The section of micro-steps of several sizes.
 const DYNAMIC: &str = "memory.dynamic";
 
+/// The number of values in a tree.
+pub(super) fn count_leaves(tree: &Node) -> usize {
+    let mut leaves = vec![];
+    flatten(tree, "", &mut leaves);
+    leaves.len()
+}
+
 /// The trainer that a configuration file in another program's format belongs to; `None` for files of this program and of no
 /// known trainer. The sections `model`, `memory` and `data` alone do not tell: they are sections here, too.
 pub(super) fn trainer_of(text: &str) -> Option<Source> {
