@@ -437,7 +437,8 @@ impl Trainer<'_> {
     fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
         let parameters = match (self.model.parameters(), self.model.trained_parameters()) {
-            (Some(all), Some(trained)) if trained < all => {
+            // Without adapters all parameters are trained but those that hold angles of the positions.
+            (Some(all), Some(trained)) if model.lora.is_some() || model.freeze_encoder => {
                 format!(" of {all} parameters, of which {trained} are trained,")
             }
             (Some(all), _) => format!(" of {all} parameters"),
