@@ -213,6 +213,11 @@ pub(super) fn trainer_of(text: &str) -> Option<Source> {
     let tree = tree(text).ok()?;
     let ours = schema();
     let is_ours = |key: &str| properties(&ours).is_some_and(|keys| keys.contains_key(key));
+    // Sections that only files of this program have; a mistake in another section does not make it a foreign file.
+    let own = ["run", "batch", "schedule", "precision", "loss", "distillation"];
+    if own.iter().any(|section| matches!(tree.get(section).map(|node| &node.kind), Some(NodeKind::Map(_)))) {
+        return None;
+    }
     let source = recognise(&tree)?;
     source.signs().iter().any(|key| !is_ours(key) && tree.get(key).is_some()).then_some(source)
 }
