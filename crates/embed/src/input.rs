@@ -285,9 +285,8 @@ impl InputPipeline {
         let record = if is_same_file { self.place.record + 1 } else { 1 };
         self.place = RecordPlace { file: input + 1, record };
         let alphabet = self.tokenizer.alphabet();
-        let insists = self.limits.allow_dna
-            && alphabet == Some(Alphabet::AminoAcids)
-            && is_nucleotides(&self.record.seq);
+        let insists =
+            self.limits.allow_dna && alphabet == Some(Alphabet::AminoAcids) && is_nucleotides(&self.record.seq);
         if let Some(alphabet) = alphabet.filter(|_| !insists) {
             alphabet.check(&self.record, &self.reader)?;
             let unknown = alphabet.count_unknown(&self.record.seq);

@@ -209,7 +209,12 @@ mod tests {
             ("", vec![], "", None),
             ("", vec![], "optimizer.lr=1e-3", Some("`optimizer.lr` was 0.0003, is 0.001")),
             // Keys without effect.
-            ("", vec![], "optimizer.momentum=0.5 schedule.power=2 schedule.cycle=7 schedule.decay_share=0.3", None),
+            (
+                "",
+                vec![],
+                "optimizer.momentum=0.5 schedule.power=2 schedule.cycle=7 schedule.decay_share=0.3",
+                None,
+            ),
             ("", vec![], "schedule.gamma=0.5 schedule.every=2 optimizer.update_clip=2", None),
             ("", vec![], "model.attention.window=7 data.masking.fraction=0.3 data.label_field=x", None),
             (dense, vec![], "model.kind=dense_lm model.experts.count=16 loss.balance=0.5", None),
@@ -226,7 +231,12 @@ mod tests {
             ("", micro(), "batch.micro_tokens=4096", None),
             ("", micro(), "batch.micro_tokens=8192", Some("`batch.micro_tokens` was \"auto\", is 8192")),
             // The end of the schedule.
-            ("", vec![], "run.steps=10", Some("the schedule ended at step 9, ends at step 10; schedule.steps says where")),
+            (
+                "",
+                vec![],
+                "run.steps=10",
+                Some("the schedule ended at step 9, ends at step 10; schedule.steps says where"),
+            ),
             ("schedule.kind=constant", vec![], "schedule.kind=constant run.steps=10", None),
             (epochs, steps(), epochs, None),
             (epochs, steps(), "run.steps=null run.epochs=3 schedule.steps=30", None),

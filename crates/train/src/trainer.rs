@@ -435,7 +435,8 @@ impl Trainer<'_> {
     fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
         let parameters = match (self.model.parameters(), self.model.trained_parameters()) {
-            (Some(all), Some(trained)) if trained < all => {
+            // Without adapters all parameters are trained but those that hold angles of the positions.
+            (Some(all), Some(trained)) if model.lora.is_some() || model.freeze_encoder => {
                 format!(" of {all} parameters, of which {trained} are trained,")
             }
             (Some(all), _) => format!(" of {all} parameters"),
@@ -532,7 +533,8 @@ impl Trainer<'_> {
             };
             let run = &self.config.run;
             // Time does not bring an evaluation about: `run.evaluate_every` is no duration.
-            let evaluates = is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
+            let evaluates =
+                is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
             let saves = is_due(&run.save_every, self.saved.elapsed());
             if !has_stepped && !evaluates && !saves {
                 continue;

@@ -617,7 +617,8 @@ impl Plan {
             path.to_str().ok_or_else(|| usage("--confirm: the name of the configuration must be UTF-8"))?;
         let flag = if self.from_config.is_some() { "--from-config" } else { "--train" };
         let format = self.from_format.iter().flat_map(|name| ["--from-format", name]);
-        let words = ["plan", flag, path, "--trial"].into_iter().chain(format).chain(set).chain(["--set", &device]);
+        let words =
+            ["plan", flag, path, "--trial"].into_iter().chain(format).chain(set).chain(["--set", &device]);
         let command = TrialCommand { program: this_program()?, arguments: words.map(str::to_owned).collect() };
         Ok(plimsoll_train::confirm::confirm(largest, &command)?)
     }

@@ -221,7 +221,6 @@ impl Train {
         print(config.to_yaml()?.trim_end())?;
         Ok(ExitCode::SUCCESS)
     }
-
 }
 
 /// A configuration file of another trainer.

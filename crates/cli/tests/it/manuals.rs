@@ -78,7 +78,8 @@ fn the_exit_codes_of_training_are_told() {
     );
     let train = folder.run(&["train", "--help"]).assert_code(0).stdout();
     let codes = &train[train.find("Exit codes: ").expect("exit codes")..];
-    for code in ["0 trained", "1 failure", "3 the run's folder", "4 does not fit", "129, 130, 138, 140 and 143"] {
+    for code in ["0 trained", "1 failure", "3 the run's folder", "4 does not fit", "129, 130, 138, 140 and 143"]
+    {
         assert!(codes.replace('\n', " ").contains(code), "{code}: {codes}");
     }
 }

@@ -182,7 +182,8 @@ run: {steps: 10, threads: 2}
 /// Writes the training configuration, and machine.toml: the target `cpu` under another name, for which the memory of this build of
 /// the program is not counted, so that plans are the same everywhere.
 fn training(folder: &Folder) {
-    let target = include_str!("../../../plan/src/targets/cpu.toml").replace("name = \"cpu\"", "name = \"machine\"");
+    let target =
+        include_str!("../../../plan/src/targets/cpu.toml").replace("name = \"cpu\"", "name = \"machine\"");
     let reserved = "\n[[reserved]]\nlabel = \"process\"\nbytes = 33554432\n";
     folder.write("machine.toml", target + reserved);
     folder.write("run.yaml", TRAINED);
@@ -317,7 +318,8 @@ fn more_budget_never_trains_slower() {
 fn the_largest_that_trains() {
     let folder = Folder::new("plan_train_largest");
     training(&folder);
-    let words = ["plan", "--train", "run.yaml", "--target", "machine.toml", "--largest", "layers", "--budget", "1MB"];
+    let words =
+        ["plan", "--train", "run.yaml", "--target", "machine.toml", "--largest", "layers", "--budget", "1MB"];
     let said = folder.run(&words).assert_code(4).stderr();
     let (_, least) = said.split_once("this step needs ").expect("a bill");
     let least: String = least.split(" B on").next().expect("bytes").split(' ').collect();
@@ -368,7 +370,8 @@ fn a_planned_training_is_the_one_that_runs() {
     let words = ["--train", "run.yaml", "--target", "cpu", "--set", "optimizer.kind=adamw"];
     let fixed = ["--set", "batch.micro_tokens=512", "--set", "memory.remat=none", "--set", "run.steps=1"];
     let all = plan(&folder, &[&words[..], &fixed, &["--budget", "2GB"]].concat());
-    let bytes = |lines: &Value| lines.as_object().expect("lines").values().filter_map(Value::as_u64).sum::<u64>();
+    let bytes =
+        |lines: &Value| lines.as_object().expect("lines").values().filter_map(Value::as_u64).sum::<u64>();
     let data: u64 = bytes(&all["process"]);
     assert!(all["process"]["data: parcels"].as_u64().is_some_and(|n| n > 0), "{}", all["process"]);
     let whole = all["peak_bytes"].as_u64().expect("bytes") + data;
@@ -376,7 +379,8 @@ fn a_planned_training_is_the_one_that_runs() {
     for (budget, code) in [(whole - (9 << 20), 4), (whole + (9 << 20), 0)] {
         let budget = budget.to_string();
         folder.run(&[&["plan"], &words[..], &fixed, &["--budget", &budget]].concat()).assert_code(code);
-        let train = ["train", "run.yaml", "--set", "optimizer.kind=adamw", "--set", "run.device=cpu", "-o", "out"];
+        let train =
+            ["train", "run.yaml", "--set", "optimizer.kind=adamw", "--set", "run.device=cpu", "-o", "out"];
         folder.run(&[&train[..], &fixed, &["--budget", &budget]].concat()).assert_code(code);
     }
 }
@@ -385,17 +389,24 @@ fn a_planned_training_is_the_one_that_runs() {
 #[test]
 fn configurations_of_other_trainers_are_planned_and_trained() {
     let folder = Folder::new("plan_from_config");
-    let text = r#"{"output_dir": "out", "max_steps": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 2}"#;
+    let text =
+        r#"{"output_dir": "out", "max_steps": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 2}"#;
     folder.write("theirs.json", text);
     folder.write("text.txt", "A text to train on.\n\n".repeat(40));
-    let sizes = ["model.kind=dense_lm", "model.hidden=32", "model.layers=1", "model.heads=2", "model.intermediate=64"];
-    let sizes = sizes.into_iter().chain(["data.longest=32", "data.train=[text.txt]", "data.validation_fraction=0"]);
+    let sizes =
+        ["model.kind=dense_lm", "model.hidden=32", "model.layers=1", "model.heads=2", "model.intermediate=64"];
+    let sizes =
+        sizes.into_iter().chain(["data.longest=32", "data.train=[text.txt]", "data.validation_fraction=0"]);
     let set: Vec<&str> = sizes.flat_map(|set| ["--set", set]).collect();
     for command in ["plan", "train"] {
         let flag = if command == "plan" { "--train" } else { "" };
-        let own: Vec<&str> = [command, flag, "theirs.json"].into_iter().filter(|word| !word.is_empty()).collect();
+        let own: Vec<&str> =
+            [command, flag, "theirs.json"].into_iter().filter(|word| !word.is_empty()).collect();
         let said = folder.run(&own).assert_code(1).stderr();
-        assert!(said.contains("this is a configuration of Hugging Face Trainer; give it as --from-config"), "{said}");
+        assert!(
+            said.contains("this is a configuration of Hugging Face Trainer; give it as --from-config"),
+            "{said}"
+        );
         let said = folder.run(&[command, "--from-config", "theirs.json"]).assert_code(1).stderr();
         assert!(said.contains("does not have all that a run needs") && said.contains("data.train"), "{said}");
         let ran = folder.run(&[&[command, "--from-config", "theirs.json"], &set[..]].concat());

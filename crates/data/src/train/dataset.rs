@@ -387,7 +387,8 @@ impl<'a> Scan<'a> {
                 self.hash.update(hash.to_le_bytes());
                 // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
-                self.sample(&document, &mut tokens).map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                self.sample(&document, &mut tokens)
+                    .map_err(|e| placed(e).with_id(format!("document {count}")))?;
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),

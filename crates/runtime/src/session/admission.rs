@@ -76,8 +76,10 @@ impl Site {
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));
         let remedy = match dynamic {
-            true => "End other processes, or give a smaller --memory-budget (to predict also smaller --dna-tokens or \
-                     --protein-tokens)",
+            true => {
+                "End other processes, or give a smaller --memory-budget (to predict also smaller --dna-tokens or \
+                     --protein-tokens)"
+            }
             false => {
                 "End other processes, give a smaller --memory-budget, or give --dynamic to predict, embed or classify, whose \
                  steps then shrink before memory is short"

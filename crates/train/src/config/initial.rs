@@ -108,7 +108,9 @@ impl Initial {
     pub fn contradiction(&self, key: &str, stated: &Value, own: &Value) -> Option<String> {
         let equal = match (stated.as_f64(), own.as_f64()) {
             (Some(a), Some(b)) => a == b,
-            (_, _) => stated == own || stated.is_null() || (key == "class_names" && *stated == Value::Array(vec![])),
+            (_, _) => {
+                stated == own || stated.is_null() || (key == "class_names" && *stated == Value::Array(vec![]))
+            }
         };
         if equal {
             return None;

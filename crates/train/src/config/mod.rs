@@ -117,12 +117,15 @@ impl TrainConfig {
         let mut tree = yaml::parse(text).map_err(|error| {
             of_trainer().unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
         })?;
+        // A file with a key of this program is one of this program, with mistakes that are named one by one.
+        let is_foreign = schema::faults(&tree, &schema::schema()).len() >= translate::count_leaves(&tree);
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
         }
         let faults = schema::faults(&tree, &schema::schema());
         if !faults.is_empty()
+            && is_foreign
             && let Some(error) = of_trainer()
         {
             return Err(error.into());
@@ -182,7 +185,8 @@ impl TrainConfig {
 
 /// The folder of the run that wrote the configuration file at `path`; `None` for other files.
 fn run_of(path: &Path) -> Option<PathBuf> {
-    let folder = path.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
+    let folder =
+        path.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })?;
     let is_run = path.file_name().is_some_and(|name| name == CONFIG)
         && folder.join(RECORD).is_file()
         && (folder.join(CHECKPOINTS).is_dir() || folder.join(metrics::FILE).is_file());

@@ -3,8 +3,8 @@
 
 use super::unread::unread;
 use super::{
-    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
-    Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit, Warmup,
+    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind,
+    PrecisionKind, Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
@@ -473,7 +473,9 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
         ),
         (
             // An evaluation decides which checkpoint is the best, so it must not depend on a clock.
-            r.evaluate_every.as_ref().is_none_or(|every| matches!(every, Interval::Steps(_)) || every.epochs().is_some()),
+            r.evaluate_every
+                .as_ref()
+                .is_none_or(|every| matches!(every, Interval::Steps(_)) || every.epochs().is_some()),
             format!(
                 "run.evaluate_every `{}` is neither a number of steps nor a number of epochs such as 1 epoch",
                 written(r.evaluate_every.as_ref())

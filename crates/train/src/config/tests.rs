@@ -226,7 +226,10 @@ fn every_rule_can_be_broken() {
         (&["model.kind=esm2", "model.class_names=[a, 'b\tc']"], "model.class_names: give different names"),
         (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps, nor a number of epochs"),
         (&["run.save_every=0 epochs"], "run.save_every `0 epochs` is neither"),
-        (&["run.evaluate_every=10min"], "run.evaluate_every `10min` is neither a number of steps nor a number of epochs"),
+        (
+            &["run.evaluate_every=10min"],
+            "run.evaluate_every `10min` is neither a number of steps nor a number of epochs",
+        ),
         (&["run.evaluate_every=half an epoch"], "run.evaluate_every `half an epoch` is neither"),
         (&["run.evaluate_every=0"], "`run.evaluate_every` is 0"),
         (&["run.seed=1e-400"], "`run.seed` is \"1e-400\"; it must be a whole number"),
@@ -289,7 +292,7 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
         "run.yaml: 10 keys cannot be used\n\
          run.yaml, line 1: `modle.hidden`: there is no such key; did you mean `model.hidden`?\n\
          run.yaml, line 3: `model.hiden`: there is no such key; did you mean `model.hidden`?\n\
-         run.yaml, line 4: `model.num_experts`: use `model.experts.count`\n\
+         run.yaml, line 4: `model.num_experts`: use `model.experts.count` (0 and 1 are a dense_lm)\n\
          run.yaml, line 6: `memory.pool_size_gb`: use `memory.budget` (the budget of the whole run; there is no pool)\n\
          run.yaml, line 7: `memory.clear_cache_frequency`: not needed: all memory is planned and allocated before the first step, so there is no cache and no pool\n\
          run.yaml, line 9: `deepspeed.zero_stage`: not supported: training uses a single device\n\

@@ -163,8 +163,12 @@ fn translate_text(
     for (path, node, row) in leaves {
         made.take(&path, node, row)?;
     }
-    let refused: Vec<String> =
-        made.refused.iter().filter(|(key, _)| !set.contains(&key.as_str())).map(|(_, why)| why.clone()).collect();
+    let refused: Vec<String> = made
+        .refused
+        .iter()
+        .filter(|(key, _)| !set.contains(&key.as_str()))
+        .map(|(_, why)| why.clone())
+        .collect();
     if !refused.is_empty() {
         return Err(ConfigError::Untranslatable { name: name.to_owned(), keys: refused }.into());
     }
@@ -196,12 +200,24 @@ fn translate_text(
 /// The section of micro-steps of several sizes.
 const DYNAMIC: &str = "memory.dynamic";
 
+/// The number of values in a tree.
+pub(super) fn count_leaves(tree: &Node) -> usize {
+    let mut leaves = vec![];
+    flatten(tree, "", &mut leaves);
+    leaves.len()
+}
+
 /// The trainer that a configuration file in another program's format belongs to; `None` for files of this program and of no
 /// known trainer. The sections `model`, `memory` and `data` alone do not tell: they are sections here, too.
 pub(super) fn trainer_of(text: &str) -> Option<Source> {
     let tree = tree(text).ok()?;
     let ours = schema();
     let is_ours = |key: &str| properties(&ours).is_some_and(|keys| keys.contains_key(key));
+    // Sections that only files of this program have; a mistake in another section does not make it a foreign file.
+    let own = ["run", "batch", "schedule", "precision", "loss", "distillation"];
+    if own.iter().any(|section| matches!(tree.get(section).map(|node| &node.kind), Some(NodeKind::Map(_)))) {
+        return None;
+    }
     let source = recognise(&tree)?;
     source.signs().iter().any(|key| !is_ours(key) && tree.get(key).is_some()).then_some(source)
 }
@@ -429,7 +445,9 @@ impl Translation {
                 _ => Err(format!("as a share, `{ours}` is above 0 and below 1")),
             },
             Convert::Epochs => match number()? {
-                _ if self.has("run.steps") => Ok(Outcome::Idle("the number of steps takes precedence".to_owned())),
+                _ if self.has("run.steps") => {
+                    Ok(Outcome::Idle("the number of steps takes precedence".to_owned()))
+                }
                 n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err(format!("`{ours}` is a whole number; give run.steps for a part of an epoch")),
             },
@@ -447,11 +465,15 @@ impl Translation {
             Convert::EveryEpochs => one(json!(Interval::of_epochs(whole()?))),
             Convert::Trackers => {
                 let names: Vec<String> = match value {
-                    Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_lowercase).collect(),
+                    Value::Array(names) => {
+                        names.iter().filter_map(Value::as_str).map(str::to_lowercase).collect()
+                    }
                     other => other.as_str().map(str::to_lowercase).into_iter().collect(),
                 };
-                let others: Vec<&String> =
-                    names.iter().filter(|name| !["tensorboard", "all", "none"].contains(&name.as_str())).collect();
+                let others: Vec<&String> = names
+                    .iter()
+                    .filter(|name| !["tensorboard", "all", "none"].contains(&name.as_str()))
+                    .collect();
                 if !others.is_empty() {
                     let others = listed(others.into_iter());
                     self.became.push(format!("`{path}` {others}: not needed: {note}"));
@@ -468,8 +490,12 @@ impl Translation {
                 let kind = self.tree.at(ours).map(Node::to_json).unwrap_or(json!("f32"));
                 match kind.as_str() {
                     Some("f32" | "tf32") => {
-                        let what = "f32 matmuls of linear layers in TF32 need a GPU: on a CPU set precision.kind f32";
-                        self.became.push(format!("`{path}` {}: {what}", Node::of(value).map_or_else(|_| String::new(), |node| node.inline())));
+                        let what =
+                            "f32 matmuls of linear layers in TF32 need a GPU: on a CPU set precision.kind f32";
+                        self.became.push(format!(
+                            "`{path}` {}: {what}",
+                            Node::of(value).map_or_else(|_| String::new(), |node| node.inline())
+                        ));
                         one(json!("tf32"))
                     }
                     _ => Ok(Outcome::Idle(format!(
@@ -543,9 +569,9 @@ impl Translation {
             Convert::Strategy => match value.as_str() {
                 Some("no") => one(Value::Null),
                 Some("epoch") => one(json!(Interval::of_epochs(1))),
-                Some("steps") if self.has(ours) => Ok(Outcome::Idle(
-                    "the interval is taken from the key that counts the steps".to_owned(),
-                )),
+                Some("steps") if self.has(ours) => {
+                    Ok(Outcome::Idle("the interval is taken from the key that counts the steps".to_owned()))
+                }
                 // The defaults of Hugging Face's Trainer: evaluations as often as lines of the log, which are 500 steps apart.
                 Some("steps") => one(json!(self.whole("run.log_every").unwrap_or(500))),
                 _ => Err(format!("`{ours}` is a number of steps or of epochs")),
@@ -760,7 +786,11 @@ impl Translation {
 
     /// The word of a translated key; empty without one.
     fn word(&self, key: &str) -> String {
-        self.tree.at(key).map(Node::to_json).and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+        self.tree
+            .at(key)
+            .map(Node::to_json)
+            .and_then(|value| value.as_str().map(str::to_owned))
+            .unwrap_or_default()
     }
 
     /// The learning rate that a rate of the other trainer's file is a share of.
@@ -831,7 +861,11 @@ impl Translation {
                     Some("1-sqrt") => "sqrt",
                     _ => "cosine",
                 };
-                self.add("schedule.decay_shape", &json!(shape), "decay_type of lr_scheduler_kwargs, cosine by default")?;
+                self.add(
+                    "schedule.decay_shape",
+                    &json!(shape),
+                    "decay_type of lr_scheduler_kwargs, cosine by default",
+                )?;
                 let steps = self.whole("run.steps");
                 match (option(self, "num_decay_steps").as_u64(), steps) {
                     (Some(decay), Some(steps)) if decay > 0 && decay <= steps => {
@@ -849,7 +883,9 @@ impl Translation {
                 least = None;
                 if self.has("schedule.warmup") {
                     self.remove("schedule", "warmup");
-                    self.became.push("`schedule.warmup`: not needed: there the schedule constant has no warm-up".to_owned());
+                    self.became.push(
+                        "`schedule.warmup`: not needed: there the schedule constant has no warm-up".to_owned(),
+                    );
                 }
             }
             "constant_with_warmup" => least = None,
@@ -918,7 +954,9 @@ impl Translation {
     fn schedule_of_torchtitan(&mut self) -> Result<(), TrainError> {
         let shape = self.their("lr_scheduler.decay_type").as_str().unwrap_or("linear").to_lowercase();
         if !["linear", "sqrt", "cosine"].contains(&shape.as_str()) {
-            self.missing.push(format!("`lr_scheduler.decay_type` {shape}: not supported: known are linear, sqrt, cosine"));
+            self.missing.push(format!(
+                "`lr_scheduler.decay_type` {shape}: not supported: known are linear, sqrt, cosine"
+            ));
             return Ok(());
         }
         match (self.their("lr_scheduler.decay_ratio").as_f64(), shape.as_str()) {
@@ -928,12 +966,24 @@ impl Translation {
                 self.add("schedule.decay_shape", &json!(shape), "lr_scheduler.decay_type, linear by default")?;
             }
             (_, "sqrt") => {
-                self.add("schedule.kind", &json!("wsd"), "without decay_ratio all steps after the warm-up decay")?;
-                self.add("schedule.decay_share", &json!(1.0), "without decay_ratio all steps after the warm-up decay")?;
+                self.add(
+                    "schedule.kind",
+                    &json!("wsd"),
+                    "without decay_ratio all steps after the warm-up decay",
+                )?;
+                self.add(
+                    "schedule.decay_share",
+                    &json!(1.0),
+                    "without decay_ratio all steps after the warm-up decay",
+                )?;
                 self.add("schedule.decay_shape", &json!("sqrt"), "lr_scheduler.decay_type")?;
             }
             (_, kind) => {
-                self.add("schedule.kind", &json!(kind), "without decay_ratio all steps after the warm-up decay")?;
+                self.add(
+                    "schedule.kind",
+                    &json!(kind),
+                    "without decay_ratio all steps after the warm-up decay",
+                )?;
             }
         }
         match self.has("schedule.min_ratio") {
@@ -956,8 +1006,9 @@ impl Translation {
         if self.has("batch.micro_tokens") {
             self.micro = self.tree.at("batch.micro_tokens").cloned();
             self.remove("batch", "micro_tokens");
-            self.became
-                .push("`batch.micro_tokens`: not needed: memory.dynamic has a smallest and a largest size".to_owned());
+            self.became.push(
+                "`batch.micro_tokens`: not needed: memory.dynamic has a smallest and a largest size".to_owned(),
+            );
         }
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
         let least = self.whole("memory.dynamic.min_batch");
@@ -1032,8 +1083,12 @@ impl Translation {
         self.remove("model", "preset");
         let Some(preset) = preset else { return Ok(()) };
         let sized = Model::default().sized(preset);
-        let sizes =
-            [("hidden", sized.hidden), ("layers", sized.layers), ("heads", sized.heads), ("intermediate", sized.intermediate)];
+        let sizes = [
+            ("hidden", sized.hidden),
+            ("layers", sized.layers),
+            ("heads", sized.heads),
+            ("intermediate", sized.intermediate),
+        ];
         for (key, value) in sizes {
             let key = format!("model.{key}");
             if !self.has(&key) {
@@ -1102,7 +1157,9 @@ mod tests {
     fn values_keep_their_meaning() {
         const HF: &str = r#""output_dir": "o", "learning_rate": 1e-3, "max_steps": 20"#;
         let hf = |rest: &str| format!("{{{HF}, {rest}}}");
-        let ava = |rest: &str| format!("model: {{hidden_size: 64, num_heads: 4}}\ntraining: {{max_steps: 10}}\n{rest}");
+        let ava = |rest: &str| {
+            format!("model: {{hidden_size: 64, num_heads: 4}}\ntraining: {{max_steps: 10}}\n{rest}")
+        };
         let titan = |rest: &str| format!("[job]\ndump_folder = \"o\"\n[training]\nsteps = 100\n{rest}");
         for (text, keys, said) in [
             // Schedules end where they end there.
@@ -1175,15 +1232,25 @@ mod tests {
     #[test]
     fn values_that_no_default_replaces_are_refused() {
         for (text, key) in [
-            ("model: {hidden_size: 64}\ntraining: {mixed_precision: fp8, max_steps: 5}\n", "`training.mixed_precision` fp8"),
+            (
+                "model: {hidden_size: 64}\ntraining: {mixed_precision: fp8, max_steps: 5}\n",
+                "`training.mixed_precision` fp8",
+            ),
             ("{\"train_batch_size\": 8, \"fp8\": {\"enabled\": true}}", "`fp8.enabled` true"),
             ("[job]\ndump_folder = \"o\"\n[model]\nconverters = [\"float8\"]\n", "`model.converters` [float8]"),
-            ("{\"output_dir\": \"o\", \"lr_scheduler_type\": \"inverse_sqrt\"}", "`lr_scheduler_type` inverse_sqrt"),
+            (
+                "{\"output_dir\": \"o\", \"lr_scheduler_type\": \"inverse_sqrt\"}",
+                "`lr_scheduler_type` inverse_sqrt",
+            ),
         ] {
             let error = translate_text(text, "theirs", None, &[]).expect_err(key).to_string();
             assert!(error.starts_with("theirs: cannot be translated:") && error.contains(key), "{error}");
-            let setting = if key.contains("scheduler") { "schedule.kind=cosine" } else { "precision.kind=bf16" };
-            assert!(error.contains(&format!("--set {}=", setting.split('=').next().expect("a key"))), "{error}");
+            let setting =
+                if key.contains("scheduler") { "schedule.kind=cosine" } else { "precision.kind=bf16" };
+            assert!(
+                error.contains(&format!("--set {}=", setting.split('=').next().expect("a key"))),
+                "{error}"
+            );
             translate_text(text, "theirs", None, &[setting.to_owned()]).expect("a value was chosen");
         }
     }
@@ -1200,8 +1267,14 @@ mod tests {
             ("a: [", None),
         ] {
             let error = TrainConfig::parse(text, "theirs", &[]).expect_err(text).to_string();
-            let wanted = wanted.map(|trainer| format!("theirs: this is a configuration of {trainer}; give it as --from-config"));
-            assert_eq!(error.starts_with(wanted.as_deref().unwrap_or("theirs: this is")), wanted.is_some(), "{error}");
+            let wanted = wanted.map(|trainer| {
+                format!("theirs: this is a configuration of {trainer}; give it as --from-config")
+            });
+            assert_eq!(
+                error.starts_with(wanted.as_deref().unwrap_or("theirs: this is")),
+                wanted.is_some(),
+                "{error}"
+            );
         }
     }
 

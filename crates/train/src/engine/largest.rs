@@ -58,7 +58,10 @@ pub struct RunMemory {
 
 impl fmt::Debug for RunMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunMemory").field("budget", &self.budget).field("data", &self.data).finish_non_exhaustive()
+        f.debug_struct("RunMemory")
+            .field("budget", &self.budget)
+            .field("data", &self.data)
+            .finish_non_exhaustive()
     }
 }
 

@@ -295,13 +295,14 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
     // step away from 0.
     assert_eq!(report.run_record["choices"]["schedule.steps"], Value::from(last));
     let warmup = (last as f64 * 0.25).round();
-    let wanted = report.run_record["config"]["optimizer"]["lr"].as_f64().expect("a rate") / (last as f64 - warmup);
+    let wanted =
+        report.run_record["config"]["optimizer"]["lr"].as_f64().expect("a rate") / (last as f64 - warmup);
     let found = steps[steps.len() - 1]["lr"].as_f64().expect("a rate");
     assert!((found / wanted - 1.0).abs() < 1e-9, "{found} {wanted}");
     // The last step of each epoch.
     let ends: Vec<u64> = (0..3)
         .map(|epoch| {
-            let of_epoch = steps.iter().filter(|line| line["epoch"] == Value::from(epoch));
+            let of_epoch = steps.iter().filter(|line| line["epoch"] == epoch);
             of_epoch.filter_map(|line| line["step"].as_u64()).max().expect("a step")
         })
         .collect();
@@ -313,7 +314,12 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
     assert_eq!(evaluations, ends);
     assert!(ends.iter().all(|step| run.join(format!("checkpoints/step-{step:08}")).is_dir()), "{ends:?}");
     // The configuration in the folder of the run resumes it.
-    assert_eq!(TrainConfig::read(&run.join("config.yaml"), &[], &mut Silent).expect("read").folder(&run.join("config.yaml")), run);
+    assert_eq!(
+        TrainConfig::read(&run.join("config.yaml"), &[], &mut Silent)
+            .expect("read")
+            .folder(&run.join("config.yaml")),
+        run
+    );
     let config = json(&report.checkpoint.join("config.json"));
     assert_eq!(config["id2label"], serde_json::json!({"0": "host", "1": "other", "2": "virus"}));
     let request = plimsoll_train::EvaluationRequest {
@@ -322,11 +328,17 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
         flags: vec![],
     };
     let config = request.configuration(&mut Silent).expect("a configuration");
-    let found = plimsoll_train::evaluate(&request, &config, plimsoll_runtime::Device::Cpu, &mut Silent).expect("evaluated");
+    let found = plimsoll_train::evaluate(&request, &config, plimsoll_runtime::Device::Cpu, &mut Silent)
+        .expect("evaluated");
     let names: Vec<&str> = found.tasks[0].classes.iter().map(|class| class.name.as_str()).collect();
     assert_eq!(names, ["host", "other", "virus"]);
     let said = ear.said();
-    for wanted in [" documents to train on, ", " held out", " tokens an epoch", &format!("for 3 epochs ({last} steps in all)")] {
+    for wanted in [
+        " documents to train on, ",
+        " held out",
+        " tokens an epoch",
+        &format!("for 3 epochs ({last} steps in all)"),
+    ] {
         assert!(said.contains(wanted), "{wanted}: {said}");
     }
     let frozen = format!("{flags} model.freeze_encoder=true run.epochs=1");
@@ -334,8 +346,12 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
     try_train(&folder.path("frozen"), ESM, &frozen, &mut ear).expect("trained");
     assert!(ear.said().contains(" are trained, from "), "{}", ear.said());
     // Words that are not as many as the classes.
-    let error = try_train(&folder.path("other"), ESM, &format!("{flags} model.classes=2"), &mut ear).expect_err("three words");
-    assert!(error.to_string().contains("its classes are host, other, virus, 3 in all, and model.classes is 2"), "{error}");
+    let error = try_train(&folder.path("other"), ESM, &format!("{flags} model.classes=2"), &mut ear)
+        .expect_err("three words");
+    assert!(
+        error.to_string().contains("its classes are host, other, virus, 3 in all, and model.classes is 2"),
+        "{error}"
+    );
 }
 
 fn merged(

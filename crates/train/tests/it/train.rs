@@ -652,7 +652,10 @@ fn a_run_needs_room_for_a_checkpoint() {
     let huge = |toy: &mut Toy| toy.is_huge = true;
     let error = go(&folder.0, "run.steps=2", &mut RecordingObserver::default(), huge).expect_err("no room");
     let text = error.to_string();
-    assert!(text.contains("a checkpoint of this run takes 1 152 921 504 606 84") && text.contains("are free there"), "{text}");
+    assert!(
+        text.contains("a checkpoint of this run takes 1 152 921 504 606 84") && text.contains("are free there"),
+        "{text}"
+    );
     assert!(!folder.path("metrics.jsonl").exists());
 }
 
@@ -661,7 +664,8 @@ fn a_run_without_an_update_fails() {
     let folder = Folder::new("train-skipped");
     let flags = "run.steps=2 precision.kind=fp16 precision.initial_scale=1048576";
     let infinite = |toy: &mut Toy| toy.infinite = 0..1000;
-    let error = go(&folder.0, flags, &mut RecordingObserver::default(), infinite).expect_err("nothing was trained");
+    let error =
+        go(&folder.0, flags, &mut RecordingObserver::default(), infinite).expect_err("nothing was trained");
     assert!(error.to_string().starts_with("all 2 steps of the run were skipped"), "{error}");
     assert_eq!((record(&folder)["status"].as_str(), error.exit_code()), (Some("failed"), 1));
 }
