@@ -56,7 +56,9 @@ const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.in
 const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 \
      model.experts.count=8 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
 /// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
-const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
+// The fixture has no tokenizer of its own.
+const LLAMA: &str =
+    "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8 data.tokenizer=bytes";
 const ADAMW: &str = "optimizer.kind=adamw";
 const ADAFACTOR: &str = "optimizer.kind=adafactor";
 const STEPS: &str = "schedule.kind=step schedule.every=2";
