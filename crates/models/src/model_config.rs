@@ -76,6 +76,7 @@ mod tests {
             "hidden_size": 64,
             "num_hidden_layers": 1,
             "num_attention_heads": 16,
+            "num_key_value_heads": 4,
             "intermediate_size": 96,
         });
         config.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());

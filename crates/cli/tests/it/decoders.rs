@@ -150,7 +150,8 @@ fn texts_and_sequences_have_embeddings() {
     folder.write(&path, config.to_string());
     let texts = ["embed", "--model", MODEL, "texts.txt", "-o", "x.npy"];
     for words in [&texts[..], &["verify", "--model", MODEL]] {
-        let ran = folder.run(words).assert_code(1);
+        let ran = folder.run(words);
+        let ran = ran.assert_code(1);
         let said = format!("{}{}", ran.stdout(), ran.stderr());
         assert!(said.contains("has no tokenizer.json"), "{words:?}: {said}");
     }

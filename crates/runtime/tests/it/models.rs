@@ -142,7 +142,7 @@ fn what_would_compute_something_else_is_refused_by_name() {
         (
             "llama3",
             vec![Key("quantization_config", json!({"quant_method": "gptq"}))],
-            "config.json: `quantization_config` must be left out",
+            "config.json: the model cannot be run: `quantization_config` must be left out",
         ),
         (
             "esm2",

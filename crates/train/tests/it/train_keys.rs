@@ -64,7 +64,9 @@ const PROTEINS_OF_DNA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 mod
      model.from=FIXTURES/goldens/esm2 data.format=fasta data.train=[FIXTURES/goldens/pipeline/reads.fa] data.allow_dna=true \
      data.longest=24 batch.micro_tokens=24 run.steps=1";
 /// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
-const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
+// The fixture has no tokenizer of its own.
+const LLAMA: &str =
+    "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8 data.tokenizer=bytes";
 const ADAMW: &str = "optimizer.kind=adamw";
 const ADAFACTOR: &str = "optimizer.kind=adafactor";
 const STEPS: &str = "schedule.kind=step schedule.every=2";
