@@ -159,8 +159,6 @@ fn explain_foreign(source: &Source) -> WeightsError {
     }
     let why = if head.is_empty() {
         "it is empty; copy or download it again"
-    } else if head.starts_with(LFS_POINTER) {
-        "it is a git-lfs pointer; fetch the file itself with `git lfs pull`"
     } else {
         "expected safetensors, or the zip file that torch.save writes"
     };
