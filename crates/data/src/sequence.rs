@@ -606,6 +606,7 @@ impl Open {
             }
         })?;
         let Some(bad) = cleaner.bad() else { return Ok(()) };
+        self.source.check_rest()?;
         let what = bad.complaint(self.format == Format::Fastq, cleaner.alphabet());
         let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line);
         Err(error.with_id(record.id.as_str()))
