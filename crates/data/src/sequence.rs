@@ -583,20 +583,21 @@ impl Open {
         most: usize,
     ) -> Result<(), DataError> {
         while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            self.sequence_line(&mut record.seq, cleaner, most).map_err(|e| e.with_id(record.id.as_str()))?;
+            self.sequence_line(record, cleaner, most)?;
         }
         Ok(())
     }
 
-    /// Appends the letters of the rest of a line to `seq`. Once `seq` is longer than `most`, the remaining pieces of the line are
-    /// skipped.
+    /// Appends the letters of the rest of a line to the record. Once it has more than `most` letters, the remaining pieces of
+    /// the line are skipped.
     fn sequence_line(
         &mut self,
-        seq: &mut Vec<u8>,
+        record: &mut Record,
         cleaner: &mut LineCleaner,
         most: usize,
     ) -> Result<(), DataError> {
         let line = self.source.line();
+        let seq = &mut record.seq;
         cleaner.begin_line();
         self.source.line_pieces(|piece| {
             if seq.len() <= most {
@@ -605,8 +606,10 @@ impl Open {
             }
         })?;
         let Some(bad) = cleaner.bad() else { return Ok(()) };
+        self.source.check_rest()?;
         let what = bad.complaint(self.format == Format::Fastq, cleaner.alphabet());
-        Err(DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line))
+        let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line);
+        Err(error.with_id(record.id.as_str()))
     }
 
     /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early once the
@@ -624,7 +627,7 @@ impl Open {
                 _ if record.seq.len() > most => return Ok(()),
                 None => return Err(self.fastq("the file ends before its '+' line")),
                 Some(b'+') => break,
-                Some(_) => self.sequence_line(&mut record.seq, cleaner, most)?,
+                Some(_) => self.sequence_line(record, cleaner, most)?,
             }
         }
         self.source.skip_byte();

@@ -303,6 +303,7 @@ fn check_crops(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         shuffled: ShuffledCrops { share: 0.1, targets: vec![("class".to_owned(), "other".to_owned())] },
         levels: vec![SamplingLevel { column: "family".to_owned(), power: 0.5 }],
         unlabelled: false,
+        strict: false,
         validation: Some(ValidationCrops { crops: 3, lengths: vec![20] }),
         seed: 1,
         bounds: Bounds { tokens: 400, sequences: 5, longest: 20 },

@@ -45,7 +45,12 @@ fn what_is_odd_is_noted_or_refused_by_every_command() {
             (stop, strict, 1, &["--strict: 'b' has 2 unknown tokens"]),
             (&[("p.faa", b">a\nMK-V.L\n")], embed, 0, &["p.faa: 2 gaps ('-' and '.') in 1 record"]),
             (&[("p.faa", b">a\nMK-V.L\n")], strict, 1, &["--strict: p.faa: 2 gaps"]),
-            (&[("p.faa", b">a\nM#?J*KVAA*\n>b\nMK#?J??\n")], embed, 1, &["line 3, 'b'", "more than half"]),
+            (
+                &[("p.faa", b">a\nM#?J*KVAA*\n>b\nMK#?J??\n")],
+                embed,
+                1,
+                &["line 3, 'b'", "no protein: 2 of 7 letters"],
+            ),
             (&[("p.faa", b">a\nMK<mask>V\n")], embed, 1, &["p.faa, line 2, 'a': byte 3 of the line is '<'"]),
             (&[("p.faa", b"")], embed, 0, &["p.faa: the file has no record"]),
             (&[("p.faa", b"")], strict, 1, &["--strict: p.faa: the file has no record"]),

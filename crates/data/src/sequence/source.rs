@@ -12,6 +12,9 @@ use crate::{DataError, DataErrorKind, foreign};
 /// Size of the buffer of decoded bytes.
 const BUFFER: usize = 256 << 10;
 
+/// Most bytes that are decoded to find out whether a compressed stream is damaged.
+const MOST_CHECKED: usize = 256 << 20;
+
 /// An open input file, read as lines that end with LF, CR or CR LF.
 pub(crate) struct Source {
     path: PathBuf,
@@ -98,6 +101,20 @@ impl Source {
             true => Ok(()),
             false => Err(DataError::at(&self.path, DataErrorKind::Foreign(format))),
         }
+    }
+
+    /// Returns the error of a damaged compressed stream, found by reading on, of which wrong bytes were decoded before the
+    /// checksum is compared. Reads at most [`MOST_CHECKED`] bytes.
+    pub(crate) fn check_rest(&mut self) -> Result<(), DataError> {
+        let mut read = 0;
+        while self.body.compression().is_some() && read < MOST_CHECKED {
+            self.fill()?;
+            if self.end == 0 {
+                break;
+            }
+            read += self.end;
+        }
+        Ok(())
     }
 
     /// Consumes the byte that [`Source::peek`] returned, which must not be a line end (lines are counted elsewhere).

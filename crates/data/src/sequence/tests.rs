@@ -67,11 +67,14 @@ fn seen(alphabet: Alphabet, text: &[u8]) -> Result<Vec<String>, DataError> {
     Ok(found)
 }
 
-/// What each byte that is no letter comes to. A row: alphabet, file, and the records and notes, or a part of the error.
+/// Alphabet, file, and the records and notes that are read, or a part of the error.
+type LineCase<'a> = (Alphabet, &'a [u8], Result<&'a [&'a str], &'a str>);
+
+/// What each byte that is no letter comes to.
 #[test]
 fn bytes_that_are_no_letters_are_dropped_with_a_note_or_refused_with_their_place() {
     use Alphabet::{AminoAcids as Protein, Nucleotides as Dna};
-    let table: &[(Alphabet, &[u8], Result<&[&str], &str>)] = &[
+    let table: &[LineCase<'_>] = &[
         // White space and digits, as in GenBank's lines; gaps of aligned sequences.
         (
             Dna,

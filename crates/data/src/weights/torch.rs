@@ -17,7 +17,6 @@ pub(super) const STATE_LIMIT: u64 = 4 << 20;
 pub(super) const OBJECT_LIMIT: u64 = 256 << 20;
 /// First bytes of PyTorch files before the zip format: PROTO 2, LONG1 of ten bytes, `MAGIC_NUMBER`.
 const LEGACY_MAGIC: [u8; 14] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 /// An opened torch zip file.
 #[derive(Debug)]
@@ -159,8 +158,6 @@ fn explain_foreign(source: &Source) -> WeightsError {
     }
     let why = if head.is_empty() {
         "it is empty; copy or download it again"
-    } else if head.starts_with(LFS_POINTER) {
-        "it is a git-lfs pointer; fetch the file itself with `git lfs pull`"
     } else {
         "expected safetensors, or the zip file that torch.save writes"
     };

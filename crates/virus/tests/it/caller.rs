@@ -549,7 +549,7 @@ fn several_pairs_of_files_are_read_in_turn() {
     let table = rows(&folder.path("out/predictions.tsv"));
     let names: Vec<&str> = table.iter().map(|row| &*row["seq_name"]).collect();
     assert_eq!(names, ["R1.1", "R1.2", "x"]);
-    let [one, two] = [file("c_1.fa", &["y/1", "z/1"]), file("c_2.fa", &["y/2"])];
+    let [one, two] = [file("c_1.fa", &["y", "z"]), file("c_2.fa", &["y"])];
     for (inputs, says) in [
         (
             vec![one.clone(), two.clone(), files[2].clone(), files[3].clone()],

@@ -37,7 +37,7 @@ enum DocumentReader {
     Text(Text),
     JsonLines(JsonLines),
     Ids(Ids),
-    Sequences(Sequences),
+    Sequences(Box<Sequences>),
 }
 
 impl Documents {
@@ -57,7 +57,7 @@ impl Documents {
             }
             Format::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, most)?),
             Format::Sequences => {
-                DocumentReader::Sequences(Sequences::open(path, alphabet, labels.clone(), most)?)
+                DocumentReader::Sequences(Box::new(Sequences::open(path, alphabet, labels.clone(), most)?))
             }
         };
         Ok(Self { reader, alphabet })

@@ -173,7 +173,8 @@ fn foreign_files_are_recognised() {
     check(b"PK", "expected safetensors, or the zip file that torch.save writes");
     check(
         b"version https://git-lfs.github.com/spec/v1\n",
-        "it is a git-lfs pointer; fetch the file itself with `git lfs pull`",
+        "it is a Git LFS pointer, which stands for a file that was not downloaded; fetch the file itself: git lfs pull, or hf \
+         download",
     );
     let legacy =
         [&b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."[..], b"\x80\x02M\xe9\x03."].concat();
