@@ -93,8 +93,11 @@ impl Stream {
     /// Copies all bytes from `file` to the stream.
     pub(crate) fn write_all_of(&self, file: &mut File) -> io::Result<()> {
         let mut out = self.open()?;
-        io::copy(file, &mut out)?;
-        out.flush()
+        match io::copy(file, &mut out).and_then(|_| out.flush()) {
+            // A reader that has seen enough, such as `head`, is no error.
+            Err(e) if e.kind() == ErrorKind::BrokenPipe && *self == Self::StandardOutput => Ok(()),
+            done => done,
+        }
     }
 
     #[cfg(unix)]

@@ -3,6 +3,7 @@
 
 use crate::caller::calibration::Preset;
 use crate::caller::score::{Limits, Threshold};
+use crate::folder::JOURNALS;
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_runtime::{Settings, hub};
@@ -136,7 +137,7 @@ impl Options {
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
         self.inputs.iter().for_each(|path| files.add(path));
-        self.merge.iter().for_each(|folder| files.add_file_or_folder(folder));
+        self.merge.iter().for_each(|folder| files.add_named(folder, &JOURNALS));
         match &self.caller {
             Some(caller) => caller.folder.iter().for_each(|folder| files.add_model(folder)),
             None => {

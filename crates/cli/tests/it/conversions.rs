@@ -67,8 +67,9 @@ fn what_is_there_is_not_replaced() {
     let ran = folder.run(&["convert", &head, "-o", "out.safetensors", "--force", "--json"]);
     let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     assert_eq!(report["tensors"], everything(head.as_ref()).len());
-    // A file converted onto itself: the old file is read until the new file is renamed over it.
-    let before = everything(&folder.path("out.safetensors"));
-    folder.run(&["convert", "out.safetensors", "-o", "out.safetensors", "--force"]).assert_code(0);
-    assert!(before == everything(&folder.path("out.safetensors")));
+    // A file is not converted onto itself, which would destroy it if the conversion were wrong.
+    let before = folder.read("out.safetensors");
+    let ran = folder.run(&["convert", "out.safetensors", "-o", "out.safetensors", "--force"]);
+    assert!(ran.assert_code(1).stderr().contains("an input of this command"), "{}", ran.stderr());
+    assert!(before == folder.read("out.safetensors"));
 }

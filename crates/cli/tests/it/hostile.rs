@@ -104,13 +104,14 @@ fn ids_stay_in_their_fields() {
     assert_eq!(record["counts"]["records"], predicted.len());
 }
 
-/// An id as it is written in tables: control characters are escaped.
+/// An id as it is written in tables: unprintable characters are escaped, and formulas of spreadsheets are quoted.
 fn shown(id: &str) -> String {
-    let escape = |c: char| match c.is_control() {
+    let escape = |c: char| match c.is_control() || c == '\u{202e}' {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     };
-    id.chars().map(escape).collect()
+    let quote = if id.len() > 1 && id.starts_with(['=', '-']) { "'" } else { "" };
+    quote.chars().chain(id.chars()).map(escape).collect()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use plimsoll_data::chunk::chunks;
+use plimsoll_data::outputs::WrittenFile;
 use plimsoll_data::weights::Weights;
 use plimsoll_testing::Folder;
 use serde_json::json;
@@ -248,21 +249,32 @@ fn an_interrupted_run_leaves_nothing() {
 #[test]
 fn a_second_run_replaces_the_first_at_its_end() {
     let folder = Folder::new("output");
+    let mut list = WrittenFiles::default();
     for name in FILES {
-        folder.write(name, "old");
+        list.insert(name, WrittenFile::of(&folder.write(name, "old")));
     }
+    let old = json!({"outputs": list}).to_string();
+    folder.write(RUN_RECORD, &old);
+    // A file that no run wrote stays, and so does a file of the first run that was edited.
     folder.write("mine.txt", "mine");
+    folder.write(intermediate::CHUNKED, "edited");
     let options = Options { trained: false, ..PLAIN };
     drop(Outputs::create(&folder.0, options.clone()).unwrap());
     assert_eq!(folder.names().len(), FILES.len() + 1);
     let outputs = Outputs::create(&folder.0, options).unwrap();
-    assert_eq!(folder.read(RUN_RECORD), "old");
+    assert_eq!(folder.read(RUN_RECORD), old);
     outputs.finish(&mut json!({})).unwrap();
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
-    let wanted = ["mine.txt", NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS];
+    let chunked = intermediate::CHUNKED;
+    let wanted = [chunked, "mine.txt", NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS];
     assert_eq!(folder.names(), wanted);
-    assert_eq!(folder.read("mine.txt"), "mine");
+    assert_eq!([folder.read("mine.txt"), folder.read(chunked)], ["mine", "edited"]);
     assert!(folder.read(RUN_RECORD).contains("counts"));
+    // The new record lists the new files, by which a third run knows them.
+    let list = WrittenFiles::of_record(&folder.read(RUN_RECORD));
+    assert!(
+        wanted.iter().all(|name| list.has(&folder.0, name) != [chunked, "mine.txt", RUN_RECORD].contains(name))
+    );
 }
 
 /// Writes two frames with embeddings.
