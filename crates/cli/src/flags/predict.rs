@@ -69,7 +69,8 @@ pub struct Predict {
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 
-    /// Fail with an error if the input has an anomaly: an empty record, a repeated id, or a window that contains only N
+    /// Fail with an error if the input has an anomaly: an empty record, a repeated id, a window that contains only N, or,
+    /// with a caller, a run of more than 100 unknown letters
     #[arg(long)]
     strict: bool,
 
