@@ -523,7 +523,8 @@ impl Cutter {
             self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk: cut, bases });
         }
         if gaps > 0 {
-            let detail = format!("{place}: {left_out} letters, in {gaps} places");
+            let places = if gaps == 1 { "place" } else { "places" };
+            let detail = format!("{place}: {left_out} letters, in {gaps} {places}");
             let action = "windows end at runs of more than 100 unknown letters";
             self.job.parts.push(note("unknown_run", detail, action));
         }
