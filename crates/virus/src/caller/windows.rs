@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn every_letter_is_counted_once() {
-        let gaps = ["A1200", "A250 N101 A333 N40 A2000", "N300 A100 N100 A7 N120 A101 N5", "N77", "A99 N101 A99"];
+        let gaps =
+            ["A1200", "A250 N101 A333 N40 A2000", "N300 A100 N100 A7 N120 A101 N5", "N77", "A99 N101 A99"];
         for text in gaps {
             let sequence = record(text);
             for size in [1, 7, 100, 1000] {

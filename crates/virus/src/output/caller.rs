@@ -492,7 +492,8 @@ impl CallerOutputs {
             let fdr = fdr.filter(|_| call == FirstCall::Virus);
             let shown_fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
             let Row { start, threshold, rest, probability, has_texts, .. } = row;
-            predictions.row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
+            predictions
+                .row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
             // The last column, with the tab before it.
             let source = rest.rfind('\t').filter(|_| options.source).map_or("", |at| &rest[at..]);
             if call == FirstCall::Virus {
@@ -570,13 +571,7 @@ impl VirusTable {
     }
 
     /// Adds a region of a record that is not called virus.
-    fn provirus(
-        &mut self,
-        name: &str,
-        record: &str,
-        region: &Region,
-        source: &str,
-    ) -> Result<(), OutputError> {
+    fn provirus(&mut self, name: &str, record: &str, region: &Region, source: &str) -> Result<(), OutputError> {
         let Region { start, end, windows, log_odds, edges, .. } = *region;
         let name = Field(name).to_string();
         let record = Field(record);
@@ -726,7 +721,8 @@ impl TextSpool {
         text: &RecordText,
         place: Range<usize>,
     ) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } = *region;
+        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
+            *region;
         let [score, log_odds] = [score, log_odds].map(f64::to_bits);
         self.numbers(&[REGION, start, end, score, windows, log_odds, at_start.into(), at_end.into()])?;
         let name = format!("{id}:{}-{end}", start + 1);

@@ -46,8 +46,8 @@ pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
-pub use caller::{CallsSummary, VIRUSES, VirusRow};
 pub(crate) use caller::{CallerOutputs, CallerWindow};
+pub use caller::{CallsSummary, VIRUSES, VirusRow};
 use embeddings::Embeddings;
 use intermediate::Intermediate;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
