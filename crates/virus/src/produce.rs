@@ -662,9 +662,12 @@ fn translate(
     Ok(batch)
 }
 
-/// Appends the tokens of a window of a caller to the batch; false, without tokens, if its frames have fewer known codons than
-/// the shortest window.
+/// Appends the tokens of a window of a caller to the batch; false, without tokens, if it is shorter than the shortest window or
+/// a frame of it has fewer known codons.
 fn tokenize_window(bases: &[u8], batch: &mut Batch) -> bool {
+    if bases.len() < SHORTEST_WINDOW {
+        return false;
+    }
     let start = batch.dna.len();
     if encode_known(bases, &mut batch.dna) < frame_of(SHORTEST_WINDOW) {
         batch.dna.truncate(start);
