@@ -3,7 +3,7 @@
 
     python3 calibrate.py --start MODEL                        write a calibration that changes nothing, to begin with
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
-    python3 calibrate.py MODEL --keep 10000=RESULT ...        the same, and keep the lengths that no result is given for
+    python3 calibrate.py --keep MODEL 10000=RESULT ...        the same, and keep the lengths that no result is given for
 
 MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
 of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives
