@@ -90,7 +90,9 @@ impl Iterator for CallerChunks<'_> {
 /// Counts of letters that are in no window.
 fn unknown_of(sequence: &[u8]) -> LetterCounts {
     let unknown = sequence.iter().filter(|&&letter| is_unknown(letter)).count();
-    LetterCounts { letters: sequence.len() as u32, unknown: unknown as u32, ..LetterCounts::default() }
+    // A gap of more than 4 Gb is counted as one of 4 Gb; the writer then refuses the record.
+    let [letters, unknown] = [sequence.len(), unknown].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+    LetterCounts { letters, unknown, ..LetterCounts::default() }
 }
 
 fn is_unknown(letter: u8) -> bool {
