@@ -3,7 +3,7 @@
 
     python3 calibrate.py --start MODEL                        write a calibration that changes nothing, to begin with
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
-    python3 calibrate.py MODEL --keep 10000=RESULT ...        the same, and keep the lengths that no result is given for
+    python3 calibrate.py --keep MODEL 10000=RESULT ...        the same, and keep the lengths that no result is given for
 
 MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
 of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives
@@ -11,7 +11,8 @@ them; families and phyla of these windows must not be in the training data. A le
 pooled.
 
 For each length: slope and intercept of the virus margin by logistic regression (Platt 1999) at equal weight of both labels;
-thresholds of the presets at false positive rates of 5 % (default), 20 % (relaxed) and 1 % (conservative) with the measured rates;
+thresholds of the presets at false positive rates of 5 % (default), 20 % (relaxed) and 1 % (conservative), or at the lowest score of
+a viral record where that is higher, with the measured rates;
 AUROC; expected calibration error in 15 bins (Guo et al. 2017). The temperature of the classes minimizes the cross-entropy.
 """
 
@@ -67,7 +68,9 @@ def point(scores, labels, fpr):
     viral, others = by_label(scores, labels)
     others.sort(reverse=True)
     # Rounded up, so that the rates are those of the number in the file.
-    threshold = min(math.floor(others[int(fpr * len(others))] * 1e6 + 1) / 1e6, 0.999999)
+    threshold = math.floor(others[int(fpr * len(others))] * 1e6 + 1) / 1e6
+    # Not below every viral record, where a lower threshold finds no more of them: long records are told apart well.
+    threshold = min(max(threshold, math.floor(min(viral) * 1e6) / 1e6), 0.999999)
     rate = lambda found: sum(score >= threshold for score in found) / len(found)
     return {"threshold": threshold, "tpr": round(rate(viral), 4), "fpr": round(rate(others), 4)}
 
@@ -126,7 +129,7 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the temperature, and the lengths without a result")
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
-    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000, "x_drop": XDROP}
+    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000, "x_drop": 8.0}
     calibration = {"format": "plimsoll_calibration", "version": 3, "window": 1000, "class_temperature": 1.0, "lengths": []}
     if args.start:
         presets = {name: {"threshold": 0.5, "tpr": 0.5, "fpr": 0.5} for name in PRESETS}

@@ -177,10 +177,7 @@ mod tests {
         ("ACGTA", ["ACG", "CGT", "GTA", "TAC", "ACG", "CGT"]),
         ("ANGTATTT", ["TAT", "ATT", "GTA TTT", "AAA TAC", "AAT", "ATA"]),
         // Two unknown letters in a row are in one codon of some frames and in two of the others.
-        (
-            "ACGTTNNCAGGACT",
-            ["ACG GGA", "CGT CAG GAC", "GTT AGG ACT", "AGT CCT AAC", "GTC CTG ACG", "TCC CGT"],
-        ),
+        ("ACGTTNNCAGGACT", ["ACG GGA", "CGT CAG GAC", "GTT AGG ACT", "AGT CCT AAC", "GTC CTG ACG", "TCC CGT"]),
         ("ACGNNNTTT", ["ACG", "", "", "", "", ""]),
         ("NANANANA", ["", "", "", "", "", ""]),
         ("AC", ["", "", "", "", "", ""]),

@@ -109,7 +109,8 @@ fn thresholds(run: &Value) -> String {
         (_, []) => return String::new(),
         (None, [(_, threshold), ..]) => format!("Threshold {} at every length", decimal(*threshold, 3)),
         (Some(preset), rows) => {
-            let at = |(length, threshold): &(u64, f64)| format!("{} at {}", decimal(*threshold, 3), bases(*length));
+            let at =
+                |(length, threshold): &(u64, f64)| format!("{} at {}", decimal(*threshold, 3), bases(*length));
             let all: Vec<String> = rows.iter().take(MOST_FACTS).map(at).collect();
             format!("Preset {}, threshold by length: {}", escape(preset), all.join(", "))
         }

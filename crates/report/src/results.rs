@@ -211,7 +211,11 @@ impl Results {
         }
         let columns = ["seq_name", "kind", "start", "end", "length", "reaches", "virus_score", "fdr"];
         let mut table = TableReader::open(&path, &columns)?;
-        while table.next(|cells| Ok(see(cells)))?.is_some() {}
+        let mut row = |cells: [&str; 8]| {
+            see(cells);
+            Ok(())
+        };
+        while table.next(&mut row)?.is_some() {}
         Ok(())
     }
 

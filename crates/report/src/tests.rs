@@ -117,6 +117,38 @@ fn a_page_of_a_caller_has_the_values_of_the_tables() {
     assert!(tracks.ends_with(&["c", "a"]), "{tracks:?}");
 }
 
+/// The table of viruses and proviruses, and what decided about calls, stand on the page; names are text.
+#[test]
+fn viruses_proviruses_and_thresholds_are_listed() {
+    let folder = ResultFolder::new();
+    folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
+    let page = folder.page().expect("a page");
+    assert!(!page.contains("Viruses and proviruses") && !page.contains("Preset"));
+    let header = "seq_name\tsource_seq\tkind\tstart\tend\tlength\treaches\tvirus_score\tfdr\tn_windows\n";
+    let rows = "a\ta\tvirus\t1\t2000\t2000\tNA\t0.912345\t0.05\t2\n\
+        <i>c:1001-2000\tc\tprovirus\t1001\t2000\t1000\tend\t0.8\tNA\t1\n";
+    folder.write("viruses.tsv", &format!("{header}{rows}"));
+    let run = fs::read_to_string(folder.path("run.json")).expect("there");
+    let mut run: Value = serde_json::from_str(&run).expect("JSON");
+    run["calls"]["preset"] = json!("relaxed");
+    run["calls"]["prevalence"] = json!(0.25);
+    run["calls"]["thresholds"] =
+        json!([{"length": 300, "threshold": 0.7}, {"length": 2500, "threshold": 0.4567}]);
+    folder.write("run.json", &run.to_string());
+    let page = folder.page().expect("a page");
+    for text in [
+        "All 2 viruses and proviruses.",
+        "<tr><td>a</td><td>virus</td><td>1</td><td>2000</td><td>2000</td><td>NA</td><td>0.912345</td><td>0.05</td></tr>",
+        "<tr><td>&lt;i&gt;c:1001-2000</td><td>provirus</td><td>1001</td><td>2000</td><td>1000</td><td>end</td>",
+        "Preset relaxed, threshold by length: 0.7 at 300 b, 0.457 at 2.5 kb · prevalence 0.25",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+    run["calls"]["preset"] = Value::Null;
+    folder.write("run.json", &run.to_string());
+    assert!(folder.page().expect("a page").contains("Threshold 0.7 at every length · prevalence 0.25"));
+}
+
 /// A pair of mates is one record; its windows and regions have the names of the mates.
 #[test]
 fn pairs_have_the_windows_of_their_mates() {

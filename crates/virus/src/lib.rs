@@ -22,9 +22,9 @@ mod resume;
 mod run;
 mod stage;
 
+pub use caller::score::LengthThreshold;
 pub use error::VirusError;
 pub use options::{CallerOptions, Models, Options, Shard};
-pub use caller::score::LengthThreshold;
 pub use output::{CallsSummary, VirusRow};
 pub use plimsoll_data::sequence::{Listing, stem};
 

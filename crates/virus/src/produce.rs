@@ -599,7 +599,8 @@ impl Cutter {
             self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk: cut, bases });
         }
         if gaps > 0 {
-            let detail = format!("{place}: {left_out} letters, in {gaps} places");
+            let places = if gaps == 1 { "place" } else { "places" };
+            let detail = format!("{place}: {left_out} letters, in {gaps} {places}");
             let action = "windows end at runs of more than 100 unknown letters";
             self.job.parts.push(note("unknown_run", detail, action));
         }
@@ -737,9 +738,12 @@ fn translate(
     Ok(batch)
 }
 
-/// Appends the tokens of a window of a caller to the batch; false, without tokens, if its frames have fewer known codons than
-/// the shortest window.
+/// Appends the tokens of a window of a caller to the batch; false, without tokens, if it is shorter than the shortest window or
+/// a frame of it has fewer known codons.
 fn tokenize_window(bases: &[u8], batch: &mut Batch) -> bool {
+    if bases.len() < SHORTEST_WINDOW {
+        return false;
+    }
     let start = batch.dna.len();
     if encode_known(bases, &mut batch.dna) < frame_of(SHORTEST_WINDOW) {
         batch.dna.truncate(start);

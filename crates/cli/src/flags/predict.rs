@@ -71,7 +71,7 @@ pub struct Predict {
     hits_format: HitsFlag,
 
     /// Fail with an error if the input has an anomaly: an empty record or file, a repeated id, characters that are dropped
-    /// (white space, digits, gaps), or letters other than A, C, G and T
+    /// (white space, digits, gaps), letters other than A, C, G and T, or, with a caller, a run of more than 100 of them
     #[arg(long)]
     strict: bool,
 

@@ -35,14 +35,24 @@ fn the_summary_states_the_expected_errors() {
         ran.assert_code(0).stdout()
     };
     let said = run(&[]);
-    for part in
-        ["scored windows", "regions", "expected for 40 records of these lengths", "expected false calls"]
-    {
+    for part in [
+        "scored windows",
+        "regions",
+        "expected for 40 records of these lengths",
+        "expected false calls",
+        "preset default, threshold by length: 0.500 at 250, ",
+        "; prevalence 0.5\n",
+        "name  kind         length  score  fdr    reaches\n",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!said.contains("open reading frames") && !said.contains(" to "), "{said}");
     // Between two measured thresholds there are bounds.
-    assert!(run(&["--threshold", "0.6"]).contains(" to "));
+    let said = run(&["--threshold", "0.6", "--prevalence", "0.2"]);
+    assert!(
+        said.contains(" to ") && said.contains("threshold 0.600 at every length; prevalence 0.2\n"),
+        "{said}"
+    );
     let record: serde_json::Value =
         serde_json::from_str(&run(&["--preset", "conservative", "--json"])).expect("JSON");
     assert_eq!(record["calling"]["threshold"], "conservative");

@@ -65,8 +65,8 @@ impl LetterCounts {
     /// The counts of two disjoint pieces.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
-            letters: self.letters + other.letters,
-            unknown: self.unknown + other.unknown,
+            letters: self.letters.saturating_add(other.letters),
+            unknown: self.unknown.saturating_add(other.unknown),
             pieces: self.pieces + other.pieces,
             low: self.low + other.low,
         }

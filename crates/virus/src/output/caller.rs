@@ -460,8 +460,7 @@ impl CallerOutputs {
             "seq_name length n_windows virus_score low high fdr threshold prediction reason class{classes}{source}"
         );
         let mut predictions = Table::create(&folder, PREDICTIONS, &header.replace(' ', "\t"))?;
-        let columns = "seq_name source_seq kind start end length reaches virus_score fdr n_windows";
-        let mut viruses = Table::create(&folder, VIRUSES, &format!("{columns}{source}").replace(' ', "\t"))?;
+        let mut viruses = VirusTable::create(&folder, source)?;
         let mut hits = Hits::create(&folder, options.hits_format)?;
         let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
         let mut wrong = 0.0;
@@ -494,48 +493,31 @@ impl CallerOutputs {
             let fdr = fdr.filter(|_| call == FirstCall::Virus);
             let shown_fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
             let Row { start, threshold, rest, probability, has_texts, .. } = row;
-            predictions.row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
+            predictions
+                .row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
             // The last column, with the tab before it.
             let source = rest.rfind('\t').filter(|_| options.source).map_or("", |at| &rest[at..]);
-            let mut listed = |row: VirusRow| {
-                if summary.viruses.len() < LISTED {
-                    summary.viruses.push(row);
-                }
-            };
-            let mut parts = start.split('\t');
-            let mut part = || parts.next().unwrap_or_default();
-            let [name, length, windows] = [part(), part(), part()];
             if call == FirstCall::Virus {
-                viruses.row(format_args!(
-                    "{name}\t{name}\tvirus\t1\t{length}\t{length}\tNA\t{probability:.6}\t{shown_fdr}\t{windows}{source}"
-                ))?;
-                let length = length.parse().unwrap_or_default();
-                let name = name.to_owned();
-                listed(VirusRow { name, kind: "virus", length, reaches: "NA", score: probability, fdr });
+                viruses.virus(&start, probability, fdr, source)?;
             }
             while has_texts && texts.next()? {
-                let TextReader { id, text, region, .. } = &texts;
-                match region {
+                match &texts.region {
                     None if call == FirstCall::Virus => {
-                        hits.write(id, text, &format!("{probability:.6}"), prediction)?;
+                        hits.write(&texts.id, &texts.text, &format!("{probability:.6}"), prediction)?;
                     }
                     Some((record, region)) if call != FirstCall::Virus => {
-                        let Region { start, end, windows, log_odds, edges, .. } = *region;
-                        let (length, reaches, score) = (end - start, edges.name(), sigmoid(log_odds));
-                        hits.write(id, text, &format!("{score:.6}"), "provirus")?;
-                        let (name, record) = (Field(id).to_string(), Field(record));
-                        viruses.row(format_args!(
-                            "{name}\t{record}\tprovirus\t{}\t{end}\t{length}\t{reaches}\t{score:.6}\tNA\t{windows}{source}",
-                            start + 1
-                        ))?;
+                        let score = sigmoid(region.log_odds);
+                        hits.write(&texts.id, &texts.text, &format!("{score:.6}"), "provirus")?;
+                        viruses.provirus(&texts.id, record, region, source)?;
                         summary.proviruses += 1;
-                        listed(VirusRow { name, kind: "provirus", length, reaches, score, fdr: None });
                     }
+                    // A region of a virus, or a record that was not called because of its false discovery rate.
                     None | Some(_) => {}
                 }
             }
             Ok::<(), OutputError>(())
         })?;
+        summary.viruses = viruses.listed;
         summary.prevalence = options.rules.prevalence();
         summary.preset = match options.rules.chosen() {
             Threshold::Preset(preset) => Some(preset.name()),
@@ -551,12 +533,64 @@ impl CallerOutputs {
         if let Some(record) = run_record.as_object_mut() {
             record.insert("calls".to_owned(), summary.to_json());
         }
-        let tables = [predictions, viruses, self.windows, self.regions, self.bed, self.notes];
+        let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, self.notes];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
         commit(&folder, files, run_record, counts)?;
         Ok((counts, summary))
+    }
+}
+
+/// Writer of `viruses.tsv`.
+struct VirusTable {
+    table: Table,
+    /// The first [`LISTED`] rows.
+    listed: Vec<VirusRow>,
+}
+
+impl VirusTable {
+    /// Creates the table; `source` is the column `source` with a blank before it, or empty.
+    fn create(folder: &Path, source: &str) -> Result<Self, OutputError> {
+        let columns = "seq_name source_seq kind start end length reaches virus_score fdr n_windows";
+        let header = format!("{columns}{source}").replace(' ', "\t");
+        Ok(Self { table: Table::create(folder, VIRUSES, &header)?, listed: vec![] })
+    }
+
+    /// Adds a record called virus, given the first columns of its row in `predictions.tsv`.
+    fn virus(&mut self, row: &str, score: f64, fdr: Option<f64>, source: &str) -> Result<(), OutputError> {
+        let mut cells = row.split('\t');
+        let mut cell = || cells.next().unwrap_or_default();
+        let [name, length, windows] = [cell(), cell(), cell()];
+        let shown = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
+        self.table.row(format_args!(
+            "{name}\t{name}\tvirus\t1\t{length}\t{length}\tNA\t{score:.6}\t{shown}\t{windows}{source}"
+        ))?;
+        let length = length.parse().unwrap_or_default();
+        self.list(VirusRow { name: name.to_owned(), kind: "virus", length, reaches: "NA", score, fdr });
+        Ok(())
+    }
+
+    /// Adds a region of a record that is not called virus.
+    fn provirus(&mut self, name: &str, record: &str, region: &Region, source: &str) -> Result<(), OutputError> {
+        let Region { start, end, windows, log_odds, edges, .. } = *region;
+        let name = Field(name).to_string();
+        let record = Field(record);
+        let first = start + 1;
+        let length = end - start;
+        let reaches = edges.name();
+        let score = sigmoid(log_odds);
+        self.table.row(format_args!(
+            "{name}\t{record}\tprovirus\t{first}\t{end}\t{length}\t{reaches}\t{score:.6}\tNA\t{windows}{source}"
+        ))?;
+        self.list(VirusRow { name, kind: "provirus", length, reaches, score, fdr: None });
+        Ok(())
+    }
+
+    fn list(&mut self, row: VirusRow) {
+        if self.listed.len() < LISTED {
+            self.listed.push(row);
+        }
     }
 }
 
@@ -688,7 +722,8 @@ impl TextSpool {
         text: &RecordText,
         place: Range<usize>,
     ) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } = *region;
+        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
+            *region;
         let [score, log_odds] = [score, log_odds].map(f64::to_bits);
         self.numbers(&[REGION, start, end, score, windows, log_odds, at_start.into(), at_end.into()])?;
         let name = format!("{id}:{}-{end}", start + 1);

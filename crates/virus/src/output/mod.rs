@@ -47,8 +47,8 @@ pub mod verdict;
 mod virnucpro;
 
 use crate::folder::written_by_runs;
-pub use caller::{CallsSummary, VIRUSES, VirusRow};
 pub(crate) use caller::{CallerOutputs, CallerWindow};
+pub use caller::{CallsSummary, VIRUSES, VirusRow};
 use embeddings::Embeddings;
 use intermediate::Intermediate;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};

@@ -382,7 +382,10 @@ fn a_region_has_its_place_in_all_files() {
     let viruses = rows(&called.join("viruses.tsv"));
     let kinds: Vec<[&str; 3]> =
         viruses.iter().map(|row| ["seq_name", "kind", "reaches"].map(|name| &*row[name])).collect();
-    assert!(kinds.contains(&["contig", "virus", "NA"]) && !kinds.iter().any(|k| k[1] == "provirus"), "{kinds:?}");
+    assert!(
+        kinds.contains(&["contig", "virus", "NA"]) && !kinds.iter().any(|k| k[1] == "provirus"),
+        "{kinds:?}"
+    );
     assert_eq!(read(called.join("virus.fna")).matches('>').count(), viruses.len());
 }
 
