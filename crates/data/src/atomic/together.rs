@@ -191,7 +191,14 @@ mod tests {
     #[test]
     fn leftovers_of_the_target_are_removed_and_nothing_else() {
         let folder = folder("leftovers");
-        let kept = [".e.npy.part", ".e.npy.1-x.part", ".e.npy.2.1-0.part", ".f.npy.1-0.part", "e.npy", ".e.npy.1-0.partly"];
+        let kept = [
+            ".e.npy.part",
+            ".e.npy.1-x.part",
+            ".e.npy.2.1-0.part",
+            ".f.npy.1-0.part",
+            "e.npy",
+            ".e.npy.1-0.partly",
+        ];
         let left = [".e.npy.1-0.part", ".e.npy.4711-12.part", ".e.npy.3-1.old"];
         kept.iter().chain(&left).for_each(|name| fs::write(folder.join(name), "").expect("written"));
         remove_temporaries(&folder.join("e.npy")).expect("removed");
