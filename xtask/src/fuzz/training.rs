@@ -16,6 +16,7 @@ use plimsoll_data::train::{
     TextDocuments, TokenizerKind, Validation,
 };
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory limit of the buffers of readers and decoders, in bytes.
 const BUFFERS: u64 = 2 << 20;
@@ -149,9 +150,11 @@ fn npys() -> Vec<Vec<u8>> {
 
 /// `.npz` files with a matrix of shape (3, 2), for both types of values.
 fn npzs() -> Vec<Vec<u8>> {
+    // Two tests make the formats at the same time.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
     let archive = |values: ValueType| {
-        let path =
-            std::env::temp_dir().join(format!("plimsoll-fuzz-{}-{}.npz", std::process::id(), values.name()));
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("plimsoll-fuzz-{}-{number}.npz", std::process::id()));
         let mut writer = NpzWriter::create(&path, NpzLayout::Matrix, &[2], values).expect("created");
         for (name, row) in [("a", [0.0, 1.0]), ("b", [2.5, -3.0]), ("c", [4.0, 5.0])] {
             writer.write(name, 7, &row).expect("written");
