@@ -72,8 +72,25 @@ enum OwnNames {
 /// Words that default settings of pandas or R read as a missing value (pandas: `STR_NA_VALUES` of
 /// `pandas/_libs/parsers.pyx`), and the key that safetensors reserves.
 const RESERVED: [&str; 19] = [
-    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
-    "NaN", "None", "n/a", "nan", "null", "__metadata__",
+    "#N/A",
+    "#N/A N/A",
+    "#NA",
+    "-1.#IND",
+    "-1.#QNAN",
+    "-NaN",
+    "-nan",
+    "1.#IND",
+    "1.#QNAN",
+    "<NA>",
+    "N/A",
+    "NA",
+    "NULL",
+    "NaN",
+    "None",
+    "n/a",
+    "nan",
+    "null",
+    "__metadata__",
 ];
 
 /// Beginning of the name of a record without an id.
@@ -101,8 +118,8 @@ impl RecordNames {
         let is_escaped = matches!(written, Cow::Owned(_));
         let refused = refused(&written);
         // The escaped form of an id may be the id of another record, which then keeps it.
-        let is_free = refused.is_none()
-            && if is_escaped { self.take(&written) } else { self.taken.insert(&written) };
+        let is_free =
+            refused.is_none() && if is_escaped { self.take(&written) } else { self.taken.insert(&written) };
         if is_free {
             let renaming = is_escaped.then_some(Renaming::Escaped);
             return ResultName { name: written.into_owned(), renaming };
@@ -218,7 +235,10 @@ mod tests {
                     ("a", 2, 3, "a#2.3"),
                 ],
             ),
-            ("an id like the name of a repeated one", &[("a", 1, 1, "a"), ("a", 1, 2, "a#1.2#"), ("a#1.2", 1, 3, "a#1.2")]),
+            (
+                "an id like the name of a repeated one",
+                &[("a", 1, 1, "a"), ("a", 1, 2, "a#1.2#"), ("a#1.2", 1, 3, "a#1.2")],
+            ),
             (
                 "the same before it",
                 &[("a", 1, 1, "a"), ("a#1.3", 1, 2, "a#1.3"), ("a", 1, 3, "a#1.3#"), ("a", 1, 4, "a#1.4")],
@@ -242,7 +262,15 @@ mod tests {
                     ("\u{e9} \u{4e2d} \\ \" x", 1, 9, "\u{e9} \u{4e2d} \\ \" x"),
                 ],
             ),
-            ("quotation marks", &[("\"a", 1, 1, "\\\"a"), ("\"", 1, 2, "\\\""), ("'b'", 1, 3, "\\'b'"), ("5'UTR", 1, 4, "5'UTR")]),
+            (
+                "quotation marks",
+                &[
+                    ("\"a", 1, 1, "\\\"a"),
+                    ("\"", 1, 2, "\\\""),
+                    ("'b'", 1, 3, "\\'b'"),
+                    ("5'UTR", 1, 4, "5'UTR"),
+                ],
+            ),
             (
                 "missing values",
                 &[
@@ -254,13 +282,21 @@ mod tests {
                     ("__metadata__", 2, 4, "__metadata__#2.4"),
                 ],
             ),
-            ("no id", &[("", 1, 1, "unnamed#1.1"), (" ", 1, 2, "unnamed#1.2"), ("unnamed#1.4", 1, 3, "unnamed#1.4"), ("", 1, 4, "unnamed#1.4#")]),
+            (
+                "no id",
+                &[
+                    ("", 1, 1, "unnamed#1.1"),
+                    (" ", 1, 2, "unnamed#1.2"),
+                    ("unnamed#1.4", 1, 3, "unnamed#1.4"),
+                    ("", 1, 4, "unnamed#1.4#"),
+                ],
+            ),
         ];
         for (what, cases) in cases {
             let ids: Vec<&str> = cases.iter().map(|case| case.0).collect();
             let own = move || {
                 let mut set = IdSet::new();
-                ids.iter().filter(|id| is_name(id)).for_each(|id| drop(set.insert(id)));
+                ids.iter().filter(|id| is_name(id)).for_each(|id| _ = set.insert(id));
                 set
             };
             check(what, RecordNames::new(own), cases);

@@ -11,8 +11,8 @@ use crate::{Destination, EmbedError, EmbedReport, Job, ModelDigests, Options as 
 use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
-use plimsoll_data::pack::Order;
 use plimsoll_data::names::written;
+use plimsoll_data::pack::Order;
 use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Listing, Reader};
 use plimsoll_data::table::Field;
@@ -147,12 +147,7 @@ impl FileRows for Table {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        sequence: &Sequence,
-        scores: &[f32],
-        _: Committing<'_>,
-    ) -> Result<(), EmbedError> {
+    fn write(&mut self, sequence: &Sequence, scores: &[f32], _: Committing<'_>) -> Result<(), EmbedError> {
         let Some(file) = &mut self.file else { return Err(not_begun()) };
         // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });

@@ -69,9 +69,8 @@ impl<'a, R: Rows> Engine<'a, R> {
     ) -> Result<Self, EmbedError> {
         let ends = match (reading.pool, tokenizer) {
             (Pool::Tokens, Tokenizer::Esm) => [1, 1],
-            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_)) | (Pool::Mean | Pool::Cls | Pool::Last, _) => {
-                [0, 0]
-            }
+            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_))
+            | (Pool::Mean | Pool::Cls | Pool::Last, _) => [0, 0],
         };
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let known = session.outputs(encoder);
@@ -81,7 +80,16 @@ impl<'a, R: Rows> Engine<'a, R> {
             at.map(|at| (at, known[at].width)).ok_or_else(missing)
         };
         let outputs = reading.outputs.iter().map(position).collect::<Result<_, _>>()?;
-        Ok(Self { session, encoder, outputs, ends, waiting: InOrder::default(), tokens: 0, replayed: 0, results })
+        Ok(Self {
+            session,
+            encoder,
+            outputs,
+            ends,
+            waiting: InOrder::default(),
+            tokens: 0,
+            replayed: 0,
+            results,
+        })
     }
 
     /// Writes a sequence from the results of an interrupted run; false if it must be computed. Sequences that are written

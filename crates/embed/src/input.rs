@@ -471,9 +471,15 @@ mod tests {
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
         let limits = Limits { letters: None, truncate: false, allow_dna: false };
-        let front =
-            InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None, Naming::OfPipe)
-                .unwrap();
+        let front = InputPipeline::open(
+            std::slice::from_ref(&path),
+            false,
+            Tokenizer::Esm,
+            limits,
+            None,
+            Naming::OfPipe,
+        )
+        .unwrap();
         let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {

@@ -64,11 +64,12 @@ pub(super) trait FileRows {
 
 /// Result files with a journal.
 pub(super) struct Journaled<R> {
-    pub(super) inner: R,
     /// `None` if the run cannot be resumed.
     pub(super) journal: Option<RowJournal>,
     /// Rows of an interrupted run that are not written yet.
     pub(super) replay: Option<Replay>,
+    /// The writer of the files, which holds their lock. Dropped last, after a journal without rows was removed.
+    pub(super) inner: R,
 }
 
 impl<R: FileRows> Rows for Journaled<R> {

@@ -34,13 +34,13 @@ use input::{
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
 use output::{ResultSchema, Results};
-use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
-use plimsoll_models::{Encoder, SequenceModel};
-use plimsoll_plan::Staging;
+use plimsoll_data::DataError;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable::{EscapedPath, Name};
-use plimsoll_data::DataError;
+use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
+use plimsoll_models::{Encoder, SequenceModel};
+use plimsoll_plan::Staging;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::machine::Reading;
@@ -303,10 +303,7 @@ struct ModelDigests(Receiver<Result<Value, WeightsError>>);
 
 impl ModelDigests {
     /// Starts to hash the weights; `described_by` has the digests of the other files.
-    fn start(
-        weights: &Arc<Weights>,
-        described_by: &[(&'static str, String)],
-    ) -> Result<Self, RuntimeError> {
+    fn start(weights: &Arc<Weights>, described_by: &[(&'static str, String)]) -> Result<Self, RuntimeError> {
         let (sender, receiver) = channel();
         let (weights, described_by) = (Arc::clone(weights), described_by.to_vec());
         // The receiver is gone if the run has failed meanwhile.
@@ -393,7 +390,7 @@ fn run<R: FileRows>(
         measured.most = Some(most.clone());
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
-    let process = process(options, &measured, limits, results.memory_bytes(records, measured.name));
+    let process = process(options, &measured, limits, results.memory_bytes(records, measured.name), &budget);
     let worthwhile = replicas_for_input(&options.inputs);
     let order = reading.order;
     let plan = |measured: &Measured, budget: &Budget| {
@@ -415,7 +412,7 @@ fn run<R: FileRows>(
     let journal = measured.inputs.as_ref().filter(|_| options.journal).map(|inputs| JournalPlan {
         path: results.journal().to_owned(),
         key: key(options, command, inputs, &digests, &facts),
-        block: journal_block(options),
+        block: journal_block(options, &budget),
         every: options.commit_every,
         stamps,
     });
@@ -559,13 +556,7 @@ fn facts(
 }
 
 /// Key of the journal: version, command, and everything that the rows and their names depend on.
-fn key(
-    options: &Options,
-    command: &str,
-    inputs: &[Input],
-    digests: &Value,
-    facts: &ResultFacts,
-) -> Value {
+fn key(options: &Options, command: &str, inputs: &[Input], digests: &Value, facts: &ResultFacts) -> Value {
     let fact = |name: &str| {
         facts.0.iter().find(|(key, _)| *key == name).map_or(Value::Null, |(_, value)| value.clone())
     };
@@ -595,11 +586,13 @@ fn key(
 }
 
 /// Bytes of a block of the journal. Rows of tokens are large, and a commit of each would wait for the disk too often.
-fn journal_block(options: &Options) -> usize {
-    match options.pool {
+/// A block takes little of a small host budget.
+fn journal_block(options: &Options, budget: &Budget) -> usize {
+    let most: u64 = match options.pool {
         Pool::Mean | Pool::Cls | Pool::Last => 1 << 20,
         Pool::Tokens => 4 << 20,
-    }
+    };
+    budget.of_host().map_or(most, |line| (line.0 / 512).clamp(64 << 10, most)) as usize
 }
 
 /// Says how an interruption of the run ends.
@@ -685,7 +678,13 @@ const LETTER: u64 = 2 * (1 + 4);
 /// Host memory of the process outside of the arena, as lines of the ledger; empty if no budget bounds host memory.
 /// Must be called after the input has been measured: measuring runs the threads and queues of the run, so the
 /// heap has the size that it will have in the run.
-fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
+fn process(
+    options: &Options,
+    measured: &Measured,
+    limits: Limits,
+    written: u64,
+    budget: &Budget,
+) -> Vec<Staging> {
     let settings = &options.settings;
     let Some(mut process) = Process::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
@@ -704,7 +703,7 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     process.add("names of records", records * NAME * sets + (64 << 10));
     if options.journal && measured.inputs.is_some() {
         // A block, its frame, and a block of the journal that is resumed from.
-        process.add("journal of finished rows", 3 * journal_block(options) as u64);
+        process.add("journal of finished rows", 3 * journal_block(options, budget) as u64);
     }
     if let Some(most) = &measured.most {
         // A pipe is not measured, so the heap does not yet hold a buffer for the longest record. The buffer

@@ -13,8 +13,8 @@ use plimsoll_data::rows::{
     Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
 };
 use plimsoll_data::sequence::stem;
-use plimsoll_runtime::lock::{FileLock, Lock, take, take_file};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::lock::{FileLock, Lock, take, take_file};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -439,7 +439,8 @@ impl Sink {
                 commit_together(vec![matrix.into_file()?, ids, description])?;
             }
             SinkWriter::Npz(writer) => {
-                let object: Value = metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+                let object: Value =
+                    metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
                 writer.finish(&object.to_string())?;
             }
             SinkWriter::Safetensors(writer) => {

@@ -87,11 +87,8 @@ impl Wanted<'_> {
                 let y = g.one(Op::SelectRows(SelectRows {}), &[x, rows]);
                 g.output(name, y);
             }
-            Output::Logits
-            | Output::HiddenOf(_)
-            | Output::MeanOf(_)
-            | Output::ClsOf(_)
-            | Output::LastOf(_) => {}
+            Output::Logits | Output::HiddenOf(_) | Output::MeanOf(_) | Output::ClsOf(_) | Output::LastOf(_) => {
+            }
         }
     }
 }

@@ -553,12 +553,7 @@ impl Run<'_> {
 }
 
 /// Returns the options of the writers.
-fn output_options(
-    options: &Options,
-    opened: &Opened,
-    shape: &Shape,
-    arithmetic: &Value,
-) -> output::Options {
+fn output_options(options: &Options, opened: &Opened, shape: &Shape, arithmetic: &Value) -> output::Options {
     let fact = |name: &'static str| (name, arithmetic[name].as_str().unwrap_or_default().to_owned());
     output::Options {
         metadata: vec![

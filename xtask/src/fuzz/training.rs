@@ -5,6 +5,7 @@
 use super::{CaseResult, Format, Seeds, check_error, measured};
 use plimsoll_data::DataError;
 use plimsoll_data::codons;
+use plimsoll_data::rows::{NpzLayout, NpzWriter, ValueType};
 use plimsoll_data::train::crops::{
     CropObjective, CropSet, CropSettings, CropTask, CropTokenizer, Mutations, SamplingLevel, ShuffledCrops,
     ValidationCrops,
@@ -15,6 +16,7 @@ use plimsoll_data::train::{
     TextDocuments, TokenizerKind, Validation,
 };
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory limit of the buffers of readers and decoders, in bytes.
 const BUFFERS: u64 = 2 << 20;
@@ -42,6 +44,18 @@ pub fn formats() -> Vec<Format> {
         &[b"'descr': '<f4', ", b"(3, 2)", b"18446744073709551615", b"-1", b"'<f8'", b"\x93NUMPY"];
     let mut rows = row("rows.npy", "rows.npy", npys(), numbers, check_rows);
     rows.beside = vec![("rows.ids.txt", b"a\nb\nc\n".to_vec()), ("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
+    let archive: &[&[u8]] = &[
+        b"'<f2'",
+        b"(3, 2)",
+        b"(4,)",
+        b"<U1",
+        b"<U4294967295",
+        b"PK\x01\x02",
+        b"ids.npy",
+        b"\xff\xff\xff\xff",
+    ];
+    let mut archives = row("rows.npz", "rows.npz", npzs(), archive, check_rows);
+    archives.beside = vec![("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
     let tables = [
         &b"id\tsplit\tclass\tfamily\nr0\ttrain\tvirus\ta\nr1\ttrain\t?\t\nr2\tvalidation\tother\tb\nr3\t-\tx\t\n"[..],
         b"\xef\xbb\xbffamily\tclass\tid\tnote\tsplit\r\n\r\n\t\tr3\t\ttrain\r\n\tother\tr0\t\tvalidation\r\na\tvirus\tr1\tx\ttrain\r\na\tvirus\tr2\t\ttrain",
@@ -75,6 +89,7 @@ pub fn formats() -> Vec<Format> {
             check_byte_pairs,
         ),
         rows,
+        archives,
     ]
 }
 
@@ -155,6 +170,25 @@ fn npys() -> Vec<Vec<u8>> {
     };
     let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }\n";
     vec![array(header, &[0.0, 1.0, 2.5, -3.0, 4.0, 5.0]), array(header, &[0.0, f32::NAN, 1.0, 2.0, 3.0, 4.0])]
+}
+
+/// `.npz` files with a matrix of shape (3, 2), for both types of values.
+fn npzs() -> Vec<Vec<u8>> {
+    // Two tests make the formats at the same time.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let archive = |values: ValueType| {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("plimsoll-fuzz-{}-{number}.npz", std::process::id()));
+        let mut writer = NpzWriter::create(&path, NpzLayout::Matrix, &[2], values).expect("created");
+        for (name, row) in [("a", [0.0, 1.0]), ("b", [2.5, -3.0]), ("c", [4.0, 5.0])] {
+            writer.write(name, 7, &row).expect("written");
+        }
+        writer.finish("{}").expect("finished");
+        let bytes = std::fs::read(&path).expect("read");
+        std::fs::remove_file(&path).expect("removed");
+        bytes
+    };
+    [ValueType::F32, ValueType::F16].map(archive).to_vec()
 }
 
 fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {

@@ -132,7 +132,8 @@ fn texts_and_sequences_have_embeddings() {
         assert_eq!(last, values[values.len() - 32..], "{name}");
     }
     // A newline or a quotation mark in an id stays on its line.
-    let odd = [r#"{"id": "a\nb", "text": "x"}"#, r#"{"id": "\"q", "text": "y"}"#, r#"{"id": "a\\nb", "text": "z"}"#];
+    let odd =
+        [r#"{"id": "a\nb", "text": "x"}"#, r#"{"id": "\"q", "text": "y"}"#, r#"{"id": "a\\nb", "text": "z"}"#];
     folder.write("odd.jsonl", odd.join("\n"));
     embed("odd.jsonl", "odd.npy", &[]);
     assert_eq!(ids("odd"), ["a\\nb#1.1", "\\\"q", "a\\nb"]);

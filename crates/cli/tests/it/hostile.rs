@@ -2,6 +2,7 @@
 //! name is shown as printable text on one line, and no name leads to a file outside the output folder.
 
 use crate::harness::{Folder, golden};
+use plimsoll_data::names::written;
 use plimsoll_data::sequence::Reader;
 use plimsoll_data::weights::Weights;
 use std::collections::BTreeSet;
@@ -70,18 +71,17 @@ fn ids_stay_in_their_fields() {
     assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
     assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
     // The record with a duplicate id gets a unique name.
-    let repeated = format!("{}#1.23", ids()[3]);
-    let shown: Vec<String> =
-        ids().iter().map(|id| shown(id)).chain([shown(&repeated), shown("odd\x1b[31m")]).collect();
+    let shown = named();
     // predictions.tsv also has a row for the empty record, before the last row.
     let mut predicted = shown.clone();
-    predicted.insert(shown.len() - 1, self::shown("../../empty\x1b[2J"));
+    predicted.insert(shown.len() - 1, written("../../empty\x1b[2J").into_owned());
     // (file, lines of the header, number of rows, tabs in a row)
     for (file, header, rows, tabs) in [
         ("predictions.tsv", 1, predicted.len(), 6),
         ("windows.tsv", 1, shown.len(), 8),
         ("windows.bed", 0, shown.len(), 5),
-        ("notes.tsv", 1, 4, 3),
+        // The duplicate, the empty and the odd record, ten records whose ids are not their names, and the unknown letters.
+        ("notes.tsv", 1, 14, 3),
         ("prediction_results_highestscore.csv", 1, shown.len(), 1),
     ] {
         let table = text(&folder, &format!("in/out/{file}"));
@@ -94,7 +94,7 @@ fn ids_stay_in_their_fields() {
     let first: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split('\t').next()).collect();
     assert_eq!(first, predicted);
     let virus = names(&folder, "in/out/virus.fna");
-    assert_eq!(virus[..ids().len()], ids());
+    assert_eq!(virus[..ids().len()], shown[..ids().len()]);
     let chunks = names(&folder, "in/out/chunked.fa");
     assert_eq!(chunks[0], "../../evil_chunk_1");
     assert_eq!(chunks.len(), shown.len());
@@ -104,14 +104,20 @@ fn ids_stay_in_their_fields() {
     assert_eq!(record["counts"]["records"], predicted.len());
 }
 
-/// An id as it is written in tables: unprintable characters are escaped, and formulas of spreadsheets are quoted.
-fn shown(id: &str) -> String {
-    let escape = |c: char| match c.is_control() || c == '\u{202e}' {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
+/// A name as it is written in tables: formulas of spreadsheets are quoted.
+fn shown(name: &str) -> String {
+    let quote = if name.len() > 1 && name.starts_with(['=', '-']) { "'" } else { "" };
+    format!("{quote}{name}")
+}
+
+/// Names of the records with a sequence in results.
+fn named() -> Vec<String> {
+    let name = |(position, id): (usize, &String)| match id.as_str() {
+        "NA" => format!("NA#1.{}", position + 1),
+        id => written(id).into_owned(),
     };
-    let quote = if id.len() > 1 && id.starts_with(['=', '-']) { "'" } else { "" };
-    quote.chars().chain(id.chars()).map(escape).collect()
+    let repeated = format!("{}#1.23", written(&ids()[3]));
+    ids().iter().enumerate().map(name).chain([repeated, written("odd\x1b[31m").into_owned()]).collect()
 }
 
 #[test]
@@ -119,13 +125,12 @@ fn ids_are_kept_in_embeddings() {
     let folder = Folder::new("hostile_embed");
     folder.write("p.faa", fasta("MKVLAAGIVG"));
     let esm = golden("esm2");
-    let wanted: Vec<String> =
-        ids().into_iter().chain([format!("{}#1.23", ids()[3]), "odd\x1b[31m".to_owned()]).collect();
+    let wanted = named();
     for (name, pool) in [("e.npy", "mean"), ("e.safetensors", "mean"), ("t.safetensors", "tokens")] {
         let words = ["embed", "--model", &esm, "p.faa", "-o", name, "--pool", pool, "-v"];
         folder.run(&words).assert_code(0).assert_printable(FORGED);
     }
-    let there = ["e.ids.txt", "e.npy", "e.safetensors", "p.faa", "t.safetensors"];
+    let there = ["e.ids.txt", "e.json", "e.npy", "e.safetensors", "p.faa", "t.safetensors"];
     assert_eq!(entries(&folder, ""), there.map(str::to_owned).into());
     assert_eq!(text(&folder, "e.ids.txt").lines().count(), wanted.len());
     let matrix = Weights::open(&folder.path("e.safetensors")).expect("opened");
@@ -134,12 +139,13 @@ fn ids_are_kept_in_embeddings() {
     let each = Weights::open(&folder.path("t.safetensors")).expect("opened");
     let found: BTreeSet<String> = each.tensors().map(|tensor| tensor.name().to_owned()).collect();
     assert_eq!(found, wanted.into_iter().collect());
-    // `__metadata__` is the only name that the safetensors format reserves.
+    // `__metadata__` is the only name that the safetensors format reserves: the record gets another one.
     folder.write("reserved.faa", ">__metadata__\nMKV\n");
     let words = ["embed", "--model", &esm, "reserved.faa", "-o", "r.safetensors", "--pool", "tokens"];
     let ran = folder.run(&words);
-    assert!(ran.assert_code(1).stderr().contains("'__metadata__'"), "{}", ran.stderr());
-    assert!(!folder.path("r.safetensors").exists());
+    assert!(ran.assert_code(0).stderr().contains("'__metadata__'"), "{}", ran.stderr());
+    let named = Weights::open(&folder.path("r.safetensors")).expect("opened");
+    assert!(named.get("__metadata__#1.1").is_some());
 }
 
 /// Runs a command on a model with hostile contents, and asserts that the output is plain text.

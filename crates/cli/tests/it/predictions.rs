@@ -124,7 +124,7 @@ fn ids_cannot_command_the_terminal() {
     let reads = ">\x1b[31mred\nACGT\n>\x1b[31mred\nACGT\n";
     for words in [&["predict", "-", "-v"][..], &["predict", "-", "--strict", "-o", "out"]] {
         let ran = folder.run_with(words, reads.as_bytes());
-        assert!(ran.stderr().contains("'\\u{1b}[31mred': duplicate_id"), "{}", ran.stderr());
+        assert!(ran.stderr().contains("'\\u{1b}[31mred': renamed"), "{}", ran.stderr());
         assert!(!ran.stderr().contains('\x1b'), "{}", ran.stderr());
     }
 }

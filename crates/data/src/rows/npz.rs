@@ -99,7 +99,7 @@ impl NpzWriter {
 
     /// Errors if an array with `names` names of up to `longest` characters is too large.
     pub fn check_names(names: u64, longest: u64) -> Result<(), DataErrorKind> {
-        let bytes = u128::from(names) * u128::from(longest) * 4;
+        let bytes = 4 * u128::from(names).saturating_mul(longest.into()).min(u128::MAX / 4);
         if bytes <= u128::from(LARGEST_NAMES) {
             return Ok(());
         }
@@ -160,7 +160,8 @@ impl NpzWriter {
 
     /// Completes the file with `metadata` and returns it, ready to be committed.
     pub fn into_file(self, metadata: &str) -> Result<AtomicFile, DataError> {
-        let Self { mut archive, mut spool, layout, row, values, rows, names, longest, crc: of_values, .. } = self;
+        let Self { mut archive, mut spool, layout, row, values, rows, names, longest, crc: of_values, .. } =
+            self;
         let start = local_header(&Entry { name: VALUES, crc: 0, size: 0, offset: 0 }).len() as u64;
         let header = header(rows, &row, values);
         let mut crc = Crc::new();

@@ -293,7 +293,8 @@ fn npz_of_tokens() {
     let values = floats(&bytes[start + 128..start + 128 + 32]);
     assert_eq!(values, [0.0, 10.0, 1.0, 11.0, 2.0, 12.0, 3.0, 13.0]);
     let text = String::from_utf8_lossy(&bytes);
-    for part in ["ids.npy", "<U1", "lengths.npy", "offsets.npy", "'shape': (3,)", "metadata.npy", "'shape': ()"] {
+    for part in ["ids.npy", "<U1", "lengths.npy", "offsets.npy", "'shape': (3,)", "metadata.npy", "'shape': ()"]
+    {
         assert!(text.contains(part), "{part}");
     }
 }

@@ -295,8 +295,9 @@ impl Outputs {
         let source = if options.source { " source" } else { "" };
         let table =
             |name, header: &str| Table::create(folder, name, &format!("{header}{source}").replace(' ', "\t"));
-        let embeddings =
-            options.save_embeddings.map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
+        let embeddings = options
+            .save_embeddings
+            .map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
         Ok(Outputs {
             predictions: table(
                 PREDICTIONS,

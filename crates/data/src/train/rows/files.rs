@@ -185,8 +185,7 @@ impl Array {
         let Some((header, len)) = header else {
             return Err(refuse("not an array as numpy.save writes it; write it again, or give .safetensors"));
         };
-        let value =
-            |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
+        let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
         if !value("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
             return Err(refuse("its values are not in C order; save it as numpy.ascontiguousarray(x)"));
         }
