@@ -33,7 +33,7 @@ pub struct Optimizer {
     /// clipping. With null and one micro-step per step, each gradient is applied as soon as it is computed,
     /// which saves its memory; if a gradient is not finite, the step is counted as skipped, but parameters
     /// updated before it keep their update.
-    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000000000_u64))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 3e38))]
     pub clip_norm: Option<f64>,
     /// Decay of an exponential moving average (EMA) of the trained weights, above 0 and below 1, such as 0.999;
     /// null (default) is no average. After t updates the decay is at most (1 + t) / (10 + t). Evaluations use the
@@ -46,7 +46,7 @@ pub struct Optimizer {
     /// Whether sgd uses Nesterov momentum (default false); requires a momentum above 0.
     pub nesterov: bool,
     /// Maximum root mean square of an update of adafactor (default 1); a larger update is scaled down.
-    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000000000_u64))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 3e38))]
     pub update_clip: f64,
     /// Exponent x of adafactor's decay rate 1 - t^-x of the second moment at step t, above 0 to 1 (default
     /// 0.8).

@@ -259,16 +259,21 @@ fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
     }
 }
 
+/// A limit as text; one with many digits in scientific notation.
+fn limit_text(x: f64) -> String {
+    if x.abs() < 1e19 { x.to_string() } else { format!("{x:e}") }
+}
+
 /// Describes the range of a number by the tighter of the limits of a branch and of the key itself.
 fn range(schema: &Value, outer: &Value) -> String {
     let limit = |word: &str| match (schema[word].as_f64(), outer[word].as_f64()) {
         (Some(a), Some(b)) => Some(if word.ends_with("inimum") { a.max(b) } else { a.min(b) }),
         (a, b) => a.or(b),
     };
-    let above = limit("exclusiveMinimum").map(|x| format!(" above {x}"));
-    let least = above.or_else(|| limit("minimum").map(|x| format!(" from {x}")));
-    let below = limit("exclusiveMaximum").map(|x| format!(" to below {x}"));
-    let most = below.or_else(|| limit("maximum").map(|x| format!(" to {x}")));
+    let above = limit("exclusiveMinimum").map(|x| format!(" above {}", limit_text(x)));
+    let least = above.or_else(|| limit("minimum").map(|x| format!(" from {}", limit_text(x))));
+    let below = limit("exclusiveMaximum").map(|x| format!(" to below {}", limit_text(x)));
+    let most = below.or_else(|| limit("maximum").map(|x| format!(" to {}", limit_text(x))));
     match (least, most) {
         (Some(least), None) if least.starts_with(" from") => format!("{least} on"),
         (least, most) => least.unwrap_or_default() + &most.unwrap_or_default(),
