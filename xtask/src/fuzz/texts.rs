@@ -6,7 +6,7 @@ use super::{CaseResult, Format, Seeds, check_error, check_message, measured, mes
 use plimsoll_data::bounded::read_text;
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_graph::{Bounds, Bytes, Graph};
-use plimsoll_models::{CallerConfig, CallerObjective, Output, SequenceModel, Training};
+use plimsoll_models::{CallerConfig, CallerObjective, Encoder, Output, SequenceModel, Training};
 use plimsoll_plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
