@@ -9,7 +9,6 @@ use plimsoll_data::atomic::{remove_leftover, target_of_temporary};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::{InputFiles, WrittenFiles};
 pub use plimsoll_runtime::identity::difference;
-use plimsoll_runtime::lock::remove;
 use plimsoll_runtime::{RuntimeError, live};
 use serde_json::Value;
 use std::fs;
