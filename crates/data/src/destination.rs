@@ -123,6 +123,11 @@ impl Stream {
     }
 }
 
+/// Whether a file written to `path` goes to a device or a pipe.
+pub fn is_stream(path: &Path) -> bool {
+    matches!(Destination::of(path), Ok(Destination::Stream(_)))
+}
+
 /// Whether a file written to `path` goes to standard output.
 pub fn is_standard_output(path: &Path) -> bool {
     matches!(Destination::of(path), Ok(Destination::Stream(Stream::StandardOutput)))

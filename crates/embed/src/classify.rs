@@ -10,6 +10,7 @@ use crate::output::{Targets, Written};
 use crate::{Destination, EmbedError, EmbedReport, Job, ModelDigests, Options as Embedding, Pool, listed, run};
 use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::destination::is_stream;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::names::written;
 use plimsoll_data::pack::Order;
@@ -118,7 +119,8 @@ impl Options {
             truncate: self.truncate,
             allow_dna: self.allow_dna,
             prefetch: self.prefetch,
-            journal: self.journal,
+            // What a device or a pipe has received cannot be continued.
+            journal: self.journal && !is_stream(&self.output),
             commit_every: self.commit_every,
             settings: self.settings.clone(),
         }

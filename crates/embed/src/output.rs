@@ -6,13 +6,14 @@ use super::input::Sequence;
 use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
-use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::{AtomicFile, commit_together};
+use plimsoll_data::destination::Destination as Place;
 use plimsoll_data::outputs::OutputGuard;
 use plimsoll_data::rows::{
     Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
 };
 use plimsoll_data::sequence::stem;
+use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::lock::{FileLock, Lock, take, take_file};
 use serde_json::{Value, json};
@@ -74,21 +75,14 @@ pub(super) struct Targets {
     lock: OutputLock,
 }
 
-/// The lock of the output.
+/// The lock of the output, held until it is dropped.
 enum OutputLock {
     /// Of the only result.
-    File(FileLock),
+    File { _lock: FileLock },
     /// Of the folder of the results.
-    Folder(Lock),
-}
-
-impl OutputLock {
-    fn is_held(&self) -> bool {
-        match self {
-            Self::File(lock) => lock.is_held(),
-            Self::Folder(lock) => lock.is_held(),
-        }
-    }
+    Folder { _lock: Lock },
+    /// A device or a pipe, which has no lock.
+    Stream,
 }
 
 impl Targets {
@@ -96,8 +90,13 @@ impl Targets {
     pub(super) fn file(files: Vec<PathBuf>, guard: OutputGuard) -> Result<Self, EmbedError> {
         let path = &files[0];
         let journal = journal_path(path);
-        let lock = take_file(path)?;
-        Self::locked(OutputLock::File(lock), vec![files], journal, guard)
+        let place = Place::of(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
+        let lock = match place {
+            // Of the file after all links, so that two names of it have one lock.
+            Place::File(place) => OutputLock::File { _lock: take_file(&place)? },
+            Place::Stream(_) | Place::Unsuitable => OutputLock::Stream,
+        };
+        Self::locked(lock, vec![files], journal, guard)
     }
 
     /// Creates and locks the folder of the results.
@@ -107,7 +106,7 @@ impl Targets {
             return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
         let lock = take(folder, &[FOLDER_JOURNAL])?;
-        Self::locked(OutputLock::Folder(lock), files, folder.join(FOLDER_JOURNAL), guard)
+        Self::locked(OutputLock::Folder { _lock: lock }, files, folder.join(FOLDER_JOURNAL), guard)
     }
 
     fn locked(
@@ -129,7 +128,8 @@ impl Targets {
         let mut guard = self.guard.clone();
         for (at, files) in self.files.iter().enumerate() {
             for path in files {
-                if at < committed { guard.own_file(path)? } else { guard.file(path)? }
+                let checked = if at < committed { guard.own_file(path) } else { guard.file(path) };
+                checked?;
             }
         }
         Ok(())
@@ -369,9 +369,9 @@ impl Sink {
     ) -> Result<Self, EmbedError> {
         let files = targets.files[at].clone();
         let lock = match &targets.lock {
-            OutputLock::File(_) => None,
+            OutputLock::File { .. } | OutputLock::Stream => None,
             // A run with one result may write to a file of this folder.
-            OutputLock::Folder(_) => Some(take_file(&files[0])?),
+            OutputLock::Folder { .. } => Some(take_file(&files[0])?),
         };
         let path = &files[0];
         let row = schema.states.row(schema.width);

@@ -510,7 +510,7 @@ impl Plan {
             // The trial of an answer has been translated aloud before.
             Some(path) if self.trial => self.foreign(path, &flags).read(true, &mut Silent)?,
             Some(path) => {
-                let mut terminal = Terminal::new(Verbosity::Normal, false, None)?;
+                let mut terminal = Terminal::new(Verbosity::Normal, false, None);
                 self.foreign(path, &flags).read(true, &mut terminal)?
             }
             None => TrainConfig::read(path, &flags, &mut Silent)?,

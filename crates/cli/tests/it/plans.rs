@@ -696,7 +696,8 @@ fn sizes_that_no_machine_holds_are_refused_and_searches_end() {
         (format!("--model {esm} --target 4090 --budget 30GB"), 4, "is more than `4090` has"),
     ] {
         let words: Vec<&str> = ["plan"].into_iter().chain(words.split_whitespace()).collect();
-        let ran = folder.run(&words).assert_code(code);
+        let ran = folder.run(&words);
+        ran.assert_code(code);
         let said = format!("{}{}", ran.stdout(), ran.stderr());
         assert!(said.contains(wanted), "{words:?}: {said}");
     }

@@ -203,6 +203,8 @@ pub fn classified_file(
         truncate: max_length.is_some(),
         allow_dna: false,
         prefetch: 2,
+        journal: false,
+        commit_every: std::time::Duration::from_secs(5),
         settings,
     };
     let report = classify(&options, &mut Silent)?;
