@@ -95,7 +95,7 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         }
     }
     let [gemm, forward, backward] = seconds.map(median);
-    let pairs = (mask.pairs(len as u64) * (sequences * d) as u64) as f64;
+    let pairs = (mask.pairs(len as u64) * (sequences * d) as u128) as f64;
     let rates = [1e-9 / gemm, 4e-9 * pairs / forward, 10e-9 * pairs / backward];
     let what = format!("{heads}/{kv_heads} heads x {hd}, {sequences} x {len}, {mask:?}");
     print!("{what:>60} {:>7.1} {:>8.1} {:>8.1}", rates[0], rates[1], rates[2]);
