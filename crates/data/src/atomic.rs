@@ -266,7 +266,8 @@ fn temporary_name(name: &str) -> String {
 pub fn target_of_temporary(name: &str) -> Option<&str> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let name = name.strip_prefix('.')?;
-    let (target, number) = name.strip_suffix(".part").or_else(|| name.strip_suffix(".old"))?.rsplit_once('.')?;
+    let (target, number) =
+        name.strip_suffix(".part").or_else(|| name.strip_suffix(".old"))?.rsplit_once('.')?;
     let (process, count) = number.split_once('-').unwrap_or((number, "0"));
     (!target.is_empty() && is_number(process) && is_number(count)).then_some(target)
 }

@@ -11,8 +11,8 @@ use crate::{Destination, EmbedError, EmbedReport, Job, ModelDigests, Options as 
 use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::destination::is_stream;
-use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::names::written;
+use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Listing, Reader};

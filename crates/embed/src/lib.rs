@@ -30,7 +30,8 @@ use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{ENCODER, Engine, OutputLayout, Rows};
 use input::{
-    BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit, Unknown,
+    BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit,
+    Unknown,
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
 use output::{ResultSchema, Results};

@@ -29,7 +29,8 @@ pub use caller::{
 };
 pub use config::{ConfigError, Encoder, Output};
 pub use decoder::{
-    Biases, DecoderConfig, Experts, MAX_EXPERTS, Mlp, Norm, Positions, RopeScaling, active_parameters, reads_bytes,
+    Biases, DecoderConfig, Experts, MAX_EXPERTS, Mlp, Norm, Positions, RopeScaling, active_parameters,
+    reads_bytes,
 };
 pub use dnabert_s::{DnabertConfig, dnabert_s};
 pub use esm2::{Esm2Config, esm2};

@@ -12,8 +12,9 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat, Objective,
-    Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary, class_words,
+    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat,
+    Objective, Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation,
+    Vocabulary, class_words,
 };
 use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};

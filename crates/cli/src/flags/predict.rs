@@ -13,8 +13,8 @@ use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    CallerOptions, Listing, Models, Options, PredictReport, Shard, caller_window, nucleotide_files, predict, predict_each,
-    stem,
+    CallerOptions, Listing, Models, Options, PredictReport, Shard, caller_window, nucleotide_files, predict,
+    predict_each, stem,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

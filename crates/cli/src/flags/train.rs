@@ -57,7 +57,6 @@ pub struct Train {
     #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
     resume: String,
 
-
     /// After the run, measure one micro-step more and write an HTML page of it, as plan --html writes it, with the measured
     /// time of every instruction beside the expected time, and the measured memory over the planned; replaces an existing
     /// file

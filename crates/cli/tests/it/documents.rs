@@ -42,7 +42,7 @@ fn training_memory_shows_what_the_program_says() {
         assert!(any || rest.next().is_none(), "plimsoll {command} says more: {said}");
         blocks += 1;
     }
-    assert_eq!(blocks, 7);
+    assert_eq!(blocks, 6);
 }
 
 /// Each row of a table has flags for the last command before the table, and numbers from the resulting plan.

@@ -18,7 +18,7 @@ const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 /// computes.
 fn reads() -> String {
     let some: String = (0..20).map(|i| format!(">read{i}\n{READ}\n")).collect();
-    let many: String = (0..800).map(|i| format!(">n{i}\n{}\n", "N".repeat(1000))).collect();
+    let many: String = (0..800).map(|i| format!(">n{i}\n{}\n", "ACGTTGCAAC".repeat(100))).collect();
     some + &many
 }
 
@@ -97,7 +97,7 @@ fn text_that_breaks_off_in_the_middle() {
     folder.write("reads.fq", &fastq[..fastq.len() - 20]);
     check_input(&folder, "reads.fq", "qualities");
     folder.write("reads.fq", fastq + ">fasta\nACGT\n");
-    check_input(&folder, "reads.fq", "expected '@'");
+    check_input(&folder, "reads.fq", "FASTA records stand behind FASTQ records");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn what_a_new_user_gets_wrong() {
     for (words, says) in [
         (
             &["embed", "p.faa", "--model", &esm, "-o", "e.npy", "--tokens", "-5"][..],
-            "'--tokens <N>': give a whole",
+            "'--tokens <N>': give a number of tokens",
         ),
         (&["predict", "p.faa", "--threshold", "-0.1"], "'--threshold <SCORE>': give a score"),
         (&["plan", "--model", &esm, "--budget", "-3"], "`-3` is not a size"),
@@ -205,14 +205,15 @@ fn by_shell(folder: &Folder, program: &str, before: &[&str], script: &str, words
 }
 
 /// Asserts that a run failed for lack of space and left no incomplete file: every file in `left` equals the
-/// file of the complete result, and the file that is written last is missing.
+/// file of the complete result, and the file that is written last is missing. The list of a commit that was not completed
+/// stays for the run that continues.
 fn check_partial(ran: &Output, left: &Files, whole: &Files, last: &str) {
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(1), "{said}");
     let told = |line: &str| line.starts_with("error: out/") && line.contains("free space");
     assert!(said.lines().any(told), "{said}");
     assert!(!left.contains_key(last), "{last} is there");
-    for (name, bytes) in left {
+    for (name, bytes) in left.iter().filter(|(name, _)| *name != ".commit.json") {
         assert!(whole.get(name) == Some(bytes), "{name}: {} bytes are left", bytes.len());
     }
 }

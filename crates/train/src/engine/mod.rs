@@ -116,7 +116,12 @@ pub fn open(
             "memory.dynamic.max_batch",
             json!(candidate.tokens),
         ),
-        asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
+        // Each row of a head is a sequence of its own, so the key has no effect on it.
+        asked(
+            config.batch.sequences.0.is_none() && config.model.kind != ModelKind::Head,
+            "batch.sequences",
+            json!(bounds.sequences),
+        ),
         counted.map(|steps| ("schedule.steps".to_owned(), json!(steps))),
         asked(
             unnamed && !config.model.class_names.is_empty(),
