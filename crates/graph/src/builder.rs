@@ -225,7 +225,7 @@ impl Builder {
 
     /// Adds an [`RmsNorm`] of each of the `heads` heads of a row, with the parameter `{name}.weight` of all heads.
     pub fn rms_norm_of_heads(&mut self, x: ValueId, name: &str, eps: f32, heads: u32) -> ValueId {
-        let columns = self.graph.spec(x).row_elements() / u64::from(heads.max(1));
+        let columns = self.graph.spec(x).row_elements().checked_div(heads.into()).unwrap_or_default();
         let gamma = self.param(&format!("{name}.weight"), &[columns]);
         self.one(Op::RmsNorm(RmsNorm { eps, heads }), &[x, gamma])
     }

@@ -204,7 +204,6 @@ mod tests {
         let micro = || vec![("batch.micro_tokens", Value::from(4096))];
         let steps = || vec![("schedule.steps", Value::from(30))];
         let epochs = "run.steps=null run.epochs=3";
-        let dense = "model.kind=dense_lm";
         for (run, choices, resumed, wanted) in [
             ("", vec![], "", None),
             ("", vec![], "optimizer.lr=1e-3", Some("`optimizer.lr` was 0.0003, is 0.001")),
@@ -216,8 +215,6 @@ mod tests {
                 None,
             ),
             ("", vec![], "schedule.gamma=0.5 schedule.every=2 optimizer.update_clip=2", None),
-            ("", vec![], "model.attention.window=7 data.masking.fraction=0.3 data.label_field=x", None),
-            (dense, vec![], "model.kind=dense_lm model.experts.count=16 loss.balance=0.5", None),
             ("optimizer.kind=sgd", vec![], "optimizer.kind=sgd optimizer.eps=1e-6", None),
             // The same keys with an effect.
             (

@@ -40,8 +40,8 @@ pub fn commit_together(mut files: Vec<AtomicFile>) -> Result<(), DataError> {
         sync_folder(place).map_err(|e| DataError::at(place, DataErrorKind::Write(e)))?;
     }
     replaced.remove();
-    let streams = files.into_iter().filter(|file| !matches!(file.destination, Destination::File(_)));
-    streams.map(AtomicFile::commit).collect()
+    let mut streams = files.into_iter().filter(|file| !matches!(file.destination, Destination::File(_)));
+    streams.try_for_each(AtomicFile::commit)
 }
 
 /// An older file that was moved aside.

@@ -175,7 +175,10 @@ mod tests {
         assert_eq!(count.of_text("1"), Ok(1));
         assert_eq!(count.of_json(&true.into()), Ok(1));
         assert_eq!(count.of_json(&2.into()).unwrap_err(), "the class 2 is not below 2");
-        assert_eq!(count.of_json(&0.5.into()).unwrap_err(), "the class '0.5' is not a whole number");
+        assert_eq!(
+            count.of_json(&0.5.into()).unwrap_err(),
+            "the class '0.5' is not a whole number; name the classes with model.class_names"
+        );
     }
 
     #[test]

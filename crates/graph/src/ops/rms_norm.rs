@@ -44,9 +44,9 @@ fn is_one(heads: &u32) -> bool {
 /// A number of heads that does not divide the columns, or that the rows cannot be multiplied by.
 fn by_heads(rows: Dim, columns: u64, heads: u32) -> Result<(Dim, u64), RuleError> {
     let heads = u64::from(heads);
-    if heads == 0 || !columns.is_multiple_of(heads) {
-        return Err(RuleError(format!("rows of {columns} columns have no {heads} heads of equal width")));
-    }
+    let width = columns.checked_div(heads).filter(|_| columns.is_multiple_of(heads));
+    let width = width
+        .ok_or_else(|| RuleError(format!("rows of {columns} columns have no {heads} heads of equal width")))?;
     let times = |rows: u64| {
         let all = rows.checked_mul(heads);
         all.ok_or_else(|| RuleError(format!("{rows} rows of {heads} heads are too many")))
@@ -56,7 +56,7 @@ fn by_heads(rows: Dim, columns: u64, heads: u32) -> Result<(Dim, u64), RuleError
         Dim::Tokens(rows) => Dim::Tokens(times(rows)?),
         Dim::Sequences(rows) => Dim::Sequences(times(rows)?),
     };
-    Ok((rows, columns / heads))
+    Ok((rows, width))
 }
 
 impl OpRules for RmsNorm {

@@ -234,7 +234,7 @@ fn every_rule_can_be_broken() {
         (&["run.evaluate_every=0"], "`run.evaluate_every` is 0"),
         (&["run.seed=1e-400"], "`run.seed` is \"1e-400\"; it must be a whole number"),
         (&["optimizer.lr=1e-400"], "`optimizer.lr` is \"1e-400\"; it must be a number above 0"),
-        (&["optimizer.lr=1e-60"], "is 0 or infinite in 32 bits"),
+        (&["optimizer.lr=1e-60"], "and 0 or in the range of 32-bit floating point"),
         (&["memory.budget=20GB and much"], "memory.budget `20GB and much` is not a size"),
         (&["run.save_every=0s"], "run.save_every `0s` is neither"),
         (&["memory.remat=[gelu, gleu]"], "memory.remat: there is no op `gleu`; ops are"),

@@ -126,7 +126,7 @@ fn dna(folder: &Folder) -> PathBuf {
     let flags = format!(
         "model.kind=dnabert_s model.from={} data.train=[{}] run.steps=1",
         fixture("goldens/dnabert_s").display(),
-        fixture("goldens/pipeline/reads.fa").display()
+        fixture("goldens/pipeline/expected_500/nucleotide.fa").display()
     );
     train(&folder.path("dna"), ESM, &flags).checkpoint
 }
@@ -453,7 +453,7 @@ fn adapters_of_a_model_without_its_head_are_refused() {
     let flags = format!(
         "model.kind=dnabert_s model.from={} data.train=[{}] model.lora.rank=2",
         fixture("goldens/dnabert_s").display(),
-        fixture("goldens/pipeline/reads.fa").display()
+        fixture("goldens/pipeline/expected_500/nucleotide.fa").display()
     );
     let error = try_train(&folder.path("run"), ESM, &flags, &mut crate::train::RecordingObserver::default())
         .expect_err("refused");

@@ -119,7 +119,7 @@ fn experts(draw: &mut Draw) -> String {
 fn encoder_of(draw: &mut Draw, kind: &str) -> String {
     let (data, longest) = match kind {
         "esm2" => ("goldens/pipeline/expected_500/protein.faa", draw.number(20, 64)),
-        _ => ("goldens/pipeline/reads.fa", draw.number(20, 64)),
+        _ => ("goldens/pipeline/expected_500/nucleotide.fa", draw.number(20, 64)),
     };
     // Adapters without classes need a model with a language-model head. Of the goldens, only ESM-2 has one.
     let adapters = if kind == "esm2" { "model.lora.rank=2" } else { "" };
@@ -149,7 +149,7 @@ fn head(draw: &mut Draw) -> String {
 
 /// Writes tables that assign the classes 0 and 1 to the golden proteins and reads in turn.
 fn labels(folder: &Folder) {
-    for (name, from) in [("proteins", "expected_500/protein.faa"), ("reads", "reads.fa")] {
+    for (name, from) in [("proteins", "expected_500/protein.faa"), ("reads", "expected_500/nucleotide.fa")] {
         let text = crate::rig::read(fixture("goldens/pipeline").join(from));
         let names = text.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
         let rows: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 2)).collect();

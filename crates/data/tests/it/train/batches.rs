@@ -207,7 +207,7 @@ fn a_sequence_has_a_class() {
     let data =
         Dataset::open(Settings { task: task(LabelsFrom::Field("y".into()), false), ..base.clone() }).unwrap();
     let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Batch::default()).unwrap_err();
-    assert!(error.to_string().contains("a.jsonl, 'document 2': 15 tokens, at most 8 fit"), "{error}");
+    assert!(error.to_string().contains("a.jsonl, 'document 2': 15 tokens, and data.longest is 8"), "{error}");
 
     let (fasta, table) =
         (file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n"), file(&folder, "a.tsv", "q\tin\np\tout\n"));
