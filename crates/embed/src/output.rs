@@ -354,7 +354,7 @@ struct Sink {
 }
 
 enum SinkWriter {
-    Npy { matrix: Box<NpyWriter>, ids: AtomicFile, description: AtomicFile },
+    Npy { matrix: Box<NpyWriter>, ids: Box<AtomicFile>, description: Box<AtomicFile> },
     Npz(Box<NpzWriter>),
     Safetensors(Box<SafetensorsWriter>),
     Parquet(Box<ParquetWriter>),
@@ -378,8 +378,8 @@ impl Sink {
         let writer = match schema.format {
             Format::Npy => SinkWriter::Npy {
                 matrix: Box::new(NpyWriter::with_values(path, &row, schema.values)?),
-                ids: AtomicFile::create(&files[1])?,
-                description: AtomicFile::create(&files[2])?,
+                ids: Box::new(AtomicFile::create(&files[1])?),
+                description: Box::new(AtomicFile::create(&files[2])?),
             },
             Format::Npz => {
                 let layout = match schema.states.pool {
@@ -436,7 +436,7 @@ impl Sink {
                 facts.extend(metadata.iter().cloned());
                 describe(&mut description, &facts, &mut ids)?;
                 // The description last: where it is, the others are complete.
-                commit_together(vec![matrix.into_file()?, ids, description])?;
+                commit_together(vec![matrix.into_file()?, *ids, *description])?;
             }
             SinkWriter::Npz(writer) => {
                 let object: Value =

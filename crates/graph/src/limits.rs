@@ -173,7 +173,7 @@ mod tests {
             (big + 1, None),
             (big * 2, None),
             // Not zero: a factor had no number.
-            ((big + 1) * 0, None),
+            ((big + 1) * Count::from(0), None),
             ((big + 1) + 1, None),
             (big.next_multiple_of(2), None),
             (Count::from(5).next_multiple_of(4), Some(8)),

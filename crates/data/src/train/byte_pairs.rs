@@ -497,13 +497,13 @@ mod tests {
         ];
         let key = super::super::random::Key::new(5);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
-        for pattern in 0..PATTERNS.len() {
-            let pairs = open(&modern(pattern)).unwrap();
+        for (at, pattern) in PATTERNS.iter().enumerate() {
+            let pairs = open(&modern(at)).unwrap();
             assert!(pairs.parts);
             assert_eq!(pairs.frame(), &TextFrame { before: vec![260], after: vec![] });
             let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
             let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
-            assert_eq!(encode(&pairs, &text), whole, "{}", PATTERNS[pattern]);
+            assert_eq!(encode(&pairs, &text), whole, "{pattern}");
         }
         // A digit a token for Qwen2, and up to three for Llama 3; normalization makes one character of two.
         let [llama, qwen] = [0, 1].map(|pattern| open(&modern(pattern)).unwrap());

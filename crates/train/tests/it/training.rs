@@ -346,7 +346,8 @@ fn an_overflow_is_skipped_and_overcome() {
     assert!(losses[29] < losses[0], "{losses:?}");
     // A run that ends before its first update fails.
     let folder = Folder::new("training-overflow-none");
-    let flags = format!("{data} precision.kind=fp16 precision.initial_scale=16777216 run.steps=2 optimizer.ema=0.9");
+    let flags =
+        format!("{data} precision.kind=fp16 precision.initial_scale=16777216 run.steps=2 optimizer.ema=0.9");
     let error = try_train(&folder.0, TINY, &flags, &mut RecordingObserver::default()).expect_err("no update");
     assert!(error.to_string().starts_with("all 2 steps of the run were skipped"), "{error}");
 }
