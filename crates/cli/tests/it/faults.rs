@@ -83,7 +83,7 @@ fn a_gzip_file_that_is_damaged() {
     let first = usize::from(u16::from_le_bytes([whole[11], whole[12]]));
     block[10 + 5 + first + 1] ^= 0xff;
     let mut letter = whole.clone();
-    letter[400_000] = b'A';
+    letter[400_000] = b'W';
     for damaged in [block, letter, [&whole[..], b"text behind the end"].concat()] {
         folder.write("reads.fa.gz", &damaged);
         check_input(&folder, "reads.fa.gz", "corrupt");
@@ -134,7 +134,8 @@ fn what_a_new_user_gets_wrong() {
             &["embed", "p.faa", "--model", &esm, "-o", "none/e.npy"],
             "none/e.npy: cannot be written, because its folder",
         ),
-        (&["embed", "p.faa", "--model", &esm, "-o", "p.faa", "--per-input"], "p.faa is not a folder"),
+        (&["embed", "p.faa", "--model", &esm, "-o", "p.faa", "--per-input"], "p.faa: an input of this command"),
+        (&["embed", "p.faa", "--model", &esm, "-o", "text", "--per-input"], "text is not a folder"),
         (&["plan", "--predict", "--input", "nowhere.fa"], "nowhere.fa: there is no such file"),
         (&["plan", "--predict", "--target", "h100", "--input", "text"], "text, line 1: not FASTA or FASTQ"),
         (
