@@ -18,7 +18,7 @@ const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 /// computes.
 fn reads() -> String {
     let some: String = (0..20).map(|i| format!(">read{i}\n{READ}\n")).collect();
-    let many: String = (0..800).map(|i| format!(">n{i}\n{}\n", "ACGTTGCAAC".repeat(100))).collect();
+    let many: String = (0..800).map(|i| format!(">n{i} {}\nACGTACGT\n", "words ".repeat(165))).collect();
     some + &many
 }
 
@@ -77,7 +77,7 @@ fn a_gzip_file_that_is_damaged() {
         folder.write("reads.fa.gz", &whole[..end]);
         check_input(&folder, "reads.fa.gz", "ends early");
     }
-    // Damage in the length of the second deflate block, in a letter (found by the checksum only), and behind
+    // Damage in the length of the second deflate block, in a title (found by the checksum only), and behind
     // the end.
     let mut block = whole.clone();
     let first = usize::from(u16::from_le_bytes([whole[11], whole[12]]));
