@@ -14,7 +14,7 @@ use std::process::{Command, Output, Stdio};
 const RUN_RECORD: &str = "run.json";
 const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 
-/// A few reads with open reading frames, then 800 kB of N, so that damage near the end is read while the run
+/// A few reads with open reading frames, then 800 kB of long titles, so that damage near the end is read while the run
 /// computes.
 fn reads() -> String {
     let some: String = (0..20).map(|i| format!(">read{i}\n{READ}\n")).collect();
