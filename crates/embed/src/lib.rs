@@ -391,6 +391,9 @@ fn run<R: FileRows>(
         measured.most = Some(most.clone());
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
+    // Before the memory of the process is read, which then has all that hashing needs: otherwise the reading would depend on how
+    // far the hashing is, and the least budget that a refusal names might not suffice in the next run.
+    let digests = digests.finish(observer)?;
     let process = process(options, &measured, limits, results.memory_bytes(records, measured.name), &budget);
     let worthwhile = replicas_for_input(&options.inputs);
     let order = reading.order;
@@ -408,7 +411,6 @@ fn run<R: FileRows>(
     };
     watch.end_stage("planned", None);
     watch.set_planned(PlannedMemory::of(&planned.programs()[0], planned.site().budget()));
-    let digests = digests.finish(observer)?;
     let facts = facts(options, &digests, &planned.programs()[0])?;
     let journal = measured.inputs.as_ref().filter(|_| options.journal).map(|inputs| JournalPlan {
         path: results.journal().to_owned(),
@@ -593,7 +595,8 @@ fn journal_block(options: &Options, budget: &Budget) -> usize {
         Pool::Mean | Pool::Cls | Pool::Last => 1 << 20,
         Pool::Tokens => 4 << 20,
     };
-    budget.of_host().map_or(most, |line| (line.0 / 512).clamp(64 << 10, most)) as usize
+    // The same for every budget of host memory: the least budget that a refusal names must suffice.
+    budget.of_host().map_or(most, |_| 64 << 10) as usize
 }
 
 /// Says how an interruption of the run ends.
