@@ -5,7 +5,7 @@
 //! is the first word of the title, sequence lines are joined without whitespace and carriage returns, case is
 //! preserved, and every letter is kept, whether or not it is in an alphabet. There are these differences: text before the
 //! first `>` is an error (Biopython skips it), and so is an id that is not UTF-8; bytes that are no letters are dropped with a
-//! note, or are errors (see [`letters`]), where Biopython keeps all but blanks; and the start of a record inside of a sequence
+//! note, or are errors (see `sequence/letters.rs`), where Biopython keeps all but blanks; and the start of a record inside of a sequence
 //! line is an error.
 
 mod decode;

@@ -92,7 +92,7 @@ impl Classes {
 /// are whole numbers.
 ///
 /// # Errors
-/// A file that cannot be read or exceeds [`LARGEST`].
+/// A file that cannot be read or is too large.
 pub fn class_words(path: &Path) -> Result<Vec<String>, DataError> {
     let text = bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
     let classes = lines(&text).filter_map(|(_, line)| Some(line.split_once('\t')?.1.trim()));

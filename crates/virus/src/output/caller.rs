@@ -132,7 +132,7 @@ pub struct CallsSummary {
     pub prevalence: f64,
     /// Thresholds over the lengths of the ranked records, by ascending length. Empty without such records.
     pub thresholds: Vec<LengthThreshold>,
-    /// The first [`LISTED`] rows of `viruses.tsv`.
+    /// The first rows of `viruses.tsv`.
     pub viruses: Vec<VirusRow>,
 }
 
