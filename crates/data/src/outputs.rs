@@ -71,6 +71,15 @@ impl InputFiles {
         }
     }
 
+    /// The files of `folders` that have one of `names`.
+    pub fn named_in<'a>(folders: &[PathBuf], names: impl IntoIterator<Item = &'a &'a str> + Clone) -> Self {
+        let mut files = Self::default();
+        for folder in folders {
+            names.clone().into_iter().for_each(|name| files.add(&folder.join(name)));
+        }
+        files
+    }
+
     /// Adds the files of a folder that have one of `names`.
     pub fn add_named(&mut self, folder: &Path, names: &[&str]) {
         names.iter().for_each(|name| self.add(&folder.join(name)));

@@ -175,12 +175,7 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>
 
 /// The files that are read from folders of results: those that predictions and training runs write.
 fn results_read(folders: &[PathBuf]) -> InputFiles {
-    let mut files = InputFiles::default();
-    for folder in folders {
-        files.add_named(folder, &FILES);
-        files.add_named(folder, &history::FILES);
-    }
-    files
+    InputFiles::named_in(folders, FILES.iter().chain(&history::FILES))
 }
 
 /// Writes the pictures. Encodes all of them and checks all destinations before the first write.

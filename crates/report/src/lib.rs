@@ -47,12 +47,7 @@ pub struct Options {
 
 /// The files that are read from folders of results: those that predictions and training runs write.
 fn results_read(folders: &[PathBuf]) -> InputFiles {
-    let mut files = InputFiles::default();
-    for folder in folders {
-        files.add_named(folder, &FILES);
-        files.add_named(folder, &history::FILES);
-    }
-    files
+    InputFiles::named_in(folders, FILES.iter().chain(&history::FILES))
 }
 
 /// Writes the page of the results of a prediction, or of training runs.
