@@ -11,7 +11,7 @@ use std::path::Path;
 pub mod corpus;
 pub mod licenses;
 
-const BOUNDS: Bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
+const BOUNDS: Bounds = Bounds { tokens: 8, sequences: 1, longest: 8, packs: 1 };
 
 const PROTEIN: &str = r#"{
   "model_type": "esm",

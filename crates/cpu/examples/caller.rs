@@ -33,7 +33,7 @@ fn main() {
     let codons = bases / 3;
     let tokens: u64 = arg(4, "4096").parse().expect("a number of tokens");
     let windows = tokens / (FRAMES * codons);
-    let bounds = Bounds { tokens: windows * FRAMES * codons, sequences: windows, longest: codons };
+    let bounds = Bounds { tokens: windows * FRAMES * codons, sequences: windows, longest: codons, packs: 1 };
     let graph = CallerConfig::from_json(CONFIG).expect("the built-in caller").graph(bounds).expect("a graph");
     let target = CpuDevice::target(threads, isa).expect("a target");
     let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target).expect("a plan");
@@ -101,7 +101,7 @@ fn inputs(executor: &mut Executor, windows: u64, codons: u64) -> Counts {
     executor.write_i32(input(executor, "ids"), &ids).expect("ids");
     executor.write_i32(input(executor, "spans"), &spans(FRAMES * codons)).expect("spans");
     executor.write_i32(input(executor, "frames"), &spans(codons)).expect("frames");
-    Counts { tokens, sequences: windows }
+    Counts { tokens, sequences: windows, packs: 1 }
 }
 
 /// Kernel, operands and parameters of an instruction, layers together.

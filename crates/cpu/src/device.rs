@@ -1,6 +1,6 @@
 //! The CPU as an [`exec::Device`]: an arena in host memory, and for each op the kernel that the plan names.
 //! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where the op's
-//! alias rule allows it. Token ids and spans are user input and are checked at every launch.
+//! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch.
 
 use super::operands::Operands;
 use super::{Bf16, Cpu, Isa, launch, reduce, widening};

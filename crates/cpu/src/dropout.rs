@@ -1,13 +1,14 @@
 //! Dropout with a counter-based random number generator.
 //!
-//! Invariant: whether an element is dropped is a function of seed, stream and position only, so a recomputation drops
-//! the same elements, on every instruction set.
+//! Invariant: whether an element is dropped is a function of the seed, the stream, the number of its pack and its
+//! position in the pack, so a recomputation drops the same elements, on every instruction set, and the mask of a pack
+//! does not depend on the packs beside it.
 
 use super::Cpu;
 use super::isa::Kernel;
+use super::packs::{PackPart, Packs};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
-use core::ops::Range;
 
 /// Parameters of a dropout.
 #[derive(Clone, Copy, Debug)]
@@ -20,62 +21,70 @@ pub struct Dropout {
     pub seed: [u32; 2],
 }
 
-/// Dropout: y = x / (1 - p), and 0 for dropped elements. Element i = r cols + c is dropped if word i % 4 of
-/// Philox4x32-10 is below p 2^32; its counter is (i / 4 in two words, stream, 0) and its key the seed. `y` may be
-/// exactly `x`. Panics if the shapes differ or there are gaps between rows.
-pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, y: RowsMut<'_>) {
+/// Dropout: y = x / (1 - p), and 0 for dropped elements. The element in column c of row r of pack number n, where r
+/// counts from the first row of the pack, is dropped if word c % 4 of Philox4x32-10 is below p 2^32; its counter is
+/// (c / 4, r, stream, n) and its key the seed. `y` may be exactly `x`. Panics if the shapes differ or the packs have
+/// another number of rows.
+pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, packs: Packs<'_>, y: RowsMut<'_>) {
     let (rows, cols) = (x.rows(), x.cols());
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
-    assert!((x.ld() == cols && y.ld() == cols) || rows <= 1, "elements count without gaps");
+    assert_eq!(packs.rows(), rows, "rows of the packs");
     // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
     let threshold = (f64::from(dropout.p) * 4_294_967_296.0).ceil() as u32;
     let factor = 1.0 / (1.0 - dropout.p);
-    let (n, elements) = (rows * cols, GROUP * 256);
-    cpu.pool().run(n.div_ceil(elements), &|task, _| {
-        let range = task * elements..n.min((task + 1) * elements);
-        cpu.isa().run(Drop { dropout, threshold, factor, x: x.row(0), y: y.row(0), range });
+    cpu.by_rows(rows, cols, &|range| {
+        for part in packs.parts(range) {
+            cpu.isa().run(Drop { dropout, threshold, factor, x, y: &y, part });
+        }
     });
 }
 
 /// Elements per call of the generator: sixteen counters of four words each.
 const GROUP: usize = 4 * LANES;
 
-/// Dropout of the elements `range`, for `Isa::run`.
-struct Drop {
+/// Dropout of the rows of `part`, for `Isa::run`.
+struct Drop<'a> {
     dropout: Dropout,
     threshold: u32,
     factor: f32,
-    x: *const f32,
-    y: *mut f32,
-    range: Range<usize>,
+    x: Rows<'a>,
+    y: &'a RowsMut<'a>,
+    part: PackPart,
 }
 
-impl Kernel for Drop {
+impl Kernel for Drop<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for start in self.range.clone().step_by(GROUP) {
-            let words = philox(start as u64 / 4, self.dropout.stream, self.dropout.seed);
-            let n = GROUP.min(self.range.end - start);
-            let mut group = [0.0_f32; GROUP];
-            // SAFETY: x and y hold n elements from `start` on; they are read before they are written, and only this
-            // task writes them.
-            unsafe { core::ptr::copy_nonoverlapping(self.x.add(start), group.as_mut_ptr(), n) };
-            for (v, word) in group.iter_mut().zip(words.as_flattened()) {
-                *v = if *word >= self.threshold { *v * self.factor } else { 0.0 };
+        let cols = self.x.cols();
+        let (stream, number) = (self.dropout.stream, self.part.pack.number);
+        for r in self.part.rows.clone() {
+            let row = (r - self.part.pack.rows.start) as u32;
+            for c in (0..cols).step_by(GROUP) {
+                let counter = [(c / 4) as u32, row, stream, number];
+                let words = philox(counter, self.dropout.seed);
+                let n = GROUP.min(cols - c);
+                let mut group = [0.0_f32; GROUP];
+                // SAFETY: row r of x and of y has n elements from column c on; they are read before they are written,
+                // and only this task writes them.
+                unsafe { core::ptr::copy_nonoverlapping(self.x.row(r).add(c), group.as_mut_ptr(), n) };
+                for (v, word) in group.iter_mut().zip(words.as_flattened()) {
+                    *v = if *word >= self.threshold { *v * self.factor } else { 0.0 };
+                }
+                // SAFETY: as above.
+                unsafe { core::ptr::copy_nonoverlapping(group.as_ptr(), self.y.row(r).add(c), n) };
             }
-            // SAFETY: as above.
-            unsafe { core::ptr::copy_nonoverlapping(group.as_ptr(), self.y.add(start), n) };
         }
     }
 }
 
-/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) for the sixteen counters from `first` on; four words per
-/// counter. Each round is a loop over lanes, which the compiler vectorises.
+/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) for sixteen counters, which differ from `first` by 0 to 15 in
+/// their first word; four words per counter. Each round is a loop over lanes, which the compiler vectorises.
 #[inline(always)]
-fn philox(first: u64, stream: u32, seed: [u32; 2]) -> [[u32; 4]; LANES] {
-    let mut a: [u32; LANES] = core::array::from_fn(|i| (first + i as u64) as u32);
-    let mut b: [u32; LANES] = core::array::from_fn(|i| ((first + i as u64) >> 32) as u32);
-    let (mut c, mut d) = ([stream; LANES], [0_u32; LANES]);
+fn philox(first: [u32; 4], seed: [u32; 2]) -> [[u32; 4]; LANES] {
+    let mut a: [u32; LANES] = core::array::from_fn(|i| first[0].wrapping_add(i as u32));
+    let mut b = [first[1]; LANES];
+    let mut c = [first[2]; LANES];
+    let mut d = [first[3]; LANES];
     let mut key = seed;
     for _ in 0..10 {
         for i in 0..LANES {

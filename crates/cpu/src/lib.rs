@@ -2,9 +2,9 @@
 //! binds them to launches.
 //!
 //! Invariants of every kernel: it allocates nothing; its workspace belongs to the caller and has a size given by a
-//! `const fn`; the bits of a row or sequence depend on that row or sequence alone, never on other rows, other
-//! sequences, the number of threads or the order in which threads work. Where the hardware has FMA, the bits do not
-//! depend on the instruction set either, except for matmuls on AMX tiles.
+//! `const fn`; the bits of a row, sequence or pack depend on that row, sequence or pack alone, never on others beside it,
+//! the number of threads or the order in which threads work. Where the hardware has FMA, the bits do not depend on the
+//! instruction set either, except for matmuls on AMX tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -57,6 +57,7 @@ pub mod norm_grad;
 pub mod optimizer;
 pub mod optimizer_8bit;
 pub mod optimizer_state;
+pub mod packs;
 pub mod peak;
 pub mod quantize;
 pub mod reduce;

@@ -1,6 +1,7 @@
 //! Typed views of a launch's operands for the kernels. Invariant: every view lies inside the arena; token ids,
-//! indices and spans are checked before a kernel reads them.
+//! indices, spans and packs are checked before a kernel reads them.
 
+use super::packs::Packs;
 use super::{CodeRowsMut, Element, QuantizedRows, Rows, RowsMut, widening};
 use bytemuck::Pod;
 use plimsoll_exec::arena::Arena;
@@ -214,5 +215,15 @@ impl<'a> Operands<'a> {
             before = end;
         }
         Ok(spans)
+    }
+
+    /// Input `i` as the packs of an operand with `rows` rows, where word `first` is the first row of a pack. `Err` unless
+    /// the packs follow one another and cover all rows.
+    pub(super) fn packs(&self, i: usize, first: usize, rows: usize) -> Result<Packs<'a>, DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.rows(self.launch.counts) as usize;
+        // SAFETY: inside the arena; (P, 6) elements in C order are P arrays of six words, and every bit pattern is a u32.
+        let words = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        Packs::new(words, first, rows).map_err(|error| self.refuse(error.to_string()))
     }
 }

@@ -1,11 +1,13 @@
 //! Top-k expert routing: the experts of each token, the rows sorted by expert, and the gradient of the gates.
 //!
-//! Invariant: a token's experts depend on its own logits only. The rows are sorted by a counting sort with one range
-//! of tokens per thread, in integer arithmetic, so the result does not depend on the ranges.
+//! Invariant: a token's experts depend on its own logits only, and which of its rows are dropped on its pack only. The
+//! rows are sorted by a counting sort with one range of tokens per thread, in integer arithmetic, so the result does not
+//! depend on the ranges.
 
 use super::Cpu;
 use super::isa::Kernel;
 use super::math::exp;
+use super::packs::Packs;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::marker::PhantomData;
@@ -18,8 +20,15 @@ pub struct Choice {
     pub top_k: usize,
     /// Whether the gates of a token sum to 1.
     pub renormalise: bool,
-    /// Maximum number of rows of one expert (its capacity).
-    pub limit: usize,
+}
+
+/// Capacity of the experts.
+#[derive(Clone, Copy)]
+pub struct Capacity<'a> {
+    /// The packs of the tokens.
+    pub packs: Packs<'a>,
+    /// Maximum number of rows of one expert from a pack, by the number of tokens of the pack.
+    pub limit: &'a dyn Fn(usize) -> usize,
 }
 
 /// Outputs of routing, for T tokens, k experts per token and E experts.
@@ -38,38 +47,62 @@ pub struct Routed<'a> {
     pub dropped: Option<&'a mut [i32]>,
 }
 
+/// Number of words of the scratch of [`route`], for a step of `packs` packs on `threads` threads.
+pub const fn scratch_words(experts: usize, packs: usize, threads: usize) -> usize {
+    2 * experts.next_multiple_of(LANES) * (threads + packs)
+}
+
 /// Routes each token to the experts of its `top_k` largest `logits` (T, E), with ties to the lower expert. The gates
-/// are their softmax. The rows are sorted by expert, and by token within an expert; rows past an expert's capacity
-/// are dropped. `scratch` holds one row of E words, rounded up to whole vectors, for each thread. Panics if the
-/// shapes do not match.
-pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratch: &mut [f32]) {
+/// are their softmax. The rows are sorted by expert, and by token within an expert; the rows of a pack past an expert's
+/// capacity are dropped. `scratch` holds [`scratch_words`]. Panics if the shapes do not match.
+pub fn route(
+    cpu: &Cpu,
+    choice: Choice,
+    logits: Rows<'_>,
+    capacity: Capacity<'_>,
+    to: Routed<'_>,
+    scratch: &mut [f32],
+) {
     let (tokens, experts, k) = (logits.rows(), logits.cols(), choice.top_k);
     let (rows, stride) = (tokens * k, experts.next_multiple_of(LANES));
     assert!(0 < k && k <= experts && i32::try_from(rows).is_ok(), "{k} of {experts} experts");
     assert!(to.gates.rows() == tokens && to.gates.cols() == k, "gates are (T, k)");
     assert!(to.order.len() == rows && to.places.len() == rows && to.offsets.len() == experts + 1);
     assert!(to.experts.as_ref().is_none_or(|e| e.len() == rows), "experts are (T, k)");
-    let counts = &mut bytemuck::cast_slice_mut::<f32, i32>(scratch)[..stride * cpu.threads()];
+    assert_eq!(capacity.packs.rows(), tokens, "tokens of the packs");
+    let packs = capacity.packs;
+    let words = scratch_words(experts, packs.count(), cpu.threads());
+    let scratch = &mut bytemuck::cast_slice_mut::<f32, i32>(scratch)[..words];
+    let (counts, room) = scratch.split_at_mut(words / 2);
     counts.fill(0);
-    let each = tokens.div_ceil(cpu.threads());
+    // At least one, because it divides the rows of packs; without tokens there is nothing to divide.
+    let each = tokens.div_ceil(cpu.threads()).max(1);
     let range = |task: usize| (task * each).min(tokens)..((task + 1) * each).min(tokens);
+    // A segment is the tokens of one task in one pack. From one segment to the next, the index of the task or of the
+    // pack rises, or both, so their sum numbers the segments.
+    let segment = |task: usize, pack: usize| (task + pack) * stride..(task + pack) * stride + experts;
     {
-        let (counts, places) = (Integers::new(counts), Integers::new(to.places));
+        let (counts, places) = (Integers::new(&mut *counts), Integers::new(to.places));
         let chosen = to.experts.map(Integers::new);
         cpu.pool().run(cpu.threads(), &|task, _| {
             let (gates, chosen, places) = (&to.gates, chosen.as_ref(), &places);
-            let (counts, range) = (counts.part(task * stride..task * stride + experts), range(task));
-            cpu.isa().run(Choose { choice, logits, gates, chosen, places, counts, range });
+            for part in packs.parts(range(task)) {
+                let counts = counts.part(segment(task, part.index));
+                cpu.isa().run(Choose { choice, logits, gates, chosen, places, counts, range: part.rows });
+            }
         });
     }
-    let kept = first_rows(counts, stride, choice.limit, to.offsets);
+    let kept = first_rows(counts, room, stride, each, capacity, to.offsets);
     {
-        let (order, places, counts) =
-            (Integers::new(&mut *to.order), Integers::new(to.places), Integers::new(counts));
-        let offsets = &*to.offsets;
+        let (order, places) = (Integers::new(&mut *to.order), Integers::new(to.places));
+        let (next, room) = (Integers::new(counts), Integers::new(room));
         cpu.pool().run(cpu.threads(), &|task, _| {
-            let next = counts.part(task * stride..task * stride + experts);
-            place(choice, range(task), &next, offsets, &order, &places, &to.gates);
+            for part in packs.parts(range(task)) {
+                let next = next.part(segment(task, part.index));
+                let room = room.part(segment(task, part.index));
+                let (order, places, gates) = (&order, &places, &to.gates);
+                Place { top_k: k, tokens: part.rows, next, room, order, places, gates }.run();
+            }
         });
     }
     to.order[kept..].fill(-1);
@@ -78,50 +111,79 @@ pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratc
     }
 }
 
-/// Turns the number of choices per range of tokens and expert into the rank of each range's first choice at that
-/// expert, and fills in the first row of every expert. Returns the number of rows that are not dropped.
-fn first_rows(counts: &mut [i32], stride: usize, limit: usize, offsets: &mut [i32]) -> usize {
+/// Turns the number of choices per segment and expert into the row of the segment's first choice at that expert, fills
+/// `room` with the number of rows that the expert still takes from the pack at the start of the segment, and `offsets`
+/// with the first row of every expert. A segment is the tokens of one task, `each` of them, in one pack. Returns the
+/// number of rows that are not dropped.
+fn first_rows(
+    counts: &mut [i32],
+    room: &mut [i32],
+    stride: usize,
+    each: usize,
+    capacity: Capacity<'_>,
+    offsets: &mut [i32],
+) -> usize {
+    let Some((end, offsets)) = offsets.split_last_mut() else { return 0 };
+    let tasks = |rows: &Range<usize>| rows.start / each..rows.end.div_ceil(each);
+    let packs = || capacity.packs.iter().enumerate().filter(|(_, pack)| !pack.rows.is_empty());
+    for (index, pack) in packs() {
+        let limit = (capacity.limit)(pack.rows.len()).min(i32::MAX as usize) as i32;
+        let tasks = tasks(&pack.rows);
+        room[(tasks.start + index) * stride..(tasks.end + index) * stride].fill(limit);
+    }
     let mut row = 0;
     for (expert, offset) in offsets.iter_mut().enumerate() {
-        *offset = row as i32;
-        let mut rank = 0;
-        for of_range in counts.chunks_exact_mut(stride) {
-            // `offsets` has one entry more than there are experts. For it, `get_mut` returns a padding column, whose
-            // counts are zero, or nothing.
-            let Some(count) = of_range.get_mut(expert) else { continue };
-            rank += core::mem::replace(count, rank);
+        *offset = row;
+        for (index, pack) in packs() {
+            let mut taken = 0;
+            for task in tasks(&pack.rows) {
+                let at = (task + index) * stride + expert;
+                room[at] -= taken;
+                let kept = core::mem::replace(&mut counts[at], row).min(room[at]);
+                taken += kept;
+                row += kept;
+            }
         }
-        row += (rank as usize).min(limit);
     }
-    row
+    *end = row;
+    row as usize
 }
 
-/// Assigns rows to the choices of `tokens`. `next` holds the rank of the next choice of each expert.
-fn place(
-    choice: Choice,
+/// Assigns rows to the choices of the tokens of a segment.
+struct Place<'a> {
+    top_k: usize,
     tokens: Range<usize>,
-    next: &Integers<'_>,
-    offsets: &[i32],
-    order: &Integers<'_>,
-    places: &Integers<'_>,
-    gates: &RowsMut<'_>,
-) {
-    for t in tokens {
-        for j in 0..choice.top_k {
-            let i = t * choice.top_k + j;
-            // SAFETY: the counts and the choices of these tokens belong to this task; each rank of an expert is used
-            // once, so no other choice has this row; gate (t, j) is inside the matrix.
-            unsafe {
-                let expert = places.get(i) as usize;
-                let rank = next.get(expert);
-                next.set(expert, rank + 1);
-                if (rank as usize) < choice.limit {
-                    let row = offsets[expert] + rank;
-                    order.set(row as usize, i as i32);
-                    places.set(i, row);
-                } else {
-                    places.set(i, -1);
-                    gates.row(t).add(j).write(0.0);
+    /// The row of the next choice of each expert.
+    next: Integers<'a>,
+    /// The number of rows that each expert still takes.
+    room: Integers<'a>,
+    order: &'a Integers<'a>,
+    /// The expert of each choice, replaced by its row.
+    places: &'a Integers<'a>,
+    gates: &'a RowsMut<'a>,
+}
+
+impl Place<'_> {
+    fn run(self) {
+        for t in self.tokens {
+            for j in 0..self.top_k {
+                let i = t * self.top_k + j;
+                // SAFETY: the words of this segment and the choices of its tokens belong to this task; the rows of a
+                // segment at an expert are followed by those of the next, so no other choice has this row; gate (t, j)
+                // is inside the matrix.
+                unsafe {
+                    let expert = self.places.get(i) as usize;
+                    let room = self.room.get(expert);
+                    if room > 0 {
+                        let row = self.next.get(expert);
+                        self.next.set(expert, row + 1);
+                        self.room.set(expert, room - 1);
+                        self.order.set(row as usize, i as i32);
+                        self.places.set(i, row);
+                    } else {
+                        self.places.set(i, -1);
+                        self.gates.row(t).add(j).write(0.0);
+                    }
                 }
             }
         }

@@ -1,13 +1,16 @@
 //! Auxiliary losses of the router and their gradient: load balancing, which favours an even use of experts, and z
 //! loss, which keeps logits small.
 //!
-//! Invariant: choices are counted in integers, and probabilities are added token by token in f64, so the loss does
-//! not depend on the number of threads. Without tokens the loss is 0.
+//! Invariant: choices are counted in integers, and the probabilities of a pack are added token by token in f64, so the
+//! loss of a pack depends neither on the number of threads nor on the packs beside it. A pack without tokens or without
+//! targets adds nothing.
 
 use super::Cpu;
 use super::isa::Kernel;
 use super::math::{exp, log_sum_exp};
+use super::packs::{Pack, Packs};
 use super::simd::{LANES, Simd};
+use super::total::total;
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
@@ -25,33 +28,77 @@ pub struct Weights {
 pub struct Losses {
     /// The sum of both terms.
     pub sum: f32,
-    /// `balance E sum_e f_e P_e`.
+    /// `balance E sum_e f_e P_e`, times the targets of each pack.
     pub balance: f32,
-    /// `z mean_t lse_t^2`.
+    /// `z mean_t lse_t^2`, times the targets of each pack.
     pub z: f32,
 }
 
-/// Computes `balance E sum_e f_e P_e + z mean_t lse_t^2` and its two terms, for logits (T, E) and the chosen experts
-/// (kT). f_e is the share of choices that went to expert e, P_e its mean probability. `scratch` holds two words for
-/// each token.
-pub fn router_loss(
-    cpu: &Cpu,
-    weights: Weights,
-    logits: Rows<'_>,
-    experts: &[u32],
-    scratch: &mut [f32],
-) -> Losses {
-    let (tokens, columns) = (logits.rows(), logits.cols());
-    if tokens == 0 {
-        return Losses::default();
+/// The routing of a step: logits (T, E) and the experts of each token.
+#[derive(Clone, Copy)]
+pub struct Choices<'a> {
+    /// (T, E).
+    pub logits: Rows<'a>,
+    /// (T, k), each below E.
+    pub experts: &'a [u32],
+    /// The packs of the tokens.
+    pub packs: Packs<'a>,
+}
+
+impl Choices<'_> {
+    /// Panics if the packs have another number of tokens than the logits, or an expert is outside.
+    fn check(&self) {
+        let (tokens, experts) = (self.logits.rows(), self.logits.cols());
+        assert_eq!(self.packs.rows(), tokens, "tokens of the packs");
+        assert!(self.experts.len().is_multiple_of(tokens.max(1)), "k experts of each token");
+        assert!(self.experts.iter().all(|&e| (e as usize) < experts), "an expert outside");
     }
+
+    /// The experts of the tokens of a pack.
+    fn of_pack(&self, pack: &Pack) -> &[u32] {
+        let k = self.experts.len() / self.logits.rows().max(1);
+        &self.experts[pack.rows.start * k..pack.rows.end * k]
+    }
+}
+
+/// Computes the sum over packs of `n (balance E sum_e f_e P_e + z mean_t lse_t^2)` and its two terms. n is the number of
+/// targets of the pack, f_e the share of its choices that went to expert e, P_e the mean probability of e, and lse_t the
+/// log-sum-exp of the logits of token t. `scratch` holds two words for each token.
+pub fn router_loss(cpu: &Cpu, weights: Weights, of: Choices<'_>, scratch: &mut [f32]) -> Losses {
+    of.check();
+    let logits = of.logits;
+    let (tokens, columns) = (logits.rows(), logits.cols());
     let scratch = &mut scratch[..2 * tokens];
     let sums = RowsMut::new(scratch, tokens, 2, 2);
     cpu.by_rows(tokens, columns, &|range| cpu.isa().run(Normalisers { logits, sums: &sums, range }));
+    let sums = |pack: &Pack| &scratch[2 * pack.rows.start..2 * pack.rows.end];
+    let balance = total(cpu, of.packs.count(), &|index| {
+        let pack = of.packs.get(index);
+        f64::from(weights.balance) * balance_of(cpu, of, &pack, sums(&pack)) * target_share(&pack)
+    });
+    let z = total(cpu, of.packs.count(), &|index| {
+        let pack = of.packs.get(index);
+        let lse = |pair: &[f32]| log_sum_exp(pair[0], f64::from(pair[1]));
+        let squares = sums(&pack).chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
+        f64::from(weights.z) * squares * target_share(&pack)
+    });
+    Losses { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
+}
+
+/// Number of targets of a pack for each of its tokens.
+fn target_share(pack: &Pack) -> f64 {
+    f64::from(pack.targets) / pack.rows.len().max(1) as f64
+}
+
+/// `T E sum_e f_e P_e` of a pack with T tokens. `sums` holds the softmax normalisers of its tokens.
+fn balance_of(cpu: &Cpu, of: Choices<'_>, pack: &Pack, sums: &[f32]) -> f64 {
+    let columns = of.logits.cols();
+    let logits = of.logits.part(pack.rows.start, pack.rows.len());
+    let experts = of.of_pack(pack);
     let mut balance = 0.0;
     for first in (0..columns).step_by(LANES) {
         let mut probabilities = [0.0; LANES];
-        cpu.isa().run(Probabilities { logits, sums: scratch, first, out: &mut probabilities });
+        cpu.isa().run(Probabilities { logits, sums, first, out: &mut probabilities });
         let mut counts = [0_u64; LANES];
         for &expert in experts {
             if let Some(count) = (expert as usize).checked_sub(first).and_then(|lane| counts.get_mut(lane)) {
@@ -60,42 +107,45 @@ pub fn router_loss(
         }
         balance += counts.iter().zip(&probabilities).map(|(&n, p)| n as f64 * p).sum::<f64>();
     }
-    let lse = |pair: &[f32]| log_sum_exp(pair[0], f64::from(pair[1]));
-    let z = scratch.chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
-    let balance = balance * columns as f64 / experts.len().max(1) as f64;
-    let (balance, z) = (f64::from(weights.balance) * balance, f64::from(weights.z) * z);
-    let mean = |sum: f64| (sum / tokens as f64) as f32;
-    Losses { sum: mean(balance + z), balance: mean(balance), z: mean(z) }
+    balance * columns as f64 / experts.len().max(1) as f64
 }
 
-/// Gradient of [`router_loss`]: dlogits (T, E) for a scalar dloss. `shares` is scratch of one f32 per expert.
+/// Gradient of [`router_loss`]: dlogits (T, E) for a scalar dloss. `shares` is scratch of one f32 for each pack and
+/// expert.
 pub fn router_loss_grad(
     cpu: &Cpu,
     weights: Weights,
     dloss: f32,
-    logits: Rows<'_>,
-    experts: &[u32],
+    of: Choices<'_>,
     dlogits: RowsMut<'_>,
     shares: &mut [f32],
 ) {
+    of.check();
+    let logits = of.logits;
     let (tokens, columns) = (logits.rows(), logits.cols());
     assert!(dlogits.rows() == tokens && dlogits.cols() == columns, "dlogits are (T, E)");
-    let shares = &mut shares[..columns];
-    // The counts share their memory with the f32 shares: each is replaced by the bits of its share below.
-    let counts: &mut [u32] = bytemuck::cast_slice_mut(shares);
-    counts.fill(0);
-    for &expert in experts {
-        counts[expert as usize] += 1;
+    let shares = &mut shares[..of.packs.count() * columns];
+    for (pack, shares) in of.packs.iter().zip(shares.chunks_exact_mut(columns)) {
+        // The counts share their memory with the f32 shares: each is replaced by the bits of its share below.
+        let counts: &mut [u32] = bytemuck::cast_slice_mut(shares);
+        counts.fill(0);
+        let experts = of.of_pack(&pack);
+        for &expert in experts {
+            counts[expert as usize] += 1;
+        }
+        for count in counts {
+            *count = (*count as f32 / experts.len().max(1) as f32).to_bits();
+        }
     }
-    for count in counts {
-        *count = (*count as f32 / experts.len().max(1) as f32).to_bits();
-    }
-    let each = dloss / tokens.max(1) as f32;
-    let balance = weights.balance * columns as f32 * each;
-    let z = 2.0 * weights.z * each;
     let shares = &*shares;
     cpu.by_rows(tokens, columns, &|range| {
-        cpu.isa().run(Grad { logits, shares, balance, z, dlogits: &dlogits, range });
+        for part in of.packs.parts(range) {
+            let shares = &shares[part.index * columns..(part.index + 1) * columns];
+            let each = (f64::from(dloss) * target_share(&part.pack)) as f32;
+            let balance = weights.balance * columns as f32 * each;
+            let z = 2.0 * weights.z * each;
+            cpu.isa().run(Grad { logits, shares, balance, z, dlogits: &dlogits, range: part.rows });
+        }
     });
 }
 
@@ -133,7 +183,7 @@ impl Kernel for Normalisers<'_> {
     }
 }
 
-/// Sums over all tokens of the probabilities of sixteen experts, from expert `first` on.
+/// Sums over the tokens of a pack of the probabilities of sixteen experts, from expert `first` on.
 struct Probabilities<'a> {
     logits: Rows<'a>,
     sums: &'a [f32],

@@ -53,7 +53,7 @@ struct Case {
 impl Case {
     fn new(length: u64, heads: u32, bias: Bias, rotary: bool) -> Self {
         let sequences = TOKENS / length;
-        let counts = Counts { tokens: sequences * length, sequences };
+        let counts = Counts { tokens: sequences * length, sequences, packs: 1 };
         let attention = Attention {
             heads,
             kv_heads: heads,

@@ -71,7 +71,7 @@ struct Case {
 
 impl Case {
     fn new((heads, kv_heads, head_dim): (u32, u32, u32), mask: Mask, lengths: Vec<u64>) -> Self {
-        let counts = Counts { tokens: TOKENS, sequences: lengths.len() as u64 };
+        let counts = Counts { tokens: TOKENS, sequences: lengths.len() as u64, packs: 1 };
         let (scale, bias, rotary, qkv) = ((head_dim as f32).sqrt().recip(), Bias::None, true, Qkv::Separate);
         let op = Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv };
         let longest = lengths.iter().copied().max().unwrap_or(0);

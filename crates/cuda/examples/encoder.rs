@@ -41,8 +41,8 @@ fn rate(model: &str, precision: &str, tokens: u64) -> Result<f64, Box<dyn Error>
     };
     let machine = CudaMachine::new(0, Options::default())?;
     let sequences = tokens / LENGTH;
-    let counts = Counts { tokens: sequences * LENGTH, sequences };
-    let bounds = Bounds { tokens: counts.tokens, sequences, longest: LENGTH };
+    let counts = Counts { tokens: sequences * LENGTH, sequences, packs: 1 };
+    let bounds = Bounds { tokens: counts.tokens, sequences, longest: LENGTH, packs: 1 };
     let graph = known(model).ok_or("not known")?.graph(bounds, &[Output::Mean])?;
     let target = machine.target()?;
     let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target)?;

@@ -113,7 +113,7 @@ struct GemmBench {
 
 impl GemmBench {
     fn new(rows: u64, k: u64, n: u64, dtype: DType, linear: Linear) -> Self {
-        let counts = Counts { tokens: rows, sequences: 1 };
+        let counts = Counts { tokens: rows, sequences: 1, packs: 1 };
         let (t, n_, k_) = (Dim::Tokens(1), Dim::Fixed(n), Dim::Fixed(k));
         let weight_rows = if linear.epilogue == Epilogue::Gate { Dim::Fixed(2 * n) } else { n_ };
         // With quantized x and w, all other operands are bf16.

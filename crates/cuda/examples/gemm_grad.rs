@@ -106,7 +106,7 @@ impl GradBench {
     /// Times the launch on noise, and prints a line.
     fn measure(self, rows: u64, n: u64, k: u64) -> Result<(), Box<dyn Error>> {
         let Self { op, kernel, shapes, outputs, workspace, operations } = self;
-        let counts = Counts { tokens: rows, sequences: 1 };
+        let counts = Counts { tokens: rows, sequences: 1, packs: 1 };
         let (mut ins, end) = timing::place(shapes, counts);
         let outs: Vec<Option<Operand>> = ins.split_off(ins.len() - outputs).into_iter().map(Some).collect();
         let scratch = Some((end, workspace));

@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = machine.open()?.remove(0);
     taken("device", Bytes::ZERO)?;
     let sequences = (tokens.parse::<u64>()? / LENGTH).max(1);
-    let counts = Counts { tokens: sequences * LENGTH, sequences };
-    let bounds = Bounds { tokens: counts.tokens, sequences, longest: LENGTH };
+    let counts = Counts { tokens: sequences * LENGTH, sequences, packs: 1 };
+    let bounds = Bounds { tokens: counts.tokens, sequences, longest: LENGTH, packs: 1 };
     let graph = known(model).ok_or("not known")?.graph(bounds, &[Output::Mean])?;
     let target = machine.target()?;
     let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target)?;

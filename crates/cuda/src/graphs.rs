@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn counts(tokens: u64) -> Counts {
-        Counts { tokens, sequences: 1 }
+        Counts { tokens, sequences: 1, packs: 1 }
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl File {
             Self::ElementwiseGrad => concat!(
                 include_str!("kernels/activation_grad.cuh"),
                 include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/packs.cuh"),
                 include_str!("kernels/elementwise_grad.cu")
             ),
             Self::Grouped => include_str!("kernels/grouped.cu"),
@@ -191,7 +192,11 @@ impl File {
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
-            Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
+            Self::Route => concat!(
+                include_str!("kernels/rows.cuh"),
+                include_str!("kernels/packs.cuh"),
+                include_str!("kernels/route.cu")
+            ),
             Self::Sequence => {
                 concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence.cu"))
             }
@@ -534,7 +539,25 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_graph::packs;
     use std::collections::HashSet;
+
+    #[test]
+    fn kernels_read_the_words_of_packs_of_the_graph() {
+        let words = [
+            ("PACK_WORDS", packs::WORDS),
+            ("PACK_TOKENS", packs::TOKENS),
+            ("PACK_TARGETS", packs::TARGETS),
+            ("PACK_NUMBER", packs::NUMBER),
+        ];
+        for (name, word) in words {
+            let defined = include_str!("kernels/packs.cuh").lines().find_map(|line| {
+                let line = line.strip_prefix("#define ")?.strip_prefix(name)?;
+                line.split_whitespace().next()
+            });
+            assert_eq!(defined, Some(word.to_string().as_str()), "{name}");
+        }
+    }
 
     #[test]
     fn every_entry_waits_for_the_kernels_before_it() {

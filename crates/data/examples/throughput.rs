@@ -1,10 +1,10 @@
-//! Measures the throughput of one core: BPE tokenization compared with the `tokenizers` crate, and conversion of FASTA
-//! to the intermediate files of open reading frames (ORFs). Invariant: both tokenizers get the same reads, alternate in
+//! Measures throughput: BPE tokenization on one core compared with the `tokenizers` crate, conversion of FASTA to the
+//! intermediate files of open reading frames (ORFs), and packs of proteins for training with one tokenizer thread. Invariant: both tokenizers get the same reads, alternate in
 //! one run, and give equal tokens.
 //!
-//! `cargo run --release -p plimsoll-data --example throughput -- [--only bpe|orf] [--tokenizer FILE]
+//! `cargo run --release -p plimsoll-data --example throughput -- [--only bpe|orf|packs] [--tokenizer FILE]
 //! [--rounds N] [--folder DIR]`; `--folder` is the folder for the FASTA file and the three intermediate files (default
-//! `/dev/shm` if it exists, otherwise the temporary folder). Figures are medians over the rounds: wall time for BPE,
+//! `/dev/shm` if it exists, otherwise the temporary folder). Figures are medians over the rounds: wall time for BPE and packs,
 //! CPU time for ORF files.
 
 use std::fs::{self, File};
@@ -16,6 +16,10 @@ use plimsoll_data::chunk::chunks;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::sequence::{Reader, Record};
 use plimsoll_data::tokenize::Bpe;
+use plimsoll_data::train::{
+    Bounds, Counts, Dataset, Format, MaskRates, Objective, Pack, Settings, Shuffle, Split, TokenizerKind,
+    Validation,
+};
 use plimsoll_data::translate::{Scratch, orfs};
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -24,6 +28,7 @@ const READ: usize = 500;
 const RECORDS: usize = 8000;
 const CODONS: usize = 1500;
 const CHUNK: usize = 500;
+const PROTEINS: usize = 40_000;
 /// Number of bytes in a buffer from which on it is written to its file.
 const FLUSH: usize = 1 << 20;
 
@@ -44,11 +49,15 @@ fn main() {
             other => panic!("unknown flag {other}"),
         }
     }
-    if only != "orf" {
+    let is_asked = |part: &str| only.is_empty() || only == part;
+    if is_asked("bpe") {
         bpe(&tokenizer, rounds);
     }
-    if only != "bpe" {
+    if is_asked("orf") {
         orf_files(&folder, rounds);
+    }
+    if is_asked("packs") {
+        packs(&folder, rounds);
     }
 }
 
@@ -143,6 +152,54 @@ fn orf_files(folder: &Path, rounds: usize) {
         println!("  {name:28} {:8.1} MB of bases a second of a core", bases as f64 / 1e6 / time.as_secs_f64());
     }
     fs::remove_dir_all(&folder).expect("the folder is ours");
+}
+
+/// Streams the packs of an epoch of proteins with log-normal lengths, exp N(5.6, 0.75), masked as for ESM-2.
+fn packs(folder: &Path, rounds: usize) {
+    let path = folder.join("plimsoll-throughput.faa");
+    let mut random = Random(5);
+    let mut text = Vec::new();
+    for protein in 0..PROTEINS {
+        // The sum of twelve uniform numbers has a variance of 1.
+        let normal = (0..12).map(|_| random.below(1 << 20) as f64 / f64::from(1 << 20)).sum::<f64>() - 6.0;
+        let length = (5.6 + 0.75 * normal).exp().round().max(1.0) as usize;
+        writeln!(text, ">p{protein}").expect("memory");
+        text.extend((0..length).map(|_| b"ACDEFGHIKLMNPQRSTVWY"[random.below(20)]));
+        text.push(b'\n');
+    }
+    fs::write(&path, &text).expect("the input can be written");
+    println!("packs of {PROTEINS} proteins, one tokenizer thread ({rounds} rounds)");
+    for tokens in [1024, 16_384] {
+        let settings = Settings {
+            train: vec![path.clone()],
+            validation: Validation::None,
+            format: Format::Sequences,
+            tokens: TokenizerKind::Esm,
+            task: Objective::Masked(MaskRates::BERT),
+            bounds: Bounds { tokens, sequences: tokens / 8, longest: 1024 },
+            seed: 0,
+            shuffle: Shuffle { documents: 10_000, bytes: 64 << 20 },
+            longest_document: 1 << 20,
+            strict: false,
+            workers: 1,
+            prefetch: 2,
+        };
+        let data = Dataset::open(settings).expect("the data");
+        let mut pack = Pack::with_capacity(&data.settings().bounds);
+        let mut counts = Counts::default();
+        let times = (0..rounds).map(|_| {
+            timed(|| {
+                let mut stream = data.stream(Split::Train, &data.start()).expect("a stream");
+                while stream.fill(&mut pack).expect("a pack") {}
+                counts = stream.counts();
+            })
+        });
+        let seconds = median(times.collect()).as_secs_f64();
+        let (speed, room) = (counts.tokens as f64 / seconds / 1e6, (counts.packs * tokens as u64) as f64);
+        let filled = 100.0 * counts.tokens as f64 / room;
+        println!("  packs of {tokens:5} tokens {speed:8.1} million tokens/s, {filled:.1} % filled");
+    }
+    fs::remove_file(&path).expect("the file is ours");
 }
 
 /// Writes a FASTA file of random codons without stop codons; every second record is reverse-complemented. Returns the

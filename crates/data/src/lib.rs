@@ -1,5 +1,5 @@
 //! The data layer of Plimsoll (floor 0). It reads sequence and weight files, splits records into windows, finds open
-//! reading frames, tokenizes, packs token sequences into steps, makes training batches and writes result files.
+//! reading frames, tokenizes, packs token sequences into steps, makes packs of training data and writes result files.
 //! Invariant: all data streams in input order within bounded memory, results are deterministic, and nothing that is
 //! read is ever executed.
 

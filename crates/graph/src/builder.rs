@@ -286,7 +286,7 @@ mod tests {
     /// still return that many values.
     #[test]
     fn a_broken_rule_is_an_error_of_finish_not_a_panic() {
-        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
+        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 });
         let logits = g.input("logits", &[Dim::Tokens(1), Dim::Fixed(3)], DType::F32);
         let route = Route { experts: 3, top_k: 4, renormalise: true, capacity: 0 };
         let outs = g.node(Op::Route(route), &[logits]);

@@ -12,6 +12,7 @@ mod id;
 pub mod limits;
 mod op;
 pub mod ops;
+pub mod packs;
 mod spec;
 mod text;
 mod verify;

@@ -107,6 +107,7 @@ impl Bounds {
             ("tokens in a step", self.tokens),
             ("sequences in a step", self.sequences),
             ("tokens in the longest sequence", self.longest),
+            ("packs in a step", self.packs),
         ];
         match numbers.into_iter().find(|(_, n)| *n > MAX_ROWS) {
             None => Ok(()),
@@ -127,6 +128,7 @@ impl TensorSpec {
                 Dim::Fixed(n) => (Some(n), MAX_DIM, "in a dimension"),
                 Dim::Tokens(k) => (k.checked_mul(bounds.tokens), MAX_ROWS, "rows"),
                 Dim::Sequences(k) => (k.checked_mul(bounds.sequences), MAX_ROWS, "rows"),
+                Dim::Packs(k) => (k.checked_mul(bounds.packs), MAX_ROWS, "rows"),
             };
             if size.is_none_or(|size| size > most) {
                 return Err(too_large(format!("{most} {what}")));
@@ -186,7 +188,7 @@ mod tests {
 
     /// Builds a graph with one linear of `k` inputs and `n` outputs.
     fn linear(tokens: u64, k: u64, n: u64) -> Result<Graph, VerifyError> {
-        let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: 1 });
+        let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: 1, packs: 1 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
         let y = g.linear(x, "layer", n, false);
         let w = g.param("layer.weight", &[n, k]);
@@ -229,7 +231,7 @@ mod tests {
         let mut graph = linear(4, 8, 16).expect("small");
         graph.bounds.tokens = MAX_ROWS + 1;
         assert!(graph.verify().expect_err("tokens").is_too_large);
-        let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
+        let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 });
         for i in 0..9 {
             let name = format!("w{i}");
             let w = g.param(&name, &[1 << 24, 1 << 24]);
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn logits_are_limited() {
-        let counts = Counts { tokens: 1 << 20, sequences: 1 };
+        let counts = Counts { tokens: 1 << 20, sequences: 1, packs: 1 };
         let x = TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(1 << 20)], DType::F32);
         let w = TensorSpec::activation([Dim::Fixed(1 << 27), Dim::Fixed(1 << 20)], DType::F32);
         let op = |chunk| Op::LinearCrossEntropy(LinearCrossEntropy { bias: false, chunk, z_loss: 0.0 });

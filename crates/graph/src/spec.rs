@@ -208,6 +208,8 @@ pub struct Bounds {
     pub sequences: u64,
     /// Number of tokens of the longest sequence.
     pub longest: u64,
+    /// Number of packs ([`packs`](crate::packs)); 1 for inference, which has none.
+    pub packs: u64,
 }
 
 /// Actual size of one step; at most the [`Bounds`] of its plan.
@@ -217,17 +219,19 @@ pub struct Counts {
     pub tokens: u64,
     /// Number of packed sequences.
     pub sequences: u64,
+    /// Number of packs.
+    pub packs: u64,
 }
 
 impl Bounds {
     /// Counts of a step that is completely full.
     pub fn full(&self) -> Counts {
-        Counts { tokens: self.tokens, sequences: self.sequences }
+        Counts { tokens: self.tokens, sequences: self.sequences, packs: self.packs }
     }
 
     /// Whether a step of size `counts` is within these bounds.
     pub fn admits(&self, counts: Counts) -> bool {
-        counts.tokens <= self.tokens && counts.sequences <= self.sequences
+        counts.tokens <= self.tokens && counts.sequences <= self.sequences && counts.packs <= self.packs
     }
 }
 
@@ -240,6 +244,8 @@ pub enum Dim {
     Tokens(u64),
     /// This many rows per sequence.
     Sequences(u64),
+    /// This many rows per pack.
+    Packs(u64),
 }
 
 impl Dim {
@@ -254,6 +260,7 @@ impl Dim {
             Self::Fixed(n) => n,
             Self::Tokens(k) => k.checked_mul(counts.tokens).expect(IN_LIMITS),
             Self::Sequences(k) => k.checked_mul(counts.sequences).expect(IN_LIMITS),
+            Self::Packs(k) => k.checked_mul(counts.packs).expect(IN_LIMITS),
         }
     }
 
@@ -261,7 +268,7 @@ impl Dim {
     pub fn fixed(self) -> Option<u64> {
         match self {
             Self::Fixed(n) => Some(n),
-            Self::Tokens(_) | Self::Sequences(_) => None,
+            Self::Tokens(_) | Self::Sequences(_) | Self::Packs(_) => None,
         }
     }
 }
@@ -274,6 +281,8 @@ impl fmt::Display for Dim {
             Self::Tokens(k) => write!(f, "{k}T"),
             Self::Sequences(1) => write!(f, "S"),
             Self::Sequences(k) => write!(f, "{k}S"),
+            Self::Packs(1) => write!(f, "P"),
+            Self::Packs(k) => write!(f, "{k}P"),
         }
     }
 }
@@ -506,7 +515,7 @@ mod tests {
 
     #[test]
     fn blocks_pad_rows() {
-        let bounds = Bounds { tokens: 7, sequences: 2, longest: 4 };
+        let bounds = Bounds { tokens: 7, sequences: 2, longest: 4, packs: 1 };
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::F32);
         assert_eq!(w.bytes(&bounds), Bytes(33 * 10 * 4));
         w.layout = Layout::Packed { rows: 32, columns: 1 };
@@ -518,7 +527,7 @@ mod tests {
 
     #[test]
     fn blocks_pad_rows_and_columns() {
-        let counts = Counts { tokens: 1, sequences: 1 };
+        let counts = Counts { tokens: 1, sequences: 1, packs: 1 };
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::Bf16);
         w.layout = Layout::Packed { rows: 32, columns: 32 };
         assert_eq!((w.elements_at(counts), w.bytes_at(counts)), (64 * 32, Bytes(2 * 2048)));
@@ -528,7 +537,7 @@ mod tests {
     #[test]
     fn codes_have_padded_rows_and_their_scales() {
         let x = TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(40)], DType::F8);
-        let counts = Counts { tokens: 7, sequences: 1 };
+        let counts = Counts { tokens: 7, sequences: 1, packs: 1 };
         assert_eq!((x.elements_at(counts), x.bytes_at(counts)), (7 * 48, Bytes(7 * 48 + 7 * 4)));
         assert_eq!(x.to_string(), "f8[T, 40] scaled");
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(70)], DType::I8);

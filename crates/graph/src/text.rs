@@ -11,7 +11,7 @@
 //!   output y = %4
 //!   update %3 = %5
 //! ```
-//! `_` is an output that nobody reads. The type of a value is followed by its role (` grad`) and its placement
+//! The bounds end with `, P <= N` if the graph has more than one pack. `_` is an output that nobody reads. The type of a value is followed by its role (` grad`) and its placement
 //! (` shard 0`, ` partial`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase
 //! unless it is the forward pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are
 //! skipped.
@@ -49,7 +49,11 @@ pub fn node_label(graph: &Graph, id: NodeId) -> String {
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let b = &self.bounds;
-        writeln!(f, "graph T <= {}, S <= {}, longest <= {}", b.tokens, b.sequences, b.longest)?;
+        write!(f, "graph T <= {}, S <= {}, longest <= {}", b.tokens, b.sequences, b.longest)?;
+        if b.packs != 1 {
+            write!(f, ", P <= {}", b.packs)?;
+        }
+        writeln!(f)?;
         for (name, v) in &self.inputs {
             writeln!(f, "  {} = input {name}", typed(self, *v))?;
         }
@@ -202,8 +206,9 @@ impl Parser {
         let sequences = cursor.number()?;
         cursor.expect(", longest <= ")?;
         let longest = cursor.number()?;
+        let packs = if cursor.take(", P <= ") { cursor.number()? } else { 1 };
         cursor.end()?;
-        let graph = Graph::new(Bounds { tokens, sequences, longest });
+        let graph = Graph::new(Bounds { tokens, sequences, longest, packs });
         Ok(Self { graph, values: vec![], params: vec![], states: vec![] })
     }
 
@@ -465,6 +470,9 @@ impl<'a> Cursor<'a> {
         }
         if self.take("S") {
             return Ok(Dim::Sequences(factor.unwrap_or(1)));
+        }
+        if self.take("P") {
+            return Ok(Dim::Packs(factor.unwrap_or(1)));
         }
         factor.map(Dim::Fixed).ok_or_else(|| format!("expected a dimension before `{}`", self.0))
     }

@@ -12,7 +12,7 @@
 
 use crate::config::{ConfigError, Keys, decimal};
 use crate::init::{DEVIATION, Init, default_init};
-use crate::training::{DropoutBuilder, Training};
+use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{
     Activation, Add, Attention, Bias, Concat, Embed, Epilogue, Glu, KlDivergence, Linear, LinearCrossEntropy,
     Mask, Qkv, RotaryTable, Scale, SegmentMean,
@@ -203,7 +203,7 @@ impl CallerConfig {
     pub fn graph(&self, bounds: Bounds) -> Result<Graph, VerifyError> {
         let mut g = Builder::new(bounds);
         let windows = Windows::inputs(&mut g);
-        let mut dropping = DropoutBuilder::new(&mut g, &Training::default());
+        let mut dropping = DropoutBuilder::new(&mut g, &Training::default(), &mut PacksInput::default());
         let x = self.encode(&mut g, &windows, &mut dropping, Part::Model);
         let x = self.pool(&mut g, x, &windows, Part::Model);
         let logits = self.logits_of(&mut g, x, self.tasks.iter(), Part::Model);
@@ -216,7 +216,7 @@ impl CallerConfig {
     }
 
     /// Builds the training graph. Inputs as for [`Self::graph`], the targets of the objective, and with dropout `seed`:
-    /// i32 (2). Output `loss`: f32 (1), the sum over all targets that are not negative; of several tasks the sum of their
+    /// i32 (2) and `packs`: i32 (P, 6). Output `loss`: f32 (1), the sum over all targets that are not negative; of several tasks the sum of their
     /// losses times their weights. With distillation, whose sum is over all windows, the outputs `cross_entropy` (the loss
     /// without distillation) and `distillation_loss` are the two parts: `loss` is the former times 1 - w, and the latter.
     pub fn train_graph(
@@ -259,7 +259,7 @@ impl CallerConfig {
         match objective {
             CallerObjective::MaskedCodons => {
                 let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
-                let mut dropping = DropoutBuilder::new(g, training);
+                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
                 let x = self.encode(g, &windows, &mut dropping, Part::Model);
                 g.scope("", None);
                 let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
@@ -271,7 +271,7 @@ impl CallerConfig {
                     .collect();
                 // Teachers come first, so that their activations are gone before those of the model are kept.
                 let teachers = distillation.as_ref().map(|d| (d, d.predictions(g, &windows, &self.tasks)));
-                let mut dropping = DropoutBuilder::new(g, training);
+                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
                 let x = self.encode(g, &windows, &mut dropping, Part::Model);
                 let x = self.pool(g, x, &windows, Part::Model);
                 let x = dropping.apply(g, x);
@@ -456,7 +456,7 @@ impl Distillation {
         let mut sums: Vec<ValueId> = vec![];
         for (i, teacher) in self.teachers.iter().enumerate() {
             let part = Part::Teacher(i);
-            let mut still = DropoutBuilder::new(g, &Training::default());
+            let mut still = DropoutBuilder::new(g, &Training::default(), &mut PacksInput::default());
             let x = teacher.encode(g, windows, &mut still, part);
             let x = teacher.pool(g, x, windows, part);
             let logits = teacher.logits_of(g, x, tasks.iter(), part);
@@ -623,7 +623,7 @@ mod tests {
     /// Training and inference have the same parameters, but for the head of the masked language model.
     #[test]
     fn graphs_share_their_parameters() {
-        let (c, bounds) = (small(), Bounds { tokens: 60, sequences: 2, longest: 8 });
+        let (c, bounds) = (small(), Bounds { tokens: 60, sequences: 2, longest: 8, packs: 1 });
         let names = |graph: &Graph| {
             let names = graph.params.iter().flat_map(|p| &p.pieces).map(|piece| piece.tensor.clone());
             names.collect::<std::collections::BTreeSet<_>>()

@@ -4,7 +4,7 @@
 
 use crate::Training;
 use crate::init::Init;
-use crate::training::DropoutBuilder;
+use crate::training::{DropoutBuilder, PacksInput};
 use crate::tuning::TunedPart;
 use plimsoll_graph::ops::{Epilogue, Prologue, Scale};
 use plimsoll_graph::{Builder, Def, Graph, Op, ParamPiece, Role, ValueId, VerifyError};
@@ -84,7 +84,7 @@ pub(crate) fn adapt(
 ) -> Result<Adapted, TrainingError> {
     check(graph, lora)?;
     let (mut g, mut values) = sources(graph);
-    let mut dropping = DropoutBuilder::new(&mut g, training);
+    let mut dropping = DropoutBuilder::new(&mut g, training, &mut PacksInput::default());
     for node in &graph.nodes {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v.index()]).collect();
         g.in_layer(node.layer);

@@ -22,7 +22,7 @@ pub enum TrainingTask {
 
 impl Encoder {
     /// Builds the training graph. Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`, with dropout also
-    /// `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets that are not negative.
+    /// `seed`: i32 (2) and `packs`: i32 (P, 6). Output `loss`: f32 (1), the sum over all targets that are not negative.
     pub fn train_graph(
         &self,
         bounds: Bounds,

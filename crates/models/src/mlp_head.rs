@@ -2,7 +2,7 @@
 //! nucleotide sequence and its protein; class 1 is virus.
 
 use crate::init::{Init, default_init};
-use crate::training::{DropoutBuilder, Training};
+use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, ParamPiece, ValueId, VerifyError};
 
@@ -47,7 +47,7 @@ impl HeadConfig {
         let g = &mut Builder::new(bounds);
         let x = hidden(g, self);
         let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
-        let mut dropping = DropoutBuilder::new(g, training);
+        let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
         let norm = norm(g, self);
         let op = BatchNormTrain { eps: EPS, momentum: MOMENTUM };
         let outs = g.node(Op::BatchNormTrain(op), &[&[x], &norm[..]].concat());

@@ -2,7 +2,7 @@
 //! graphs have the names that the trainer expects, for every model.
 
 use plimsoll_graph::ops::{Dropout, LinearCrossEntropy};
-use plimsoll_graph::{Builder, DType, Dim, Op, ValueId};
+use plimsoll_graph::{Builder, DType, Dim, Op, ValueId, packs};
 
 /// Training options that change the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,7 +13,7 @@ pub struct Training {
     /// Weight of the z-loss: the squared log-sum-exp of the logits (Chowdhery et al. 2022).
     pub z_loss: f32,
     /// Dropout probability: after the token embedding of decoders, on the branches that a block adds to the
-    /// residual stream, and before a classifier. With 0 the graph has no input `seed`.
+    /// residual stream, and before a classifier. With 0 the graph has no input `seed`, and dropout does not need `packs`.
     pub dropout: f32,
 }
 
@@ -39,26 +39,39 @@ impl Training {
     }
 }
 
+/// The input `packs`: i32 (P, 6), see [`plimsoll_graph::packs`], which a graph has only if one of its ops reads it.
+#[derive(Default)]
+pub(crate) struct PacksInput(Option<ValueId>);
+
+impl PacksInput {
+    /// Returns the input, which is added at the first call.
+    pub(crate) fn get(&mut self, g: &mut Builder) -> ValueId {
+        let shape = [Dim::Packs(1), Dim::Fixed(packs::WORDS as u64)];
+        *self.0.get_or_insert_with(|| g.input("packs", &shape, DType::I32))
+    }
+}
+
 /// Adds dropout ops; each has its own stream of random numbers, so that masks are independent.
 pub(crate) struct DropoutBuilder {
     p: f32,
-    seed: Option<ValueId>,
+    /// The inputs `seed` and `packs`; `None` if the probability is 0.
+    inputs: Option<[ValueId; 2]>,
     streams: u32,
 }
 
 impl DropoutBuilder {
-    /// Adds the input `seed`: i32 (2), unless the probability is 0.
-    pub(crate) fn new(g: &mut Builder, training: &Training) -> Self {
+    /// Adds the inputs `seed`: i32 (2) and `packs`, unless the probability is 0.
+    pub(crate) fn new(g: &mut Builder, training: &Training, packs: &mut PacksInput) -> Self {
         let p = training.dropout;
-        let seed = (p != 0.0).then(|| g.input("seed", &[Dim::Fixed(2)], DType::I32));
-        Self { p, seed, streams: 0 }
+        let inputs = (p != 0.0).then(|| [g.input("seed", &[Dim::Fixed(2)], DType::I32), packs.get(g)]);
+        Self { p, inputs, streams: 0 }
     }
 
     /// Applies dropout to `x` with the next stream; returns `x` if the probability is 0.
     pub(crate) fn apply(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
-        let Some(seed) = self.seed else { return x };
+        let Some([seed, packs]) = self.inputs else { return x };
         let stream = self.streams;
         self.streams += 1;
-        g.one(Op::Dropout(Dropout { p: self.p, stream }), &[x, seed])
+        g.one(Op::Dropout(Dropout { p: self.p, stream }), &[x, seed, packs])
     }
 }

@@ -50,7 +50,7 @@ mod tests {
 
     /// Seconds of one linear with operands of type `dtype`.
     fn product(target: &Target, dtype: DType) -> f64 {
-        let mut g = Builder::new(Bounds { tokens: 1000, sequences: 1, longest: 1000 });
+        let mut g = Builder::new(Bounds { tokens: 1000, sequences: 1, longest: 1000, packs: 1 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(512)], dtype);
         let w = g.input("w", &[Dim::Fixed(512), Dim::Fixed(512)], dtype);
         let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, w]);

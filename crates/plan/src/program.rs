@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 ///
 /// let target = Target::named("cpu")?;
 /// let mut build = |tokens| {
-///     let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: 512 });
+///     let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: 512, packs: 1 });
 ///     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
 ///     let h = g.linear(x, "up", 256, true);
 ///     let h = g.gelu(h);

@@ -119,7 +119,7 @@
 //!     }
 //! }
 //!
-//! let bounds = Bounds { tokens: 128, sequences: 16, longest: 64 };
+//! let bounds = Bounds { tokens: 128, sequences: 16, longest: 64, packs: 1 };
 //! let x = TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(32)], DType::F32);
 //! assert_eq!(Negate.infer(&[&x], &bounds).unwrap(), [x.clone()]);
 //! assert!(Negate.infer(&[], &bounds).is_err());

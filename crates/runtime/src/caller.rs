@@ -70,7 +70,7 @@ impl CallerModel {
             return Err(crate::ModelError::CallerWithoutTasks { name }.into());
         }
         // Shapes of parameters do not depend on the bounds.
-        let graph = config.graph(Bounds { tokens: 6, sequences: 1, longest: 1 })?;
+        let graph = config.graph(Bounds { tokens: 6, sequences: 1, longest: 1, packs: 1 })?;
         for piece in pieces(&graph) {
             if config.derived(&piece.tensor).is_none() {
                 weights.expect(&piece.tensor, &piece.shape)?;

@@ -61,7 +61,7 @@ fn read_by(model: &SequenceModel) -> Result<BTreeSet<String>, RuntimeError> {
         SequenceModel::Encoder(Encoder::DnabertS(_)) => &[Output::Mean],
         SequenceModel::Encoder(Encoder::Esm2(_)) | SequenceModel::Decoder(_) => &[Output::Mean, Output::Logits],
     };
-    let graph = model.graph(Bounds { tokens: 4, sequences: 1, longest: 4 }, outputs)?;
+    let graph = model.graph(Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 }, outputs)?;
     let mut read: BTreeSet<String> = pieces(&graph).flat_map(|piece| model.candidates(&piece.tensor)).collect();
     if let SequenceModel::Encoder(encoder) = model {
         read.extend(tied_tensors(encoder).iter().flat_map(|(twin, _)| model.candidates(twin)));

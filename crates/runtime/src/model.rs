@@ -208,7 +208,8 @@ impl EncoderModel {
     /// Checks that every tensor of the encoder exists with its expected shape, and that tied tensors have equal values.
     fn check(&self) -> Result<(), RuntimeError> {
         // Parameter shapes do not depend on the bounds, so the smallest graph is enough.
-        let graph = self.encoder.graph(Bounds { tokens: 4, sequences: 1, longest: 4 }, &[Output::Mean])?;
+        let graph =
+            self.encoder.graph(Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 }, &[Output::Mean])?;
         for piece in pieces(&graph) {
             match self.find(&piece.tensor) {
                 Some(name) => {
@@ -385,7 +386,7 @@ impl HeadModel {
         if classes != 2 {
             return Err(ModelError::HeadClasses { name: name.to_owned(), classes }.into());
         }
-        let graph = mlp_head(&config, Bounds { tokens: 1, sequences: 1, longest: 1 })?;
+        let graph = mlp_head(&config, Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 })?;
         for piece in pieces(&graph) {
             weights.expect(&piece.tensor, &piece.shape)?;
         }

@@ -160,7 +160,7 @@ pub fn find_in_decoder(weights: &Weights, tensor: &str) -> Option<String> {
 /// it is stored, which must be the embedding table if the configuration says so.
 pub fn check_decoder(name: &str, decoder: &DecoderConfig, weights: &Weights) -> Result<(), RuntimeError> {
     // Shapes of parameters do not depend on the bounds.
-    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 };
     let graph = decoder.graph(bounds, &[Output::Mean, Output::Logits])?;
     for piece in pieces(&graph).filter(|piece| decoder.derived(&piece.tensor).is_none()) {
         let found = find_in_decoder(weights, &piece.tensor);

@@ -98,7 +98,7 @@ pub(crate) fn parameters(model: &SequenceModel) -> Result<u64, VerifyError> {
         }
         SequenceModel::Encoder(Encoder::DnabertS(_)) => &[Output::Hidden],
     };
-    let graph = model.graph(Bounds { tokens: 1, sequences: 1, longest: 1 }, outputs)?;
+    let graph = model.graph(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 }, outputs)?;
     let pieces = graph.params.iter().flat_map(|p| &p.pieces);
     let learnt = pieces.filter(|piece| !piece.tensor.ends_with("inv_freq"));
     Ok(learnt.map(|piece| piece.shape.iter().product::<u64>()).sum())

@@ -61,7 +61,8 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
     let config = config.with(model.choices().iter().map(|(key, value)| (key, value)))?;
     let batch = &config.batch;
     let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);
-    let whole = batch.tokens.div_ceil(batch.micro_tokens.0.or(largest).unwrap_or(batch.tokens).max(1));
+    let micro = batch.micro_tokens.0.or(largest).unwrap_or_else(|| config.pack_tokens());
+    let whole = batch.tokens.div_ceil(micro.max(1));
     let state = RunState::new(&config.precision, model.position()?);
     let told = hyper(model.optimizer(), &config.optimizer, Rate::new(&config).at(0, 0), 1);
     let scale = state.scale.of_micro_batch(config.precision.kind, batch.tokens);
@@ -87,7 +88,7 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
     let seconds = start.elapsed().as_secs_f64();
     if config.run.evaluate_every.is_some() {
         model.rewind()?;
-        model.evaluate()?;
+        model.evaluate(u64::MAX)?;
     }
     let peak = match machine.taken() {
         Ok(Some(taken)) => taken,

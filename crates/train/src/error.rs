@@ -342,12 +342,22 @@ pub enum TrainError {
         /// Number of steps.
         steps: u64,
     },
-    /// The data position of a checkpoint has no valid number of micro-steps.
-    #[error("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged")]
-    MicroSteps {
-        /// The invalid value.
-        found: Value,
+    /// A checkpoint of a run that held no data out is to be evaluated without data.
+    #[error(
+        "{}: its run has no run.evaluate_every, so it held no data out; give the data to evaluate as DATA",
+        EscapedPath(checkpoint)
+    )]
+    NothingHeldOut {
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
     },
+    /// The data position of a checkpoint has no number of a pack.
+    #[error(
+        "the checkpoint was written by a version before packs, which cut documents where a micro-step ended, so its place in \
+         the data means another one here; start a new run, with model.from and the folder of the checkpoint if its weights \
+         are wanted"
+    )]
+    PositionBeforePacks,
     /// The data position of a checkpoint cannot be parsed.
     #[error("the place in the data")]
     DataPosition {
@@ -716,6 +726,7 @@ impl Failure for TrainError {
             | Self::GradientsNotFinite { .. }
             | Self::NoRunOfCheckpoint { .. }
             | Self::EvaluationWithoutData { .. }
+            | Self::NothingHeldOut { .. }
             | Self::CheckpointName { .. }
             | Self::PredictionFolder { .. }
             | Self::ForeignFolder { .. }
@@ -731,7 +742,7 @@ impl Failure for TrainError {
             | Self::Nucleotides { .. } => 1,
             Self::OutOfMemory { .. } | Self::TooManyScores { .. } => 4,
             Self::DataPosition { .. }
-            | Self::MicroSteps { .. }
+            | Self::PositionBeforePacks
             | Self::CheckpointExists { .. }
             | Self::OtherConfiguration { .. }
             | Self::NoUsableCheckpoint { .. }

@@ -1,27 +1,27 @@
-//! The data of a run: translates the configuration into settings of the `data` crate, and reads batches from its
-//! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
-//! of evaluations since.
+//! The data of a run: translates the configuration into settings of the `data` crate, and reads packs from its streams.
+//! Invariant: the saved position in the training data is the position after the pack taken last, regardless of evaluations
+//! since.
 
 use super::config::{BinType, Data, Document, Format, MaskUnit, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
 use plimsoll_data::train::crops::{
-    CropBatch, CropObjective, CropPosition, CropSet, CropSettings, CropStream, CropTask, CropTokenizer,
+    CropObjective, CropPack, CropPosition, CropSet, CropSettings, CropStream, CropTask, CropTokenizer,
     Mutations, SamplingLevel, ShuffledCrops, ValidationCrops,
 };
-use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
+use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat,
-    Objective, Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation,
-    Vocabulary, class_words,
+    Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat, Objective,
+    Pack, Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
+    class_words,
 };
 use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Source of training and validation batches.
+/// Source of training and validation packs.
 pub enum Feed {
     /// Documents, tokenized.
     Tokens(Box<TokenFeed>),
@@ -31,32 +31,32 @@ pub enum Feed {
     Crops(Box<CropFeed>),
 }
 
-/// Batches of tokens.
+/// Packs of tokens.
 pub struct TokenFeed {
     dataset: Dataset,
-    /// Opened when the first batch is taken, because the bounds are not final before.
+    /// Opened when the first pack is taken, so that planning holds no threads and buffers.
     train: Option<Stream>,
     validation: Option<Stream>,
-    /// The batch taken last.
-    pub batch: Batch,
+    /// The pack taken last.
+    pub pack: Pack,
 }
 
-/// Batches of embeddings.
+/// Packs of embeddings.
 pub struct RowFeed {
     set: RowSet,
     train: Option<RowStream>,
     validation: Option<RowStream>,
-    /// The batch taken last.
-    pub batch: RowBatch,
+    /// The pack taken last.
+    pub pack: RowPack,
 }
 
-/// Batches of DNA windows.
+/// Packs of DNA windows.
 pub struct CropFeed {
     set: CropSet,
     train: Option<CropStream>,
     validation: Option<CropStream>,
-    /// The batch taken last.
-    pub batch: CropBatch,
+    /// The pack taken last.
+    pub pack: CropPack,
 }
 
 /// Size of an epoch.
@@ -84,28 +84,26 @@ pub struct DataSummary {
 }
 
 impl Feed {
-    /// Opens the data set, reading all of it once. `tokenizer` is the tokenizer.json next to the initial weights, if
-    /// there is one.
+    /// Opens the data set, reading all of it once; `bounds` are those of a pack. `tokenizer` is the tokenizer.json next to the
+    /// initial weights, if there is one.
     pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
-            let (train, validation, batch) = (None, None, RowBatch::default());
-            return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, batch })));
+            let (train, validation, pack) = (None, None, RowPack::default());
+            return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, pack })));
         }
         if config.model.kind == ModelKind::Caller {
             let set = CropSet::open(crop_settings(config, bounds)?)?;
-            // As for documents, `bound` allocates the buffers.
-            let (train, validation, batch) = (None, None, set.unallocated_batch());
-            return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, batch })));
+            let (train, validation, pack) = (None, None, set.pack());
+            return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, pack })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
         let records = dataset.census().nucleotides;
         if config.model.kind == ModelKind::Esm2 && !config.data.allow_dna && records > 0 {
             return Err(TrainError::Nucleotides { records, kind: config.model.kind.name() });
         }
-        // `bound` allocates the buffers: these bounds are those of the largest batch that may be planned.
-        let batch = Batch::default();
-        Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
+        let pack = Pack::with_capacity(&bounds);
+        Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, pack })))
     }
 
     /// Notes on the data files, a line each: what was skipped in folders, dropped from sequences, or is unknown to the tokenizer.
@@ -118,23 +116,7 @@ impl Feed {
         skipped.map(str::to_owned).into_iter().chain(notes.iter().map(ToString::to_string)).collect()
     }
 
-    /// Changes the bounds of micro-batches; must be called before the first batch is taken.
-    pub fn bound(&mut self, bounds: Bounds) -> Result<(), TrainError> {
-        match self {
-            Self::Tokens(feed) => {
-                feed.dataset.bound(bounds)?;
-                feed.batch = Batch::with_capacity(&bounds);
-            }
-            Self::Rows(feed) => feed.set.bound(bounds.tokens)?,
-            Self::Crops(feed) => {
-                feed.set.bound(bounds)?;
-                feed.batch = feed.set.batch();
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the next training micro-batch; `None` at the end of an epoch.
+    /// Reads the next training pack; `None` at the end of an epoch.
     pub fn take(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
@@ -142,45 +124,45 @@ impl Feed {
                     Some(stream) => stream,
                     none => none.insert(feed.dataset.stream(Split::Train, &feed.dataset.start())?),
                 };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| tokens_of(&feed.batch)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| tokens_of(&feed.pack)))
             }
             Self::Rows(feed) => {
                 let stream = match &mut feed.train {
                     Some(stream) => stream,
                     none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
                 };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| rows_of(&feed.batch)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| rows_of(&feed.pack)))
             }
             Self::Crops(feed) => {
                 let stream = match &mut feed.train {
                     Some(stream) => stream,
                     none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
                 };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| crops_of(&feed.batch, feed.set.settings().objective)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| crops_of(&feed.pack, feed.set.settings().objective)))
             }
         }
     }
 
-    /// Reads the next validation micro-batch; `None` at the end of the validation data.
+    /// Reads the next validation pack; `None` at the end of the validation data.
     pub(crate) fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| tokens_of(&feed.batch)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| tokens_of(&feed.pack)))
             }
             Self::Rows(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| rows_of(&feed.batch)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| rows_of(&feed.pack)))
             }
             Self::Crops(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
-                let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| validation_crops_of(&feed.batch)))
+                let filled = stream.fill(&mut feed.pack)?;
+                Ok(filled.then(|| validation_crops_of(&feed.pack)))
             }
         }
     }
@@ -188,9 +170,7 @@ impl Feed {
     /// Whether the data has a validation split.
     pub(crate) fn validates(&self, config: &TrainConfig) -> bool {
         match self {
-            Self::Tokens(_) | Self::Rows(_) => {
-                !config.data.validation.is_empty() || config.data.validation_fraction > 0.0
-            }
+            Self::Tokens(_) | Self::Rows(_) => validates(config),
             Self::Crops(_) => true,
         }
     }
@@ -229,6 +209,9 @@ impl Feed {
     /// Continues the training data at a position.
     pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
         let damaged = |e: serde_json::Error| TrainError::DataPosition { source: e };
+        if position.is_object() && position.get("pack").is_none() {
+            return Err(TrainError::PositionBeforePacks);
+        }
         match self {
             Self::Tokens(feed) => {
                 let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
@@ -246,24 +229,24 @@ impl Feed {
         Ok(())
     }
 
-    /// Returns upper bounds of the host memory that the data holds, including one batch; if the run `evaluates`,
+    /// Returns upper bounds of the host memory that the data holds, including one pack; if the run `evaluates`,
     /// including a second stream.
     pub fn host_bytes(&self, evaluates: bool) -> Vec<HostMemory> {
-        let (mut held, batch) = match self {
+        let (mut held, pack) = match self {
             Self::Tokens(feed) => {
-                (feed.dataset.host_bytes(), Batch::host_bytes(&feed.dataset.settings().bounds))
+                (feed.dataset.host_bytes(), Pack::host_bytes(&feed.dataset.settings().bounds))
             }
-            Self::Rows(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
-            Self::Crops(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
+            Self::Rows(feed) => (feed.set.host_bytes(), feed.set.pack_bytes()),
+            Self::Crops(feed) => (feed.set.host_bytes(), feed.set.pack_bytes()),
         };
         let stream = held.iter().map(|h| h.bytes).sum();
-        held.push(HostMemory { what: "batch", bytes: batch });
+        held.push(HostMemory { what: "pack", bytes: pack });
         held.extend(evaluates.then_some(HostMemory { what: "data of evaluations", bytes: stream }));
         held
     }
 
     /// Counts the packs of the next epoch of training data, and their tokens, by taking all of them; `between` is called after
-    /// each and may end the count with an error. Must be called before the first batch is trained on, and followed by
+    /// each and may end the count with an error. Must be called before the first pack is trained on, and followed by
     /// [`Feed::restart`].
     pub(crate) fn count_epoch(
         &mut self,
@@ -271,7 +254,7 @@ impl Feed {
     ) -> Result<EpochSize, TrainError> {
         if let Self::Rows(feed) = self {
             return Ok(EpochSize {
-                packs: feed.set.batches_of_epoch(),
+                packs: feed.set.packs_of_epoch(),
                 tokens: feed.set.census().train.documents,
             });
         }
@@ -324,11 +307,11 @@ impl Feed {
         }
     }
 
-    /// Number of lists of targets that a batch of tokens has.
+    /// Number of lists of targets that a pack has.
     pub fn tasks(&self) -> usize {
         match self {
             Self::Tokens(_) | Self::Rows(_) => 1,
-            Self::Crops(feed) => feed.batch.targets.len(),
+            Self::Crops(feed) => feed.pack.targets.len(),
         }
     }
 
@@ -341,30 +324,36 @@ impl Feed {
     }
 }
 
-fn tokens_of(batch: &Batch) -> Taken {
-    Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens, packs: 1 }
+fn tokens_of(pack: &Pack) -> Taken {
+    Taken { tokens: pack.ids.len() as u64, targets: pack.target_tokens, packs: 1 }
 }
 
-fn rows_of(batch: &RowBatch) -> Taken {
-    let rows = batch.targets.len() as u64;
+fn rows_of(pack: &RowPack) -> Taken {
+    let rows = pack.targets.len() as u64;
     Taken { tokens: rows, targets: rows, packs: 1 }
 }
 
 /// Training divides the loss of all tasks by the number of windows, each of which has a target in some task or is predicted by
 /// the teachers.
-fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
+fn crops_of(pack: &CropPack, objective: CropObjective) -> Taken {
     match objective {
         CropObjective::Classify => {
-            Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64, packs: 1 }
+            Taken { tokens: pack.ids.len() as u64, targets: pack.spans.len() as u64, packs: 1 }
         }
-        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => validation_crops_of(batch),
+        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => validation_crops_of(pack),
     }
 }
 
 /// The validation loss is that of the first task alone, or of masked tokens.
-fn validation_crops_of(batch: &CropBatch) -> Taken {
-    let targets = batch.target_counts.first().copied().unwrap_or(0);
-    Taken { tokens: batch.ids.len() as u64, targets, packs: 1 }
+fn validation_crops_of(pack: &CropPack) -> Taken {
+    let targets = pack.target_counts.first().copied().unwrap_or(0);
+    Taken { tokens: pack.ids.len() as u64, targets, packs: 1 }
+}
+
+/// Whether a run holds documents or rows out: it does so only for evaluations.
+fn validates(config: &TrainConfig) -> bool {
+    let has_data = !config.data.validation.is_empty() || config.data.validation_fraction > 0.0;
+    config.run.evaluate_every.is_some() && has_data
 }
 
 /// Returns the number of entries of the embedding table: the configured number, or else the size of the tokenizer's
@@ -396,10 +385,12 @@ pub fn settings(
     let d = &config.data;
     let format = format(config)?;
     let paths = |names: &[String]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
-    let validation = match (d.validation.is_empty(), d.validation_fraction) {
-        (false, _) => Validation::Files(paths(&d.validation)),
-        (true, 0.0) => Validation::None,
-        (true, fraction) => Validation::Fraction { fraction, seed: d.split_seed },
+    let validation = if !validates(config) {
+        Validation::None
+    } else if !d.validation.is_empty() {
+        Validation::Files(paths(&d.validation))
+    } else {
+        Validation::Fraction { fraction: d.validation_fraction, seed: d.split_seed }
     };
     Ok(Settings {
         train: paths(&d.train),
@@ -560,7 +551,7 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
         parts: vec![part(&d.train), part(&d.proteins)],
         labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
         classes: classes_of(config, config.model.classes.unwrap_or(2)),
-        validation: d.validation_fraction,
+        validation: if validates(config) { d.validation_fraction } else { 0.0 },
         validation_seed: d.split_seed,
         seed: config.run.seed,
         rows,
@@ -621,7 +612,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let flags: Vec<String> =
             flags.split_whitespace().map(|flag| flag.replace("ROOT", &root.display().to_string())).collect();
-        TrainConfig::parse("run: {steps: 1}\nbatch: {tokens: 2048}\n", "test", &flags).expect("a configuration")
+        TrainConfig::parse("run: {steps: 1, evaluate_every: 1}\nbatch: {tokens: 2048}\n", "test", &flags)
+            .expect("a configuration")
     }
 
     const BOUNDS: Bounds = Bounds { tokens: 512, sequences: 64, longest: 128 };

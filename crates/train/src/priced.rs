@@ -93,6 +93,7 @@ pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, Tr
     plan["parameters"] = json!(parameters(&found.program.plans()[0].1.graph));
     plan["parameters_of_teachers"] = json!(parameters_of_teachers(&found.program.plans()[0].1.graph));
     plan["chosen"] = chosen(c);
+    plan["chosen"]["pack_tokens"] = json!(config.pack_tokens());
     plan["recomputed"] = json!(recomputed(&found.program.plans()[0].1.graph));
     plan["seconds_per_step"] = json!(found.seconds);
     plan["tokens_per_second"] = json!(found.tokens_per_second);
@@ -125,13 +126,17 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         text += &format!("teachers of {teachers} parameters, which are not trained\n");
     }
     let times = match candidate.accumulation {
-        1 => "one micro-batch".to_owned(),
-        n => format!("{n} micro-batches"),
+        1 => "one micro-step".to_owned(),
+        n => format!("{n} micro-steps"),
+    };
+    let packs = match graph.bounds.packs {
+        1 => "one pack".to_owned(),
+        n => format!("{n} packs"),
     };
     text += &format!(
-        "a step is {times} of up to {} tokens of {} sequences, the longest {} tokens; precision {}\n",
-        candidate.tokens,
-        graph.bounds.sequences,
+        "a step is {times} of {packs} of up to {} tokens and {} sequences, the longest {} tokens; precision {}\n",
+        config.pack_tokens(),
+        graph.bounds.sequences / graph.bounds.packs,
         graph.bounds.longest,
         precision(config.precision.kind)
     );

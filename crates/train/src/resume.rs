@@ -142,6 +142,12 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
+    // Whether a run evaluates decides which data it holds out.
+    let evaluates = |config: &Value| at_path(config, EVALUATE_EVERY).clone();
+    let (was, is) = (evaluates(&record.config), evaluates(&json_of(config)?));
+    if was.is_null() != is.is_null() {
+        return Ok(Some(ConfigDifference::Key { key: EVALUATE_EVERY.to_owned(), was, is }));
+    }
     // The length of the run may change unless the learning rate of the completed steps depended on it: a decaying
     // schedule, or a warm-up that is a fraction of the steps.
     if !config.rates_depend_on_end() {
@@ -160,8 +166,11 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
 
+/// The key of the interval of evaluations.
+const EVALUATE_EVERY: &str = "run.evaluate_every";
+
 /// The value at a dotted path; null if the path does not exist.
-fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
+pub(super) fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(value, |value, key| &value[key])
 }
 
@@ -226,7 +235,12 @@ mod tests {
             ("", vec![], "model.experts.count=16", Some("`model.experts.count` was 8, is 16")),
             // The configuration in the folder of the run states what was chosen.
             ("", micro(), "batch.micro_tokens=4096", None),
-            ("", micro(), "batch.micro_tokens=8192", Some("`batch.micro_tokens` was \"auto\", is 8192")),
+            // Other micro-steps have the same packs.
+            ("", micro(), "batch.micro_tokens=8192", None),
+            ("", vec![], "batch.pack_tokens=2048", Some("`batch.pack_tokens` was \"auto\", is 2048")),
+            // The data that is held out.
+            ("", vec![], "run.evaluate_every=2", Some("`run.evaluate_every` was null, is 2")),
+            ("run.evaluate_every=3", vec![], "run.evaluate_every=2", None),
             // The end of the schedule.
             (
                 "",

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A model with its training data, as seen by the training loop.
 pub trait Trainable {
     /// Takes the next training micro-batch, of at most `most` packs of the data; `None` at the end of an epoch, after which
-    /// the next call begins another epoch. Without `memory.dynamic`, a micro-batch is one pack.
+    /// the next call begins another epoch.
     fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError>;
 
     /// Sets the hyperparameters of the step that begins. Needed before its first micro-step, because a step of a single
@@ -84,8 +84,9 @@ pub trait Trainable {
     /// The largest tensors of the plan, and other processes that hold memory of the device, for an error.
     fn memory_report(&self) -> MemoryReport;
 
-    /// Computes the loss of the next validation micro-batch; `None` at the end of the validation data.
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError>;
+    /// Computes the loss of the next validation packs, up to the one with target number `most`; `None` at the end of the
+    /// validation data.
+    fn evaluate(&mut self, most: u64) -> Result<Option<Evaluated>, TrainError>;
 
     /// Restarts the validation data from its beginning.
     fn rewind(&mut self) -> Result<(), TrainError>;
@@ -267,7 +268,8 @@ impl Serialize for Shares<'_> {
     }
 }
 
-/// Auxiliary losses, each multiplied by its weight, as means over targets (z-loss, distillation) or tokens (router losses);
+/// Auxiliary losses, each multiplied by its weight, as means over targets; those of routers are means over the tokens of a
+/// pack, and these are means over packs, weighted by their targets;
 /// `None` if the model does not have the loss. They are minimised together with the cross-entropy and reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Auxiliary {

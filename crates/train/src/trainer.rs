@@ -4,7 +4,7 @@
 //! wait for the host.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
-use super::config::schema::{leaves, schema};
+use super::config::schema::{Leaf, leaves, schema};
 use super::config::{Interval, PrecisionKind, TrainConfig};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
@@ -214,7 +214,10 @@ fn train_from(
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
     let (output, asked) = (&request.output, started.asked);
-    let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
+    let kept = match &found {
+        Some(checkpoint) => kept(&checkpoint.record.choices, &request.config)?,
+        None => BTreeMap::new(),
+    };
     // Values chosen for the completed steps must hold for the following steps too.
     let config = request.config.with(&kept)?;
     let record = &mut |name: &str, reading: &Reading, observer: &mut dyn Observer| {
@@ -278,10 +281,22 @@ fn train_from(
     trainer.report(output, ended, timeline, observer)
 }
 
-/// Selects the choices that affect results.
-fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
-    let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
-    keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
+/// Selects the choices of an earlier process that a resumed run keeps: those that affect results, and those that affect
+/// rounding, such as the size of micro-steps, unless `config` states other values.
+fn kept(
+    choices: &BTreeMap<String, Value>,
+    config: &TrainConfig,
+) -> Result<BTreeMap<String, Value>, RuntimeError> {
+    let asked = serde_json::to_value(config).map_err(|e| RuntimeError::bug(e.to_string()))?;
+    let is_kept = |leaf: &Leaf| match leaf.changes.as_str() {
+        "results" => true,
+        // With memory.dynamic the size of micro-steps has other keys.
+        "rounding" if leaf.path == "batch.micro_tokens" && config.memory.dynamic.is_some() => false,
+        "rounding" => resume::at_path(&asked, &leaf.path) == "auto",
+        _ => false,
+    };
+    let keys = leaves(&schema()).into_iter().filter(is_kept);
+    Ok(keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect())
 }
 
 /// Checks that the file system of the run's folder has room for a checkpoint, so that the first one does not fail after hours.
@@ -470,7 +485,8 @@ impl Trainer<'_> {
         };
         let micro = match self.dynamic.as_ref().map(DynamicBatch::range) {
             Some([least, most]) => format!("{least} to {most}, by the free memory"),
-            None => batch.micro_tokens.0.unwrap_or(batch.tokens).to_string(),
+            // A micro-step of a head is a pack.
+            None => batch.micro_tokens.0.unwrap_or_else(|| self.config.pack_tokens()).to_string(),
         };
         let first = [
             format!(
@@ -480,8 +496,9 @@ impl Trainer<'_> {
                 word(&self.model.optimizer()),
             ),
             format!(
-                "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
-                batch.tokens
+                "on {files}, {} tokens a step in packs of {} and micro-steps of {micro}; computed by {device}",
+                batch.tokens,
+                self.config.pack_tokens()
             ),
         ];
         let rest = [
@@ -824,7 +841,7 @@ impl Trainer<'_> {
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
     fn group(&mut self) -> Result<Group, TrainError> {
         self.phase = Phase::MicroStep;
-        let most = self.config.batch.tokens / self.config.unit_tokens();
+        let most = self.config.packs_of_step();
         let (mut group, mut ends) = (Group::default(), 0);
         let run = &self.config.run;
         let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
@@ -922,7 +939,7 @@ impl Trainer<'_> {
         let (mut loss, mut targets) = (0.0, 0);
         self.model.rewind()?;
         while targets < most
-            && let Some(found) = self.model.evaluate()?
+            && let Some(found) = self.model.evaluate(most - targets)?
         {
             loss += found.loss;
             targets += found.targets;

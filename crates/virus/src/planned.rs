@@ -352,8 +352,11 @@ fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads,
                 let bounds = plan.graph.bounds;
                 let of_sequences = |tokens: f64| {
                     let sequences = (bounds.tokens as f64 / tokens) as u64;
-                    let counts =
-                        Counts { tokens: bounds.tokens, sequences: sequences.clamp(1, bounds.sequences) };
+                    let counts = Counts {
+                        tokens: bounds.tokens,
+                        sequences: sequences.clamp(1, bounds.sequences),
+                        packs: 1,
+                    };
                     (counts, tokens / bounds.tokens as f64)
                 };
                 let (counts, share) = match PLANS.iter().position(|part| part == name) {

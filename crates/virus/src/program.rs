@@ -149,7 +149,7 @@ impl Shape {
                 name: CALLER,
                 graph: Box::new(move |tokens| {
                     let longest = self.longest_dna() / FRAMES;
-                    config.graph(Bounds { tokens, sequences: self.sequences(tokens), longest })
+                    config.graph(Bounds { tokens, sequences: self.sequences(tokens), longest, packs: 1 })
                 }),
                 policy: Policy { precision, ..Policy::default() },
                 // The weights are a few megabytes.
@@ -197,7 +197,7 @@ impl Shape {
             parts.push(encoder(PROTEIN, &shape.protein, self.longest_protein()));
         }
         if stage.scores() {
-            let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
+            let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1, packs: 1 };
             let graph = Box::new(move |_| mlp_head(&shape.head, rows));
             parts.push(PlanPart { name: PLANS[HEAD], graph, policy: Policy::default(), streams: false });
         }

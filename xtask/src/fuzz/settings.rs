@@ -40,14 +40,13 @@ memory: {remat: every_n, loss_chunk: 8}
 run: {steps: 4, evaluate_every: 2}
 ",
     "model: {kind: head, hidden: 16}
-data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv, validation_fraction: 0.1}
-batch: {tokens: 32}
+data: {train: [DATA/head/dna.npy], proteins: [DATA/head/proteins.npy], labels: DATA/head/labels.tsv}
+batch: {tokens: 32, pack_tokens: 16}
 run: {steps: 4}
 ",
     "model: {kind: moe_lm, hidden: 16, layers: 2, heads: 2, intermediate: 16, experts: {count: 2}}
 data: {train: [DATA/corpus.txt], longest: 8}
 batch: {tokens: 64}
-loss: {balance: 0}
 memory: {dynamic: {}}
 run: {steps: 4}
 ",
@@ -191,6 +190,7 @@ fn believable(program: &Program, budget: Bytes, target: &Target) -> Result<(), S
                 Dim::Fixed(n) => u128::from(n),
                 Dim::Tokens(k) => u128::from(k) * u128::from(bounds.tokens),
                 Dim::Sequences(k) => u128::from(k) * u128::from(bounds.sequences),
+                Dim::Packs(k) => u128::from(k) * u128::from(bounds.packs),
             });
             let bytes = elements.product::<u128>() * u128::from(spec.dtype.size());
             let planned = plan.memory.slice(v).map_or(0, |slice| u128::from(slice.bytes.0));

@@ -180,7 +180,7 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 
 /// Reads a configuration and builds its graph.
 fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
-    let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
+    let bounds = Bounds { tokens: 8, sequences: 2, longest: 8, packs: 1 };
     let (read, peak) = measured(|| {
         let text = read_text(path, 1 << 20).ok()?;
         let graph = match CallerConfig::is_caller(&text) {
@@ -246,7 +246,7 @@ fn check_target(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 /// refused with a bill.
 fn use_target(target: &Target) -> Result<(), String> {
     let encoder = Encoder::from_json(SMALL).map_err(|e| e.to_string())?;
-    let bounds = Bounds { tokens: 64, sequences: 4, longest: 64 };
+    let bounds = Bounds { tokens: 64, sequences: 4, longest: 64, packs: 1 };
     let graph = encoder.graph(bounds, &[Output::Mean]).map_err(|e| e.to_string())?;
     let Ok(plan) = compile(&graph, &Policy::default(), target) else { return Ok(()) };
     let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);

@@ -10,9 +10,9 @@ use plimsoll_data::train::crops::{
     CropObjective, CropSet, CropSettings, CropTask, CropTokenizer, Mutations, SamplingLevel, ShuffledCrops,
     ValidationCrops,
 };
-use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowSet, RowSettings};
+use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowSet, RowSettings};
 use plimsoll_data::train::{
-    Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Settings, Shuffle, Split,
+    Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Pack, Settings, Shuffle, Split,
     TextDocuments, TokenizerKind, Validation,
 };
 use std::path::Path;
@@ -256,14 +256,14 @@ fn check(
 /// Number of targets of an epoch. The outer error is a refusal of the data, the inner error a finding.
 fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError> {
     let mut stream = data.stream(Split::Train, &data.start())?;
-    let mut batch = Batch::default();
-    while stream.fill(&mut batch)? {
+    let mut pack = Pack::default();
+    while stream.fill(&mut pack)? {
         let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < vocab);
-        if !batch.ids.iter().chain(&batch.targets).all(known) {
-            return Ok(Err(format!("an id out of range: {:?}", batch.ids)));
+        if !pack.ids.iter().chain(&pack.targets).all(known) {
+            return Ok(Err(format!("an id out of range: {:?}", pack.ids)));
         }
-        if batch.spans.last().map(|span| span[1] as usize) != Some(batch.ids.len()) {
-            return Ok(Err(format!("spans {:?} for {} ids", batch.spans, batch.ids.len())));
+        if pack.spans.last().map(|span| span[1] as usize) != Some(pack.ids.len()) {
+            return Ok(Err(format!("spans {:?} for {} ids", pack.spans, pack.ids.len())));
         }
     }
     Ok(Ok(stream.counts().targets))
@@ -303,12 +303,12 @@ fn check_rows(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     };
     let (read, peak) = measured(|| {
         let set = RowSet::open(settings)?;
-        let mut batch = RowBatch::default();
+        let mut pack = RowPack::default();
         let mut stream = set.stream(Split::Train, &set.start())?;
         let (mut rows, mut finite) = (0, true);
-        while stream.fill(&mut batch)? {
-            rows += batch.targets.len() as u64;
-            finite &= batch.parts[0].iter().all(|value| value.is_finite());
+        while stream.fill(&mut pack)? {
+            rows += pack.targets.len() as u64;
+            finite &= pack.parts[0].iter().all(|value| value.is_finite());
         }
         Ok::<_, DataError>(finite && rows == set.census().train.documents)
     });
@@ -346,18 +346,18 @@ fn check_crops(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     };
     let (read, peak) = measured(|| {
         let set = CropSet::open(settings)?;
-        let mut batch = set.batch();
+        let mut pack = set.pack();
         let mut stream = set.stream(Split::Train, &set.start())?;
         let mut sound = true;
         for _ in 0..3 {
-            stream.fill(&mut batch)?;
-            sound &= (1..=5).contains(&batch.spans.len()) && batch.targets[0].len() == batch.spans.len();
-            sound &= batch.targets[0].iter().all(|target| (0..2).contains(target));
-            sound &= batch.ids.iter().all(|id| (0..=codons::UNKNOWN).contains(id));
+            stream.fill(&mut pack)?;
+            sound &= (1..=5).contains(&pack.spans.len()) && pack.targets[0].len() == pack.spans.len();
+            sound &= pack.targets[0].iter().all(|target| (0..2).contains(target));
+            sound &= pack.ids.iter().all(|id| (0..=codons::UNKNOWN).contains(id));
         }
         let mut stream = set.stream(Split::Validation, &set.start())?;
-        while stream.fill(&mut batch)? {
-            sound &= batch.bases.iter().all(|&bases| bases == 20);
+        while stream.fill(&mut pack)? {
+            sound &= pack.bases.iter().all(|&bases| bases == 20);
         }
         let census = set.stats();
         let records = [census.train, census.validation].map(|size| size.records + size.short);

@@ -62,8 +62,11 @@ pub(in super::super) fn dropout(l: &Operands<'_>, cpu: &Cpu, op: &Dropout) -> La
     let [low, high] = *l.words(1)? else {
         return Err(l.refuse("a seed has two words".to_owned()));
     };
+    let first = Dropout::pack_word(&l.launch.ins[0].spec).map_err(|rule| l.refuse(rule.to_string()))?;
+    let x = l.input(0)?;
+    let packs = l.packs(2, first, x.rows())?;
     let how = drop::Dropout { p: op.p, stream: op.stream, seed: [low, high] };
-    drop::dropout(cpu, how, l.input(0)?, l.output(0)?);
+    drop::dropout(cpu, how, x, packs, l.output(0)?);
     Ok(())
 }
 

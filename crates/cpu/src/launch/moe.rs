@@ -1,10 +1,13 @@
 //! Launches of mixture-of-experts ops: routing, dispatch, combine and router losses. Invariant: every precondition of
-//! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index.
+//! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index, and packs cover all
+//! tokens.
 
 use super::super::operands::Operands;
+use super::super::packs::{self, Packs};
 use super::super::{Cpu, dispatch, route, router_loss};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
+use plimsoll_graph::packs::TOKENS;
 
 pub(in super::super) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
     dispatch::combine(cpu, op.top_k as usize, l.input(0)?, l.vector(1)?, l.slots(3)?, l.output(0)?);
@@ -39,8 +42,16 @@ pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result
     if i32::try_from(logits.rows() * op.top_k as usize).is_err() {
         return Err(l.refuse(format!("{} tokens with {} experts each", logits.rows(), op.top_k)));
     }
-    let limit = op.limit(logits.rows() as u64).unwrap_or(u64::MAX) as usize;
-    let choice = route::Choice { top_k: op.top_k as usize, renormalise: op.renormalise, limit };
+    // Without a capacity there is no input `packs`, and one pack without a limit gives the same rows as any others.
+    let whole = packs::whole(logits.rows());
+    let packs = if op.capacity > 0 {
+        l.packs(1, TOKENS, logits.rows())?
+    } else {
+        Packs::new(&whole, TOKENS, logits.rows()).map_err(|error| l.refuse(error.to_string()))?
+    };
+    let limit = |tokens: usize| op.limit(tokens as u64).unwrap_or(u64::MAX) as usize;
+    let capacity = route::Capacity { packs, limit: &limit };
+    let choice = route::Choice { top_k: op.top_k as usize, renormalise: op.renormalise };
     let wanted = |k: usize| l.launch.outs[k].as_ref().map(|_| l.integers_out(k)).transpose();
     let to = route::Routed {
         gates: l.output(0)?,
@@ -50,7 +61,7 @@ pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result
         offsets: l.integers_out(4)?,
         dropped: wanted(5)?,
     };
-    route::route(cpu, choice, logits, to, l.workspace()?);
+    route::route(cpu, choice, logits, capacity, to, l.workspace()?);
     Ok(())
 }
 
@@ -63,10 +74,8 @@ pub(in super::super) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) 
 }
 
 pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
-    let logits = l.input(0)?;
     let weights = router_loss::Weights { balance: op.balance, z: op.z };
-    let experts = l.ids(1, logits.cols())?;
-    let losses = router_loss::router_loss(cpu, weights, logits, experts, l.workspace()?);
+    let losses = router_loss::router_loss(cpu, weights, choices(l, 0)?, l.workspace()?);
     for (k, value) in [losses.sum, losses.balance, losses.z].into_iter().enumerate() {
         if let Some(out) = l.vector_out(k)? {
             out.fill(value);
@@ -80,9 +89,16 @@ pub(in super::super) fn router_loss_grad(
     cpu: &Cpu,
     op: &RouterLossGrad,
 ) -> Result<(), DeviceError> {
-    let logits = l.input(1)?;
     let weights = router_loss::Weights { balance: op.balance, z: op.z };
-    let (dloss, experts) = (l.vector(0)?[0], l.ids(2, logits.cols())?);
-    router_loss::router_loss_grad(cpu, weights, dloss, logits, experts, l.output(0)?, l.workspace()?);
+    let dloss = l.vector(0)?[0];
+    router_loss::router_loss_grad(cpu, weights, dloss, choices(l, 1)?, l.output(0)?, l.workspace()?);
     Ok(())
+}
+
+/// The inputs logits, experts and packs of a router loss, from input `first` on.
+fn choices<'a>(l: &Operands<'a>, first: usize) -> Result<router_loss::Choices<'a>, DeviceError> {
+    let logits = l.input(first)?;
+    let experts = l.ids(first + 1, logits.cols())?;
+    let packs = l.packs(first + 2, TOKENS, logits.rows())?;
+    Ok(router_loss::Choices { logits, experts, packs })
 }

@@ -1,10 +1,12 @@
-//! Tests of routing with ties and invalid logits, and of gradients written over their inputs.
+//! Tests of routing with ties and invalid logits, of gradients written over their inputs, and of packs that are joined.
 
-use super::{machines, numbers, same_bits, workspace};
+use super::{machines, numbers, same_bits};
 use crate::dispatch::{Combined, combine_grad};
-use crate::route::{Choice, Routed, route};
-use crate::router_loss::{Weights, router_loss, router_loss_grad};
+use crate::packs::{Packs, whole};
+use crate::route::{Capacity, Choice, Routed, route, scratch_words};
+use crate::router_loss::{Choices, Weights, router_loss, router_loss_grad};
 use crate::{Cpu, Rows, RowsMut};
+use plimsoll_graph::packs::{TARGETS, TOKENS, WORDS};
 
 /// All outputs of routing.
 struct Routes {
@@ -16,8 +18,8 @@ struct Routes {
     dropped: i32,
 }
 
-/// Routes logits (T, `experts`), with every output filled with invalid values before.
-fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice) -> Routes {
+/// Routes logits (T, `experts`), with every output and the scratch filled with invalid values before.
+fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, capacity: Capacity<'_>) -> Routes {
     let tokens = logits.len() / experts;
     let rows = tokens * choice.top_k;
     let mut out = Routes {
@@ -37,15 +39,24 @@ fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice) -> Routes {
         offsets: &mut out.offsets,
         dropped: Some(&mut dropped),
     };
-    let mut scratch = workspace(cpu, 4 * experts.next_multiple_of(16));
-    route(cpu, choice, Rows::new(logits, tokens, experts, experts), to, &mut scratch);
+    let mut scratch = vec![f32::NAN; scratch_words(experts, capacity.packs.count(), cpu.threads())];
+    route(cpu, choice, Rows::new(logits, tokens, experts, experts), capacity, to, &mut scratch);
     out.dropped = dropped[0];
     out
 }
 
+/// Routes as one pack, of which every expert takes at most `limit` rows.
+fn routed_as_one(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, limit: usize) -> Routes {
+    let words = whole(logits.len() / experts);
+    let packs = Packs::new(&words, TOKENS, logits.len() / experts).expect("one pack");
+    let routes = routed(cpu, logits, experts, choice, Capacity { packs, limit: &|_| limit });
+    routes.check(experts, choice, limit);
+    routes
+}
+
 impl Routes {
-    /// Checks what must hold for any logits: the experts of a token differ, rows are in order, no row is lost.
-    fn check(&self, experts: usize, choice: Choice) {
+    /// Checks what must hold for any logits in one pack: the experts of a token differ, rows are in order, no row is lost.
+    fn check(&self, experts: usize, choice: Choice, limit: usize) {
         let rows = self.places.len();
         for chosen in self.experts.chunks(choice.top_k) {
             let mut sorted = chosen.to_vec();
@@ -58,7 +69,7 @@ impl Routes {
         for expert in 0..experts as i32 {
             assert_eq!(self.offsets[expert as usize], wanted.len() as i32);
             let of_expert = (0..rows).filter(|&i| self.experts[i] == expert);
-            wanted.extend(of_expert.take(choice.limit).map(|i| i as i32));
+            wanted.extend(of_expert.take(limit).map(|i| i as i32));
         }
         assert_eq!(self.offsets[experts], wanted.len() as i32);
         assert_eq!(self.dropped as usize, rows - wanted.len());
@@ -78,9 +89,8 @@ fn ties_go_to_the_lower_expert() {
         let logits: Vec<f32> = numbers(1, 41 * experts).iter().map(|x| (1.5 * x).round()).collect();
         for cpu in machines() {
             for top_k in [1, experts.div_ceil(2), experts] {
-                let choice = Choice { top_k, renormalise: true, limit: 7 };
-                let routes = routed(&cpu, &logits, experts, choice);
-                routes.check(experts, choice);
+                let choice = Choice { top_k, renormalise: true };
+                let routes = routed_as_one(&cpu, &logits, experts, choice, 7);
                 for (row, chosen) in logits.chunks(experts).zip(routes.experts.chunks(top_k)) {
                     let mut order: Vec<usize> = (0..experts).collect();
                     order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).expect("numbers"));
@@ -98,8 +108,8 @@ fn logits_that_are_no_numbers_lose_no_row() {
         logits.iter_mut().step_by(3).for_each(|x| *x = bad);
         logits[8..12].fill(bad);
         for cpu in machines() {
-            let choice = Choice { top_k: 3, renormalise: false, limit: usize::MAX };
-            routed(&cpu, &logits, 4, choice).check(4, choice);
+            let choice = Choice { top_k: 3, renormalise: false };
+            routed_as_one(&cpu, &logits, 4, choice, usize::MAX);
         }
     }
 }
@@ -107,8 +117,8 @@ fn logits_that_are_no_numbers_lose_no_row() {
 #[test]
 fn without_tokens_nothing_is_routed() {
     for cpu in machines() {
-        let choice = Choice { top_k: 2, renormalise: true, limit: 0 };
-        let routes = routed(&cpu, &[], 3, choice);
+        let choice = Choice { top_k: 2, renormalise: true };
+        let routes = routed_as_one(&cpu, &[], 3, choice, 0);
         assert_eq!((routes.offsets, routes.dropped), (vec![0; 4], 0));
     }
 }
@@ -117,10 +127,10 @@ fn without_tokens_nothing_is_routed() {
 #[test]
 fn rows_are_overwritten_only_once_they_were_read() {
     let (tokens, columns, top_k, experts) = (37, 83, 2, 4);
-    let choice = Choice { top_k, renormalise: true, limit: 15 };
+    let choice = Choice { top_k, renormalise: true };
     for cpu in machines() {
         let Routes { gates, order, places, dropped, .. } =
-            routed(&cpu, &numbers(3, tokens * experts), experts, choice);
+            routed_as_one(&cpu, &numbers(3, tokens * experts), experts, choice, 15);
         assert!(dropped > 0);
         let (mut rows, dy) = (numbers(4, tokens * top_k * columns), numbers(5, tokens * columns));
         let n = tokens * top_k;
@@ -154,14 +164,110 @@ fn z_losses_use_the_logarithm_of_libm() {
         let lse = f64::from(a) + libm::log(experts as f64);
         let gradient = (1.0 / experts as f32) * (2.0 * z * lse as f32);
         for cpu in machines() {
-            let x = Rows::new(&logits, 1, experts, experts);
+            let logits = Rows::new(&logits, 1, experts, experts);
+            let mut words = whole(1);
+            words[0][TARGETS] = 1;
+            let packs = Packs::new(&words, TOKENS, 1).expect("one pack");
+            let of = Choices { logits, experts: &[0], packs };
             let weights = Weights { balance: 0.0, z };
-            let losses = router_loss(&cpu, weights, x, &[0], &mut [f32::NAN; 2]);
+            let losses = router_loss(&cpu, weights, of, &mut [f32::NAN; 2]);
             same_bits(&[losses.z], &[(f64::from(z) * (lse * lse)) as f32], "z loss");
             let mut dlogits = vec![f32::NAN; experts];
             let out = RowsMut::new(&mut dlogits, 1, experts, experts);
-            router_loss_grad(&cpu, weights, 1.0, x, &[0], out, &mut vec![f32::NAN; experts]);
+            router_loss_grad(&cpu, weights, 1.0, of, out, &mut vec![f32::NAN; experts]);
             same_bits(&dlogits, &vec![gradient; experts], "gradient of the z loss");
+        }
+    }
+}
+
+/// Tokens of the packs that are joined: single tokens, none, and more than a block of any kernel has.
+const PACKS: [u32; 6] = [1, 40, 0, 700, 1, 3];
+
+/// Words of packs with as many tokens and targets.
+fn words(tokens: &[u32], targets: &[u32]) -> Vec<[u32; WORDS]> {
+    let mut end = 0;
+    let words = |(number, (&tokens, &targets)): (usize, (&u32, &u32))| {
+        end += tokens;
+        [end - tokens, end, 0, 0, targets, number as u32]
+    };
+    tokens.iter().zip(targets).enumerate().map(words).collect()
+}
+
+/// A pack that is joined with others keeps the rows of its experts, in their order, and drops the same rows as alone.
+#[test]
+fn the_rows_of_a_pack_do_not_depend_on_others() {
+    let (experts, top_k) = (5, 2);
+    let tokens: u32 = PACKS.iter().sum();
+    let logits = numbers(6, tokens as usize * experts);
+    let joined = words(&PACKS, &PACKS);
+    let packs = Packs::new(&joined, TOKENS, tokens as usize).expect("packs");
+    // A little less than the mean.
+    let limit = |tokens: usize| (9 * tokens * top_k).div_ceil(10 * experts);
+    let choice = Choice { top_k, renormalise: true };
+    for cpu in machines() {
+        let all = routed(&cpu, &logits, experts, choice, Capacity { packs, limit: &limit });
+        let mut order = vec![vec![]; experts];
+        for pack in packs.iter() {
+            let elements = pack.rows.start * experts..pack.rows.end * experts;
+            let choices = pack.rows.start * top_k..pack.rows.end * top_k;
+            let alone = routed_as_one(&cpu, &logits[elements], experts, choice, limit(pack.rows.len()));
+            same_bits(&all.gates[choices.clone()], &alone.gates, "gates");
+            assert_eq!(all.experts[choices.clone()], alone.experts);
+            for (expert, order) in order.iter_mut().enumerate() {
+                let rows = alone.offsets[expert] as usize..alone.offsets[expert + 1] as usize;
+                order.extend(alone.order[rows].iter().map(|i| i + choices.start as i32));
+            }
+        }
+        let kept = order.concat();
+        assert!(all.dropped > 0 && all.dropped as usize == all.order.len() - kept.len());
+        assert_eq!(all.order[..kept.len()], kept);
+        assert!(all.order[kept.len()..].iter().all(|&i| i == -1));
+        let mut places = vec![-1; all.places.len()];
+        kept.iter().enumerate().for_each(|(row, &choice)| places[choice as usize] = row as i32);
+        assert_eq!(all.places, places);
+        let ends = order.iter().scan(0, |end, order| {
+            *end += order.len() as i32;
+            Some(*end)
+        });
+        assert_eq!(all.offsets, [0].into_iter().chain(ends).collect::<Vec<_>>());
+    }
+}
+
+/// With targets in one pack alone, the losses have the bits of that pack alone; so has every pack's gradient.
+#[test]
+fn the_losses_of_a_pack_have_the_same_bits_beside_others() {
+    let (experts, top_k) = (21, 2);
+    let tokens = PACKS.iter().sum::<u32>() as usize;
+    let weights = Weights { balance: 0.75, z: 0.125 };
+    let logits = numbers(7, tokens * experts);
+    let chosen: Vec<u32> = numbers(8, tokens * top_k).iter().map(|x| ((x + 1.0) * 10.0) as u32).collect();
+    let targets: Vec<u32> = PACKS.iter().map(|tokens| tokens / 2 + 1).collect();
+    let of_pack = |words: &[[u32; WORDS]], cpu: &Cpu, tokens: core::ops::Range<usize>| {
+        let n = tokens.len();
+        let logits = &logits[tokens.start * experts..tokens.end * experts];
+        let packs = Packs::new(words, TOKENS, n).expect("packs");
+        let chosen = &chosen[tokens.start * top_k..tokens.end * top_k];
+        let of = Choices { logits: Rows::new(logits, n, experts, experts), experts: chosen, packs };
+        let losses = router_loss(cpu, weights, of, &mut vec![f32::NAN; 2 * n]);
+        let mut dlogits = vec![f32::NAN; n * experts];
+        let mut shares = vec![f32::NAN; words.len() * experts];
+        let out = RowsMut::new(&mut dlogits, n, experts, experts);
+        router_loss_grad(cpu, weights, 1.5, of, out, &mut shares);
+        (losses, dlogits)
+    };
+    for cpu in machines() {
+        let (_, gradient) = of_pack(&words(&PACKS, &targets), &cpu, 0..tokens);
+        let mut start = 0;
+        for (pack, &n) in PACKS.iter().enumerate() {
+            let rows = start..start + n as usize;
+            let (alone, dlogits) = of_pack(&words(&[n], &targets[pack..=pack]), &cpu, rows.clone());
+            same_bits(&gradient[rows.start * experts..rows.end * experts], &dlogits, "dlogits");
+            let mut only = vec![0; PACKS.len()];
+            only[pack] = targets[pack];
+            let (among, _) = of_pack(&words(&PACKS, &only), &cpu, 0..tokens);
+            assert_eq!(among, alone, "pack {pack}");
+            assert_eq!(alone.sum > 0.0, n > 0, "pack {pack}");
+            start = rows.end;
         }
     }
 }

@@ -13,6 +13,7 @@ mod gemm_int8;
 mod math;
 mod matmul;
 mod optimizer;
+mod packs;
 mod peer;
 mod rows;
 mod rows_bf16;

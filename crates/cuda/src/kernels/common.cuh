@@ -17,6 +17,7 @@ typedef u16 T;
 #define BAD_SPAN 2u
 #define BAD_ROW 3u
 #define BAD_TARGET 4u
+#define BAD_PACK 5u
 
 __device__ __forceinline__ float bf16_to_float(u16 x) { return __uint_as_float((u32)x << 16); }
 __device__ __forceinline__ u16 float_to_bf16(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }

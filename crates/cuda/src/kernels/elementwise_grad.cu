@@ -1,6 +1,6 @@
 // Gradients of elementwise operations and gated linear units, accumulation of gradients, scaling, dropout, the gradient
-// of a concatenation, and the gradient of softmax. One group of them per compilation (GRADIENT, COLUMNS, WIDTH, none of
-// them).
+// of a concatenation, and the gradient of softmax. One group of them per compilation (GRADIENT, COLUMNS, WIDTH,
+// WHOLE_GROUPS, none of them).
 //
 // Invariant: a thread reads an element before it writes it, and a warp reads a row before it writes it, so that an
 // output may be an input of the same shape.
@@ -92,6 +92,88 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
+#elif defined(WHOLE_GROUPS)
+
+// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3") of the counter (a, b,
+// c, d) and the key (low, high).
+__device__ __forceinline__ uint4 philox(u32 a, u32 b, u32 c, u32 d, u32 low, u32 high) {
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    const u64 x = (u64)a * 0xD2511F53u, y = (u64)c * 0xCD9E8D57u;
+    a = (u32)(y >> 32) ^ b ^ low, b = (u32)y;
+    c = (u32)(x >> 32) ^ d ^ high, d = (u32)x;
+    low += 0x9E3779B9u, high += 0xBB67AE85u;
+  }
+  return make_uint4(a, b, c, d);
+}
+
+// Rows first .. end of a pack, and its global number.
+struct PackOfRow {
+  int first, end;
+  u32 number;
+};
+
+// Finds the pack of a row by bisection over `count` packs, at least one: the last pack that begins at the row or before
+// it, because packs without rows begin where the pack behind them begins.
+__device__ __forceinline__ PackOfRow pack_of_row(const int *packs, int count, int word, int row) {
+  int at = 0;
+  for (int behind = count; behind - at > 1;) {
+    const int middle = at + (behind - at) / 2;
+    if (pack_at(packs, middle)[word] <= row) at = middle;
+    else behind = middle;
+  }
+  const int *pack = pack_at(packs, at);
+  return {pack[word], pack[word + 1], (u32)pack[PACK_NUMBER]};
+}
+
+// Dropout: y[r, c] = factor x[r, c] if word c % 4 of Philox4x32-10 (counter (c / 4, r - first row of the pack, stream,
+// number of the pack), key `seed`) is at least `threshold`, else 0. x, y: (rows, columns), packs: (count, 6), of which
+// `word` is the word of the first row.
+//
+// A thread has STEPS accesses of WIDE elements of the flat matrix, STRIDE elements apart. Only the row of its first
+// element takes a division and a search: an access later it is `rows_on` rows and `columns_on` columns further, and
+// mostly in the pack of before. With the constant WHOLE_GROUPS, the columns are a multiple of 4, so four elements from a
+// multiple of 4 on share a row and a counter; else a counter is computed wherever c reaches a multiple of 4.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    dropout(const T *x, const int *__restrict__ seed, const int *__restrict__ packs, T *y, u32 *status, int rows,
+            int columns, int count, int word, u32 threshold, float factor, u32 stream) {
+  after_predecessors();
+  if (blockIdx.x == 0 && threadIdx.x < 32) check_packs(packs, count, word, rows, status);
+  constexpr u32 STRIDE = THREADS * WIDE;
+  const long long n = (long long)rows * columns, first = first_element<WIDE>();
+  if (count == 0 || first >= n) return;
+  const u32 low = seed[0], high = seed[1], width = columns;
+  float v[STEPS][WIDE];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) load_some<TYPE, WIDE>(x, first + s * STRIDE, n, v[s]);
+  const u32 rows_on = STRIDE / width, columns_on = STRIDE % width;
+  u32 row = (u32)((u64)first / width), column = (u32)((u64)first % width);
+  PackOfRow pack = pack_of_row(packs, count, word, row);
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    const long long at = first + s * STRIDE;
+    if (at >= n) break;
+    u32 r = row, c = column;
+    uint4 words;
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+      if (WHOLE_GROUPS ? i % 4 == 0 : i == 0 || c % 4 == 0) {
+        if ((int)r >= pack.end) pack = pack_of_row(packs, count, word, r);
+        words = philox(c / 4, r - pack.first, stream, pack.number, low, high);
+      }
+      const u32 of = WHOLE_GROUPS ? i % 4 : c % 4;
+      const u32 random = of == 0 ? words.x : of == 1 ? words.y : of == 2 ? words.z : words.w;
+      v[s][i] = random >= threshold ? v[s][i] * factor : 0.0f;
+      if (WHOLE_GROUPS && i % 4 != 3) continue;
+      c += WHOLE_GROUPS ? 4 : 1;
+      if (c == width) c = 0, r++;
+    }
+    store_some<TYPE, WIDE>(y, at, n, v[s]);
+    row += rows_on, column += columns_on;
+    if (column >= width) column -= width, row++;
+  }
+}
+
 #else
 
 // dx = dy (Phi(x) + x phi(x)).
@@ -114,44 +196,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) relu_grad(const T *dy, 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scale(const void *x, void *y, long long n, float factor) {
   after_predecessors();
   map<TYPE, TYPE, WIDE>(x, y, n, [factor](float v) { return factor * v; });
-}
-
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
-__device__ __forceinline__ uint4 philox(u64 counter, u32 stream, u32 low, u32 high) {
-  u32 a = (u32)counter, b = (u32)(counter >> 32), c = stream, d = 0;
-#pragma unroll
-  for (int round = 0; round < 10; round++) {
-    const u64 x = (u64)a * 0xD2511F53u, y = (u64)c * 0xCD9E8D57u;
-    a = (u32)(y >> 32) ^ b ^ low, b = (u32)y;
-    c = (u32)(x >> 32) ^ d ^ high, d = (u32)x;
-    low += 0x9E3779B9u, high += 0xBB67AE85u;
-  }
-  return make_uint4(a, b, c, d);
-}
-
-// Dropout: y[i] = factor x[i] if word i % 4 of Philox4x32-10 (counter (i / 4, stream, 0), key `seed`) is at least
-// `threshold`, else 0. An access begins at a multiple of four elements, so it needs whole counters.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    dropout(const T *x, const int *__restrict__ seed, T *y, long long n, u32 threshold, float factor, u32 stream) {
-  after_predecessors();
-  const u32 low = seed[0], high = seed[1];
-  const long long first = first_element<WIDE>();
-  float v[STEPS][WIDE];
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) load_some<TYPE, WIDE>(x, first + s * THREADS * WIDE, n, v[s]);
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) {
-    const long long at = first + s * THREADS * WIDE;
-#pragma unroll
-    for (int i = 0; i < WIDE; i += 4) {
-      const uint4 words = philox((u64)(at + i) / 4, stream, low, high);
-      v[s][i] = words.x >= threshold ? v[s][i] * factor : 0.0f;
-      v[s][i + 1] = words.y >= threshold ? v[s][i + 1] * factor : 0.0f;
-      v[s][i + 2] = words.z >= threshold ? v[s][i + 2] * factor : 0.0f;
-      v[s][i + 3] = words.w >= threshold ? v[s][i + 3] * factor : 0.0f;
-    }
-    store_some<TYPE, WIDE>(y, at, n, v[s]);
-  }
 }
 
 // Gradient of softmax: dx[r, c] = y[r, c] (dy[r, c] - sum_j dy[r, j] y[r, j]). dy, y, dx: (R, C). One warp per row; a

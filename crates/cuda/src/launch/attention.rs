@@ -440,7 +440,7 @@ pub(super) mod tests {
             let constants = |form: AttentionForm| form.constants;
             let all: Vec<_> = AttentionForm::all(&op, (8, 9)).map(constants).collect();
             for tokens in [1, 32, 33, 48, 49, 64, 65, 128, 129, 192, 193, 5000] {
-                let counts = Counts { tokens, sequences: 1 };
+                let counts = Counts { tokens, sequences: 1, packs: 1 };
                 let chosen = constants(AttentionForm::for_counts(&op, counts, (8, 9)));
                 assert!(all.contains(&chosen), "{} columns, {tokens} tokens", op.head_dim);
             }

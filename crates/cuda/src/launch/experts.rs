@@ -5,11 +5,11 @@ use super::rows::row_width;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::DType;
 use plimsoll_graph::ops::{
     Combine, CombineGrad, Dispatch, DispatchGrad, GroupedLinear, GroupedLinearInputGrad,
     GroupedLinearWeightGrad, Route, RouteGrad, RouterLoss, RouterLossGrad,
 };
+use plimsoll_graph::{Counts, DType};
 use plimsoll_plan::{
     MAX_EXPERTS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, route_bytes, router_loss_bytes, router_loss_grad_bytes,
 };
@@ -185,37 +185,30 @@ fn column_sums_kernel(dtype: DType, columns: u64) -> Kernel {
 pub(super) fn route(call: &mut Call<'_>, op: &Route) -> Result<(), DeviceError> {
     let logits = call.input(0)?;
     let (tokens, experts, top_k) = (logits.rows, u64::from(op.experts), u64::from(op.top_k));
-    let kernel = |entry| route_kernel(entry, logits.dtype, experts, ROUTE_CHUNK);
-    let parts = route_bytes(tokens, experts, top_k);
-    let [chosen, counts, totals] = parts_of(call, parts)?.map(Arg::pointer);
-    let chunks = tokens.div_ceil(ROUTE_CHUNK);
+    check_experts(call, experts)?;
+    let packed = op.capacity > 0;
+    let packs = packed.then(|| call.input(1)).transpose()?;
+    let pack_count = packs.map_or(0, |packs| packs.rows);
+    let kernel = |entry| route_kernel(entry, logits.dtype, experts, packed);
+    let workspace = route_bytes(counts(call, tokens, pack_count), experts, top_k);
+    let [chosen, counts, totals, kept] = parts_of(call, workspace.parts)?.map(Arg::pointer);
+    let chunks = workspace.chunks;
     let mut outs = [Arg::pointer(0); 6];
     for (i, out) in outs.iter_mut().enumerate() {
         *out = pointer_if(call.output_if(i)?);
     }
     let [gates, experts_at, order, places, offsets, dropped] = outs;
-    let (t, k, renormalise) = (Arg::int(tokens), Arg::int(top_k), Arg::int(i32::from(op.renormalise)));
-    check_experts(call, experts)?;
+    let [t, k, c, p] = [tokens, top_k, chunks, pack_count].map(Arg::int);
+    let renormalise = Arg::int(i32::from(op.renormalise));
+    let (packs, capacity) = (pointer_if(packs), Arg::long(u64::from(op.capacity)));
 
-    let args = [logits.pointer(), gates, experts_at, chosen, counts, t, k, renormalise];
+    let status = call.status();
+    let args = [logits.pointer(), packs, gates, experts_at, chosen, counts, status, t, k, renormalise, p];
     call.kernel(&kernel("choose"), Shape::of(chunks, THREADS), &args)?;
-    let args = [counts, totals, Arg::int(chunks)];
+    let args = [counts, totals, packs, kept, c, t, k, p, capacity];
     call.kernel(&kernel("rank_chunks"), Shape::of(experts, THREADS), &args)?;
-    let limit = op.limit(tokens).map_or(i32::MAX, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
-    let args = [
-        chosen,
-        counts,
-        totals,
-        gates,
-        order,
-        places,
-        offsets,
-        dropped,
-        t,
-        k,
-        Arg::int(chunks),
-        Arg::int(limit),
-    ];
+    let args =
+        [chosen, counts, totals, packs, kept, gates, order, places, offsets, dropped, t, k, c, p, capacity];
     // Without tokens, a block still writes the offsets.
     call.kernel(&kernel("place"), Shape::of(chunks.max(1), THREADS), &args)
 }
@@ -224,7 +217,7 @@ pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), Devi
     let (dgates, logits, experts) = (call.input(0)?, call.input(1)?, call.input(2)?);
     let (places, dlogits) = (call.input(3)?, call.output(0)?);
     check_experts(call, logits.columns)?;
-    let kernel = route_kernel("route_grad", logits.dtype, logits.columns, ROUTE_CHUNK);
+    let kernel = route_kernel("route_grad", logits.dtype, logits.columns, false);
     let sizes = [logits.rows, dgates.columns, u64::from(op.renormalise)].map(Arg::int);
     let [dgates, logits_at, experts, places, dlogits] =
         [dgates, logits, experts, places, dlogits].map(|t| t.pointer());
@@ -234,41 +227,61 @@ pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), Devi
 }
 
 pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), DeviceError> {
-    let (logits, experts) = (call.input(0)?, call.input(1)?);
+    let (logits, experts, packs) = (call.input(0)?, call.input(1)?, call.input(2)?);
     check_experts(call, logits.columns)?;
-    let kernel = |entry| route_kernel(entry, logits.dtype, logits.columns, ROUTER_LOSS_CHUNK);
-    let [sums, counts] = parts_of(call, router_loss_bytes(logits.rows, logits.columns))?.map(Arg::pointer);
-    let chunks = logits.rows.div_ceil(ROUTER_LOSS_CHUNK);
-    let (tokens, top_k) = (Arg::int(logits.rows), Arg::int(experts.columns));
+    let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
+    let workspace = router_loss_bytes(counts(call, logits.rows, packs.rows), logits.columns);
+    let [sums, counts, terms, done] = parts_of(call, workspace.parts)?.map(Arg::pointer);
+    let [tokens, top_k, pack_count] = [logits.rows, experts.columns, packs.rows].map(Arg::int);
+    let [logits, experts, packs_at] = [logits, experts, packs].map(|t| t.pointer());
 
-    let args = [logits.pointer(), experts.pointer(), sums, counts, call.status(), tokens, top_k];
-    call.kernel(&kernel("router_sums"), Shape::of(chunks, THREADS), &args)?;
+    let args = [logits, experts, packs_at, sums, counts, done, call.status(), tokens, top_k, pack_count];
+    call.kernel(&kernel("router_sums"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;
     let [loss, balance, z] = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?].map(pointer_if);
-    let weights = [Arg::float(op.balance), Arg::float(op.z)];
-    let args = [sums, counts, loss, balance, z, Arg::int(chunks), tokens, top_k, weights[0], weights[1]];
-    call.kernel(&kernel("router_loss"), Shape::of(1, MANY_THREADS), &args)
+    let [of_balance, of_z] = [op.balance, op.z].map(Arg::float);
+    let args =
+        [sums, counts, packs_at, terms, done, loss, balance, z, tokens, top_k, pack_count, of_balance, of_z];
+    // Without packs, a block still writes the losses.
+    call.kernel(&kernel("router_loss"), Shape::of(packs.rows.max(1), MANY_THREADS), &args)
 }
 
 pub(super) fn router_loss_grad(call: &mut Call<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
     let (dloss, logits, experts) = (call.input(0)?, call.input(1)?, call.input(2)?);
-    let dlogits = call.output(0)?;
+    let (packs, dlogits) = (call.input(3)?, call.output(0)?);
     check_experts(call, logits.columns)?;
-    let kernel = |entry| route_kernel(entry, logits.dtype, logits.columns, ROUTER_LOSS_CHUNK);
-    let [counts, shares] =
-        parts_of(call, router_loss_grad_bytes(logits.rows, logits.columns))?.map(Arg::pointer);
-    let chunks = logits.rows.div_ceil(ROUTER_LOSS_CHUNK);
-    let (tokens, top_k) = (Arg::int(logits.rows), Arg::int(experts.columns));
+    let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
+    let workspace = router_loss_grad_bytes(counts(call, logits.rows, packs.rows), logits.columns);
+    let [counts, shares] = parts_of(call, workspace.parts)?.map(Arg::pointer);
+    let [tokens, top_k, pack_count] = [logits.rows, experts.columns, packs.rows].map(Arg::int);
+    let packs_at = packs.pointer();
 
-    let args = [experts.pointer(), counts, call.status(), tokens, top_k];
-    call.kernel(&kernel("count_choices"), Shape::of(chunks, THREADS), &args)?;
-    let args = [counts, shares, Arg::int(chunks), tokens, top_k];
-    call.kernel(&kernel("expert_shares"), Shape::of(1, MANY_THREADS), &args)?;
+    let args = [experts.pointer(), packs_at, counts, call.status(), tokens, top_k, pack_count];
+    // Without chunks, a block still checks the packs.
+    call.kernel(&kernel("count_choices"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;
+    let args = [counts, packs_at, shares, tokens, top_k];
+    call.kernel(&kernel("expert_shares"), Shape::of(packs.rows, MANY_THREADS), &args)?;
     let (balance, z) = (Arg::float(op.balance), Arg::float(op.z));
-    let args = [dloss.pointer(), logits.pointer(), shares, dlogits.pointer(), tokens, balance, z];
+    let [dloss, logits_at, dlogits] = [dloss, logits, dlogits].map(|t| t.pointer());
+    let args = [dloss, logits_at, shares, packs_at, dlogits, tokens, pack_count, balance, z];
     call.kernel(&kernel("router_loss_grad"), by_warp(logits.rows), &args)
 }
 
-fn route_kernel(entry: &'static str, dtype: DType, experts: u64, chunk: u64) -> Kernel {
+/// Sizes of a step of a router.
+fn counts(call: &Call<'_>, tokens: u64, packs: u64) -> Counts {
+    Counts { tokens, packs, ..call.launch.counts }
+}
+
+/// Returns a kernel of routing, of which every chunk has tokens of one pack only if it is `packed`.
+fn route_kernel(entry: &'static str, dtype: DType, experts: u64, packed: bool) -> Kernel {
+    router_kernel(entry, dtype, experts, ROUTE_CHUNK).with("PACKED", i64::from(packed))
+}
+
+/// Returns a kernel of the router's losses, which are sums over the chunks of packs.
+fn loss_kernel(entry: &'static str, dtype: DType, experts: u64) -> Kernel {
+    router_kernel(entry, dtype, experts, ROUTER_LOSS_CHUNK).with("PACKED", 1)
+}
+
+fn router_kernel(entry: &'static str, dtype: DType, experts: u64, chunk: u64) -> Kernel {
     Kernel::new(File::Route, entry, dtype).with("EXPERTS", experts as i64).with("CHUNK", chunk as i64)
 }
 
@@ -317,14 +330,17 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         // One expert, one vector of a warp, several.
         for experts in [1, 33, 64, 256] {
-            kernels.extend(["choose", "route_grad"].map(|e| route_kernel(e, dtype, experts, ROUTE_CHUNK)));
+            kernels.push(route_kernel("route_grad", dtype, experts, false));
+            kernels.extend([false, true].map(|packed| route_kernel("choose", dtype, experts, packed)));
             let losses = ["router_sums", "router_loss_grad"];
-            kernels.extend(losses.map(|entry| route_kernel(entry, dtype, experts, ROUTER_LOSS_CHUNK)));
+            kernels.extend(losses.map(|entry| loss_kernel(entry, dtype, experts)));
             // Independent of the element type.
             if dtype == DType::F32 {
-                kernels.extend(["rank_chunks", "place"].map(|e| route_kernel(e, dtype, experts, ROUTE_CHUNK)));
+                for packed in [false, true] {
+                    kernels.extend(["rank_chunks", "place"].map(|e| route_kernel(e, dtype, experts, packed)));
+                }
                 let losses = ["router_loss", "count_choices", "expert_shares"];
-                kernels.extend(losses.map(|entry| route_kernel(entry, dtype, experts, ROUTER_LOSS_CHUNK)));
+                kernels.extend(losses.map(|entry| loss_kernel(entry, dtype, experts)));
             }
         }
         // Aligned rows, and unaligned rows; one choice, and several.

@@ -42,14 +42,25 @@ pub(super) fn scale(call: &mut Call<'_>, op: &Scale) -> Result<(), DeviceError> 
 }
 
 pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceError> {
-    let (x, seed, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let (x, seed, packs, y) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
+    let word = call.launch.ins.first().map(|x| Dropout::pack_word(&x.spec));
+    let Some(Ok(word)) = word else {
+        return Err(call.refused("its rows are neither tokens nor sequences".to_owned()));
+    };
     // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
-    let threshold = (f64::from(op.p) * 4_294_967_296.0).ceil() as u64;
+    let threshold = Arg::long((f64::from(op.p) * 4_294_967_296.0).ceil() as u64);
     let factor = Arg::float(1.0 / (1.0 - op.p));
-    let [x_at, seed_at, y_at] = [x, seed, y].map(|t| t.pointer());
-    let stream = Arg::long(u64::from(op.stream));
-    let args = [x_at, seed_at, y_at, elements(&y), Arg::long(threshold), factor, stream];
-    call.kernel(&Kernel::new(File::ElementwiseGrad, "dropout", y.dtype), flat(&y, wide(y.dtype)), &args)
+    let [rows, columns, pack_count] = [y.rows, y.columns, packs.rows].map(Arg::int);
+    let [x, seed, packs, y_at] = [x, seed, packs, y].map(|t| t.pointer());
+    let (word, stream) = (Arg::int(word), Arg::long(u64::from(op.stream)));
+    let status = call.status();
+    let args = [x, seed, packs, y_at, status, rows, columns, pack_count, word, threshold, factor, stream];
+    call.kernel(&dropout_kernel(y.dtype, y.columns), flat(&y, wide(y.dtype)), &args)
+}
+
+fn dropout_kernel(dtype: DType, columns: u64) -> Kernel {
+    let whole_groups = columns.is_multiple_of(4);
+    Kernel::new(File::ElementwiseGrad, "dropout", dtype).with("WHOLE_GROUPS", i64::from(whole_groups))
 }
 
 pub(super) fn gelu_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -562,8 +573,9 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     kernels.push(Kernel::new(File::ColumnSums, "moments", DType::F32));
     kernels.extend(types.map(add_partials_kernel));
     for dtype in types {
-        let elementwise = ["scale", "dropout", "gelu_grad", "relu_grad", "softmax_grad"];
+        let elementwise = ["scale", "gelu_grad", "relu_grad", "softmax_grad"];
         kernels.extend(elementwise.map(|entry| Kernel::new(File::ElementwiseGrad, entry, dtype)));
+        kernels.extend([768, 33].map(|columns| dropout_kernel(dtype, columns)));
         kernels.extend(types.map(|gradient| accumulate_kernel(dtype, gradient)));
         kernels.extend([1, wide(dtype)].map(|width| concat_grad_kernel(dtype, width)));
         // DNABERT-S, and rows that are not aligned.

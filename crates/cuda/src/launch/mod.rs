@@ -168,6 +168,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
         2 => "a sequence's rows lie outside of the step",
         3 => "a row index lies outside of its matrix",
         4 => "a target is not smaller than the number of classes",
+        5 => "packs do not follow one another, or do not cover the step",
         _ => "a kernel refused its data",
     }
 }

@@ -34,7 +34,7 @@ impl Batch {
     /// Runs the kernel on packed q, k and v, given per sequence, and returns the bytes of o per sequence.
     fn run(&mut self, rows: &[Vec<f64>]) -> Vec<Vec<u8>> {
         let tokens: usize = self.lengths.iter().sum();
-        let counts = Counts { tokens: tokens as u64, sequences: self.lengths.len() as u64 };
+        let counts = Counts { tokens: tokens as u64, sequences: self.lengths.len() as u64, packs: 1 };
         let (t, half) = (Dim::Tokens(1), u64::from(self.op.head_dim) / 2);
         let longest = self.longest() as u64;
         let shapes = [

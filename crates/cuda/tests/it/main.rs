@@ -6,4 +6,5 @@ mod attention;
 mod compile;
 mod gradients;
 mod matmuls;
+mod packs;
 mod whole;

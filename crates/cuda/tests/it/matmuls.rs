@@ -121,7 +121,7 @@ impl Case {
     }
 
     fn issue(&mut self, rows: u64, preparing: bool) -> Result<(), DeviceError> {
-        let (counts, outs) = (Counts { tokens: rows, sequences: 1 }, [Some(self.out.clone())]);
+        let (counts, outs) = (Counts { tokens: rows, sequences: 1, packs: 1 }, [Some(self.out.clone())]);
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
         if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) }
@@ -265,7 +265,7 @@ fn cut_to_tf32(x: f64) -> f64 {
 }
 
 pub fn full(rows: u64) -> Counts {
-    Counts { tokens: rows, sequences: 1 }
+    Counts { tokens: rows, sequences: 1, packs: 1 }
 }
 
 /// Random numbers in [-1, 1) that are representable in the element type.

@@ -36,7 +36,7 @@ fn means(
     tokens: u64,
 ) -> Vec<u32> {
     let lengths: Vec<u64> = (0..60).map(|i| 20 + i * i * 37 % 700).collect();
-    let bounds = Bounds { tokens, sequences: lengths.len() as u64, longest: LONGEST };
+    let bounds = Bounds { tokens, sequences: lengths.len() as u64, longest: LONGEST, packs: 1 };
     let graph = encoder.graph(bounds, &[Output::Mean]).expect("verified");
     let target = CudaMachine::new(0, Options::default()).expect("a card").target().expect("a target");
     let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target).expect("planned");
@@ -59,7 +59,7 @@ fn means(
         let sequences = spans.len() as u64 / 2;
         executor.write_i32(executor.input(0, "ids").expect("an input"), &ids).expect("ids");
         executor.write_i32(executor.input(0, "spans").expect("an input"), &spans).expect("spans");
-        executor.run(0, Counts { tokens: ids.len() as u64, sequences }).expect("a step");
+        executor.run(0, Counts { tokens: ids.len() as u64, sequences, packs: 1 }).expect("a step");
         let mut out = vec![0f32; (sequences * width) as usize];
         executor
             .read_f32(executor.output(0, &Output::Mean.name()).expect("an output"), &mut out)

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use super::block;
 use super::files;
 use super::labels::{Labels, LabelsFrom};
 use super::ledger::{self, HostMemory, Known};
-use super::position::{Position, Window};
-use super::settings::{Bounds, Format, Objective, Settings, TokenizerKind, Validation};
+use super::position::{LARGEST_PACK, Position, Window};
+use super::settings::{Format, Objective, Settings, TokenizerKind, Validation};
 use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
@@ -135,24 +136,7 @@ impl Dataset {
         u64::try_from(product / u128::from(sampled_bytes.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Replaces the bounds of the batches. The bounds come from the plan, and the plan needs to know the host memory
-    /// of the data set, so they are set after opening.
-    ///
-    /// # Errors
-    /// Bounds in which no sequence fits; another reference to the data set, such as a clone or an open stream.
-    pub fn bound(&mut self, bounds: Bounds) -> Result<(), DataError> {
-        let Some(inner) = Arc::get_mut(&mut self.inner) else {
-            let why = "the bounds of batches are given before the first one is taken".to_owned();
-            return Err(DataError::new(DataErrorKind::Malformed(why)));
-        };
-        let settings = Settings { bounds, ..inner.settings.clone() };
-        settings.check()?;
-        check_task(&settings, &inner.vocabulary)?;
-        inner.settings = settings;
-        Ok(())
-    }
-
-    /// The settings, with the current bounds.
+    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
     }
@@ -177,13 +161,14 @@ impl Dataset {
         self.inner.skipped.as_deref()
     }
 
-    /// Digest of everything that determines the token stream, as 32 hexadecimal digits: the documents, the seed, the
-    /// shuffling, the tokenizer, the task and the validation split. A position is valid only in data of equal digest.
+    /// Digest of everything that determines the token stream and its packs, as 32 hexadecimal digits: the documents, the
+    /// seed, the shuffling, the tokenizer, the task, the validation split and the bounds of a pack. A position is valid
+    /// only in data of equal digest.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// Maximum host memory of one stream apart from its batches. [`Settings::host_bytes`] gives a larger bound without
+    /// Maximum host memory of one stream apart from its packs. [`Settings::host_bytes`] gives a larger bound without
     /// reading the data, for documents of the maximum allowed length.
     pub fn host_bytes(&self) -> Vec<HostMemory> {
         let inner = &self.inner;
@@ -202,10 +187,10 @@ impl Dataset {
     /// The position at the start of the first epoch.
     pub fn start(&self) -> Position {
         let window = Window::default();
-        Position { data: self.inner.digest.clone(), epoch: 0, window, place: 0, token: 0 }
+        Position { data: self.inner.digest.clone(), pack: 0, epoch: 0, window, place: 0, packed: 0 }
     }
 
-    /// Streams the batches of a split, starting at a position. A training stream runs over any number of epochs; a
+    /// Streams the packs of a split, starting at a position. A training stream runs over any number of epochs; a
     /// validation stream is a single pass in file order and must begin at [`Dataset::start`].
     ///
     /// # Errors
@@ -215,9 +200,8 @@ impl Dataset {
         let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if from.data != self.inner.digest {
             return refuse(
-                "the saved position belongs to other data: the documents, the seed, the shuffling or the \
-                    tokenizer have \
-                 changed; start over, or restore what was changed",
+                "the saved position belongs to other data: the documents, the seed, the shuffling, the tokenizer \
+                 or the size of a pack have changed; start over, or restore what was changed",
             );
         }
         if split == Split::Validation && self.inner.census.validation.documents == 0 {
@@ -228,6 +212,9 @@ impl Dataset {
         }
         if from.window.file as usize > files {
             return refuse("the saved position is after the last file, so it is damaged");
+        }
+        if from.pack > LARGEST_PACK {
+            return refuse("the saved position is after the last pack, so it is damaged");
         }
         Stream::new(self.inner.clone(), split, from.clone())
     }
@@ -500,10 +487,10 @@ fn look_at(format: &Format) -> &'static str {
     }
 }
 
-/// Completes the digest of the data: documents and all settings that determine their order and tokens. The bounds of
-/// the batches are left out, so that a run can be resumed with other batch sizes.
+/// Completes the digest of the data: documents and all settings that determine their order, their tokens and what is in
+/// a pack.
 fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
-    let Settings { format, tokens, task, seed, shuffle, validation, .. } = settings;
+    let Settings { format, tokens, task, bounds, seed, shuffle, validation, .. } = settings;
     if let TokenizerKind::Dna(path) | TokenizerKind::BytePairs { file: path, .. } = tokens {
         let bytes = bounded::read(path, crate::tokenize::bpe::LARGEST);
         hash.update(bytes.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);
@@ -526,7 +513,8 @@ fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
         Objective::Masked(_) => "masked",
         Objective::Classify { .. } => "classify",
     };
-    hash.update(format!("{format:?} {tokens} {task} {seed} {shuffle:?} {validation}"));
+    let blocks = block::PACKS;
+    hash.update(format!("{format:?} {tokens} {task} {bounds:?} {blocks} {seed} {shuffle:?} {validation}"));
     let digest: [u8; 32] = hash.finalize().into();
     Ok(hex(&digest[..16]))
 }

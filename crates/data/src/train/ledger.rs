@@ -1,8 +1,10 @@
 //! Host memory used by the training data. Invariant: each figure is the size of a buffer that is allocated with that
 //! size at the start, or an upper bound of a library's allocations; `tests/it/train/memory.rs` measures them.
 
+use super::block::{BlockCapacity, WindowCapacity};
 use super::dataset::SplitSize;
-use super::pieces::Batch;
+use super::packer;
+use super::pieces::{Cutter, Pack};
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};
 use super::vocabulary::Vocabulary;
@@ -23,7 +25,7 @@ pub struct HostMemory {
 }
 
 impl Settings {
-    /// Maximum host memory of a stream by purpose, apart from its batches. It is computed before the data is read and
+    /// Maximum host memory of a stream by purpose, apart from its packs. It is computed before the data is read and
     /// assumes documents of the maximum allowed length.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<HostMemory> {
         held(
@@ -39,8 +41,8 @@ impl Settings {
     }
 }
 
-impl Batch {
-    /// Size in bytes of the buffers of a batch with these bounds: ids, targets and spans.
+impl Pack {
+    /// Size in bytes of the buffers of a pack with these bounds: ids, targets and spans.
     pub fn host_bytes(bounds: &Bounds) -> u64 {
         (bounds.tokens * 2 * size_of::<i32>() + bounds.sequences * size_of::<[i32; 2]>()) as u64
     }
@@ -58,13 +60,17 @@ pub(super) struct Known {
     pub compressed: bool,
 }
 
-/// Maximum host memory of a stream, by purpose, apart from its batches.
+/// Maximum host memory of a stream, by purpose, apart from its packs.
 pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<HostMemory> {
-    let Settings { shuffle, workers, prefetch, .. } = settings;
+    let Settings { bounds, task, shuffle, workers, prefetch, .. } = settings;
     let (bytes, documents) = windows::window_capacity(shuffle, known.longest, &known.side);
     let count = pipeline::parcels(*workers, *prefetch) as u64;
     let text = pipeline::PARCEL + known.longest;
     let one = parcel(text, vocabulary.most_tokens(text), pipeline::DOCUMENTS);
+    let cutter = Cutter::new(task, bounds, vocabulary);
+    let window = WindowCapacity { bytes, documents, longest: known.longest };
+    let block = BlockCapacity::new(bounds, &cutter, vocabulary, &window);
+    let packing = packer::BLOCKS as u64 * block.bytes() + block.packing_bytes(bounds);
     vec![
         HostMemory { what: "reader", bytes: READER + known.reader as u64 },
         HostMemory { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
@@ -73,6 +79,7 @@ pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) 
             bytes: (bytes + documents * size_of::<ShuffledDocument>()) as u64,
         },
         HostMemory { what: "parcels", bytes: count * one },
+        HostMemory { what: "packing", bytes: packing },
         HostMemory { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
     ]
 }

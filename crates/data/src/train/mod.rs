@@ -1,13 +1,16 @@
-//! Training data: from documents to tokens to micro-batches. Invariant: the batches are a function of the data,
-//! the settings and the position alone, for any number of workers; batches are not padded, no target crosses the
-//! end of its document, the training and validation splits share no document, and host memory is bounded by
-//! figures known before training starts.
+//! Training data: from documents to tokens to packs, the sequences that belong together in training. Invariant: the
+//! packs are a function of the data, the settings and the position alone, for any number of workers; packs are not
+//! padded, no document is cut but by the maximum sequence length, no target crosses the end of its document, the
+//! training and validation splits share no document, and host memory is bounded by figures known before training
+//! starts.
 //!
 //! Path of a document: `source` reads it, `split` assigns it to training or validation, `windows` shuffles it into
-//! the epoch's order, a worker thread of `pipeline` tokenizes it, and `pieces` packs it into a [`Batch`].
-//! Precomputed embeddings, the input for training a head, take a shorter path in [`rows`], and crops of genomes, the
-//! input for training a classifier of DNA, another in [`crops`].
+//! the epoch's order, a worker thread of `pipeline` tokenizes it, `pieces` cuts it, the thread of `packer` fits the
+//! pieces of a `block` of documents into packs, and [`Stream`] gives each [`Pack`]. Precomputed embeddings, the input
+//! for training a head, take a shorter path in [`rows`], and crops of genomes, the input for training a classifier of
+//! DNA, another in [`crops`].
 
+mod block;
 mod byte_pairs;
 pub mod crops;
 mod dataset;
@@ -16,6 +19,7 @@ mod files;
 mod labels;
 mod ledger;
 mod mask;
+mod packer;
 mod pieces;
 mod pipeline;
 mod position;
@@ -36,7 +40,7 @@ pub use entropy::order_1;
 pub use files::NamedFormat;
 pub use labels::{Classes, LabelsFrom, class_words};
 pub use ledger::HostMemory;
-pub use pieces::Batch;
+pub use pieces::Pack;
 pub use position::{Position, Window};
 pub use settings::{
     Bounds, Format, IdWidth, MaskRates, Objective, Settings, Shuffle, TextDocuments, TokenizerKind, Validation,

@@ -1,13 +1,14 @@
-//! Packs tokenized documents into micro-batches: documents are cut into sequences, called pieces, which are
-//! concatenated. Invariant: a batch has no padding and never exceeds its bounds; pieces do not overlap; every piece has
-//! a target, and its targets come from its own document.
+//! Cuts tokenized documents into sequences, called pieces, and joins the pieces of a pack. Invariant: pieces do not
+//! overlap and depend on their document and the maximum sequence length alone; every piece has a target, and its
+//! targets come from its own document; a pack has no padding and never exceeds its bounds.
 //!
-//! * *Causal*: the inputs are all tokens of a document but the last, the targets all tokens but the first. A piece
-//!   ends at the end of the batch or at the maximum sequence length, and the document continues in the next piece.
+//! * *Causal*: the inputs are all tokens of a document but the last, the targets all tokens but the first. A piece has
+//!   the maximum sequence length, unless the document ends before.
 //! * *Masked*: a piece has the maximum sequence length, start and end tokens included, unless the document ends
-//!   before. A piece is never split between batches.
+//!   before. Pieces of special tokens alone are left out.
 //! * *Classify*: each document is one sequence.
 
+use super::block::Block;
 use super::mask::Masking;
 use super::position::Position;
 use super::random::Key;
@@ -18,9 +19,12 @@ use crate::{DataError, DataErrorKind};
 /// Target of a token that is not predicted; the default `ignore_index` of `torch.nn.CrossEntropyLoss`.
 pub(super) const IGNORED: i32 = -100;
 
-/// A micro-batch of T tokens in S sequences. Its buffers are reused.
+/// A pack of T tokens in S sequences. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
+pub struct Pack {
+    /// Global pack number: number of the pack in the run, over all epochs, from 0. At the end of an epoch, where the
+    /// pack is empty, the number of the next pack.
+    pub number: u64,
     /// Token ids of all sequences, concatenated: (T).
     pub ids: Vec<i32>,
     /// Start and end of each sequence in `ids`, the end exclusive: (S, 2).
@@ -30,14 +34,15 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// Number of targets that contribute to the loss.
     pub target_tokens: u64,
-    /// Position in the data after this batch; `None` until the batch is filled for the first time.
+    /// Position in the data after this pack; `None` until the pack is filled for the first time.
     pub position_after: Option<Position>,
 }
 
-impl Batch {
-    /// An empty batch with buffers that are large enough for the bounds.
+impl Pack {
+    /// An empty pack with buffers that are large enough for the bounds.
     pub fn with_capacity(bounds: &Bounds) -> Self {
-        Batch {
+        Pack {
+            number: 0,
             ids: Vec::with_capacity(bounds.tokens),
             spans: Vec::with_capacity(bounds.sequences),
             targets: Vec::with_capacity(bounds.tokens),
@@ -53,11 +58,6 @@ impl Batch {
         self.targets.clear();
         self.target_tokens = 0;
     }
-
-    /// Ends the sequence that begins at index `start` of `ids`.
-    fn close(&mut self, start: usize) {
-        self.spans.push([start as i32, self.ids.len() as i32]);
-    }
 }
 
 /// A tokenized document.
@@ -66,175 +66,179 @@ pub(super) struct Tokenized<'a> {
     pub tokens: &'a [i32],
     /// Class label; 0 if the task has none.
     pub class: i32,
-    /// Key of the random numbers for masking.
-    pub key: Key,
+    /// Index of the document in its shuffle window.
+    pub place: u32,
 }
 
-/// Result of adding a document to a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
-    /// The batch is full; the document continues at this token in the next batch.
-    Full(usize),
-    /// The document is consumed.
-    Done,
+/// A piece of a document.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Index of its first token in the tokens of the block, where pieces of masked tasks have no start and end tokens.
+    pub start: usize,
+    /// Number of its tokens in a pack, start and end tokens included.
+    pub length: u32,
+    /// Index of its first token in the document, of masked tasks without the start token.
+    pub from: u32,
+    /// Index of its document in the shuffle window.
+    pub place: u32,
+    /// Class label; 0 if the task has none.
+    pub class: i32,
 }
 
-/// Cuts documents into pieces according to the task.
+/// Cuts documents into pieces and joins pieces to packs, according to the task.
+#[derive(Clone)]
 pub(super) struct Cutter {
     task: Objective,
-    bounds: Bounds,
+    longest: usize,
     /// Start and end token of a sequence.
     frame: [Option<i32>; 2],
 }
 
 impl Cutter {
-    pub(super) fn new(task: &Objective, bounds: Bounds, vocabulary: &Vocabulary) -> Self {
-        Cutter { task: task.clone(), bounds, frame: vocabulary.frame() }
+    pub(super) fn new(task: &Objective, bounds: &Bounds, vocabulary: &Vocabulary) -> Self {
+        Cutter { task: task.clone(), longest: bounds.longest, frame: vocabulary.frame() }
     }
 
-    /// Appends to the batch as many pieces of a document as fit, starting at its token `from`. For masked tasks `from`
-    /// does not count the start token.
+    /// Maximum number of pieces of a document of `tokens` tokens.
+    pub(super) fn most_pieces(&self, tokens: usize) -> usize {
+        match self.task {
+            Objective::Causal => tokens.div_ceil(self.longest),
+            Objective::Masked(_) => tokens.div_ceil(self.longest - self.ends()),
+            Objective::Classify { .. } => 1,
+        }
+    }
+
+    /// Appends the pieces of a document to a block.
     ///
     /// # Errors
     /// Classification: a document longer than a sequence may be, unless sequences are truncated.
-    pub(super) fn add(
+    pub(super) fn cut(
         &self,
         document: &Tokenized<'_>,
-        mut from: usize,
         vocabulary: &Vocabulary,
-        batch: &mut Batch,
-    ) -> Result<Cut, DataError> {
-        loop {
-            let free_tokens = match batch.spans.len() < self.bounds.sequences {
-                true => self.bounds.tokens - batch.ids.len(),
-                false => 0,
-            };
-            let taken = match &self.task {
-                Objective::Causal => self.causal(document, from, free_tokens, batch),
-                Objective::Masked(rates) => {
-                    let ordinary = vocabulary.ordinary();
-                    // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
-                    let mask = vocabulary.mask().unwrap_or(IGNORED);
-                    self.masked(document, from, free_tokens, &Masking { rates: *rates, mask, ordinary }, batch)
-                }
-                Objective::Classify { truncate, .. } => {
-                    self.classify(document, free_tokens, *truncate, batch)?
-                }
-            };
-            match taken {
-                Some(0) => return Ok(Cut::Done),
-                Some(tokens) => from += tokens,
-                None => return Ok(Cut::Full(from)),
-            }
-            if matches!(self.task, Objective::Classify { .. }) {
-                return Ok(Cut::Done);
-            }
+        block: &mut Block,
+    ) -> Result<(), DataError> {
+        match &self.task {
+            Objective::Causal => self.cut_causal(document, block),
+            Objective::Masked(_) => self.cut_masked(document, vocabulary.ordinary(), block),
+            Objective::Classify { truncate, .. } => self.cut_classify(document, *truncate, block)?,
         }
+        Ok(())
     }
 
-    /// Adds a piece of at most `free_tokens` tokens with next-token targets. Returns the number of tokens consumed: 0 at the
-    /// end of the document, `None` if the batch has no space.
-    fn causal(
-        &self,
-        document: &Tokenized<'_>,
-        from: usize,
-        free_tokens: usize,
-        batch: &mut Batch,
-    ) -> Option<usize> {
-        let rest = &document.tokens[from.min(document.tokens.len())..];
+    fn cut_causal(&self, document: &Tokenized<'_>, block: &mut Block) {
         // The last token has no successor: it is a target and never an input.
-        let left = rest.len().saturating_sub(1);
-        let taken = left.min(free_tokens).min(self.bounds.longest);
-        if left > 0 && taken == 0 {
-            return None;
+        let inputs = document.tokens.len().saturating_sub(1);
+        if inputs == 0 {
+            return;
         }
-        if taken > 0 {
-            let start = batch.ids.len();
-            batch.ids.extend_from_slice(&rest[..taken]);
-            batch.targets.extend_from_slice(&rest[1..=taken]);
-            batch.target_tokens += taken as u64;
-            batch.close(start);
+        let start = block.append(document.tokens);
+        for from in (0..inputs).step_by(self.longest) {
+            let length = self.longest.min(inputs - from);
+            block.push(document.piece(start + from, from, length));
         }
-        Some(taken)
     }
 
-    /// Adds a masked piece. Returns the number of tokens consumed without start and end tokens: 0 at the end of the
-    /// document, `None` if the piece does not fit into `free_tokens` tokens as a whole.
-    fn masked(
-        &self,
-        document: &Tokenized<'_>,
-        from: usize,
-        free_tokens: usize,
-        masking: &Masking<'_>,
-        batch: &mut Batch,
-    ) -> Option<usize> {
-        let inside = self.without_frame(document.tokens);
-        let rest = &inside[from.min(inside.len())..];
-        let ends = self.frame.iter().flatten().count();
-        let taken = rest.len().min(self.bounds.longest - ends);
-        if taken == 0 {
-            return Some(0);
+    fn cut_masked(&self, document: &Tokenized<'_>, ordinary: &[i32], block: &mut Block) {
+        let inside = self.longest - self.ends();
+        for (number, part) in self.without_frame(document.tokens).chunks(inside).enumerate() {
+            // A piece of special tokens only has no target: it would cost time and contribute no gradient. Every other
+            // piece has one, because masking selects at least one ordinary token.
+            if !part.iter().any(|token| ordinary.binary_search(token).is_ok()) {
+                continue;
+            }
+            let start = block.append(part);
+            block.push(document.piece(start, number * inside, part.len() + self.ends()));
         }
-        if taken + ends > free_tokens {
-            return None;
-        }
-        let start = batch.ids.len();
-        let end = |end: Option<i32>, batch: &mut Batch| {
-            batch.ids.extend(end);
-            batch.targets.extend(end.map(|_| IGNORED));
-        };
-        end(self.frame[0], batch);
-        let chosen = masking.push(&rest[..taken], from, document.key, &mut batch.ids, &mut batch.targets);
-        end(self.frame[1], batch);
-        if chosen == 0 {
-            // A piece of special tokens only has no target: it would cost time and contribute no gradient.
-            batch.ids.truncate(start);
-            batch.targets.truncate(start);
-            return Some(taken);
-        }
-        batch.target_tokens += chosen;
-        batch.close(start);
-        Some(taken)
     }
 
-    /// Adds a document as one sequence. Returns `None` if it does not fit into `free_tokens` tokens; truncation keeps the
-    /// start and end tokens.
-    fn classify(
+    /// Truncation keeps the start and end tokens.
+    fn cut_classify(
         &self,
         document: &Tokenized<'_>,
-        free_tokens: usize,
         truncate: bool,
-        batch: &mut Batch,
-    ) -> Result<Option<usize>, DataError> {
-        let (tokens, longest) = (document.tokens, self.bounds.longest);
-        if tokens.len() > longest && !truncate {
+        block: &mut Block,
+    ) -> Result<(), DataError> {
+        let tokens = document.tokens;
+        let longest = self.longest;
+        if tokens.len() <= longest {
+            let start = block.append(tokens);
+            block.push(document.piece(start, 0, tokens.len()));
+            return Ok(());
+        }
+        if !truncate {
             let why = format!(
                 "{} tokens, and data.longest is {longest}; raise it, set data.truncate=true, or cut the sequence",
                 tokens.len()
             );
             return Err(DataError::new(DataErrorKind::Malformed(why)));
         }
-        if tokens.len().min(longest) > free_tokens {
-            return Ok(None);
+        let start = block.append(self.frame[0].as_slice());
+        block.append(&self.without_frame(tokens)[..longest - self.ends()]);
+        block.append(self.frame[1].as_slice());
+        block.push(document.piece(start, 0, longest));
+        Ok(())
+    }
+
+    /// Appends pack `number` of a block, in the order in which its packs come, to an empty pack. `window` is the key of
+    /// the random numbers for masking of the block's shuffle window.
+    pub(super) fn join(
+        &self,
+        block: &Block,
+        number: usize,
+        vocabulary: &Vocabulary,
+        window: Key,
+        pack: &mut Pack,
+    ) {
+        for piece in block.pack(number) {
+            let start = pack.ids.len();
+            let length = piece.length as usize;
+            match &self.task {
+                Objective::Causal => {
+                    pack.ids.extend_from_slice(&block.tokens[piece.start..][..length]);
+                    pack.targets.extend_from_slice(&block.tokens[piece.start + 1..][..length]);
+                    pack.target_tokens += length as u64;
+                }
+                Objective::Masked(rates) => {
+                    let ordinary = vocabulary.ordinary();
+                    // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
+                    let mask = vocabulary.mask().unwrap_or(IGNORED);
+                    let masking = Masking { rates: *rates, mask, ordinary };
+                    let tokens = &block.tokens[piece.start..][..length - self.ends()];
+                    let document = window.with(u64::from(piece.place));
+                    let Pack { ids, targets, .. } = pack;
+                    ids.extend(self.frame[0]);
+                    targets.extend(self.frame[0].map(|_| IGNORED));
+                    pack.target_tokens += masking.push(tokens, piece.from as usize, document, ids, targets);
+                    ids.extend(self.frame[1]);
+                    targets.extend(self.frame[1].map(|_| IGNORED));
+                }
+                Objective::Classify { .. } => {
+                    pack.ids.extend_from_slice(&block.tokens[piece.start..][..length]);
+                    pack.targets.push(piece.class);
+                    pack.target_tokens += 1;
+                }
+            }
+            pack.spans.push([start as i32, pack.ids.len() as i32]);
         }
-        let start = batch.ids.len();
-        if tokens.len() <= longest {
-            batch.ids.extend_from_slice(tokens);
-        } else {
-            let ends = self.frame.iter().flatten().count();
-            batch.ids.extend(self.frame[0]);
-            batch.ids.extend_from_slice(&self.without_frame(tokens)[..longest - ends]);
-            batch.ids.extend(self.frame[1]);
-        }
-        batch.targets.push(document.class);
-        batch.target_tokens += 1;
-        batch.close(start);
-        Ok(Some(tokens.len()))
+    }
+
+    /// Number of start and end tokens of a sequence.
+    fn ends(&self) -> usize {
+        self.frame.iter().flatten().count()
     }
 
     /// The tokens of a document without its start and end tokens.
     fn without_frame<'a>(&self, tokens: &'a [i32]) -> &'a [i32] {
         let [first, last] = self.frame.map(|end| usize::from(end.is_some()));
         &tokens[first..tokens.len() - last]
+    }
+}
+
+impl Tokenized<'_> {
+    /// A piece of the document with `length` tokens, which begins at its token `from` and at token `start` of the block.
+    fn piece(&self, start: usize, from: usize, length: usize) -> Piece {
+        // Documents have at most 1 GiB and less than 2^32 tokens, and a pack has less than 2^31 tokens.
+        Piece { start, length: length as u32, from: from as u32, place: self.place, class: self.class }
     }
 }

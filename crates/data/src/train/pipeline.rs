@@ -1,4 +1,5 @@
-//! Threads of a stream: one reader thread and several tokenizer workers, which exchange parcels (groups of documents).
+//! Threads of a stream: one reader thread and several tokenizer workers, which exchange parcels (groups of documents);
+//! the packer thread ([`super::packer`]) consumes them.
 //! Invariant: parcels are returned in the order in which they were read, for any number of workers; all parcels are
 //! allocated at the start and recycled, so a reader without a free parcel blocks until one is given back.
 //!
@@ -32,6 +33,8 @@ pub(super) struct DocumentGroup {
     text: Vec<u8>,
     /// Concatenated tokens of the documents.
     pub tokens: Vec<i32>,
+    /// Whether the shuffle window ends with the last document of this parcel.
+    pub ends_window: bool,
     /// Whether the epoch ends after this parcel.
     pub ends_epoch: bool,
     /// Error that occurred after the documents of this parcel.
@@ -141,6 +144,7 @@ impl DocumentGroup {
             documents: Vec::with_capacity(DOCUMENTS),
             text: Vec::with_capacity(text),
             tokens: Vec::with_capacity(tokens),
+            ends_window: false,
             ends_epoch: false,
             error: None,
         }
@@ -156,6 +160,7 @@ impl DocumentGroup {
         self.documents.clear();
         self.text.clear();
         self.tokens.clear();
+        self.ends_window = false;
         self.ends_epoch = false;
         self.error = None;
     }
@@ -208,6 +213,10 @@ impl Reader {
         loop {
             match windows.fill() {
                 Err(error) => return self.fail(error),
+                Ok(true) if place as usize > windows.count() => {
+                    let what = "the saved position is after the last document of its window, so it is damaged";
+                    return self.fail(DataError::new(DataErrorKind::Malformed(what.to_owned())));
+                }
                 Ok(true) => self.window(&windows, place)?,
                 Ok(false) => {
                     let mut parcel = self.parcel()?;
@@ -227,6 +236,7 @@ impl Reader {
     /// Sends the documents of a window from index `first` on. A parcel never spans two windows.
     fn window(&mut self, windows: &Windows, first: u32) -> Result<(), Stopped> {
         let mut open: Option<DocumentGroup> = None;
+        let end = windows.count() as u32;
         for (place, (entry, text)) in (0_u32..).zip(windows.documents()).skip(first as usize) {
             let mut parcel = match open.take() {
                 Some(parcel) => parcel,
@@ -238,12 +248,15 @@ impl Reader {
             };
             parcel.text.extend_from_slice(text);
             parcel.documents.push(Carried { entry, text: parcel.text.len(), end: 0, unknown: 0 });
-            match parcel.is_full() {
-                true => self.send(parcel)?,
-                false => open = Some(parcel),
+            // The packer learns here that the window ends, so that it need not wait for the next window to be read.
+            parcel.ends_window = place + 1 == end;
+            if parcel.is_full() || parcel.ends_window {
+                self.send(parcel)?;
+            } else {
+                open = Some(parcel);
             }
         }
-        open.map_or(Ok(()), |parcel| self.send(parcel))
+        Ok(())
     }
 
     /// Sends an error in a parcel without documents.

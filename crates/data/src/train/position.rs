@@ -1,26 +1,44 @@
 //! Position in the training data, stored in checkpoints. Invariant: a position has constant size apart from its
-//! digest string, and a stream resumed at a position yields bit for bit the batches of an uninterrupted stream.
+//! digest string, and a stream resumed at a position yields bit for bit the packs of an uninterrupted stream.
 //!
 //! Cost of resuming: the file in which the shuffle window starts is read again from its beginning (without
-//! tokenizing it) up to the window, and then the window itself.
+//! tokenizing it) up to the window, then the window itself, and the documents of one block are tokenized and packed
+//! again.
 
 use serde::{Deserialize, Serialize};
 
-/// Position in the training data: the first token that has not been consumed.
+/// Largest global pack number of a valid position; low enough that counting on from it does not overflow.
+pub(super) const LARGEST_PACK: u64 = 1 << 62;
+
+/// Position in the training data: the first pack that has not been consumed. Documents are packed together in blocks of
+/// consecutive documents of a shuffle window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Digest of the data set: of its documents, seed, shuffling and tokenizer. Batch bounds are not part of it
-    /// and may change between runs.
+    /// Digest of the data set: of its documents, seed, shuffling, tokenizer and bounds of a pack.
     pub data: String,
+    /// Global pack number of the next pack: the number of packs of the run before it, over all epochs.
+    pub pack: u64,
     /// Epoch, counted from 0.
     pub epoch: u64,
     /// Shuffle window of the epoch, and where it starts.
     pub window: Window,
-    /// Number of documents of the window, in shuffled order, that are consumed.
+    /// Index in the window, in shuffled order, of the first document of the next pack's block.
     pub place: u32,
-    /// Number of tokens of the next document that are consumed.
-    pub token: u32,
+    /// Number of packs of the block that are consumed.
+    pub packed: u32,
+}
+
+impl Position {
+    /// Copies a position of the same data without an allocation, which `clone_from` would make for the digest.
+    pub(super) fn copy_from(&mut self, from: &Position) {
+        self.data.clone_from(&from.data);
+        self.pack = from.pack;
+        self.epoch = from.epoch;
+        self.window = from.window;
+        self.place = from.place;
+        self.packed = from.packed;
+    }
 }
 
 /// Shuffle window: a run of consecutive documents that are permuted among themselves.

@@ -1,4 +1,4 @@
-//! Settings of training data, as plain data: files, tokenizer, task, batch bounds, shuffling. Invariant:
+//! Settings of training data, as plain data: files, tokenizer, task, bounds of a pack, shuffling. Invariant:
 //! [`Settings::check`] rejects contradictory settings before any file is opened; no field has a hidden default.
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use super::labels::{Classes, LabelsFrom};
 use crate::alphabet::Alphabet;
 use crate::{DataError, DataErrorKind};
 
-/// Settings of a [`Dataset`](super::Dataset): everything apart from the data that determines the batches.
+/// Settings of a [`Dataset`](super::Dataset): everything apart from the data that determines the packs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Training files and folders, read in this order; the files of a folder are read in the order of their names.
@@ -20,7 +20,7 @@ pub struct Settings {
     pub tokens: TokenizerKind,
     /// Training objective.
     pub task: Objective,
-    /// Maximum size of a micro-batch.
+    /// Maximum size of a pack.
     pub bounds: Bounds,
     /// Seed of the shuffling and of the token masking.
     pub seed: u64,
@@ -30,7 +30,7 @@ pub struct Settings {
     pub longest_document: usize,
     /// Whether a note on the files is an error (see [`Dataset::notes`](super::Dataset::notes)).
     pub strict: bool,
-    /// Number of tokenizer threads. The batches do not depend on it.
+    /// Number of tokenizer threads. The packs do not depend on it.
     pub workers: usize,
     /// Number of parcels (groups of documents) queued per worker, before or after tokenization.
     pub prefetch: usize,
@@ -192,7 +192,8 @@ impl MaskRates {
     }
 }
 
-/// Maximum size of a micro-batch; these are the bounds of the plan that runs it.
+/// Maximum size of a pack: of the sequences that belong together in training. They decide what is in a pack, and do not
+/// depend on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Maximum total number of tokens.
@@ -234,9 +235,9 @@ impl Settings {
                 self.has_fraction(),
                 "the validation fraction must be above 0 and below 1; omit it to train without validation",
             ),
-            (sequences > 0 && longest > 0, "a micro-batch must hold a sequence of a token"),
-            (longest <= tokens, "the longest sequence has more tokens than a micro-batch"),
-            (tokens <= i32::MAX as usize, "a micro-batch has more tokens than spans can count"),
+            (sequences > 0 && longest > 0, "a pack must hold a sequence of a token"),
+            (longest <= tokens, "the longest sequence has more tokens than a pack"),
+            (tokens <= i32::MAX as usize, "a pack has more tokens than spans can count"),
             (
                 ids == matches!(self.tokens, TokenizerKind::Ids { .. }),
                 "token ids go with files of ids, and only with them",

@@ -1,11 +1,12 @@
-//! Streams of batches of a split. Invariant: the batches depend only on the data set and the start position, and a
-//! stream started at the position after a batch continues with the next batch.
+//! Streams of packs of a split. Invariant: the packs depend only on the data set and the start position, and a stream
+//! started at the position after a pack continues with the next pack.
 
 use std::sync::Arc;
 
+use super::block::Block;
 use super::dataset::Inner;
-use super::pieces::{Batch, Cut, Cutter, Tokenized};
-use super::pipeline::{DocumentGroup, Pipeline};
+use super::packer::Packer;
+use super::pieces::{Cutter, Pack};
 use super::position::{Position, Window};
 use super::random::Key;
 use super::split::Split;
@@ -14,20 +15,22 @@ use crate::{DataError, DataErrorKind};
 /// Key word of the random numbers for masking ("mask" in ASCII); separates them from the keys of shuffling.
 const MASKED: u64 = 0x6d61_736b;
 
-/// Stream of the batches of a split. Its own threads read and tokenize ahead.
+/// Stream of the packs of a split. Its own threads read, tokenize and pack ahead.
 pub struct Stream {
     inner: Arc<Inner>,
     split: Split,
-    pipeline: Pipeline,
+    packer: Packer,
     cutter: Cutter,
-    /// The parcel that is partly consumed.
-    parcel: Option<DocumentGroup>,
-    /// Index of the next document in the parcel.
+    /// The block that is partly consumed.
+    block: Option<Block>,
+    /// Number of its packs that are consumed.
     next: usize,
-    /// Position after the last batch.
+    /// Number of packs that are skipped in the first block, because they were consumed before the start position.
+    skips: u32,
+    /// Position after the last pack.
     at: Position,
     counts: Counts,
-    /// Whether the current epoch has produced a batch, or started before this stream.
+    /// Whether the current epoch has produced a pack, or started before this stream.
     gave: bool,
     /// Whether the stream is finished, after an error or at the end of the validation pass.
     ended: bool,
@@ -36,9 +39,9 @@ pub struct Stream {
 /// Counters of a stream since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of batches.
-    pub batches: u64,
-    /// Number of completed documents.
+    /// Number of packs.
+    pub packs: u64,
+    /// Number of documents. Documents whose pieces are packed together are counted with the last of their packs.
     pub documents: u64,
     /// Number of sequences.
     pub sequences: u64,
@@ -46,37 +49,48 @@ pub struct Counts {
     pub tokens: u64,
     /// Number of targets that contribute to the loss.
     pub targets: u64,
-    /// Number of unknown tokens in the completed documents.
+    /// Number of unknown tokens in the counted documents.
     pub unknown: u64,
 }
 
 impl Stream {
     pub(super) fn new(inner: Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
-        let pipeline = Pipeline::start(&inner, split, from.clone())?;
-        let cutter = Cutter::new(&inner.settings.task, inner.settings.bounds, &inner.vocabulary);
-        let gave = from.place > 0 || from.token > 0 || from.window != Window::default();
-        let (parcel, counts) = (None, Counts::default());
-        Ok(Stream { inner, split, pipeline, cutter, parcel, next: 0, at: from, counts, gave, ended: false })
+        let packer = Packer::start(&inner, split, from.clone())?;
+        let cutter = Cutter::new(&inner.settings.task, &inner.settings.bounds, &inner.vocabulary);
+        Ok(Stream {
+            inner,
+            split,
+            packer,
+            cutter,
+            block: None,
+            next: 0,
+            skips: from.packed,
+            gave: from.place > 0 || from.packed > 0 || from.window != Window::default(),
+            at: from,
+            counts: Counts::default(),
+            ended: false,
+        })
     }
 
-    /// Fills `batch` with the next micro-batch, reusing its buffers. Returns `false` and an empty batch at the end of
-    /// an epoch; on a training stream the next call starts the next epoch.
+    /// Fills `pack` with the next pack, reusing its buffers. Returns `false` and an empty pack at the end of an epoch;
+    /// on a training stream the next call starts the next epoch.
     ///
     /// # Errors
-    /// A document that cannot be read, tokenized or packed; an epoch without a target. After an error the stream
-    /// has ended and returns `false`.
-    pub fn fill(&mut self, batch: &mut Batch) -> Result<bool, DataError> {
-        batch.clear();
-        let filled = if self.ended { Ok(false) } else { self.fill_from_parcels(batch) };
+    /// A document that cannot be read, tokenized or packed; an epoch without a target; a damaged start position. After
+    /// an error the stream has ended and returns `false`.
+    pub fn fill(&mut self, pack: &mut Pack) -> Result<bool, DataError> {
+        pack.clear();
+        pack.number = self.at.pack;
+        let filled = if self.ended { Ok(false) } else { self.fill_from_blocks(pack) };
         self.ended |= filled.is_err();
-        match &mut batch.position_after {
-            Some(position) => position.clone_from(&self.at),
+        match &mut pack.position_after {
+            Some(position) => position.copy_from(&self.at),
             none => *none = Some(self.at.clone()),
         }
         filled
     }
 
-    /// The position of the next batch.
+    /// The position of the next pack.
     pub fn position(&self) -> &Position {
         &self.at
     }
@@ -86,88 +100,84 @@ impl Stream {
         self.counts
     }
 
-    fn fill_from_parcels(&mut self, batch: &mut Batch) -> Result<bool, DataError> {
+    fn fill_from_blocks(&mut self, pack: &mut Pack) -> Result<bool, DataError> {
         loop {
-            let Some(parcel) = self.parcel.take().or_else(|| self.pipeline.next()) else {
-                return Err(lost());
+            let block = match self.block.take() {
+                Some(block) => block,
+                None => self.next_block()?,
             };
-            let full = self.take_from(&parcel, batch)?;
-            if full {
-                self.parcel = Some(parcel);
-                return Ok(self.given(batch));
+            if self.next < block.count() {
+                self.take(block, pack);
+                return Ok(true);
             }
-            if !parcel.ends_epoch {
-                self.give_back(parcel)?;
-            } else if batch.ids.is_empty() {
-                self.give_back(parcel)?;
+            // A block whose documents have no targets has no packs.
+            let ends_epoch = block.ends_epoch;
+            self.give_back(block);
+            if ends_epoch {
                 return self.end_epoch();
-            } else {
-                // This is the last batch of the epoch, and it need not be full. The parcel is stored, although all
-                // of its documents are consumed: the next call finds it again, fills no batch and ends the epoch.
-                self.parcel = Some(parcel);
-                return Ok(self.given(batch));
             }
         }
     }
 
-    /// Moves documents of a parcel into the batch. Returns whether the batch is full; otherwise the parcel is consumed.
-    fn take_from(&mut self, parcel: &DocumentGroup, batch: &mut Batch) -> Result<bool, DataError> {
-        let Position { epoch, window, place, .. } = &mut self.at;
-        // A parcel that carries only an error has no valid window and must not change the position.
-        let placed = !parcel.documents.is_empty() || parcel.ends_epoch;
-        if placed && (*epoch != parcel.epoch || *window != parcel.window) {
-            (*epoch, *window, *place) = (parcel.epoch, parcel.window, 0);
-            self.at.token = 0;
+    /// Waits for the next block, and skips the packs of the first block that are before the start position.
+    fn next_block(&mut self) -> Result<Block, DataError> {
+        let mut block = self.packer.next().ok_or_else(lost)?;
+        if let Some(error) = block.error.take() {
+            return Err(error);
         }
-        let key = Key::new(self.inner.settings.seed).with(MASKED).with(parcel.epoch).with(parcel.window.number);
-        while let Some(document) = parcel.documents.get(self.next) {
-            let start = self.next.checked_sub(1).map_or(0, |before| parcel.documents[before].end);
-            let place = parcel.place + self.next as u32;
-            let tokens = &parcel.tokens[start..document.end];
-            let tokenized = Tokenized { tokens, class: document.entry.class, key: key.with(u64::from(place)) };
-            let from = self.at.token as usize;
-            let cut = self.cutter.add(&tokenized, from, &self.inner.vocabulary, batch).map_err(|error| {
-                let path = self.inner.files(self.split).paths[document.entry.file].clone();
-                DataError { path: Some(path), ..error }.with_id(format!("document {}", document.entry.number))
-            })?;
-            match cut {
-                Cut::Full(token) => {
-                    (self.at.place, self.at.token) = (place, token as u32);
-                    return Ok(true);
-                }
-                Cut::Done => {
-                    (self.at.place, self.at.token) = (place + 1, 0);
-                    self.next += 1;
-                    self.counts.documents += 1;
-                    self.counts.unknown += document.unknown as u64;
-                }
-            }
+        let skips = std::mem::take(&mut self.skips);
+        if skips == 0 {
+            return Ok(block);
         }
-        Ok(false)
+        let Position { epoch, window, place, .. } = self.at;
+        let is_here = block.epoch == epoch && block.window == window && block.place == place;
+        if !is_here || skips as usize >= block.count() {
+            let what =
+                "the saved position is after the last pack of its documents, so it is damaged".to_owned();
+            return Err(DataError::new(DataErrorKind::Malformed(what)));
+        }
+        self.next = skips as usize;
+        Ok(block)
     }
 
-    /// Returns a consumed parcel to the pipeline, and its error, if it has one, to the caller.
-    fn give_back(&mut self, mut parcel: DocumentGroup) -> Result<(), DataError> {
-        self.next = 0;
-        let error = parcel.error.take();
-        self.pipeline.give_back(parcel);
-        error.map_or(Ok(()), Err)
-    }
-
-    /// Counts a filled batch. Always returns `true`, the result of [`Stream::fill`].
-    fn given(&mut self, batch: &Batch) -> bool {
+    /// Moves the next pack of a block into `pack`.
+    fn take(&mut self, block: Block, pack: &mut Pack) {
+        let seed = self.inner.settings.seed;
+        let key = Key::new(seed).with(MASKED).with(block.epoch).with(block.window.number);
+        self.cutter.join(&block, self.next, &self.inner.vocabulary, key, pack);
+        self.next += 1;
         self.gave = true;
-        self.counts.batches += 1;
-        self.counts.sequences += batch.spans.len() as u64;
-        self.counts.tokens += batch.ids.len() as u64;
-        self.counts.targets += batch.target_tokens;
-        true
+        self.counts.packs += 1;
+        self.counts.sequences += pack.spans.len() as u64;
+        self.counts.tokens += pack.ids.len() as u64;
+        self.counts.targets += pack.target_tokens;
+        self.at.pack += 1;
+        self.at.epoch = block.epoch;
+        self.at.window = block.window;
+        if self.next < block.count() {
+            self.at.place = block.place;
+            self.at.packed = self.next as u32;
+            self.block = Some(block);
+            return;
+        }
+        self.at.place = block.place + block.documents;
+        self.at.packed = 0;
+        // Returned at once, so that the packer can fill it while the next block is consumed.
+        self.give_back(block);
+    }
+
+    /// Counts the documents of a consumed block, and returns it to the packer.
+    fn give_back(&mut self, block: Block) {
+        self.next = 0;
+        self.counts.documents += u64::from(block.documents);
+        self.counts.unknown += block.unknown;
+        self.packer.give_back(block);
     }
 
     /// Ends the epoch: moves the position to the start of the next epoch and returns `false`.
     ///
     /// # Errors
-    /// An epoch without a batch; without this error a training loop over such data would never end.
+    /// An epoch without a pack; without this error a training loop over such data would never end.
     fn end_epoch(&mut self) -> Result<bool, DataError> {
         if !self.gave {
             let what = "no document contains a target: each has fewer than two tokens, or only special tokens";
@@ -176,22 +186,17 @@ impl Stream {
         }
         self.gave = false;
         self.ended = self.split == Split::Validation;
-        self.at = Position {
-            data: std::mem::take(&mut self.at.data),
-            epoch: self.at.epoch + 1,
-            window: Window::default(),
-            place: 0,
-            token: 0,
-        };
+        self.at.epoch += 1;
+        self.at.window = Window::default();
+        self.at.place = 0;
+        self.at.packed = 0;
         Ok(false)
     }
 }
 
-/// Error for a pipeline thread that ended without sending an error, which means that it panicked.
+/// Error for a thread of a stream that ended without sending an error, which means that it panicked.
 pub(super) fn lost() -> DataError {
     DataError::new(DataErrorKind::Malformed(
-        "a thread that makes batches has stopped; this is a bug in \
-        plimsoll, please report it"
-            .to_owned(),
+        "a thread that makes packs has stopped; this is a bug in plimsoll, please report it".to_owned(),
     ))
 }

@@ -12,8 +12,9 @@ use super::source::{Document, Documents};
 use super::split::Split;
 use crate::{DataError, DataErrorKind};
 
-/// Window size if shuffling is disabled; it only determines how many documents are buffered.
-const UNMOVED: Shuffle = Shuffle { documents: 256, bytes: 1 << 20 };
+/// Window size if shuffling is disabled. It determines how many documents are buffered, and how many are packed together:
+/// a few hundred proteins would fill few packs of 16384 tokens, and the last pack of a window is partly empty.
+const UNMOVED: Shuffle = Shuffle { documents: 4096, bytes: 1 << 20 };
 
 /// Use of a random number; part of its key, so that different uses draw independent numbers.
 #[derive(Clone, Copy)]
@@ -94,6 +95,11 @@ impl Windows {
         (self.epoch, self.file, self.read, self.open) = (self.epoch + 1, 0, 0, None);
         self.window = Window { number: u64::MAX, ..Window::default() };
         self.order_files();
+    }
+
+    /// Number of documents of the window.
+    pub(super) fn count(&self) -> usize {
+        self.entries.len()
     }
 
     /// The documents of the window in shuffled order, with their text.

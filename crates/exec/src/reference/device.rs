@@ -212,7 +212,7 @@ mod tests {
     /// up to the even value.
     #[test]
     fn sums_are_rounded_once_to_their_element_type() {
-        let counts = Counts { tokens: 0, sequences: 0 };
+        let counts = Counts { tokens: 0, sequences: 0, packs: 1 };
         for (dtype, half, ulp) in [(DType::Bf16, BF16, 2.0_f64.powi(-7)), (DType::F16, F16, 2.0_f64.powi(-10))]
         {
             let mut device = ReferenceDevice::new();

@@ -83,6 +83,33 @@ pub enum ReferenceError {
         /// The shared row.
         row: usize,
     },
+    /// The rows of a pack do not follow those of the pack before it, or lie outside of the rows.
+    Pack {
+        /// Index of the pack.
+        pack: usize,
+        /// Its first row.
+        start: i32,
+        /// Row after its last row.
+        end: i32,
+        /// Row at which the pack must start.
+        next: usize,
+        /// Packs must be in `0..rows`.
+        rows: usize,
+    },
+    /// The packs do not cover all rows.
+    Uncovered {
+        /// Row after the last row of the last pack.
+        end: usize,
+        /// Number of rows.
+        rows: usize,
+    },
+    /// A pack has a negative number of targets.
+    Targets {
+        /// Index of the pack.
+        pack: usize,
+        /// The number.
+        targets: i32,
+    },
     /// A sequence is longer than the rotary tables.
     TooLong {
         /// Index of the sequence.
@@ -121,6 +148,11 @@ impl fmt::Display for ReferenceError {
             Self::Overlap { sequence, row } => {
                 write!(f, "sequence {sequence} claims row {row}, which belongs to another")
             }
+            Self::Pack { pack, start, end, next, rows } => {
+                write!(f, "pack {pack} is rows {start}..{end}, not rows from {next} on in 0..{rows}")
+            }
+            Self::Uncovered { end, rows } => write!(f, "packs are rows 0..{end} of {rows}"),
+            Self::Targets { pack, targets } => write!(f, "pack {pack} has {targets} targets"),
             Self::TooLong { sequence, tokens, longest } => {
                 write!(f, "sequence {sequence} has {tokens} tokens, the rotary tables {longest} rows")
             }

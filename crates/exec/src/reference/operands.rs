@@ -2,6 +2,7 @@
 //! so kernels index without further checks.
 
 use super::{Data, ReferenceError, Tensor};
+use plimsoll_graph::packs::{NUMBER, TARGETS, WORDS};
 use std::ops::Range;
 
 /// The inputs not yet taken.
@@ -27,6 +28,50 @@ impl<'a> Matrix<'a> {
     /// All rows.
     pub(crate) fn iter_rows(self) -> impl Iterator<Item = &'a [f64]> {
         (0..self.rows).map(move |r| self.row(r))
+    }
+}
+
+/// The input `packs`, whose words are not yet checked.
+#[derive(Clone, Copy)]
+pub(super) struct Packs<'a> {
+    words: &'a [i32],
+}
+
+/// A pack of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Pack {
+    /// Its rows in the operand that the packs divide.
+    pub rows: Range<usize>,
+    /// Number of its targets.
+    pub targets: u32,
+    /// Its global number, modulo 2^32.
+    pub number: u32,
+}
+
+impl Packs<'_> {
+    /// The packs of an operand with `rows` rows, where `word` is the word of the first row of a pack. `Err` unless the
+    /// rows of the packs follow one another and cover all `rows`, or if a number of targets is negative.
+    pub fn of(self, word: usize, rows: usize) -> Result<Vec<Pack>, ReferenceError> {
+        let mut next = 0;
+        let mut packs = Vec::with_capacity(self.words.len() / WORDS);
+        for (pack, words) in self.words.chunks_exact(WORDS).enumerate() {
+            let (start, end) = (words[word], words[word + 1]);
+            let outside = ReferenceError::Pack { pack, start, end, next, rows };
+            let (Ok(first), Ok(last)) = (usize::try_from(start), usize::try_from(end)) else {
+                return Err(outside);
+            };
+            if first != next || last < first || last > rows {
+                return Err(outside);
+            }
+            let targets = words[TARGETS];
+            let targets = u32::try_from(targets).map_err(|_| ReferenceError::Targets { pack, targets })?;
+            packs.push(Pack { rows: first..last, targets, number: words[NUMBER] as u32 });
+            next = last;
+        }
+        if next != rows {
+            return Err(ReferenceError::Uncovered { end: next, rows });
+        }
+        Ok(packs)
     }
 }
 
@@ -176,6 +221,12 @@ impl<'a> Operands<'a> {
             spans.push(a..b);
         }
         Ok(spans)
+    }
+
+    /// Takes the packs of a step: i32 (P, 6).
+    pub fn packs(&mut self) -> Result<Packs<'a>, ReferenceError> {
+        let packs = self.ins.get(self.next).and_then(|t| t.shape.first()).copied();
+        Ok(Packs { words: self.shaped_integers("packs", &[packs.unwrap_or(0), WORDS])? })
     }
 
     /// Takes the next input, of any type and shape.

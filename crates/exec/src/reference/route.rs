@@ -1,9 +1,10 @@
-//! Expert routing and the gradient of its gates. Invariant: of equal logits the lower expert wins, and the rows of
-//! one expert are in token order.
+//! Expert routing and the gradient of its gates. Invariant: of equal logits the lower expert wins, the rows of one expert
+//! are in token order, and which rows are dropped depends on the pack alone.
 
-use super::operands::{rows_of, slots_of};
+use super::operands::{Pack, rows_of, slots_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
 use plimsoll_graph::ops::{Route, RouteGrad};
+use plimsoll_graph::packs::TOKENS;
 
 pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (experts, k) = (op.experts as usize, op.top_k as usize);
@@ -16,7 +17,12 @@ pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
     for (row, chosen) in logits.iter_rows().zip(chosen.chunks(k)) {
         gates.extend(weights(row, chosen, op.renormalise));
     }
-    let rows = Rows::sort(&chosen, experts, op.limit(logits.rows as u64));
+    let kept = if op.capacity > 0 {
+        within_capacity(op, &chosen, &ins.packs()?.of(TOKENS, logits.rows)?)
+    } else {
+        vec![true; chosen.len()]
+    };
+    let rows = Rows::sort(&chosen, &kept, experts);
     for (gate, place) in gates.iter_mut().zip(&rows.places) {
         if *place < 0 {
             *gate = 0.0;
@@ -82,6 +88,21 @@ fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
     if renormalise { normalise(&of(row)).0 } else { of(&normalise(row).0) }
 }
 
+/// Whether each choice is among the first of its pack and expert, as many as the capacity of the expert.
+fn within_capacity(op: &Route, chosen: &[usize], packs: &[Pack]) -> Vec<bool> {
+    let k = op.top_k as usize;
+    let mut kept = Vec::with_capacity(chosen.len());
+    for pack in packs {
+        let limit = op.limit(pack.rows.len() as u64).unwrap_or(u64::MAX);
+        let mut rows = vec![0; op.experts as usize];
+        for &expert in &chosen[pack.rows.start * k..pack.rows.end * k] {
+            kept.push(rows[expert] < limit);
+            rows[expert] += 1;
+        }
+    }
+    kept
+}
+
 /// Rows sorted by expert, as [`Route`] documents them.
 struct Rows {
     order: Vec<i32>,
@@ -91,13 +112,12 @@ struct Rows {
 }
 
 impl Rows {
-    fn sort(chosen: &[usize], experts: usize, limit: Option<u64>) -> Self {
-        let limit = limit.unwrap_or(u64::MAX) as usize;
+    /// Sorts the choices that are `kept`.
+    fn sort(chosen: &[usize], kept: &[bool], experts: usize) -> Self {
         let (mut order, mut offsets) = (Vec::with_capacity(chosen.len()), vec![0]);
         let mut places = vec![-1; chosen.len()];
         for expert in 0..experts {
-            let of_expert = chosen.iter().enumerate().filter(|(_, e)| **e == expert);
-            for (choice, _) in of_expert.take(limit) {
+            for choice in (0..chosen.len()).filter(|&i| chosen[i] == expert && kept[i]) {
                 places[choice] = order.len() as i32;
                 order.push(choice as i32);
             }
@@ -111,7 +131,7 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{check_gradient, random, run};
+    use super::super::testing::{check_gradient, packs, random, run};
     use super::*;
     use plimsoll_graph::Op;
 
@@ -131,10 +151,16 @@ mod tests {
         ]
     }
 
-    fn routed(op: Route, logits: &Tensor) -> Vec<Tensor> {
+    fn routed(op: Route, logits: &Tensor, rows: &[[i32; 6]]) -> Vec<Tensor> {
         let shapes = shapes(&op, logits.shape[0]);
         let shapes: Vec<&[usize]> = shapes.iter().map(|s| &s[..]).collect();
-        run(Op::Route(op), std::slice::from_ref(logits), &shapes)
+        run(Op::Route(op), &inputs(op, logits, rows), &shapes)
+    }
+
+    /// The inputs of routing: packs only with a capacity.
+    fn inputs(op: Route, logits: &Tensor, rows: &[[i32; 6]]) -> Vec<Tensor> {
+        let packs = (op.capacity > 0).then(|| packs(rows));
+        [logits.clone()].into_iter().chain(packs).collect()
     }
 
     /// Gates whose logarithms are small integers: probabilities 1/8, 2/8, 5/8.
@@ -143,7 +169,7 @@ mod tests {
         let row = |weights: [f64; 3]| weights.map(libm::log);
         let logits = [row([1.0, 2.0, 5.0]), row([5.0, 2.0, 1.0]), row([2.0, 2.0, 4.0])].concat();
         let logits = Tensor::f64(&[3, 3], logits);
-        let out = routed(route(2, false, 0), &logits);
+        let out = routed(route(2, false, 0), &logits, &[]);
         for (gate, wanted) in out[0].floats().expect("gates").iter().zip([0.625, 0.25, 0.625, 0.25, 0.5, 0.25])
         {
             assert!((gate - wanted).abs() < 1e-15, "{:?}", out[0]);
@@ -154,37 +180,68 @@ mod tests {
         assert_eq!(integers[1], [2, 5, 1, 3, 0, 4]);
         assert_eq!(integers[2], [4, 2, 0, 3, 5, 1]);
         assert_eq!((integers[3], integers[4]), (&[0, 2, 4, 6][..], &[0][..]));
-        let out = routed(route(2, true, 0), &logits);
+        let out = routed(route(2, true, 0), &logits, &[]);
         let wanted = [5.0 / 7.0, 2.0 / 7.0, 5.0 / 7.0, 2.0 / 7.0, 2.0 / 3.0, 1.0 / 3.0];
         for (gate, wanted) in out[0].floats().expect("gates").iter().zip(wanted) {
             assert!((gate - wanted).abs() < 1e-15, "{:?}", out[0]);
         }
     }
 
-    /// All four tokens choose expert 1; a capacity of 4 / 3 rows plus a quarter gives two rows.
+    /// Packs whose tokens all choose expert 1, and the results.
+    struct Capacity {
+        packs: &'static [[i32; 6]],
+        gates: &'static [f64],
+        order: &'static [i32],
+        places: &'static [i32],
+        offsets: [i32; 4],
+    }
+
+    /// A capacity of the mean of a third plus a quarter is one row of a pack of two tokens, and two rows of a pack of
+    /// three or four.
     #[test]
-    fn rows_above_the_capacity_are_dropped() {
-        let logits = Tensor::f64(&[4, 3], [0.0, 1.0, 0.5].repeat(4));
-        let out = routed(route(1, true, 1250), &logits);
-        assert_eq!(out[0].floats(), Some(&[1.0, 1.0, 0.0, 0.0][..]));
-        let integers: Vec<&[i32]> = out[1..].iter().map(|t| t.integers().expect("integers")).collect();
-        assert_eq!(integers, [&[1; 4][..], &[0, 1, -1, -1], &[0, 1, -1, -1], &[0, 0, 2, 2], &[2]]);
+    fn rows_above_the_capacity_of_their_pack_are_dropped() {
+        let cases = [
+            Capacity {
+                packs: &[[0, 4, 0, 1, 4, 9]],
+                gates: &[1.0, 1.0, 0.0, 0.0],
+                order: &[0, 1, -1, -1],
+                places: &[0, 1, -1, -1],
+                offsets: [0, 0, 2, 2],
+            },
+            Capacity {
+                packs: &[[0, 2, 0, 1, 2, 7], [2, 2, 1, 1, 0, 8], [2, 5, 1, 3, 1, 9]],
+                gates: &[1.0, 0.0, 1.0, 1.0, 0.0],
+                order: &[0, 2, 3, -1, -1],
+                places: &[0, -1, 1, 2, -1],
+                offsets: [0, 0, 3, 3],
+            },
+        ];
+        for Capacity { packs, gates, order, places, offsets } in cases {
+            let tokens = gates.len();
+            let logits = Tensor::f64(&[tokens, 3], [0.0, 1.0, 0.5].repeat(tokens));
+            let out = routed(route(1, true, 1250), &logits, packs);
+            assert_eq!(out[0].floats(), Some(gates));
+            let integers: Vec<&[i32]> = out[1..].iter().map(|t| t.integers().expect("integers")).collect();
+            assert_eq!(integers, [&vec![1; tokens][..], order, places, &offsets, &[2]]);
+        }
     }
 
     #[test]
     fn gradients() {
+        // Of four tokens two have the same of three experts, and the capacity is one row.
+        let rows = [[0, 1, 0, 1, 1, 0], [1, 5, 1, 2, 3, 1]];
         for (renormalise, capacity) in [(false, 0), (true, 0), (false, 500), (true, 500)] {
             for k in 1..=3 {
                 let op = route(k, renormalise, capacity);
                 let logits = random(3, &[5, 3]);
-                let out = routed(op, &logits);
+                let out = routed(op, &logits, &rows);
                 let dgates = random(4, &[5, k as usize]);
                 let ins = [dgates.clone(), logits.clone(), out[1].clone(), out[3].clone()];
                 let grad = run(Op::RouteGrad(RouteGrad { renormalise }), &ins, &[&[5, 3]]);
                 let shapes = shapes(&op, 5);
                 let shapes: Vec<&[usize]> = shapes.iter().map(|s| &s[..]).collect();
                 assert_eq!(capacity > 0, out[5].integers().expect("dropped")[0] > 0);
-                check_gradient(Op::Route(op), &[logits], 0, &dgates, &grad[0], &shapes);
+                check_gradient(Op::Route(op), &inputs(op, &logits, &rows), 0, &dgates, &grad[0], &shapes);
             }
         }
     }

@@ -74,6 +74,11 @@ pub(super) fn check_gradient(
     }
 }
 
+/// The packs of a step, as rows of words ([`plimsoll_graph::packs`]).
+pub(super) fn packs(rows: &[[i32; plimsoll_graph::packs::WORDS]]) -> Tensor {
+    Tensor::i32(&[rows.len(), plimsoll_graph::packs::WORDS], rows.as_flattened().to_vec())
+}
+
 pub(super) fn floats(tensor: &Tensor) -> &[f64] {
     tensor.floats().expect("floats")
 }

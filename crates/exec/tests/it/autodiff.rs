@@ -7,8 +7,8 @@ use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};
 use plimsoll_plan::{AutodiffPolicy, Policy, Program, Target, compile};
 use std::ops::Range;
 
-const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 3 };
-const COUNTS: Counts = Counts { tokens: 5, sequences: 2 };
+const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 3, packs: 1 };
+const COUNTS: Counts = Counts { tokens: 5, sequences: 2, packs: 1 };
 
 /// y = x + fc2(gelu(fc1(norm(x)))) with an embedding of width 4; then a second layer of this form.
 fn network() -> Graph {

@@ -69,7 +69,7 @@ fn logits(executor: &mut Executor, windows: &[&[i32]], classes: usize) -> Vec<Ve
         tokens.extend_from_slice(ids);
         spans.extend([start, tokens.len() as i32]);
     }
-    let counts = Counts { tokens: tokens.len() as u64, sequences: windows.len() as u64 };
+    let counts = Counts { tokens: tokens.len() as u64, sequences: windows.len() as u64, packs: 1 };
     let give = |e: &mut Executor| {
         e.input_i32(0, "ids", &tokens).expect("ids");
         e.input_i32(0, "spans", &spans).expect("spans");
@@ -84,7 +84,7 @@ fn check(golden: &Golden, on: On, fuse: bool, tolerance: f32) {
     let windows: Vec<(Vec<i32>, Vec<f32>)> = (0..WINDOWS).map(|i| golden.window(i)).collect();
     let ids: Vec<&[i32]> = windows.iter().map(|(ids, _)| &ids[..]).collect();
     let tokens: usize = ids.iter().map(|ids| ids.len()).sum();
-    let bounds = Bounds { tokens: tokens as u64 + 7, sequences: 9, longest: 340 };
+    let bounds = Bounds { tokens: tokens as u64 + 7, sequences: 9, longest: 340, packs: 1 };
     let classes = golden.config.logits() as usize;
     let mut executor = golden.executor(on, bounds, fuse);
     let together = logits(&mut executor, &ids, classes);

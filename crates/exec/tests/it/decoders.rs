@@ -1,7 +1,7 @@
 //! Inference graphs of decoders: equal to the reference device in f64, to the forward pass of training, and with the same
 //! bits alone and in any batch.
 
-use crate::rig::{ByName, On, load, output, run};
+use crate::rig::{ByName, On, load, one_pack, output, run};
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Counts, Graph, Param};
 use plimsoll_models::{
@@ -10,7 +10,7 @@ use plimsoll_models::{
 use std::ops::Range;
 
 /// Tokens, sequences and tokens of the longest sequence of a step.
-const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 6, longest: 24 };
+const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 6, longest: 24, packs: 1 };
 
 /// Lengths of the sequences of the test batch.
 const LENGTHS: [usize; 4] = [1, 24, 7, 13];
@@ -98,7 +98,7 @@ fn computed(on: On, config: &DecoderConfig, graph: &Graph, lengths: &[usize]) ->
         spans.extend([end, end + sequence.len() as i32]);
         end += sequence.len() as i32;
     }
-    let counts = Counts { tokens: flat.len() as u64, sequences: lengths.len() as u64 };
+    let counts = Counts { tokens: flat.len() as u64, sequences: lengths.len() as u64, packs: 1 };
     let mut executor = load(on, graph, true, weights(config)).unwrap_or_else(|e| panic!("{e}"));
     let inputs = |executor: &mut plimsoll_exec::Executor| {
         executor.input_i32(0, "ids", &flat).expect("ids");
@@ -198,12 +198,16 @@ fn the_logits_are_those_of_the_evaluation_of_training() {
                 spans.extend([end, end + sequence.len() as i32]);
                 end += sequence.len() as i32;
             }
+            let counts = Counts { tokens: flat.len() as u64, sequences: LENGTHS.len() as u64, packs: 1 };
             let inputs = |executor: &mut plimsoll_exec::Executor| {
                 executor.input_i32(0, "ids", &flat).expect("ids");
                 executor.input_i32(0, "spans", &spans).expect("spans");
                 executor.input_i32(0, "targets", &targets).expect("targets");
+                if evaluation.input("packs").is_some() {
+                    executor.input_i32(0, "packs", &one_pack(counts, targets.len())).expect("packs");
+                }
             };
-            run(&mut executor, inputs, Counts { tokens: flat.len() as u64, sequences: LENGTHS.len() as u64 });
+            run(&mut executor, inputs, counts);
             let wanted = f64::from(output(&mut executor, "loss", 1)[0]);
             let apart = (loss - wanted).abs() / wanted;
             assert!(apart < 1e-5, "{loss} and {wanted} on {}: {config:?}", on.name());

@@ -10,8 +10,8 @@ use plimsoll_models::{CallerConfig, CallerObjective, CallerTask, Distillation, T
 use plimsoll_plan::{AutodiffPolicy, Policy, Precision, Program, Weights, compile};
 use std::ops::Range;
 
-const BOUNDS: Bounds = Bounds { tokens: 60, sequences: 4, longest: 4 };
-const COUNTS: Counts = Counts { tokens: 54, sequences: 3 };
+const BOUNDS: Bounds = Bounds { tokens: 60, sequences: 4, longest: 4, packs: 1 };
+const COUNTS: Counts = Counts { tokens: 54, sequences: 3, packs: 1 };
 const SPANS: [i32; 6] = [0, 24, 24, 42, 42, 54];
 const WEIGHT: f32 = 0.3;
 const TEMPERATURE: f32 = 2.5;

@@ -22,7 +22,7 @@ use std::time::Duration;
 #[global_allocator]
 pub static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
+const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40, packs: 1 };
 
 fn small(model: &str) -> Result<plimsoll_graph::Graph, VerifyError> {
     let config = match model {
@@ -65,7 +65,7 @@ fn weights_are_loaded_by_any_number_of_threads() {
                 e.input_i32(0, "ids", ids).expect("ids");
                 e.input_i32(0, "spans", &[0, 20]).expect("spans");
             };
-            run(&mut executor, give, Counts { tokens: 20, sequences: 1 });
+            run(&mut executor, give, Counts { tokens: 20, sequences: 1, packs: 1 });
             output(&mut executor, "hidden", 20 * 40)
         })
     });
@@ -85,7 +85,7 @@ fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
         range.zip(out).for_each(|(at, x)| *x = value(at));
         Ok(())
     };
-    let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
+    let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 });
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let table = g.param("table", &[ROWS, COLUMNS]);
     let y = g.one(Op::Embed(plimsoll_graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
@@ -170,7 +170,7 @@ fn lanes_share_their_weights() {
             e.input_i32(0, "ids", &ids).expect("ids");
             e.input_i32(0, "spans", &[0, 20]).expect("spans");
         };
-        run(executor, give, Counts { tokens: 20, sequences: 1 });
+        run(executor, give, Counts { tokens: 20, sequences: 1, packs: 1 });
         output(executor, "hidden", 20 * 40)
     };
     let mut one = [on.executor(program.clone())];
@@ -239,7 +239,7 @@ fn a_step_allocates_nothing() {
             Streamed => stream(on, &graph, true, constant(0.01)),
         }
         .expect("planned");
-        let counts = Counts { tokens: 60, sequences: 2 };
+        let counts = Counts { tokens: 60, sequences: 2, packs: 1 };
         let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
         let (ids, spans, mut outs) = ([5; 60], [0, 20, 20, 60], [vec![]]);
         let mut least = usize::MAX;
@@ -299,7 +299,7 @@ fn a_step_reads_each_parameter_once() {
         for _ in 0..2 {
             executor.input_i32(0, "ids", &[5, 6]).expect("ids");
             executor.input_i32(0, "spans", &[0, 2]).expect("spans");
-            executor.run(0, Counts { tokens: 2, sequences: 1 }).expect("a run");
+            executor.run(0, Counts { tokens: 2, sequences: 1, packs: 1 }).expect("a run");
             assert_eq!(counter.swap(0, Ordering::Relaxed), each, "{weights:?}");
         }
     }
@@ -312,7 +312,7 @@ fn graph_params(executor: &Executor) -> u64 {
 #[test]
 fn a_parameter_that_cannot_be_read_is_named() {
     let graph = small("esm2").expect("verified");
-    let counts = Counts { tokens: 2, sequences: 1 };
+    let counts = Counts { tokens: 2, sequences: 1, packs: 1 };
     let mut executor = bare(On::Cpu(Isa::detect(), 2), &graph, true, Weights::Streamed).expect("planned");
     executor.load(0, &mut |_, _, _| panic!("nothing of it is resident")).expect("loaded");
     executor.input_i32(0, "ids", &[5, 6]).expect("ids");
@@ -353,7 +353,7 @@ fn the_arena_is_what_was_planned() {
 fn more_than_the_bounds_is_refused() {
     let graph = small("esm2").expect("verified");
     let mut executor = load(On::Reference, &graph, true, |_, _, out| out.fill(0.0)).expect("planned");
-    let error = executor.run(0, Counts { tokens: 65, sequences: 1 }).expect_err("refused");
+    let error = executor.run(0, Counts { tokens: 65, sequences: 1, packs: 1 }).expect_err("refused");
     assert!(matches!(error, DeviceError::OverBounds { .. }), "{error}");
 }
 
@@ -362,7 +362,7 @@ fn a_timed_run_is_a_run() {
     let graph = small("esm2").expect("verified");
     let mut executor =
         load(On::Cpu(Isa::detect(), 2), &graph, true, |_, _, out| out.fill(0.01)).expect("planned");
-    let counts = Counts { tokens: 3, sequences: 1 };
+    let counts = Counts { tokens: 3, sequences: 1, packs: 1 };
     let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
     let mut mean = |times: Option<&mut [Duration]>| {
         executor.input_i32(0, "ids", &[5, 6, 7]).expect("ids");
@@ -387,7 +387,7 @@ fn a_bad_token_or_span_is_refused() {
         for (ids, spans) in [([5, 33], [0, 2]), ([5, -1], [0, 2]), ([5, 6], [0, 3]), ([5, 6], [-1, 2])] {
             executor.input_i32(0, "ids", &ids).expect("ids");
             executor.input_i32(0, "spans", &spans).expect("spans");
-            let error = executor.run(0, Counts { tokens: 2, sequences: 1 }).expect_err("refused");
+            let error = executor.run(0, Counts { tokens: 2, sequences: 1, packs: 1 }).expect_err("refused");
             assert!(matches!(error, DeviceError::Kernel { .. }), "{error}");
         }
     }
@@ -443,7 +443,7 @@ fn tied_weights_get_a_packed_copy() {
         .map(|on| {
             let mut executor = load(on, &graph, true, read).expect("planned");
             let give = |e: &mut Executor| e.input_i32(0, "ids", &[0, 39, 7]).expect("ids");
-            run(&mut executor, give, Counts { tokens: 3, sequences: 1 });
+            run(&mut executor, give, Counts { tokens: 3, sequences: 1, packs: 1 });
             output(&mut executor, "y", 3 * 40)
         })
         .collect();

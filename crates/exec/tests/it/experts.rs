@@ -7,7 +7,7 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Tensor;
 use plimsoll_graph::ops::*;
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param, packs};
 use plimsoll_plan::passes::autodiff;
 use plimsoll_plan::{AutodiffPolicy, Policy, Program, compile};
 use std::collections::BTreeMap;
@@ -17,8 +17,18 @@ const TOKENS: usize = 9;
 const D: usize = 6;
 const F: usize = 5;
 const LOSS: RouterLoss = RouterLoss { balance: 0.5, z: 0.25 };
-const BOUNDS: Bounds = Bounds { tokens: TOKENS as u64 + 3, sequences: 1, longest: TOKENS as u64 + 3 };
-const COUNTS: Counts = Counts { tokens: TOKENS as u64, sequences: 1 };
+const BOUNDS: Bounds = Bounds { tokens: TOKENS as u64 + 3, sequences: 1, longest: TOKENS as u64 + 3, packs: 5 };
+
+/// Words of packs of the tokens.
+type Packing = &'static [[i32; packs::WORDS]];
+
+/// One pack; and one with a token, one without, one without targets, and one with more targets than tokens.
+const PACKINGS: [Packing; 2] =
+    [&[[0, 9, 0, 1, 1, 0]], &[[0, 1, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1], [1, 4, 0, 0, 0, 2], [4, 9, 0, 1, 7, 3]]];
+
+fn counts(packing: Packing) -> Counts {
+    Counts { tokens: TOKENS as u64, sequences: 1, packs: packing.len() as u64 }
+}
 
 /// Every parameter by name.
 type Weights = BTreeMap<&'static str, Vec<f64>>;
@@ -42,7 +52,9 @@ fn layer(op: Route) -> Graph {
     let table = g.param("table", &[TOKENS as u64, d]);
     let x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
     let logits = g.linear(x, "gate", experts, false);
-    let route = g.node(Op::Route(op), &[logits]);
+    let packs = g.input("packs", &[Dim::Packs(1), Dim::Fixed(packs::WORDS as u64)], DType::I32);
+    let inputs = if op.capacity > 0 { vec![logits, packs] } else { vec![logits] };
+    let route = g.node(Op::Route(op), &inputs);
     let [gates, chosen, order, places, offsets, _] = route[..] else { panic!("six outputs") };
     let rows = g.one(Op::Dispatch(Dispatch { top_k: k }), &[x, order, places]);
     let grouped = |bias| Op::GroupedLinear(GroupedLinear { experts: op.experts, bias });
@@ -52,7 +64,7 @@ fn layer(op: Route) -> Graph {
     let down = g.param("down.weight", &[experts * d, f]);
     let rows = g.one(grouped(false), &[h, down, offsets]);
     let y = g.one(Op::Combine(Combine { top_k: k }), &[rows, gates, order, places]);
-    let aux = g.one(Op::RouterLoss(LOSS), &[logits, chosen]);
+    let aux = g.one(Op::RouterLoss(LOSS), &[logits, chosen, packs]);
     g.output("y", y);
     g.output("aux", aux);
     g.finish().expect("verified")
@@ -101,15 +113,27 @@ fn expert(w: &Weights, e: usize, x: &[f64]) -> Vec<f64> {
 }
 
 /// y and aux, token by token and expert by expert.
-fn dense(op: Route, w: &Weights) -> (Vec<f64>, f64) {
-    let (experts, k) = (op.experts as usize, op.top_k as usize);
+fn dense(op: Route, packing: Packing, w: &Weights) -> (Vec<f64>, f64) {
+    let (mut y, mut aux) = (Vec::new(), 0.0);
+    for &[first, end, .., targets, _] in packing {
+        let tokens = &w["table"][first as usize * D..end as usize * D];
+        let (rows, loss) = dense_pack(op, tokens, w);
+        y.extend(rows);
+        aux += f64::from(targets) * loss;
+    }
+    (y, aux)
+}
+
+/// y and the router loss for each target, of the `tokens` (T, D) of one pack.
+fn dense_pack(op: Route, tokens: &[f64], w: &Weights) -> (Vec<f64>, f64) {
+    let (experts, k, count) = (op.experts as usize, op.top_k as usize, tokens.len() / D);
     let limit = match op.capacity {
         0 => usize::MAX,
-        c => (f64::from(c) / 1000.0 * (TOKENS * k) as f64 / experts as f64).ceil() as usize,
+        c => (f64::from(c) / 1000.0 * (count * k) as f64 / experts as f64).ceil() as usize,
     };
     let (mut y, mut z) = (Vec::new(), 0.0);
     let (mut rows, mut wishes, mut mass) = (vec![0; experts], vec![0.0; experts], vec![0.0; experts]);
-    for x in w["table"].chunks(D) {
+    for x in tokens.chunks(D) {
         let logits = times(&w["gate.weight"], x);
         let total: f64 = logits.iter().map(|l| l.exp()).sum();
         let p: Vec<f64> = logits.iter().map(|l| l.exp() / total).collect();
@@ -130,21 +154,24 @@ fn dense(op: Route, w: &Weights) -> (Vec<f64>, f64) {
         z += total.ln() * total.ln();
         mass.iter_mut().zip(&p).for_each(|(mass, p)| *mass += p);
     }
-    let tokens = TOKENS as f64;
-    let share = |e: usize| wishes[e] / (tokens * k as f64) * mass[e] / tokens;
+    if count == 0 {
+        return (y, 0.0);
+    }
+    let count = count as f64;
+    let share = |e: usize| wishes[e] / (count * k as f64) * mass[e] / count;
     let balance = experts as f64 * (0..experts).map(share).sum::<f64>();
-    (y, f64::from(LOSS.balance) * balance + f64::from(LOSS.z) * z / tokens)
+    (y, f64::from(LOSS.balance) * balance + f64::from(LOSS.z) * z / count)
 }
 
 /// All outputs of the loop: y, aux and, by central differences, the gradient of every weight.
-fn wanted(op: Route) -> BTreeMap<String, Vec<f64>> {
+fn wanted(op: Route, packing: Packing) -> BTreeMap<String, Vec<f64>> {
     let w = weights(op);
     let (dy, daux) = cotangents();
     let loss = |w: &Weights| {
-        let (y, aux) = dense(op, w);
+        let (y, aux) = dense(op, packing, w);
         y.iter().zip(&dy).map(|(y, d)| y * d).sum::<f64>() + daux * aux
     };
-    let (y, aux) = dense(op, &w);
+    let (y, aux) = dense(op, packing, &w);
     let mut wanted = BTreeMap::from([("y".to_owned(), y), ("aux".to_owned(), vec![aux])]);
     for (name, values) in &w {
         let slope = |i: usize| {
@@ -171,27 +198,34 @@ fn close(op: Route, name: &str, found: &[f64], wanted: &[f64], tolerance: f64) {
     }
 }
 
+/// Every route with every packing.
+fn layers() -> impl Iterator<Item = (Route, Packing)> {
+    ROUTES.into_iter().flat_map(|op| PACKINGS.map(|packing| (op, packing)))
+}
+
 /// Differences of h = 1e-5 carry 1e-10 of truncation and as much of rounding.
 #[test]
 fn a_layer_of_experts_is_a_loop_over_tokens_and_experts() {
-    for op in ROUTES {
+    for (op, packing) in layers() {
         let graph = autodiff(&layer(op), &outputs()).expect("differentiable");
         let w = weights(op);
         let (dy, daux) = cotangents();
-        let values = evaluate(&graph, COUNTS, |v| {
+        let counts = counts(packing);
+        let values = evaluate(&graph, counts, |v| {
             let param = graph.param_values().find(|(p, ..)| *p == v).map(|(.., p)| p.name.clone());
             let input = graph.inputs.iter().find(|(_, i)| *i == v).map(|(name, _)| name.clone());
             match &param.or(input).expect("named")[..] {
                 "ids" => Tensor::i32(&[TOKENS], (0..TOKENS as i32).collect()),
+                "packs" => Tensor::i32(&[packing.len(), packs::WORDS], packing.as_flattened().to_vec()),
                 "d y" => Tensor::f64(&[TOKENS, D], dy.clone()),
                 "d aux" => Tensor::f64(&[1], vec![daux]),
                 name => {
-                    let shape: Vec<usize> = graph.spec(v).shape.iter().map(|d| d.at(COUNTS) as usize).collect();
+                    let shape: Vec<usize> = graph.spec(v).shape.iter().map(|d| d.at(counts) as usize).collect();
                     Tensor::f64(&shape, w[name].clone())
                 }
             }
         });
-        let wanted = wanted(op);
+        let wanted = wanted(op, packing);
         assert_eq!(graph.outputs.len(), wanted.len());
         for (name, v) in &graph.outputs {
             close(op, name, values.of(*v).floats().expect("floats"), &wanted[name], 1e-8);
@@ -200,7 +234,13 @@ fn a_layer_of_experts_is_a_loop_over_tokens_and_experts() {
 }
 
 /// Results of the layer and its gradients on the CPU.
-fn on_cpu(op: Route, isa: Isa, threads: usize, wanted: &BTreeMap<String, Vec<f64>>) -> Vec<Vec<f32>> {
+fn on_cpu(
+    op: Route,
+    packing: Packing,
+    isa: Isa,
+    threads: usize,
+    wanted: &BTreeMap<String, Vec<f64>>,
+) -> Vec<Vec<f32>> {
     let target = On::Cpu(isa, threads).target().expect("a target");
     let policy = Policy { autodiff: Some(outputs()), ..Policy::default() };
     let plan = compile(&layer(op), &policy, &target).expect("planned");
@@ -216,20 +256,21 @@ fn on_cpu(op: Route, isa: Isa, threads: usize, wanted: &BTreeMap<String, Vec<f64
     let (dy, daux) = cotangents();
     let give = |e: &mut Executor| {
         e.input_i32(0, "ids", &(0..TOKENS as i32).collect::<Vec<_>>()).expect("ids");
+        e.input_i32(0, "packs", packing.as_flattened()).expect("packs");
         e.input_f32(0, "d y", &dy.iter().map(|&d| d as f32).collect::<Vec<_>>()).expect("d y");
         e.input_f32(0, "d aux", &[daux as f32]).expect("d aux");
     };
-    run(&mut executor, give, COUNTS);
+    run(&mut executor, give, counts(packing));
     wanted.iter().map(|(name, values)| output(&mut executor, name, values.len())).collect()
 }
 
 /// f32 sums of up to 54 terms of order 1: 2e-5 is a few roundings of each.
 #[test]
 fn a_layer_of_experts_on_the_cpu() {
-    for op in ROUTES {
-        let wanted = wanted(op);
+    for (op, packing) in layers() {
+        let wanted = wanted(op, packing);
         for isa in Isa::available() {
-            let [one, three] = [1, 3].map(|threads| on_cpu(op, isa, threads, &wanted));
+            let [one, three] = [1, 3].map(|threads| on_cpu(op, packing, isa, threads, &wanted));
             assert_eq!(one, three, "{op:?} on {}: bits differ with the threads", isa.name());
             for (found, (name, wanted)) in one.iter().zip(&wanted) {
                 let found: Vec<f64> = found.iter().map(|&x| f64::from(x)).collect();
@@ -248,7 +289,7 @@ fn places_outside_are_refused() {
     let rows = g.one(Op::Dispatch(Dispatch { top_k: 2 }), &[x, order, places]);
     g.output("rows", rows);
     let graph = g.finish().expect("verified");
-    let counts = Counts { tokens: 2, sequences: 1 };
+    let counts = Counts { tokens: 2, sequences: 1, packs: 1 };
     for (index, fine) in [(3, true), (-1, true), (4, false), (-2, false), (i32::MAX, false), (i32::MIN, false)]
     {
         for on in [On::Reference, On::Cpu(Isa::detect(), 1)] {

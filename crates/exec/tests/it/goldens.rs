@@ -133,7 +133,7 @@ fn encode(executor: &mut Executor, d: usize, sequences: &[Sequence]) -> Vec<(Vec
         spans.push([tokens.len() as i32, (tokens.len() + ids.len()) as i32]);
         tokens.extend_from_slice(ids);
     }
-    let counts = Counts { tokens: tokens.len() as u64, sequences: sequences.len() as u64 };
+    let counts = Counts { tokens: tokens.len() as u64, sequences: sequences.len() as u64, packs: 1 };
     let flat: Vec<i32> = spans.iter().flatten().copied().collect();
     let give = |e: &mut Executor| {
         e.input_i32(0, "ids", &tokens).expect("ids");
@@ -150,7 +150,7 @@ fn everything(golden: &Golden, sequences: &[Sequence], on: On, fuse: bool) {
     let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
     let longest = sequences.iter().map(|(_, ids)| ids.len()).max().unwrap_or(0);
     // Larger than the batch: plans are made for maximum sizes.
-    let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: longest as u64 + 3 };
+    let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: longest as u64 + 3, packs: 1 };
     let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], fuse);
     let d = golden.encoder.hidden_size() as usize;
     let what = format!("{} (fuse {fuse})", on.name());
@@ -209,7 +209,7 @@ const NARROW: [(Precision, f64); 5] = [
 fn narrow(on: On, limit: f64) {
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
-        let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: 1200 };
+        let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: 1200, packs: 1 };
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         let d = golden.encoder.hidden_size() as usize;
         let together = encode(&mut executor, d, &sequences);
@@ -247,7 +247,7 @@ fn a_sequence_has_the_same_bits_in_steps_of_any_number_of_rows() {
 /// one less.
 fn any_number_of_rows(precision: Precision) {
     let (golden, sequences) = esm2();
-    let bounds = Bounds { tokens: 600, sequences: 70, longest: 600 };
+    let bounds = Bounds { tokens: 600, sequences: 70, longest: 600, packs: 1 };
     let letters: Vec<i32> = sequences.iter().flat_map(|(_, ids)| ids).copied().collect();
     let of = |ids: &[i32]| (String::new(), ids.to_vec());
     for isa in Isa::available() {
@@ -282,7 +282,7 @@ fn both_models_on_the_reference_in_tf32_16_and_8_bits() {
 fn streamed_codes_give_the_bits_of_resident_ones() {
     let on = On::Narrow(Precision::Fp8);
     for (golden, sequences) in [esm2(), dnabert_s()] {
-        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
+        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200, packs: 1 };
         let (d, outputs) = (golden.encoder.hidden_size() as usize, [Output::Hidden, Output::Mean]);
         let mut resident = golden.executor(on, bounds, &outputs, true);
         let mut streamed = golden.streaming(on, bounds, &outputs, true);
@@ -311,7 +311,7 @@ fn both_models_on_cuda_in_tf32_16_and_8_bits() {
 #[test]
 fn logits_of_esm2() {
     let (golden, sequences) = esm2();
-    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200 };
+    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200, packs: 1 };
     for on in [On::Reference, On::every_cpu()[0]] {
         let mut executor = golden.executor(on, bounds, &[Output::Logits], true);
         for (name, ids) in &sequences {
@@ -319,7 +319,7 @@ fn logits_of_esm2() {
                 e.input_i32(0, "ids", ids).expect("ids");
                 e.input_i32(0, "spans", &[0, ids.len() as i32]).expect("spans");
             };
-            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1 });
+            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1, packs: 1 });
             let logits = output(&mut executor, "logits", ids.len() * 33);
             golden.check(&format!("{name}.logits"), &logits, &on.name());
         }
@@ -329,7 +329,7 @@ fn logits_of_esm2() {
 #[test]
 fn bits_do_not_depend_on_threads_or_fused_instructions() {
     let (golden, sequences) = esm2();
-    let bounds = Bounds { tokens: 2000, sequences: 20, longest: 1200 };
+    let bounds = Bounds { tokens: 2000, sequences: 20, longest: 1200, packs: 1 };
     let bits = |on: On| {
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         encode(&mut executor, 40, &sequences)
@@ -359,7 +359,7 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
 #[test]
 fn streamed_weights_give_the_bits_of_resident_ones() {
     for (golden, sequences) in [esm2(), dnabert_s()] {
-        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
+        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200, packs: 1 };
         let d = golden.encoder.hidden_size() as usize;
         let narrow = [Precision::Bf16, Precision::Int8].into_iter().flat_map(On::every_cpu_in);
         let cpus = On::every_cpu().into_iter().chain(narrow);
@@ -382,7 +382,7 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
 #[test]
 fn streamed_tied_weights_give_the_same_logits() {
     let (golden, sequences) = esm2();
-    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200 };
+    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200, packs: 1 };
     let (_, ids) = &sequences[0];
     for on in [On::Reference, On::every_cpu()[0]] {
         let [resident, streamed] = [Golden::executor, Golden::streaming].map(|start| {
@@ -391,7 +391,7 @@ fn streamed_tied_weights_give_the_same_logits() {
                 e.input_i32(0, "ids", ids).expect("ids");
                 e.input_i32(0, "spans", &[0, ids.len() as i32]).expect("spans");
             };
-            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1 });
+            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1, packs: 1 });
             output(&mut executor, "logits", ids.len() * 33)
         });
         assert!(resident == streamed, "{}", on.name());

@@ -16,6 +16,7 @@ mod goldens;
 mod halves;
 mod op_cases;
 mod optimizers;
+mod packs;
 mod rig;
 mod submit;
 mod switch;

@@ -15,7 +15,7 @@ mod rows;
 mod sequences;
 
 use plimsoll_exec::reference::{Data, Tensor, eval};
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec, packs};
 use std::ops::Range;
 
 /// Numbers of rows around the heights of row panels.
@@ -75,6 +75,55 @@ pub struct Noise {
 /// Noise in -1..1.
 pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
+/// A pack of a case.
+#[derive(Clone, Copy, Debug)]
+pub struct CasePack {
+    /// Number of its tokens.
+    pub tokens: u64,
+    /// Number of its sequences.
+    pub sequences: u64,
+    /// Number of its targets.
+    pub targets: u64,
+}
+
+/// How the tokens of a case are divided into packs.
+#[derive(Clone, Copy, Debug)]
+pub enum Packing {
+    /// One pack.
+    One,
+    /// An eighth, none, a quarter without targets, and the rest with twice as many targets as tokens.
+    Uneven,
+    /// Packs of two tokens, more than any kernel has workers.
+    Many,
+}
+
+/// Every packing.
+pub const PACKINGS: [Packing; 3] = [Packing::One, Packing::Uneven, Packing::Many];
+
+impl Packing {
+    /// The packs of `tokens` tokens; each that has tokens is one sequence.
+    pub fn packs(self, tokens: u64) -> Vec<CasePack> {
+        let pack = |tokens: u64, targets: u64| CasePack { tokens, sequences: tokens.min(1), targets };
+        match self {
+            Self::One => vec![pack(tokens, tokens)],
+            Self::Uneven => {
+                let rest = tokens - tokens / 8 - tokens / 4;
+                vec![pack(tokens / 8, tokens / 8), pack(0, 0), pack(tokens / 4, 0), pack(rest, 2 * rest)]
+            }
+            Self::Many => {
+                let size = |first: u64| (tokens - first).min(2);
+                (0..tokens).step_by(2).map(|first| pack(size(first), size(first))).collect()
+            }
+        }
+    }
+
+    /// Lengths of the sequences of `tokens` tokens.
+    pub fn lengths(self, tokens: u64) -> Vec<u64> {
+        let packs = self.packs(tokens).into_iter().filter(|pack| pack.sequences > 0);
+        packs.map(|pack| pack.tokens).collect()
+    }
+}
+
 /// All test cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
     [
@@ -106,12 +155,13 @@ impl Tolerance {
 impl Case {
     /// A case without operands, for sequences of `lengths`; each bound is `slack` above the counts.
     pub fn new(name: String, op: Op, lengths: &[u64], slack: u64, tolerance: Tolerance) -> Self {
-        let counts = Counts { tokens: lengths.iter().sum(), sequences: lengths.len() as u64 };
+        let counts = Counts { tokens: lengths.iter().sum(), sequences: lengths.len() as u64, packs: 1 };
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let bounds = Bounds {
             tokens: counts.tokens + slack,
             sequences: counts.sequences + slack,
             longest: longest + slack,
+            packs: 1,
         };
         Self { name, op, bounds, counts, ins: vec![], tolerance }
     }
@@ -147,6 +197,25 @@ impl Case {
         self.integers(&[Dim::Sequences(each), Dim::Fixed(2)], data)
     }
 
+    /// Adds the packs of the case's tokens and sequences. Their numbers pass 2^32 and are 0 again from the third pack on.
+    pub fn packs(mut self, packs: &[CasePack]) -> Self {
+        let slack = self.bounds.sequences - self.counts.sequences;
+        self.counts.packs = packs.len() as u64;
+        self.bounds.packs = self.counts.packs + slack;
+        let (mut tokens, mut sequences) = (0, 0);
+        let mut data = vec![];
+        for (i, pack) in packs.iter().enumerate() {
+            let number = (i as u32).wrapping_sub(2);
+            let rows = [tokens, tokens + pack.tokens, sequences, sequences + pack.sequences, pack.targets];
+            data.extend(rows.map(|word| word as i32));
+            data.push(number as i32);
+            tokens += pack.tokens;
+            sequences += pack.sequences;
+        }
+        assert_eq!((tokens, sequences), (self.counts.tokens, self.counts.sequences), "{}", self.name);
+        self.integers(&[Dim::Packs(1), Dim::Fixed(packs::WORDS as u64)], data)
+    }
+
     /// The case with `each` consecutive spans of attention in a sequence.
     pub fn with_spans_of_a_sequence(mut self, each: u64) -> Self {
         let slack = self.bounds.sequences - self.counts.sequences;
@@ -170,7 +239,7 @@ impl Case {
     /// The case of one of the sequences alone; the plan's bounds are the same.
     pub fn alone(&self, sequence: usize) -> Self {
         let rows = self.sequence_rows(sequence);
-        let counts = Counts { tokens: rows.len() as u64, sequences: 1 };
+        let counts = Counts { tokens: rows.len() as u64, sequences: 1, packs: 1 };
         let cut = |o: &Operand| {
             let data = match (&o.data, o.spec.shape[0]) {
                 (data, Dim::Tokens(_)) => self.rows_of(data, &rows),

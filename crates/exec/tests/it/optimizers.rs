@@ -14,7 +14,7 @@ const LR: f32 = 1e-2;
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const SGD: Sgd = Sgd { momentum: 0.0, weight_decay: 0.05, nesterov: false };
 const MOMENTUM: Sgd = Sgd { momentum: 0.9, ..SGD };
-const ONE: Counts = Counts { tokens: 1, sequences: 1 };
+const ONE: Counts = Counts { tokens: 1, sequences: 1, packs: 1 };
 
 /// A graph that consists of an optimizer, and the values that it updates: p and its states.
 struct Stepper {
@@ -31,7 +31,7 @@ enum StateValues {
 impl Stepper {
     /// Creates the optimizer with the initial p and zeros in the states.
     fn new(on: On, op: Op, shapes: &[(Vec<u64>, DType)], p: Vec<f32>, hyper: u64) -> Self {
-        let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
+        let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 });
         let scalars = [2, hyper].map(|n| (vec![n], DType::F32));
         let (first, states) = shapes.split_first().expect("p");
         let operands = [first, first].into_iter().chain(states).chain(&scalars).enumerate();
@@ -258,7 +258,7 @@ fn the_norm_of_all_gradients_is_clipped() {
     ];
     for on in every_device() {
         for (grads, unscale, max_norm, [factor, ok, norm]) in cases {
-            let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
+            let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 });
             let inputs = ["a", "b", "unscale"].map(|name| g.input(name, &[Dim::Fixed(1)], DType::F32));
             for (name, out) in
                 ["scale", "norm"].iter().zip(g.node(Op::GradScale(GradScale { max_norm }), &inputs))

@@ -5,7 +5,7 @@ use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, CudaError};
 use plimsoll_exec::reference::ReferenceMachine;
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Prepared, Submitted};
-use plimsoll_graph::{Counts, Graph, Param};
+use plimsoll_graph::{Counts, Graph, Param, packs};
 use plimsoll_plan::{
     Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile,
 };
@@ -158,6 +158,11 @@ pub fn run(executor: &mut Executor, inputs: impl FnOnce(&mut Executor), counts: 
     executor.poison().expect("inside the arena");
     inputs(executor);
     executor.run(0, counts).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The input `packs` of a step of one pack, number 0, with `targets` targets.
+pub fn one_pack(counts: Counts, targets: usize) -> [i32; packs::WORDS] {
+    [0, counts.tokens as i32, 0, counts.sequences as i32, targets as i32, 0]
 }
 
 /// Access to inputs and outputs by name.

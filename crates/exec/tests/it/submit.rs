@@ -12,14 +12,14 @@ use plimsoll_plan::{Precision, Program, Target, Weights};
 use plimsoll_testing::HookedDevice;
 use std::ops::Range;
 
-const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
+const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40, packs: 1 };
 
 /// Token ids, spans and counts of a step of `n` sequences.
 fn step(n: i32) -> (Vec<i32>, Vec<i32>, Counts) {
     let length = 7 + n;
     let ids = (0..n * length).map(|i| 4 + i * 7 % 20).collect();
     let spans = (0..n).flat_map(|s| [s * length, (s + 1) * length]).collect();
-    (ids, spans, Counts { tokens: (n * length) as u64, sequences: n as u64 })
+    (ids, spans, Counts { tokens: (n * length) as u64, sequences: n as u64, packs: 1 })
 }
 
 fn graph() -> plimsoll_graph::Graph {
@@ -318,7 +318,7 @@ fn a_gpu_names_the_step_that_is_refused() {
 
 /// A graph of matmuls that take some milliseconds, longer than the copy of their input of 1 MB from the host.
 fn products() -> plimsoll_graph::Graph {
-    let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096 });
+    let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096, packs: 1 });
     let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
     for layer in 0..40 {
         x = g.linear(x, &format!("layer{layer}"), 1024, false);
@@ -343,7 +343,7 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
                 if open.len() == executor.depth() {
                     executor.collect(open.pop_front().expect("full"), &mut outs).expect("collected");
                 }
-                let counts = Counts { tokens: 4096, sequences: 1 };
+                let counts = Counts { tokens: 4096, sequences: 1, packs: 1 };
                 let (x, y) = ([("x", Data::F32(&x))], [("y", 1 << 18)]);
                 open.push_back(executor.submit_named(&x, counts, &y).expect("submitted"));
             }

@@ -12,7 +12,7 @@ const LENGTH: u64 = 16;
 
 fn program(on: On, tokens: u64) -> Program {
     let config = include_str!("../../../../fixtures/goldens/esm2/config.json");
-    let bounds = Bounds { tokens, sequences: tokens / LENGTH, longest: LENGTH };
+    let bounds = Bounds { tokens, sequences: tokens / LENGTH, longest: LENGTH, packs: 1 };
     let graph = Encoder::from_json(config).expect("known").graph(bounds, &[Output::Mean]).expect("verified");
     let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
     Program::new(target, vec![("encoder".to_owned(), plan)], vec![])
@@ -25,7 +25,7 @@ fn read(_: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), ReadError> 
 
 /// Means of a full step.
 fn step(executor: &mut Executor, tokens: u64) -> Vec<f32> {
-    let counts = Counts { tokens, sequences: tokens / LENGTH };
+    let counts = Counts { tokens, sequences: tokens / LENGTH, packs: 1 };
     let ids: Vec<i32> = (0..tokens as i32).map(|i| 4 + i * 7 % 20).collect();
     let borders = |s| [s * LENGTH, (s + 1) * LENGTH].map(|at| at as i32);
     let spans: Vec<i32> = (0..counts.sequences).flat_map(borders).collect();
@@ -105,7 +105,7 @@ fn open_steps_are_collected_first() {
     executor.load(0, &mut read).expect("loaded");
     let (ids, spans) = (vec![5; LENGTH as usize], [0, LENGTH as i32]);
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
-    let counts = Counts { tokens: LENGTH, sequences: 1 };
+    let counts = Counts { tokens: LENGTH, sequences: 1, packs: 1 };
     let open = executor.submit_named(&inputs, counts, &[("mean", 40)]).expect("submitted");
     let error = executor.switch(program(on, 2 * LENGTH), &mut |_| {}).expect_err("a step is open").to_string();
     assert!(error.contains("1 steps are open"), "{error}");

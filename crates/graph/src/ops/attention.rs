@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn costs_follow_the_mask() {
-        let bounds = Bounds { tokens: 1000, sequences: 10, longest: 100 };
+        let bounds = Bounds { tokens: 1000, sequences: 10, longest: 100, packs: 1 };
         let full = Attention {
             heads: 4,
             kv_heads: 2,
@@ -213,8 +213,9 @@ mod tests {
             rotary: false,
             qkv: Qkv::Separate,
         };
-        let of =
-            |mask, tokens| Attention { mask, ..full }.matmul_flops(&bounds, Counts { tokens, sequences: 1 });
+        let of = |mask, tokens| {
+            Attention { mask, ..full }.matmul_flops(&bounds, Counts { tokens, sequences: 1, packs: 1 })
+        };
         assert_eq!(of(Mask::Full, 1000), (1000 * 100 * 32) as f64);
         assert_eq!(of(Mask::Full, 10), (10 * 10 * 32) as f64);
         assert_eq!(of(Mask::Causal, 1000), (10 * 5050 * 32) as f64);

@@ -261,6 +261,12 @@ fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
     shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])
 }
 
+/// Checks that `spec` describes the packs of a step: i32 (P, 6), see [`crate::packs`].
+fn packs(spec: &TensorSpec) -> Result<(), RuleError> {
+    integers("packs", spec)?;
+    shape_is("packs", spec, &[Dim::Packs(1), Dim::Fixed(crate::packs::WORDS as u64)])
+}
+
 /// Checks the spans of attention, of which a sequence may have several.
 fn spans_of_attention(spec: &TensorSpec) -> Result<(), RuleError> {
     integers("spans", spec)?;

@@ -55,6 +55,7 @@ fn by_heads(rows: Dim, columns: u64, heads: u32) -> Result<(Dim, u64), RuleError
         Dim::Fixed(rows) => Dim::Fixed(times(rows)?),
         Dim::Tokens(rows) => Dim::Tokens(times(rows)?),
         Dim::Sequences(rows) => Dim::Sequences(times(rows)?),
+        Dim::Packs(rows) => Dim::Packs(times(rows)?),
     };
     Ok((rows, width))
 }

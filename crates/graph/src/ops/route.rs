@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Chooses for each token the `top_k` largest of `softmax(logits)`, with ties to the lower expert index, and
 /// sorts the chosen rows by expert and, within an expert, by token.
 ///
-/// Input logits: (T, E). Outputs: gates: f32 (T, k), divided by their sum with `renormalise`; experts: i32 (T,
+/// Inputs: logits: (T, E); with a capacity also packs: i32 (P, 6), see [`crate::packs`]. Outputs: gates: f32 (T, k), divided by their sum with `renormalise`; experts: i32 (T,
 /// k), largest probability first; order: i32 (kT), the index `t k + j` that sorted row r comes from, -1 after
 /// the last row; places: i32 (kT), the inverse of order, -1 where the row was dropped; offsets: i32 (E + 1),
 /// the first row of every expert; dropped: i32 (1), the number of dropped rows.
@@ -23,13 +23,13 @@ pub struct Route {
     pub top_k: u32,
     /// Whether the gates of a token are normalised to sum to 1.
     pub renormalise: bool,
-    /// Largest number of rows of one expert, in thousandths of `T k / E`, rounded up; rows beyond it are
-    /// dropped, with gate 0. 0 means no limit.
+    /// Largest number of rows of one expert from one pack, in thousandths of `T k / E` with the T tokens of the pack,
+    /// rounded up; rows beyond it are dropped, with gate 0. 0 means no limit.
     pub capacity: u32,
 }
 
 impl Route {
-    /// Largest number of rows of one expert in a step of `tokens` tokens, if there is a limit.
+    /// Largest number of rows of one expert from a pack of `tokens` tokens, if there is a limit.
     pub fn limit(&self, tokens: u64) -> Option<u64> {
         let rows = u128::from(self.capacity) * u128::from(tokens) * u128::from(self.top_k);
         let limit = rows.div_ceil(1000 * u128::from(self.experts));
@@ -46,13 +46,14 @@ pub struct RouteGrad {
     pub renormalise: bool,
 }
 
-/// Auxiliary router loss `balance E sum_e f_e P_e + z mean_t lse_t^2`, where `f_e` is the fraction of the T k
-/// choices that fall on expert e, `P_e` the mean probability of e, and `lse_t` the log-sum-exp of the logits of
-/// token t (Fedus et al. 2022; Zoph et al. 2022). The first term is 1 x balance where all experts are used
-/// equally. f is a count, so it has no gradient.
+/// Auxiliary router loss: the sum over packs of `n (balance E sum_e f_e P_e + z mean_t lse_t^2)`, where n is the number of
+/// targets of the pack, `f_e` the fraction of the T k choices of its T tokens that fall on expert e, `P_e` the mean
+/// probability of e, and `lse_t` the log-sum-exp of the logits of token t (Fedus et al. 2022; Zoph et al. 2022). The first
+/// term is n x balance where all experts are used equally. f is a count, so it has no gradient. A pack without tokens adds
+/// nothing.
 ///
-/// Inputs: logits: (T, E), experts: i32 (T, k). Outputs: loss: f32 (1), and its two weighted terms, balance:
-/// f32 (1) and z: f32 (1). The terms are for reporting: only `loss` has a gradient.
+/// Inputs: logits: (T, E), experts: i32 (T, k), packs: i32 (P, 6), see [`crate::packs`]. Outputs: loss: f32 (1), and its two
+/// weighted terms, balance: f32 (1) and z: f32 (1). The terms are for reporting: only `loss` has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLoss {
     /// Weight of the load-balance loss.
@@ -61,8 +62,8 @@ pub struct RouterLoss {
     pub z: f32,
 }
 
-/// Gradient of [`RouterLoss`]. Inputs: dloss: f32 (1), logits: (T, E), experts: i32 (T, k); output dlogits: (T,
-/// E).
+/// Gradient of [`RouterLoss`]. Inputs: dloss: f32 (1), logits: (T, E), experts: i32 (T, k), packs: i32 (P, 6); output
+/// dlogits: (T, E).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLossGrad {
     /// Weight of the load-balance loss in the forward op.
@@ -73,8 +74,9 @@ pub struct RouterLossGrad {
 
 impl OpRules for Route {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
-        arity(ins, 1)?;
+        arity(ins, 1 + usize::from(self.capacity > 0))?;
         float("logits", ins[0])?;
+        ins[1..].iter().try_for_each(|spec| packs(spec))?;
         let (e, k) = (u64::from(self.experts), u64::from(self.top_k));
         shape_is("logits", ins[0], &[Dim::Tokens(1), Dim::Fixed(e)])?;
         if k == 0 || k > e {
@@ -154,8 +156,9 @@ fn choices(ins: &[&TensorSpec]) -> Result<(), RuleError> {
 
 impl OpRules for RouterLoss {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
-        arity(ins, 2)?;
-        choices(ins)?;
+        arity(ins, 3)?;
+        choices(&ins[..2])?;
+        packs(ins[2])?;
         Ok(vec![f32s(1), f32s(1), f32s(1)])
     }
 
@@ -164,7 +167,7 @@ impl OpRules for RouterLoss {
             return Err(NotDifferentiable);
         }
         let op = Op::RouterLossGrad(RouterLossGrad { balance: self.balance, z: self.z });
-        let inputs = [cx.dy()?, cx.input(0), cx.input(1)];
+        let inputs = [cx.dy()?, cx.input(0), cx.input(1), cx.input(2)];
         cx.input_grads[0] = Some(cx.builder.one(op, &inputs));
         Ok(())
     }
@@ -184,16 +187,19 @@ impl OpRules for RouterLoss {
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         match ins[0] {
             Placement::Replicate => Ok(vec![ins[0]; 3]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("its means are over all tokens")),
+            Placement::Shard(_) | Placement::Partial => {
+                Err(ShardError("its means are over the tokens of packs"))
+            }
         }
     }
 }
 
 impl GradientOrUpdateOp for RouterLossGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
-        arity(ins, 3)?;
+        arity(ins, 4)?;
         f32_is("dloss", ins[0], &[Dim::Fixed(1)])?;
-        choices(&ins[1..])?;
+        choices(&ins[1..3])?;
+        packs(ins[3])?;
         Ok(vec![like(ins[1])])
     }
 

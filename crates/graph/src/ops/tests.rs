@@ -6,7 +6,7 @@ use crate::Op;
 use DType::{Bf16, F32, I32};
 use Dim::{Fixed, Tokens};
 
-const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 4 };
+const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 4, packs: 1 };
 
 fn spec(shape: &[Dim], dtype: DType) -> TensorSpec {
     TensorSpec::activation(shape, dtype)
@@ -45,7 +45,10 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
         (Op::Relu(Relu {}), vec![x(F32)]),
         (Op::ReluGrad(ReluGrad {}), vec![x(F32), x(F32)]),
         (Op::Scale(Scale { factor: 2.0 }), vec![x(F32)]),
-        (Op::Dropout(Dropout { p: 0.5, stream: 0 }), vec![x(F32), spec(&[Fixed(2)], I32)]),
+        (
+            Op::Dropout(Dropout { p: 0.5, stream: 0 }),
+            vec![x(F32), spec(&[Fixed(2)], I32), spec(&[Dim::Packs(1), Fixed(6)], I32)],
+        ),
         (Op::Softmax(Softmax {}), vec![x(F32)]),
         (Op::SoftmaxGrad(SoftmaxGrad {}), vec![x(F32), x(F32)]),
         (Op::KlDivergenceGrad(KlDivergenceGrad {}), vec![vector(1), x(F32), x(F32)]),

@@ -15,7 +15,7 @@ pub use rope::RopeScaling;
 use crate::Output;
 use crate::init::{DEVIATION, Init, default_init};
 use crate::layers::{Batch, Wanted};
-use crate::training::{DropoutBuilder, Training};
+use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{
     Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable, SegmentMean,
 };
@@ -31,15 +31,17 @@ struct Stack<'a> {
     /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
     dropping: DropoutBuilder,
+    packs: PacksInput,
     /// Auxiliary losses of each block's router; `None` for inference, which has none.
     aux: Option<Vec<moe::RouterLosses>>,
 }
 
 impl DecoderConfig {
     /// Builds the training graph for next-token prediction. Inputs `ids`: i32 (T), `spans`: i32 (S, 2),
-    /// `targets`: i32 (T), with dropout also `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets
-    /// that are not negative. If a router loss has a nonzero weight, output `aux`: f32 (1), the weighted
-    /// sum of the router losses. Its two terms are the outputs `balance_loss` and `router_z_loss`, each f32 (1) and
+    /// `targets`: i32 (T), with dropout also `seed`: i32 (2), and `packs`: i32 (P, 6) with dropout, with a router loss and
+    /// with an expert capacity. Output `loss`: f32 (1), the sum over all targets that are not negative. If a router loss has a
+    /// nonzero weight, output `aux`: f32 (1), the weighted sum of the router losses, each times the targets of its pack. Its
+    /// two terms are the outputs `balance_loss` and `router_z_loss`, each f32 (1) and
     /// present if its own weight is not 0. With experts, `load.{i}`: i32 (E + 1) for each layer, the first row of every
     /// expert and the number of rows; with an expert capacity, `dropped.{i}`: i32 (1) for each layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
@@ -47,8 +49,9 @@ impl DecoderConfig {
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
         let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
-        let dropping = DropoutBuilder::new(g, training);
-        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, aux: Some(vec![]) };
+        let mut packs = PacksInput::default();
+        let dropping = DropoutBuilder::new(g, training, &mut packs);
+        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, packs, aux: Some(vec![]) };
         let x = stack.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
         let head = self.head(g);
         training.loss(g, x, head, None, targets);
@@ -78,8 +81,9 @@ impl DecoderConfig {
         let g = &mut Builder::new(bounds);
         let batch = &mut Batch::inputs(g);
         let wanted = Wanted { outputs, mean: MEAN };
-        let dropping = DropoutBuilder::new(g, &Training::default());
-        let mut stack = Stack { c, spans: batch.spans, rotary: vec![], dropping, aux: None };
+        let mut packs = PacksInput::default();
+        let dropping = DropoutBuilder::new(g, &Training::default(), &mut packs);
+        let mut stack = Stack { c, spans: batch.spans, rotary: vec![], dropping, packs, aux: None };
         let ids = batch.ids;
         let x = stack.hidden(g, ids, &mut |g, x, layer| wanted.layer(g, batch, x, layer)); // (T, D)
         wanted.last(g, batch, x, self.layers);

@@ -41,7 +41,9 @@ impl Stack<'_> {
         let (experts, top_k) = (e.experts as u32, e.top_k as u32);
         let logits = g.linear(h, "block_sparse_moe.gate", e.experts, c.bias.mlp); // (T, E)
         let route = Route { experts, top_k, renormalise: e.renormalise, capacity: e.capacity };
-        let route = g.node(Op::Route(route), &[logits]);
+        let packs = (e.capacity > 0).then(|| self.packs.get(g));
+        let inputs: Vec<ValueId> = [logits].into_iter().chain(packs).collect();
+        let route = g.node(Op::Route(route), &inputs);
         let [gates, chosen, order, places, offsets, dropped] = route[..] else { return h };
         let grouped =
             Grouped { e, prefix: format!("{prefix}block_sparse_moe.experts."), bias: c.bias.mlp, offsets };
@@ -59,7 +61,8 @@ impl Stack<'_> {
             // are means.
             let share = |weight: f32| weight / c.layers as f32;
             let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
-            let losses = g.node(Op::RouterLoss(loss), &[logits, chosen]);
+            let packs = self.packs.get(g);
+            let losses = g.node(Op::RouterLoss(loss), &[logits, chosen, packs]);
             if let [sum, balance, z] = losses[..] {
                 aux.push(RouterLosses { sum, balance, z });
             }

@@ -6,7 +6,7 @@ mod training;
 use plimsoll_graph::Bounds;
 use plimsoll_models::{ConfigError, Encoder, HeadConfig, KNOWN, Output, known, mlp_head};
 
-const BOUNDS: Bounds = Bounds { tokens: 4096, sequences: 64, longest: 1024 };
+const BOUNDS: Bounds = Bounds { tokens: 4096, sequences: 64, longest: 1024, packs: 1 };
 
 #[test]
 fn parameters_are_those_of_the_release() {

@@ -7,7 +7,7 @@ use plimsoll_models::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 8, longest: 32 };
+const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 8, longest: 32, packs: 1 };
 const DECODERS: [&str; 7] = ["llama", "mixtral", "moe_swiglu", "moe_gelu", "alibi", "qwen2", "qwen3"];
 
 fn fixture(name: &str, file: &str) -> Vec<u8> {
@@ -101,29 +101,37 @@ fn inputs_and_outputs_have_the_trainers_names() {
     };
     let dense = |t: &Training| decoder("llama").train_graph(BOUNDS, t).expect("verified");
     check(dense(&plain), &["ids", "spans", "targets"], &["loss"]);
-    check(dense(&dropping), &["ids", "spans", "targets", "seed"], &["loss"]);
+    check(dense(&dropping), &["ids", "spans", "targets", "seed", "packs"], &["loss"]);
     let z = Training { z_loss: 0.1, ..plain };
     check(dense(&z), &["ids", "spans", "targets"], &["loss", "cross_entropy", "z_loss"]);
     let mut c = decoder("moe_gelu");
     check(
         c.train_graph(BOUNDS, &plain).expect("verified"),
-        &["ids", "spans", "targets"],
+        &["ids", "spans", "targets", "packs"],
         &["load.0", "load.1", "loss", "aux", "balance_loss", "router_z_loss"],
     );
     let experts = c.experts.as_mut().expect("experts");
     (experts.capacity, experts.balance, experts.z) = (1250, 0.0, 0.0);
     let graph = c.train_graph(BOUNDS, &plain).expect("verified");
-    check(graph, &["ids", "spans", "targets"], &["load.0", "dropped.0", "load.1", "dropped.1", "loss"]);
+    check(
+        graph,
+        &["ids", "spans", "targets", "packs"],
+        &["load.0", "dropped.0", "load.1", "dropped.1", "loss"],
+    );
     for name in ["esm2", "dnabert_s"] {
         for task in [TrainingTask::MaskedLm, TrainingTask::Classes(3)] {
             let graph = encoder(name).train_graph(BOUNDS, task, &plain, None).expect("a graph");
             check(graph, &["ids", "spans", "targets"], &["loss"]);
             let graph = encoder(name).train_graph(BOUNDS, task, &dropping, None).expect("a graph");
-            check(graph, &["ids", "spans", "seed", "targets"], &["loss"]);
+            check(graph, &["ids", "spans", "seed", "packs", "targets"], &["loss"]);
         }
     }
     let head = HeadConfig { dna: 6, protein: 5, hidden: 8, classes: 2 };
-    check(head.train_graph(BOUNDS, &dropping).expect("ok"), &["dna", "protein", "targets", "seed"], &["loss"]);
+    check(
+        head.train_graph(BOUNDS, &dropping).expect("ok"),
+        &["dna", "protein", "targets", "seed", "packs"],
+        &["loss"],
+    );
 }
 
 /// Every block has two dropouts; each has its own stream, because equal streams would give equal masks.

@@ -89,7 +89,7 @@ table! {
         RouteF32 = "route_f32": Route (Takes::Widened, Scratch::Experts),
         RouteGradF32 = "route_grad_f32": RouteGrad (Takes::Widened, Scratch::None),
         RouterLossF32 = "router_loss_f32": RouterLoss (Takes::Widened, Scratch::Rows),
-        RouterLossGradF32 = "router_loss_grad_f32": RouterLossGrad (Takes::Widened, Scratch::Columns),
+        RouterLossGradF32 = "router_loss_grad_f32": RouterLossGrad (Takes::Widened, Scratch::Shares),
         ScaleF32 = "scale_f32": Scale (Takes::WidenedF16, Scratch::None),
         ScaleBf16 = "scale_bf16": Scale (Takes::Bf16, Scratch::None),
         SegmentMeanF32 = "segment_mean_f32": SegmentMean (Takes::WidenedF16, Scratch::None),
@@ -143,8 +143,10 @@ enum Scratch {
     FlashGrad,
     /// Per worker: one word per column of the output.
     Columns,
-    /// Per worker: one word per expert.
+    /// Per worker and per pack: two words per expert.
     Experts,
+    /// Shared by all workers: one word per pack and expert.
+    Shares,
     /// Shared by all workers: two words per row.
     Rows,
 }
@@ -286,7 +288,12 @@ impl CpuKernel {
             Scratch::Flash => each(flash_bytes(head_dim(&node.op)) as u64),
             Scratch::FlashGrad => each(flash_grad_bytes(head_dim(&node.op)) as u64),
             Scratch::Columns => each(word * output_columns(graph, node)),
-            Scratch::Experts => each(word * columns(graph, node, 0)),
+            Scratch::Experts => {
+                // Without a capacity there is no input `packs`, and all tokens count as one pack.
+                let packs = if node.inputs.len() > 1 { rows(graph, node, 1) } else { 1 };
+                Bytes(word * columns(graph, node, 0)).align_up(64) * (2 * (workers + packs))
+            }
+            Scratch::Shares => Bytes(word * columns(graph, node, 1) * rows(graph, node, 3)),
             Scratch::Rows => Bytes(rows(graph, node, 0)) * (2 * word),
         }
     }

@@ -7,7 +7,7 @@
 
 use super::{Fusions, GateFusion, columns, rows, table};
 use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
-use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
+use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
 /// A CUDA compute capability: (major, minor).
@@ -445,44 +445,115 @@ pub const ROUTER_LOSS_CHUNK: u64 = 256;
 /// Alignment in bytes of the parts of a workspace.
 const PART: u64 = 256;
 
-/// Bytes of the parts of the workspace of routing: the chosen experts (T, k) as bytes, the choices of each expert and
-/// chunk as i32 (E, chunks), and the choices of each expert as i32 (E).
-pub fn route_bytes(tokens: u64, experts: u64, top_k: u64) -> [u64; 3] {
-    let counts = 4 * experts * tokens.div_ceil(ROUTE_CHUNK);
-    [tokens * top_k, counts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+/// Workspace of a kernel of a router, whose blocks have chunks of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkedWorkspace<const N: usize> {
+    /// Number of chunks.
+    pub chunks: u64,
+    /// Bytes of the parts, which follow one another.
+    pub parts: [u64; N],
 }
 
-/// Bytes of the parts of the workspace of the router's losses: for each chunk the sums of E probabilities and of lse^2
-/// as f64, and the choices of each expert as i32.
-pub fn router_loss_bytes(tokens: u64, experts: u64) -> [u64; 2] {
-    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
-    [8 * chunks * (experts + 1), 4 * chunks * experts].map(|bytes| bytes.next_multiple_of(PART))
+impl<const N: usize> ChunkedWorkspace<N> {
+    /// Aligns the sizes of the parts.
+    fn new(chunks: u64, parts: [u64; N]) -> Self {
+        Self { chunks, parts: parts.map(|bytes| bytes.next_multiple_of(PART)) }
+    }
+
+    fn bytes(&self) -> Bytes {
+        Bytes(self.parts.iter().sum())
+    }
 }
 
-/// Bytes of the parts of the workspace of their gradient: the choices of each expert for each chunk as i32, and each
-/// expert's share of all choices as f32.
-pub fn router_loss_grad_bytes(tokens: u64, experts: u64) -> [u64; 2] {
-    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
-    [4 * chunks * experts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+/// Number of chunks of which each has up to `chunk` tokens of one pack: `first_chunk` in route.cu gives the chunks of the
+/// P packs of T tokens numbers below `T / chunk + P`.
+fn chunks_of_packs(counts: Counts, chunk: u64) -> u64 {
+    counts.tokens / chunk + counts.packs
+}
+
+/// Workspace of routing: the chosen experts (T, k) as bytes, the choices of each expert and chunk as i32 (E, chunks), the
+/// rows of each expert as i32 (E), and its rows from the packs in front of each pack as i32 (E, P). Without a capacity,
+/// `counts` has no packs.
+pub fn route_bytes(counts: Counts, experts: u64, top_k: u64) -> ChunkedWorkspace<4> {
+    let unpacked = counts.packs == 0;
+    let chunks =
+        if unpacked { counts.tokens.div_ceil(ROUTE_CHUNK) } else { chunks_of_packs(counts, ROUTE_CHUNK) };
+    let choices = counts.tokens * top_k;
+    ChunkedWorkspace::new(chunks, [choices, 4 * experts * chunks, 4 * experts, 4 * experts * counts.packs])
+}
+
+/// Workspace of the router's losses: for each chunk the sums of E probabilities and of lse^2 as f64, and the choices of
+/// each expert as i32; the two terms of each pack as f64; a counter as u32.
+pub fn router_loss_bytes(counts: Counts, experts: u64) -> ChunkedWorkspace<4> {
+    let chunks = chunks_of_packs(counts, ROUTER_LOSS_CHUNK);
+    // Without packs there is a block as well, which writes two terms.
+    let terms = 16 * counts.packs.max(1);
+    ChunkedWorkspace::new(chunks, [8 * chunks * (experts + 1), 4 * chunks * experts, terms, 4])
+}
+
+/// Workspace of their gradient: for each chunk the choices of each expert as i32; for each pack the share of each expert
+/// in its choices, and its targets for each token, as f32.
+pub fn router_loss_grad_bytes(counts: Counts, experts: u64) -> ChunkedWorkspace<2> {
+    let chunks = chunks_of_packs(counts, ROUTER_LOSS_CHUNK);
+    ChunkedWorkspace::new(chunks, [4 * chunks * experts, 4 * counts.packs * (experts + 1)])
 }
 
 /// Workspace of the ops of a mixture of experts.
 fn experts_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let bytes = if let Op::Route(op) = &node.op {
-        route_bytes(rows(graph, node, 0), u64::from(op.experts), u64::from(op.top_k)).iter().sum()
+    let counts = |logits, packs| Counts { tokens: rows(graph, node, logits), packs, ..graph.bounds.full() };
+    let packs = graph.bounds.packs;
+    if let Op::Route(op) = &node.op {
+        let counts = counts(0, if op.capacity > 0 { packs } else { 0 });
+        route_bytes(counts, u64::from(op.experts), u64::from(op.top_k)).bytes()
     } else if let Op::RouterLoss(_) = &node.op {
-        router_loss_bytes(rows(graph, node, 0), columns(graph, node, 0)).iter().sum()
+        router_loss_bytes(counts(0, packs), columns(graph, node, 0)).bytes()
     } else if let Op::RouterLossGrad(_) = &node.op {
-        router_loss_grad_bytes(rows(graph, node, 1), columns(graph, node, 1)).iter().sum()
+        router_loss_grad_bytes(counts(1, packs), columns(graph, node, 1)).bytes()
     } else {
-        0
-    };
-    Bytes(bytes)
+        Bytes::ZERO
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn counts(tokens: u64, packs: u64) -> Counts {
+        Counts { tokens, packs, sequences: 1 }
+    }
+
+    /// A kernel writes the chunks of packs one by one, in any order.
+    #[test]
+    fn every_chunk_of_a_pack_has_its_own_number_below_their_count() {
+        let chunk = ROUTE_CHUNK;
+        for lengths in [&[0][..], &[1], &[64], &[65, 63], &[0, 0, 640], &[1, 1, 1], &[63, 66, 0, 127, 300, 0]] {
+            let (tokens, packs) = (lengths.iter().sum(), lengths.len() as u64);
+            let (mut first, mut next) = (0, 0);
+            for (pack, length) in (0..).zip(lengths) {
+                // `first_chunk` of route.cu.
+                let number = first / chunk + pack;
+                assert!(number >= next, "{lengths:?}: pack {pack}");
+                first += length;
+                next = number + length.div_ceil(chunk);
+            }
+            assert!(next <= chunks_of_packs(counts(tokens, packs), chunk), "{lengths:?}");
+        }
+    }
+
+    #[test]
+    fn the_workspace_of_fewer_tokens_and_packs_fits_into_that_of_more() {
+        let parts = |counts: Counts| {
+            let unpacked = Counts { packs: 0, ..counts };
+            let routes = [route_bytes(unpacked, 8, 2), route_bytes(counts, 8, 2)];
+            let losses = [router_loss_bytes(counts, 8).bytes(), router_loss_grad_bytes(counts, 8).bytes()];
+            [routes[0].bytes(), routes[1].bytes(), losses[0], losses[1]]
+        };
+        let full = parts(counts(1000, 7));
+        for (tokens, packs) in [(0, 0), (0, 1), (1, 1), (64, 7), (999, 7), (1000, 1), (1000, 6)] {
+            let step = parts(counts(tokens, packs));
+            assert!(step.iter().zip(full).all(|(&step, full)| step <= full), "{tokens} tokens, {packs} packs");
+        }
+    }
 
     /// A launch divides the workspace by the rows of its step.
     #[test]

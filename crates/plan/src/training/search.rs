@@ -1,5 +1,5 @@
-//! Search for the fastest training program within a memory budget: tokens per micro-batch, rows of logits
-//! computed at a time, and recomputation, for the first optimizer that fits. Invariant: candidates do not
+//! Search for the fastest training program within a memory budget: tokens per micro-batch and recomputation, for the first
+//! optimizer that fits. Invariant: candidates do not
 //! depend on the budget, and whether one fits is decided by its plan alone; a larger budget therefore never
 //! gives a slower plan of the same optimizer, nor a later optimizer.
 
@@ -25,8 +25,9 @@ pub struct TrainingSearch<'a> {
     /// Candidate numbers of tokens of a micro-batch. They are tried in groups of six, in this order: a group only if
     /// nothing of the groups before it fits.
     pub tokens: Vec<u64>,
-    /// Candidate numbers of rows of logits computed at a time.
-    pub chunks: Vec<u32>,
+    /// Rows of logits computed at a time in a micro-step of this many tokens. It does not depend on the budget, because sums
+    /// over rows are rounded by chunks.
+    pub chunk: &'a dyn Fn(u64) -> u32,
     /// Candidate optimizers in order of preference: the first with a plan within the budget is used, regardless
     /// of speed.
     pub optimizers: Vec<Optimizer>,
@@ -270,7 +271,8 @@ impl Look<'_> {
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
         let mut open: Vec<(usize, OpenCandidate)> = vec![];
         let mut too_large = None;
-        for (&tokens, &chunk) in tokens.iter().flat_map(|t| search.chunks.iter().map(move |c| (t, c))) {
+        for &tokens in tokens {
+            let chunk = (search.chunk)(tokens);
             let mut shared: Option<Rc<MicroStep>> = None;
             let accumulation = search.step_tokens.div_ceil(tokens).max(1);
             for (rank, &optimizer) in search.optimizers.iter().enumerate() {
@@ -566,11 +568,10 @@ impl Look<'_> {
         self.search.proceed()?;
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
         let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
-        let Candidate { tokens, chunk, .. } = tried.candidate;
         let training = self.search.training(&tried.candidate);
         let (mut evaluation, mut micro_steps) = (None, vec![]);
-        for tokens in self.search.switched(tokens) {
-            let (forward, evaluated) = (self.build)(tokens, chunk, self.search.layers)?;
+        for tokens in self.search.switched(tried.candidate.tokens) {
+            let (forward, evaluated) = (self.build)(tokens, (self.search.chunk)(tokens), self.search.layers)?;
             let micro = training.micro_step(&forward)?;
             let remat = match (&open.step.frontier, &self.search.remat) {
                 (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
@@ -725,7 +726,7 @@ mod tests {
         for (config, precision) in [(decoder(None), Precision::F32), (decoder(Some(experts)), Precision::Bf16)]
         {
             let build = |tokens, chunk, layers| {
-                let bounds = Bounds { tokens, sequences: 4, longest: 64 };
+                let bounds = Bounds { tokens, sequences: 4, longest: 64, packs: 1 };
                 let config = DecoderConfig { layers: u64::from(layers), ..config.clone() };
                 let loss = plimsoll_models::Training { chunk, z_loss: 0.0, dropout: 0.1 };
                 let verified = |source| PlanError::of_graph("build", source);
@@ -754,7 +755,7 @@ mod tests {
                     budget: Bytes(u64::MAX),
                     step_tokens: 256,
                     tokens: vec![128, 256],
-                    chunks: vec![64],
+                    chunk: &|_| 64,
                     optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
                     layers,
                     remat: remat.clone(),

@@ -9,7 +9,7 @@ use plimsoll_plan::{Plan, Slice, compile};
 /// Plan of q, k and v linears, attention and an output linear over one sequence of `tokens` tokens, with all
 /// gradients.
 fn plan(mask: Mask, kv_heads: u32, tokens: u64) -> Plan {
-    let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: tokens });
+    let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: tokens, packs: 1 });
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(32)], DType::F32);
     let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
     let op = Attention {

@@ -84,7 +84,7 @@ impl Recipe {
             training,
             step_tokens,
             tokens,
-            chunks: vec![16],
+            chunk: &|_| 16,
             optimizers,
             layers: self.layers,
             ..base

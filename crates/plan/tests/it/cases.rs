@@ -11,7 +11,7 @@ pub const MEAN: &[Output] = &[Output::Mean];
 
 /// Bounds with `tokens` tokens, one sequence per 64 tokens, and sequences of at most 1024 tokens.
 pub fn bounds(tokens: u64) -> Bounds {
-    Bounds { tokens, sequences: (tokens / 64).max(1), longest: tokens.min(1024) }
+    Bounds { tokens, sequences: (tokens / 64).max(1), longest: tokens.min(1024), packs: 1 }
 }
 
 /// Returns the bill of a refused program; panics on any other result.

@@ -6,7 +6,7 @@ use plimsoll_plan::{Direction, Policy, Program, Staging, Target, Weights, compil
 
 fn program_of(model: &str, target: &str, weights: Weights) -> Program {
     let target = Target::named(target).expect("built in");
-    let bounds = plimsoll_graph::Bounds { tokens: 1000, sequences: 7, longest: 500 };
+    let bounds = plimsoll_graph::Bounds { tokens: 1000, sequences: 7, longest: 500, packs: 1 };
     let encoder = known(model).expect("known");
     let graph = encoder.graph(bounds, &[Output::Mean]).expect("verified");
     let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target).expect("planned");

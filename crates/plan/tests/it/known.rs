@@ -111,7 +111,7 @@ fn trio(tokens: u64, sequences: u64, target_name: &str) -> Program {
     let t = target(target_name);
     let of = |id: &str| plan(&encoder(id).graph(bounds(tokens), MEAN).expect("verified"), &t);
     let (dna, protein) = (of("zhihan1996/DNABERT-S"), of("facebook/esm2_t36_3B_UR50D"));
-    let rows = Bounds { tokens: 1, sequences, longest: 1 };
+    let rows = Bounds { tokens: 1, sequences, longest: 1, packs: 1 };
     let head = mlp_head(&HeadConfig { dna: 768, protein: 2560, hidden: 512, classes: 2 }, rows);
     let head = plan(&head.expect("verified"), &t);
     let stage = |label: &str, bytes| Staging { label: label.to_owned(), bytes: Bytes(bytes) };

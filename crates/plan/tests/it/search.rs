@@ -10,7 +10,7 @@ fn tokens_of(program: &Program) -> u64 {
 
 /// Program with 64 B of input and 64 B of output per token, so that its peak is 128 B per token.
 fn synthetic(tokens: u64) -> Result<Program, PlanError> {
-    let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: 1 });
+    let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: 1, packs: 1 });
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
     let y = g.gelu(x);
     g.output("y", y);

@@ -17,7 +17,7 @@ pub const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay
 
 /// Language model with tied embedding and output weights.
 pub fn language_model(layers: u32, hidden: u64, vocab: u64, tokens: u64) -> Graph {
-    let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: tokens.min(256) });
+    let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: tokens.min(256), packs: 1 });
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
     let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
@@ -356,7 +356,7 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         budget,
         step_tokens: 2048,
         tokens: vec![256, 1024, 2048],
-        chunks: vec![64, 256],
+        chunk: &|_| 64,
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
         layers: 4,
         remat,

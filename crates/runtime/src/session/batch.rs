@@ -4,7 +4,7 @@
 use super::frames::FramesInput;
 use crate::RuntimeError;
 use plimsoll_exec::Data;
-use plimsoll_graph::Counts;
+use plimsoll_graph::{Counts, packs};
 use plimsoll_models::MAX_TASKS;
 use plimsoll_plan::{InputId, Program};
 
@@ -13,6 +13,8 @@ use plimsoll_plan::{InputId, Program};
 pub enum Batch<'a> {
     /// Sequences of tokens, packed end to end.
     Tokens {
+        /// The packs that the sequences belong to: (P, 6), see [`packs`].
+        packs: &'a [[i32; packs::WORDS]],
         /// Token ids: (T).
         ids: &'a [i32],
         /// Start and end of each sequence: (S, 2).
@@ -22,6 +24,8 @@ pub enum Batch<'a> {
     },
     /// Rows of precomputed embeddings.
     Rows {
+        /// The packs that the rows belong to: (P, 6), see [`packs`].
+        packs: &'a [[i32; packs::WORDS]],
         /// The nucleotide and the protein embeddings: (R, D) each.
         parts: &'a [Vec<f32>],
         /// The class of each row: (R).
@@ -30,25 +34,32 @@ pub enum Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Numbers of tokens and sequences; of rows, as many of both.
+    /// Numbers of tokens, sequences and packs; of rows, as many tokens as sequences.
     pub fn counts(&self) -> Counts {
-        let (tokens, sequences) = match self {
-            Self::Tokens { ids, spans, .. } => (ids.len(), spans.len()),
-            Self::Rows { targets, .. } => (targets.len(), targets.len()),
+        let [tokens, sequences, packs] = match self {
+            Self::Tokens { packs, ids, spans, .. } => [ids.len(), spans.len(), packs.len()],
+            Self::Rows { packs, targets, .. } => [targets.len(), targets.len(), packs.len()],
         };
-        Counts { tokens: tokens as u64, sequences: sequences as u64 }
+        Counts { tokens: tokens as u64, sequences: sequences as u64, packs: packs as u64 }
     }
 }
 
 /// Batch inputs of a plan.
-pub(super) enum BatchInputs {
+pub(super) struct BatchInputs {
+    /// The packs, in a plan that reads them.
+    packs: Option<InputId>,
+    rows: RowInputs,
+}
+
+/// Batch inputs of a plan that have a row for each token or sequence.
+enum RowInputs {
     Tokens { ids: InputId, spans: InputId, frames: Option<FramesInput>, targets: Vec<InputId> },
     Rows { parts: Vec<InputId>, targets: Option<InputId> },
 }
 
-/// Largest number of inputs of a plan: three of a batch, the targets of [`MAX_TASKS`] tasks, and six scalar ones of a
+/// Largest number of inputs of a plan: four of a batch, the targets of [`MAX_TASKS`] tasks, and six scalar ones of a
 /// micro-step.
-const MOST_INPUTS: usize = 9 + MAX_TASKS;
+const MOST_INPUTS: usize = 10 + MAX_TASKS;
 
 /// Inputs of a plan with their values, without memory of the heap.
 pub(super) struct Inputs<'a> {
@@ -72,24 +83,25 @@ impl BatchInputs {
     /// The inputs of a plan.
     pub(super) fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
         let input = |name: &str| program.input(plan, name);
-        let targets = targets(program, plan);
+        let (packs, targets) = (input("packs"), targets(program, plan));
         if let (Some(ids), Some(spans)) = (input("ids"), input("spans")) {
-            return Ok(Self::Tokens { ids, spans, frames: FramesInput::of(program, plan), targets });
+            let frames = FramesInput::of(program, plan);
+            return Ok(Self { packs, rows: RowInputs::Tokens { ids, spans, frames, targets } });
         }
         let part = |name: &str| input(name).ok_or_else(|| lacks(program, plan, "input of rows"));
         let parts = ["dna", "protein"].map(part).into_iter().collect::<Result<_, _>>()?;
-        Ok(Self::Rows { parts, targets: targets.first().copied() })
+        Ok(Self { packs, rows: RowInputs::Rows { parts, targets: targets.first().copied() } })
     }
 
     /// Number of frames of a sequence; 0 for a model without frames.
     pub(super) fn frames_of_a_sequence(&self) -> usize {
-        match self {
-            Self::Tokens { frames, .. } => frames.map_or(0, |frames| frames.count),
-            Self::Rows { .. } => 0,
+        match &self.rows {
+            RowInputs::Tokens { frames, .. } => frames.map_or(0, |frames| frames.count),
+            RowInputs::Rows { .. } => 0,
         }
     }
 
-    /// The inputs with the values of a batch, and the batch's numbers of tokens and sequences. `frames` is memory for the
+    /// The inputs with the values of a batch, and the batch's numbers of tokens, sequences and packs. `frames` is memory for the
     /// frames of the sequences.
     pub(super) fn given<'a>(
         &self,
@@ -97,11 +109,17 @@ impl BatchInputs {
         frames: &'a mut Vec<[i32; 2]>,
     ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
         let mut inputs = Inputs { given: [None; MOST_INPUTS] };
-        match (self, batch) {
+        match (&self.rows, batch) {
             (
-                Self::Tokens { ids: ids_input, spans: spans_input, frames: of_frames, targets: targets_inputs },
-                Batch::Tokens { ids, spans, targets },
+                RowInputs::Tokens {
+                    ids: ids_input,
+                    spans: spans_input,
+                    frames: of_frames,
+                    targets: targets_inputs,
+                },
+                Batch::Tokens { packs, ids, spans, targets },
             ) => {
+                inputs.add(self.packs, Data::I32(packs.as_flattened()))?;
                 inputs.add(Some(*ids_input), Data::I32(ids))?;
                 inputs.add(Some(*spans_input), Data::I32(spans.as_flattened()))?;
                 if let Some(of_frames) = of_frames {
@@ -118,13 +136,17 @@ impl BatchInputs {
                     inputs.add(Some(input), Data::I32(targets))?;
                 }
             }
-            (Self::Rows { parts: parts_inputs, targets: targets_input }, Batch::Rows { parts, targets }) => {
+            (
+                RowInputs::Rows { parts: parts_inputs, targets: targets_input },
+                Batch::Rows { packs, parts, targets },
+            ) => {
+                inputs.add(self.packs, Data::I32(packs.as_flattened()))?;
                 for (&input, rows) in parts_inputs.iter().zip(parts) {
                     inputs.add(Some(input), Data::F32(rows))?;
                 }
                 inputs.add(*targets_input, Data::I32(targets))?;
             }
-            (Self::Tokens { .. }, Batch::Rows { .. }) | (Self::Rows { .. }, Batch::Tokens { .. }) => {
+            (RowInputs::Tokens { .. }, Batch::Rows { .. }) | (RowInputs::Rows { .. }, Batch::Tokens { .. }) => {
                 return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
             }
         }

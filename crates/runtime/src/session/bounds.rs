@@ -17,7 +17,7 @@ const TOKENS_PER_SEQUENCE: u64 = 8;
 
 /// Bounds of a step of `tokens` tokens with sequences of up to `longest` tokens.
 pub fn bounds(tokens: u64, longest: u64) -> Bounds {
-    Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
+    Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest, packs: 1 }
 }
 
 /// Number of in-flight steps that keeps `replicas` CPU replicas busy.

@@ -19,7 +19,7 @@ impl FramesInput {
         let input = program.input(plan, "frames")?;
         match program.plans()[plan].1.graph.spec(input.value).shape.first() {
             Some(&Dim::Sequences(count)) => Some(Self { input, count: count as usize }),
-            Some(Dim::Fixed(_) | Dim::Tokens(_)) | None => None,
+            Some(Dim::Fixed(_) | Dim::Tokens(_) | Dim::Packs(_)) | None => None,
         }
     }
 

@@ -315,7 +315,7 @@ impl<'a> Session<'a> {
         let work = Work {
             plan: model.0,
             inputs: inputs.iter().copied().zip(rows.into_iter().map(Values::F32)).collect(),
-            counts: Counts { tokens: 0, sequences: keys.len() as u64 },
+            counts: Counts { tokens: 0, sequences: keys.len() as u64, packs: 1 },
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
             tag: Tag::Rows { model: model.0, keys },
@@ -661,7 +661,7 @@ impl<'a> Session<'a> {
         let Model { inputs, outputs, spare } = &mut self.state.models[number];
         let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
-        let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 };
+        let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
         let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
         let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
         let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
@@ -722,7 +722,7 @@ fn is_out_of_memory(error: &RuntimeError) -> bool {
 
 /// Expected duration of a pack's step in seconds.
 fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
-    let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64 };
+    let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64, packs: 1 };
     step_seconds(&program.plans()[*model].1.graph, program.target(), counts)
 }
 

@@ -60,7 +60,8 @@ impl Output {
             let (per, columns) = match spec.shape.first() {
                 Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
                 Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
-                Some(Dim::Fixed(_)) | None => (Per::Sequence, &spec.shape[..]),
+                // No output of a model has a row for each pack.
+                Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
             };
             let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
             Self { id: OutputId { plan, value: *value }, name: name.clone(), per, width }

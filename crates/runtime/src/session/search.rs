@@ -250,7 +250,8 @@ mod tests {
         let part = |&width: &u64| PlanPart {
             name: "matrix",
             graph: Box::new(move |tokens| {
-                let mut g = Builder::new(plimsoll_graph::Bounds { tokens, sequences: 1, longest: tokens });
+                let mut g =
+                    Builder::new(plimsoll_graph::Bounds { tokens, sequences: 1, longest: tokens, packs: 1 });
                 let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(width)], DType::F32);
                 let y = g.linear(x, "matrix", width, false);
                 g.output("y", y);

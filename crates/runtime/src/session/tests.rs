@@ -34,7 +34,7 @@ impl WeightSource for Twice {
 /// Starts `count` CPU devices with a program that multiplies rows by twice the identity.
 fn replicas(count: usize) -> Replicas<usize> {
     let program = || {
-        let mut g = Builder::new(Bounds { tokens: 8, sequences: 1, longest: 8 });
+        let mut g = Builder::new(Bounds { tokens: 8, sequences: 1, longest: 8, packs: 1 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(WIDTH as u64)], DType::F32);
         let y = g.linear(x, "twice", WIDTH as u64, false);
         g.output("y", y);
@@ -59,7 +59,7 @@ fn step(replicas: &Replicas<usize>, number: usize, rows: usize) -> Work<usize> {
             program.input(0, "x").expect("an input"),
             Values::F32(vec![number as f32; rows * WIDTH]),
         )],
-        counts: Counts { tokens: rows as u64, sequences: 1 },
+        counts: Counts { tokens: rows as u64, sequences: 1, packs: 1 },
         outputs: Output::of(program, 0).into(),
         values: vec![],
         tag: number,

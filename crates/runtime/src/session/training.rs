@@ -62,11 +62,11 @@ pub struct MicroStep<'a> {
     pub keep: bool,
     /// Loss scale, which keeps 16-bit gradients from underflowing.
     pub loss_scale: f32,
-    /// Number of targets in the micro-batch.
+    /// Number of targets in the micro-batch, by which a micro-step that updates the weights itself divides the gradients.
     pub targets: u64,
     /// Learning rate and optimizer corrections, for a micro-step that updates the weights itself.
     pub hyper: &'a [f32],
-    /// Counter of dropout's random generator: the run's seed and the number of this micro-step.
+    /// Key of dropout's random generator: the run's seed. Its counter has the number of the pack.
     pub seed: [i32; 2],
 }
 
@@ -79,9 +79,9 @@ pub struct Losses {
     pub z: Option<f64>,
     /// Divergence from the teachers times its weight, summed over sequences.
     pub distillation: Option<f64>,
-    /// Load-balancing loss of the routers.
+    /// Load-balancing loss of the routers, summed over packs, each times its targets.
     pub balance: Option<f64>,
-    /// Z-loss of the router logits.
+    /// Z-loss of the router logits, summed over packs, each times its targets.
     pub router_z: Option<f64>,
     /// Number of rows dropped by experts, summed over layers.
     pub dropped: u64,
@@ -296,6 +296,11 @@ impl TrainSession {
         self.micro_plan().graph.bounds
     }
 
+    /// The bounds of a batch of an evaluation.
+    pub fn evaluation_bounds(&self) -> Bounds {
+        self.program().plans()[self.evaluate.plan].1.graph.bounds
+    }
+
     /// Maximum number of submitted micro-steps and updates on the device; 1 where a step runs while it is submitted.
     pub fn depth(&self) -> usize {
         self.executor.depth()
@@ -330,7 +335,7 @@ impl TrainSession {
         let Some(apply) = &self.apply else { return Ok(()) };
         let unscale = [unscale];
         let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
-        let counts = Counts { tokens: 0, sequences: 0 };
+        let counts = Counts { tokens: 0, sequences: 0, packs: 1 };
         let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs)?;
         self.in_flight.push_back((Stage::Update, submitted));
         Ok(())
@@ -486,19 +491,13 @@ impl Forward {
 struct Scalars {
     keep: [f32; 1],
     loss_scale: [f32; 1],
-    auxiliary: [f32; 1],
     unscale: [f32; 1],
 }
 
 impl Scalars {
     fn of(step: &MicroStep<'_>) -> Self {
         let scale = step.loss_scale * step.targets as f32;
-        Self {
-            keep: [f32::from(u8::from(step.keep))],
-            loss_scale: [step.loss_scale],
-            auxiliary: [scale],
-            unscale: [1.0 / scale],
-        }
+        Self { keep: [f32::from(u8::from(step.keep))], loss_scale: [step.loss_scale], unscale: [1.0 / scale] }
     }
 }
 
@@ -565,7 +564,7 @@ impl Micro {
         })
     }
 
-    /// All inputs of a micro-step with their values, and the batch's numbers of tokens and sequences.
+    /// All inputs of a micro-step with their values, and the batch's numbers of tokens, sequences and packs.
     fn inputs<'a>(
         &self,
         batch: Batch<'a>,
@@ -575,7 +574,7 @@ impl Micro {
     ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
         let (mut inputs, counts) = self.forward.inputs.given(batch, frames)?;
         inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
-        inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary))?;
+        inputs.add(self.auxiliary_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.keep, Data::F32(&scalars.keep))?;
         inputs.add(self.unscale, Data::F32(&scalars.unscale))?;
         inputs.add(self.hyper, Data::F32(step.hyper))?;
@@ -652,7 +651,7 @@ mod tests {
     #[test]
     fn a_program_without_its_plans_is_a_fault() {
         let target = Target::named("null").expect("read");
-        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
+        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(2)], DType::F32);
         let y = g.gelu(x);
         g.output("y", y);

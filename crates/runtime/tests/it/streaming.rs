@@ -18,7 +18,7 @@ fn a_source_reads_what_the_model_reads_and_allocates_nothing() {
     for name in ["esm2", "dnabert_s"] {
         let path = fixture("goldens").join(name).display().to_string();
         let model = EncoderModel::open(&path, &HubEnv::from_process(), &mut Silent).expect("a golden model");
-        let bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
+        let bounds = Bounds { tokens: 8, sequences: 1, longest: 8, packs: 1 };
         let graph = model.encoder.graph(bounds, &[Output::Mean]).expect("verified");
         let mut source = model.source(&graph);
         for (v, _, param) in graph.param_values() {

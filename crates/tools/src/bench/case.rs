@@ -115,7 +115,7 @@ impl BenchCase {
         let equal = lengths.iter().all(|&n| n == longest);
         let graph = |mixed: Bounds| {
             let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
-            let whole = Bounds { tokens: n * longest, sequences: n, longest };
+            let whole = Bounds { tokens: n * longest, sequences: n, longest, packs: 1 };
             model.graph(if equal { whole } else { mixed }, &[Output::Mean])
         };
         let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
@@ -378,7 +378,7 @@ fn single_linear(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, Verif
 
 /// Bounds of one sequence of `tokens` tokens.
 pub(super) fn one_sequence(tokens: u64) -> Bounds {
-    Bounds { tokens, sequences: 1, longest: tokens }
+    Bounds { tokens, sequences: 1, longest: tokens, packs: 1 }
 }
 
 /// Resolves the inputs and outputs of the steps of a pass.

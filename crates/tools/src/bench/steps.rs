@@ -21,7 +21,7 @@ impl PackedStep {
             end += length;
         }
         let pairs: u64 = lengths.iter().map(|n| n * n).sum();
-        let counts = Counts { tokens: end, sequences: lengths.len() as u64 };
+        let counts = Counts { tokens: end, sequences: lengths.len() as u64, packs: 1 };
         Self { counts, spans, longest: (pairs + end / 2) / end.max(1) }
     }
 
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn lanes_have_equal_steps() {
-        let bounds = Bounds { tokens: 1024, sequences: 128, longest: 168 };
+        let bounds = Bounds { tokens: 1024, sequences: 128, longest: 168, packs: 1 };
         for (replicas, wanted) in
             [(1, vec![6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]), (8, vec![4; 16]), (16, vec![4; 16])]
         {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn steps_are_inside_of_the_bounds_and_hold_every_sequence() {
-        let bounds = Bounds { tokens: 100, sequences: 5, longest: 100 };
+        let bounds = Bounds { tokens: 100, sequences: 5, longest: 100, packs: 1 };
         let lengths: Vec<u64> = (0..200)
             .map(|i| [1, 100, 40, 7, 60][i % 5] + (i as u64 * i as u64) % 30)
             .map(|n| n.min(100))

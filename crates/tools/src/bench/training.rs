@@ -71,7 +71,7 @@ fn times(
     (config, longest): (&DecoderConfig, u64),
     optimizer: Optimizer,
 ) -> Result<Times, RuntimeError> {
-    let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest };
+    let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest, packs: 1 };
     let verified = |source| plimsoll_plan::PlanError::of_graph("build", source);
     let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
     let training = Training {
@@ -103,7 +103,7 @@ fn times(
     let scale = program.output(apply, "scale").ok_or_else(missing)?;
     let numbers = Numbers::new(longest, optimizer);
     let whole = bounds.full();
-    let nothing = Counts { tokens: 0, sequences: 0 };
+    let nothing = Counts { tokens: 0, sequences: 0, packs: 1 };
     let mut measured = Times::new();
     for step in 0..=STEPS {
         for (plan, counts) in [(micro, whole), (apply, nothing)] {

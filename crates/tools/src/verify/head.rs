@@ -222,7 +222,7 @@ struct Runner {
 
 impl Runner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
-        let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1 };
+        let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1, packs: 1 };
         let part = PlanPart {
             name: HEAD,
             graph: Box::new(|_| mlp_head(&head.config, rows)),

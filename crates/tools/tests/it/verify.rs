@@ -77,7 +77,7 @@ fn write(folder: &Path, tensors: &BTreeMap<String, (Vec<u64>, Vec<f32>)>, stored
 /// matrices of the layers are zero. A masked token cannot be predicted.
 fn copying(folder: &Folder, config: &str) -> PathBuf {
     let encoder = Encoder::from_json(config).expect("a configuration");
-    let bounds = Bounds { tokens: 1, sequences: 1, longest: 1 };
+    let bounds = Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 };
     let graph = encoder.graph(bounds, &[Output::Hidden, Output::Logits]).expect("a graph");
     let mut tensors = BTreeMap::new();
     for piece in graph.params.iter().flat_map(|p| &p.pieces).filter(|p| !p.tensor.ends_with("inv_freq")) {

@@ -18,11 +18,11 @@ pub struct Data {
     /// name of a sequence (default *).
     pub tensors: String,
     /// Files or folders of validation documents; if empty (default), a share of the training documents is
-    /// held out.
+    /// held out. Applies with run.evaluate_every.
     pub validation: Vec<String>,
     /// Share of the training documents that is held out for validation if data.validation is empty, from 0 to
     /// below 1 (default 0.05). Whether a document is held out depends only on its content and on
-    /// data.split_seed.
+    /// data.split_seed. Applies with run.evaluate_every.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub validation_fraction: f64,
     /// Seed of the selection of held-out documents (default 0).
@@ -58,7 +58,7 @@ pub struct Data {
     /// (default) appends none.
     pub end_token: Option<String>,
     /// Maximum number of tokens in a sequence (default 1024); longer documents are divided into several
-    /// sequences. At most batch.micro_tokens.
+    /// sequences. At most batch.pack_tokens.
     #[schemars(range(min = 2, max = 2147483647))]
     pub longest: u64,
     /// Whether a classifier truncates sequences longer than data.longest; false (default) makes a longer
@@ -75,7 +75,8 @@ pub struct Data {
     /// know, a file without a record (default false).
     #[schemars(extend("changes" = "machine"))]
     pub strict: bool,
-    /// Number of documents in the shuffle buffer (default 10000); 0 keeps the order of the files.
+    /// Number of documents in the shuffle buffer (default 10000); 0 keeps the order of the files, as far as
+    /// documents share packs.
     #[schemars(range(min = 0, max = 1000000000))]
     pub shuffle_buffer: u64,
     /// Maximum size of the shuffle buffer in bytes (default 64 MiB).

@@ -102,6 +102,10 @@ impl TrainConfig {
         if d.labels.is_some() {
             "label".clone_into(&mut d.label_field);
         }
+        if c.run.evaluate_every.is_none() && !is_caller {
+            d.validation.clear();
+            d.validation_fraction = usual.data.validation_fraction;
+        }
         if !d.validation.is_empty() {
             d.validation_fraction = usual.data.validation_fraction;
             d.split_seed = usual.data.split_seed;

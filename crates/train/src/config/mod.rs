@@ -29,7 +29,6 @@ pub use optimizer::{
     Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling,
     Schedule, ScheduleKind, Unit, Warmup,
 };
-pub(crate) use rules::sizes_of_step;
 pub use run::{Batch, DeviceChoice, Dynamic, Interval, Memory, Profile, Remat, RematPolicy, Run};
 pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};
@@ -41,6 +40,7 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Observer, RuntimeError, Silent, metrics};
 use schema::Wrong;
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use yaml::Node;
@@ -89,13 +89,13 @@ impl TrainConfig {
         Self::parse_with(&text, &EscapedPath(path).to_string(), flags, observer)
     }
 
-    /// Reads the value of `model.kind` alone from the configuration file at `path`; `None` if the file does not state it.
-    pub(crate) fn stated_kind(path: &Path) -> Result<Option<ModelKind>, TrainError> {
+    /// Reads the value of one key from the configuration file at `path`; `None` if the file does not state it, or as null.
+    pub(crate) fn stated<T: DeserializeOwned>(path: &Path, key: &str) -> Result<Option<T>, TrainError> {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         let name = EscapedPath(path).to_string();
         let tree = yaml::parse(&text).map_err(|error| ConfigError::Syntax { name: name.clone(), error })?;
-        let kind = tree.at("model.kind").map(Node::to_json).unwrap_or_default();
-        serde_json::from_value(kind).map_err(|error| unheld(&name, &error).into())
+        let value = tree.at(key).map(Node::to_json).unwrap_or_default();
+        serde_json::from_value(value).map_err(|error| unheld(&name, &error).into())
     }
 
     /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in

@@ -297,9 +297,10 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
 
 fn batch(c: &TrainConfig) -> Vec<Rule> {
     let b = &c.batch;
-    let micro = c.unit_tokens();
+    let pack = c.pack_tokens();
     let longest = c.longest_sequence();
     let rows = c.model.kind == ModelKind::Head;
+    let micro = b.micro_tokens.0.unwrap_or(pack);
     let (remat, ops): (_, &[String]) = match &c.memory.remat {
         Remat::Policy(policy) => (Some(*policy), &[]),
         Remat::Ops(ops) => (None, ops),
@@ -308,29 +309,34 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     let layers = if rows { 0 } else { c.model.layers };
     vec![
         (
-            micro <= MAX_ROWS || c.memory.dynamic.is_some() || sizes_of_step(c).next().is_some(),
+            pack <= MAX_ROWS,
+            format!("a pack of {pack} tokens has more than {MAX_ROWS}; give batch.pack_tokens, or other batch.tokens"),
+        ),
+        (
+            b.tokens.is_multiple_of(pack),
+            format!("batch.pack_tokens {pack} is not a divisor of batch.tokens {}", b.tokens),
+        ),
+        (
+            !b.tokens.is_multiple_of(pack) || rows || micro.is_multiple_of(pack),
             format!(
-                "batch.tokens {} cannot be halved to a micro-step of at most {MAX_ROWS} tokens that holds a sequence of {longest}; \
-                    give batch.micro_tokens, or another number",
-                b.tokens
+                "batch.micro_tokens {micro} is not a multiple of the {pack} tokens of a pack (batch.pack_tokens); a micro-step \
+                    is a number of whole packs"
             ),
         ),
         (
-            b.tokens.is_multiple_of(micro),
-            format!("{} {micro} is not a divisor of batch.tokens {}", unit_key(c), b.tokens),
+            rows || micro <= b.tokens,
+            format!("batch.micro_tokens {micro} is greater than batch.tokens {}", b.tokens),
         ),
         (
-            rows || longest <= micro,
+            rows || longest <= pack,
             match c.model.kind == ModelKind::Caller {
                 true => format!(
                     "data.crops.longest and validation_lengths give windows of up to {longest} tokens, which do not fit in a \
-                         step of {micro}; raise batch.tokens or {}, or shorten the windows",
-                    unit_key(c)
+                         pack of {pack}; raise batch.tokens or batch.pack_tokens, or shorten the windows"
                 ),
                 false => format!(
-                    "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
-                         raise batch.tokens or {}, or lower data.longest",
-                    unit_key(c)
+                    "data.longest {longest}: such a sequence does not fit in a pack of {pack}; \
+                         raise batch.tokens or batch.pack_tokens, or lower data.longest"
                 ),
             },
         ),
@@ -368,29 +374,12 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     ]
 }
 
-/// The number of tokens of a step and its halves, as far as the division is exact, a micro-step may have as many tokens and the
-/// longest sequence fits, in descending order.
-pub fn sizes_of_step(c: &TrainConfig) -> impl Iterator<Item = u64> {
-    let least = if c.model.kind == ModelKind::Head { 2 } else { c.longest_sequence() };
-    let step = c.batch.tokens;
-    let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
-    halves.take_while(move |&n| n >= least.min(step)).filter(|&n| n <= MAX_ROWS)
-}
-
-/// The key of the tokens of the packs that micro-steps consist of.
-fn unit_key(c: &TrainConfig) -> &'static str {
-    match c.memory.dynamic {
-        Some(_) => "memory.dynamic.min_batch",
-        None => "batch.micro_tokens",
-    }
-}
-
-/// Rules on `memory.dynamic`: its values, and what cannot be computed with micro-steps of several sizes, because it is no
-/// sum over targets.
+/// Rules on `memory.dynamic`.
 fn dynamic(c: &TrainConfig) -> Vec<Rule> {
     let Some(dynamic) = &c.memory.dynamic else { return vec![] };
     let fault = dynamic.thresholds().fault();
-    let (most, moe) = (dynamic.max_batch.0.unwrap_or(c.batch.tokens), c.model.kind == ModelKind::MoeLm);
+    let pack = c.pack_tokens();
+    let most = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
     let is_power = |least: u64| most.is_multiple_of(least) && (most / least).is_power_of_two();
     let least = dynamic.min_batch.0;
     vec![
@@ -406,6 +395,13 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             format!("memory.dynamic.max_batch {most} is greater than batch.tokens {}", c.batch.tokens),
         ),
         (
+            [dynamic.min_batch.0, dynamic.max_batch.0].into_iter().flatten().all(|n| n.is_multiple_of(pack)),
+            format!(
+                "memory.dynamic.min_batch or max_batch is not a multiple of the {pack} tokens of a pack (batch.pack_tokens); a \
+                    micro-step is a number of whole packs"
+            ),
+        ),
+        (
             least.is_none_or(|least| dynamic.max_batch.0.is_none() || is_power(least)),
             format!(
                 "memory.dynamic.max_batch {most} is not memory.dynamic.min_batch {} times a power of two",
@@ -415,37 +411,15 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
         (
             c.dynamic_sizes().len() > 1,
             format!(
-                "memory.dynamic has nothing to change to: micro-steps of {} tokens cannot be halved, as they must divide \
-                    batch.tokens and hold the longest sequence of {} tokens; raise batch.tokens or max_batch, or lower \
-                    min_batch",
+                "memory.dynamic has nothing to change to: micro-steps of {} tokens are packs of {pack} (batch.pack_tokens) that \
+                    cannot be halved; raise batch.tokens or max_batch, or lower min_batch or batch.pack_tokens",
                 least.unwrap_or(most),
-                c.longest_sequence()
             ),
         ),
         (
             c.model.kind != ModelKind::Head,
-            "memory.dynamic: the batch norm of model.kind head depends on the rows of a micro-step; remove memory.dynamic"
+            "memory.dynamic: a micro-step of model.kind head is a pack, whose size is fixed; remove memory.dynamic"
                 .to_owned(),
-        ),
-        (
-            !moe || c.model.experts.capacity.is_none(),
-            "memory.dynamic: model.experts.capacity drops tokens by the load of a micro-step; set it to null, or remove \
-                memory.dynamic"
-                .to_owned(),
-        ),
-        (
-            !moe || c.loss.balance == 0.0,
-            format!(
-                "memory.dynamic: loss.balance {} is a mean over a micro-step; set it to 0, or remove memory.dynamic",
-                c.loss.balance
-            ),
-        ),
-        (
-            !moe || c.loss.router_z == 0.0,
-            format!(
-                "memory.dynamic: loss.router_z {} is a mean over a micro-step; set it to 0, or remove memory.dynamic",
-                c.loss.router_z
-            ),
         ),
     ]
 }
@@ -522,6 +496,20 @@ fn written(interval: Option<&Interval>) -> String {
     }
 }
 
+/// Longest windows of a caller for which a pack has room, if its size is not given.
+const WINDOWS_OF_PACK: u64 = 8;
+
+/// The least divisor of `n` that is at least `least`, which is at most `n`.
+fn least_divisor(n: u64, least: u64) -> u64 {
+    let small = (1..=n.isqrt()).filter(|&i| n.is_multiple_of(i));
+    small.flat_map(|i| [i, n / i]).filter(|&divisor| divisor >= least).min().unwrap_or(n)
+}
+
+/// `n` and its halves, rounded up, to 1.
+fn halves(n: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(n), |&n| (n > 1).then(|| n.div_ceil(2)))
+}
+
 impl ScheduleKind {
     /// Whether the schedule is defined by the step at which it ends.
     pub fn ends(self) -> bool {
@@ -553,14 +541,36 @@ impl TrainConfig {
         validation.chain([crops.shortest, crops.longest])
     }
 
-    /// Tokens of the packs that micro-steps consist of: of a whole micro-step, or of the smallest one of
-    /// `memory.dynamic`. For a value that is to be chosen, the tokens of a step.
-    pub fn unit_tokens(&self) -> u64 {
-        let unit = match &self.memory.dynamic {
-            Some(dynamic) => dynamic.min_batch.0,
-            None => self.batch.micro_tokens.0,
+    /// Tokens of a pack: those that are given, or else the least divisor of `batch.tokens` that holds a sequence of
+    /// `data.longest` tokens, or eight of the longest windows of a caller. A pack of a head is a step, unless it is given.
+    pub fn pack_tokens(&self) -> u64 {
+        let step = self.batch.tokens;
+        let least = match self.model.kind {
+            ModelKind::Head => step,
+            ModelKind::Caller => WINDOWS_OF_PACK.saturating_mul(self.longest_sequence()),
+            ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS => {
+                self.longest_sequence()
+            }
         };
-        unit.unwrap_or(self.batch.tokens)
+        self.batch.pack_tokens.0.unwrap_or_else(|| least_divisor(step, least.min(step)))
+    }
+
+    /// Number of packs of a step, unless an epoch ends in it.
+    pub fn packs_of_step(&self) -> u64 {
+        (self.batch.tokens / self.pack_tokens()).max(1)
+    }
+
+    /// Tokens of the micro-steps that may be chosen, in descending order: of all packs of a step, and of half as many, rounded
+    /// up, and so on. A micro-step of a head is a pack.
+    pub fn micro_sizes(&self) -> Vec<u64> {
+        let pack = self.pack_tokens();
+        if self.model.kind == ModelKind::Head {
+            return vec![pack];
+        }
+        halves(self.packs_of_step())
+            .map(|packs| packs.saturating_mul(pack))
+            .filter(|&n| n <= MAX_ROWS)
+            .collect()
     }
 
     /// Tokens of the micro-steps that `memory.dynamic` may choose from, in descending order; empty without it.
@@ -573,13 +583,9 @@ impl TrainConfig {
             sizes.reverse();
             return sizes;
         }
-        let halves = std::iter::successors(Some(most), |n| n.is_multiple_of(2).then_some(n / 2));
-        let fits = |n: u64| n >= self.longest_sequence().max(1);
-        let halves = halves.skip_while(|&n| n > MAX_ROWS);
-        let sizes: Vec<u64> = halves.take_while(|&n| fits(n)).take(MAX_SIZES).collect();
-        // A step is a whole number of packs of the smallest size.
-        let whole = sizes.iter().rposition(|&n| self.batch.tokens.is_multiple_of(n));
-        sizes[..whole.map_or(0, |last| last + 1)].to_vec()
+        let pack = self.pack_tokens();
+        let sizes = halves(most / pack).map(|packs| packs.saturating_mul(pack));
+        sizes.skip_while(|&n| n > MAX_ROWS).take(MAX_SIZES).collect()
     }
 
     /// Maximum number of tokens of a sequence.

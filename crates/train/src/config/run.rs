@@ -33,8 +33,9 @@ pub struct Memory {
     /// With memory.remat every_n, the number of layers from one stored layer input to the next (default 2).
     #[schemars(range(min = 1, max = 1024), extend("changes" = "machine"))]
     pub remat_every: u64,
-    /// Number of rows of logits that are in memory at a time; auto (default) is the fastest number that fits.
-    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
+    /// Number of rows of logits that are in memory at a time; auto (default) is 64, 256 or 1024, by the sizes of the model and
+    /// of a micro-step.
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub loss_chunk: Auto<u64>,
     /// Micro-steps whose size follows the free memory; null (default) is one size for the whole run.
     pub dynamic: Option<Dynamic>,
@@ -63,10 +64,9 @@ pub struct Dynamic {
     /// that of the profile.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1, "changes" = "machine"))]
     pub emergency: Option<f64>,
-    /// Tokens of the smallest micro-step, a divisor of batch.tokens. Larger micro-steps are packs of this size, joined, so
-    /// it also decides which sequences are packed together. auto (default) is the smallest of up to six halvings of
-    /// memory.dynamic.max_batch that holds the longest sequence.
-    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
+    /// Tokens of the smallest micro-step, a multiple of batch.pack_tokens. auto (default) is the smallest of up to six halvings
+    /// of memory.dynamic.max_batch to whole packs.
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub min_batch: Auto<u64>,
     /// Tokens of the largest micro-step: memory.dynamic.min_batch times a power of two, up to batch.tokens. auto (default) is
     /// the fastest number that fits the memory budget.
@@ -163,19 +163,25 @@ pub enum RematPolicy {
     Selective,
 }
 
-/// Size of an optimizer step and of its micro-steps. For a head, a row counts as one token.
+/// Size of an optimizer step, of its packs and of its micro-steps. For a head, a row counts as one token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
     /// Tokens of an optimizer step, over all its micro-steps (default 16384; 256 rows for a head).
     #[schemars(range(min = 1, max = 1099511627776_u64))]
     pub tokens: u64,
-    /// Tokens of a micro-step, a divisor of batch.tokens; auto (default) is the fastest number that fits the
-    /// memory budget. With memory.dynamic, its keys min_batch and max_batch take the place of this key.
+    /// Tokens of a pack, a divisor of batch.tokens. A pack is a number of whole sequences, chosen by the data and the seed
+    /// alone; losses of routers, capacities of experts and the batch norm of a head are those of a pack. auto (default) is
+    /// data.longest, or the next larger divisor of batch.tokens; for a caller eight of its longest windows; for a head
+    /// batch.tokens.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
+    pub pack_tokens: Auto<u64>,
+    /// Tokens of a micro-step, a multiple of batch.pack_tokens: the packs that are computed at a time. auto (default) is the
+    /// fastest number that fits the memory budget. With memory.dynamic, its keys min_batch and max_batch take the place of
+    /// this key. A micro-step of a head is a pack.
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub micro_tokens: Auto<u64>,
-    /// Maximum number of sequences in a micro-step, or in memory.dynamic.min_batch tokens of it; auto (default) is one for
-    /// every eight tokens.
+    /// Maximum number of sequences in a pack; auto (default) is one for every eight tokens.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
     pub sequences: Auto<u64>,
 }
@@ -198,7 +204,7 @@ pub struct Run {
     #[schemars(range(min = 0, max = 9223372036854775807_u64))]
     pub seed: u64,
     /// Interval between two evaluations on the validation data: a number of steps, or a number of epochs such as 1 epoch or
-    /// 2 epochs; null (default) never evaluates.
+    /// 2 epochs; null (default) never evaluates, and holds no data out.
     #[schemars(extend("minimum" = 1, "maximum" = 1000000000000_u64, "changes" = "end"))]
     pub evaluate_every: Option<Interval>,
     /// Number of targets of an evaluation; null (default) uses all validation data.
@@ -355,7 +361,7 @@ impl Default for Memory {
 
 impl Default for Batch {
     fn default() -> Self {
-        Self { tokens: 16_384, micro_tokens: Auto(None), sequences: Auto(None) }
+        Self { tokens: 16_384, pack_tokens: Auto(None), micro_tokens: Auto(None), sequences: Auto(None) }
     }
 }
 

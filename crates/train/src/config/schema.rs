@@ -21,8 +21,8 @@ pub struct Leaf {
     pub about: String,
     /// The allowed values in words.
     pub allowed: String,
-    /// What the key can affect: `results`, `end` (when the run ends), `machine` (memory and speed) or `log` (what is
-    /// written).
+    /// What the key can affect: `results`, `rounding` (the order of sums alone: a resumed run keeps the value, unless another
+    /// is stated), `end` (when the run ends), `machine` (memory and speed) or `log` (what is written).
     pub changes: String,
 }
 

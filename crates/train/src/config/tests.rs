@@ -189,7 +189,8 @@ fn impossible_values_are_named() {
             &["model.experts.top_k=9"],
             "run.yaml:\n  model.experts.top_k 9 is greater than model.experts.count 8\n  schedule.warmup 20 \
                 must be shorter than the 10 steps of the schedule; give fewer steps, or a share such as 0.1\n  \
-                batch.micro_tokens 3000 is not a divisor of batch.tokens 16384"
+                batch.micro_tokens 3000 is not a multiple of the 1024 tokens of a pack (batch.pack_tokens); a micro-step is a \
+                number of whole packs"
                 .to_owned(),
         ),
     ] {
@@ -416,8 +417,9 @@ fn extreme_values_are_refused_by_key_value_and_range() {
         ("batch.tokens=''", "`batch.tokens` is "),
         ("batch.tokens=64.5", "`batch.tokens` is 64.5"),
         (
-            "batch.tokens=1099511627775",
-            "batch.tokens 1099511627775 cannot be halved to a micro-step of at most 2147483647 tokens",
+            // A prime number.
+            "batch.tokens=1099511627689",
+            "a pack of 1099511627689 tokens has more than 2147483647",
         ),
     ] {
         let error = parse(MINIMAL, &[flag]).expect_err(flag);
@@ -486,7 +488,7 @@ fn the_schema_describes_every_key() {
     assert!(all.len() > 90, "{}", all.len());
     for leaf in &all {
         assert!(!leaf.about.is_empty(), "{}: no description", leaf.path);
-        assert!(["results", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
+        assert!(["results", "rounding", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
     }
     // The schema and the serialised configuration have the same keys.
     let written = Node::of(&TrainConfig::default()).expect("a tree");

@@ -1343,10 +1343,7 @@ mod tests {
             (OptimizerKind::Adamw, PrecisionKind::Bf16, 256)
         );
         assert_eq!((c.memory.budget.as_str(), &c.memory.remat), ("20GB", &Remat::Policy(RematPolicy::Full)));
-        // Experts with a load-balancing loss have micro-steps of one size.
-        let dynamic = "dynamic batching: not supported here: memory.dynamic: loss.balance 0.01 is a mean";
-        assert!(t.missing.iter().any(|line| line.starts_with(dynamic)), "{:#?}", t.missing);
-        assert_eq!(c.memory.dynamic, None);
+        assert!(c.memory.dynamic.is_some() && c.loss.balance > 0.0);
         for key in ["deepspeed.zero_stage", "memory.enable_cpu_offload"] {
             let start = format!("`{key}` ");
             assert!(

@@ -21,8 +21,9 @@ pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
     let mut found: Vec<String> = vec![];
     for Unread { key, why } in of_kind(c, &stated).into_iter().chain(of_keys(c)) {
         let (value, default) = (at(&stated, &key), at(&usual, &key));
-        // A loss that is switched off is no statement about a model that does not have it.
-        let is_off = key.starts_with("loss.") && value.as_f64() == Some(0.0);
+        // A loss that is switched off is no statement about a model that does not have it, and nothing held out is nothing.
+        let is_zero = value.as_f64() == Some(0.0);
+        let is_off = is_zero && (key.starts_with("loss.") || key == "data.validation_fraction");
         if value != default && !is_off {
             found.push(format!("{key} {} has no effect: {why}; remove it", super::initial::word(value)));
         }
@@ -87,6 +88,7 @@ fn of_kind(c: &TrainConfig, stated: &Value) -> Vec<Unread> {
                 &["validation", "separator", "masking.unit", "masking.span", "crops"],
             ),
             listed(&["batch.sequences"], "each row of a head is a sequence of its own"),
+            listed(&["batch.micro_tokens"], "a micro-step of a head is a pack; give batch.pack_tokens"),
             listed(&["loss.balance", "loss.router_z"], "only model.kind moe_lm has experts"),
         ]
         .concat(),
@@ -139,6 +141,11 @@ fn of_keys(c: &TrainConfig) -> Vec<Unread> {
     );
     add(m.position == Position::Rotary, &["model.rope_theta"], "it is for model.position rotary");
     add(m.kind == ModelKind::Head, &["data.tensors"], "it is for model.kind head");
+    add(
+        c.run.evaluate_every.is_some() || m.kind == ModelKind::Caller,
+        &["data.validation", "data.validation_fraction", "data.split_seed"],
+        "no data is held out without run.evaluate_every",
+    );
     if !tokenized {
         return found;
     }

@@ -1,13 +1,14 @@
 //! Evaluation of a checkpoint without training: the loss of a language model, or the metrics of a classifier. Invariant:
 //! only the forward pass is planned, so that an evaluation needs no memory for gradients and optimizer states.
 
+use super::Prepared;
+use super::joined::{From, JoinedBatch, Limit};
 use super::program::{bounds, inference_precision, smaller_sizes};
 use super::trained_model::{ClassifierOutput, TrainedModel};
-use super::{Prepared, batch, of_data};
-use crate::TrainError;
 use crate::classification::{ClassifierMetrics, TaskScores};
-use crate::config::{CONFIG, ModelKind, TrainConfig};
-use crate::feed::{self, Feed};
+use crate::config::{CONFIG, Interval, ModelKind, TrainConfig};
+use crate::feed;
+use crate::{ConfigError, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::weights::is_hub_id;
@@ -20,6 +21,9 @@ use plimsoll_runtime::{Device, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+/// The key of the interval of evaluations.
+const EVALUATE_EVERY: &str = "run.evaluate_every";
 
 /// Name of the configuration inside the folder of a model.
 const MODEL: &str = plimsoll_runtime::hub::CONFIG;
@@ -106,21 +110,27 @@ impl EvaluationRequest {
         let mut flags = self.flags.clone();
         flags.extend(["model.preset=null", "model.lora=null", "distillation={}"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
-        // Only a run of a caller that evaluates draws validation windows; a run of another model that evaluates must have
-        // validation data.
-        let of_caller = TrainConfig::stated_kind(&file)? == Some(ModelKind::Caller);
-        flags.push(format!("run.evaluate_every={}", if of_caller { "1" } else { "null" }));
-        flags.push("run.patience=null".to_owned());
+        let of_caller = TrainConfig::stated(&file, "model.kind")? == Some(ModelKind::Caller);
+        // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
+        if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
+            let why = "an evaluation reads what the run held out; remove it, or give DATA".to_owned();
+            return Err(ConfigError::Set { flag: flag.clone(), why }.into());
+        }
+        let every: Option<Interval> = TrainConfig::stated(&file, EVALUATE_EVERY)?;
+        // Only a run of a caller that evaluates draws validation windows, which are of records that no run trains on.
+        let every = every.or(of_caller.then_some(Interval::Steps(1)));
         let mut config = TrainConfig::read(&file, &flags, observer)?;
-        if self.data.is_empty() {
-            return Ok(config);
+        config.run.evaluate_every = every;
+        if !self.data.is_empty() {
+            if config.model.kind == ModelKind::Head {
+                return Err(TrainError::DataOfHead);
+            }
+            config.data.train.clone_from(&self.data);
+            config.run.evaluate_every = of_caller.then_some(Interval::Steps(1));
         }
-        if config.model.kind == ModelKind::Head {
-            return Err(TrainError::DataOfHead);
+        if self.data.is_empty() && config.run.evaluate_every.is_none() {
+            return Err(TrainError::NothingHeldOut { checkpoint: self.checkpoint.clone() });
         }
-        config.data.train.clone_from(&self.data);
-        config.data.validation.clear();
-        config.data.validation_fraction = 0.0;
         Ok(config)
     }
 
@@ -144,7 +154,7 @@ impl EvaluationRequest {
         }
         let text = json!({
             "model": {"from": self.name()?},
-            "data": {"train": self.data, "validation_fraction": 0},
+            "data": {"train": self.data},
             "run": {"steps": 1},
         });
         TrainConfig::parse_with(&text.to_string(), self.name()?, &self.flags, observer)
@@ -185,14 +195,13 @@ pub fn evaluate(
 ) -> Result<EvaluationReport, TrainError> {
     let config = &feed::named(config)?;
     let sizes = smaller_sizes(config);
-    let largest = bounds(config, sizes.first().copied().unwrap_or(1));
-    let prepared = Prepared::open(config, device, largest, false, observer)?;
+    let prepared = Prepared::open(config, device, false, observer)?;
     let planned = plan(config, &prepared.subject, &prepared.target, prepared.for_plans(), &sizes);
     let Planned { program, bounds, output, classifier } = planned.map_err(|error| prepared.bill(error))?;
     let data = prepared.data();
     let Prepared { settings, budget: whole, subject, mut feed, .. } = prepared;
     let (on_host, budget) = (whole.on_host, whole.bytes);
-    feed.bound(of_data(bounds))?;
+    let mut joined = JoinedBatch::new(bounds, &feed);
     let peak = program.peak() + if on_host { data } else { Bytes::ZERO };
     // The scores of all examples are kept, in memory of the host that no plan has.
     let host = if on_host { budget.saturating_sub(peak) } else { available().free };
@@ -200,8 +209,8 @@ pub fn evaluate(
     let site = Site::new(&settings, 1, None, whole);
     let source = subject.source(config.run.seed);
     let mut session = ForwardSession::start(&site, program, output, &source, observer)?;
-    let validates = feed.validates(config);
-    if validates {
+    let from = if feed.validates(config) { From::Validation } else { From::Training };
+    if from == From::Validation {
         feed.rewind()?;
     }
     let most = config.run.evaluate_tokens.unwrap_or(u64::MAX);
@@ -212,13 +221,14 @@ pub fn evaluate(
             let kept = "nothing was written".to_owned();
             return Err(RuntimeError::Interrupted { signal, kept }.into());
         }
-        let Some(taken) = (if validates { feed.take_validation()? } else { feed.take()? }) else { break };
-        let values = session.compute(batch(&feed))?;
+        let limit = Limit { packs: bounds.packs, targets: most - targets };
+        let Some(taken) = joined.fill(&mut feed, from, limit)? else { break };
+        let values = session.compute(joined.batch())?;
         targets += taken.targets;
         match classifier {
             None => loss += f64::from(values[0]),
             Some(kind) => {
-                add(&mut tasks, kind, values, &classes_of(&feed));
+                add(&mut tasks, kind, values, joined.targets());
                 let kept: u64 = tasks.iter().map(|task| task.examples() * task.bytes_of_example()).sum();
                 if Bytes(kept) > host {
                     return Err(TrainError::TooManyScores { targets, budget });
@@ -308,22 +318,13 @@ fn tasks_of(config: &TrainConfig) -> Vec<TaskScores> {
     classes.map(|classes| TaskScores::new("class".to_owned(), classes)).into_iter().collect()
 }
 
-/// The classes of the examples of the batch taken last, for each task.
-fn classes_of(feed: &Feed) -> Vec<&[i32]> {
-    match feed {
-        Feed::Tokens(feed) => vec![&feed.batch.targets],
-        Feed::Rows(feed) => vec![&feed.batch.targets],
-        Feed::Crops(feed) => feed.batch.targets.iter().map(Vec::as_slice).collect(),
-    }
-}
-
 /// Adds a batch, in whose `values` a row has the columns of all tasks.
-fn add(tasks: &mut [TaskScores], kind: ClassifierOutput, values: &[f32], targets: &[&[i32]]) {
+fn add(tasks: &mut [TaskScores], kind: ClassifierOutput, values: &[f32], targets: &[Vec<i32>]) {
     let width: usize = tasks.iter().map(TaskScores::width).sum();
     let mut first = 0;
     for (task, targets) in tasks.iter_mut().zip(targets) {
         let columns = first..first + task.width();
-        for (row, &target) in values.chunks_exact(width).zip(*targets) {
+        for (row, &target) in values.chunks_exact(width).zip(targets) {
             match kind {
                 ClassifierOutput::Probabilities => task.add_probabilities(target, &row[columns.clone()]),
                 ClassifierOutput::Logits => task.add_logits(target, &row[columns.clone()]),

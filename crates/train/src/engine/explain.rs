@@ -56,7 +56,7 @@ pub fn explain(
         add(&format!("logits of {} rows at a time", candidate.chunk), instead, with, without);
     }
     if candidate.accumulation > 1 {
-        let tokens = candidate.tokens * candidate.accumulation;
+        let tokens = config.batch.tokens;
         let (instead, _) = keyed("batch.micro_tokens", json!(tokens))?;
         let whole = Candidate { tokens, accumulation: 1, ..candidate };
         let without = planned(config, &Exact { candidate: whole, ..exact.clone() })?;

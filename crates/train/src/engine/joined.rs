@@ -1,57 +1,154 @@
-//! Micro-batches of `memory.dynamic`: several packs of the data, joined. Invariant: packs are joined in the order of the
-//! data, so the samples of a step and their order do not depend on how many packs a micro-batch has.
+//! Micro-batches: packs of the data, joined end to end. Invariant: packs are joined in the order of the data, so the samples of
+//! a step and their order do not depend on how many packs a micro-batch has.
 
 use crate::TrainError;
-use plimsoll_graph::Bounds;
+use crate::feed::Feed;
+use crate::trainable::Taken;
+use plimsoll_graph::{Bounds, packs};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::Batch;
 
-/// A micro-batch of several packs.
+/// A micro-batch of whole packs. Its buffers are reused.
 pub(super) struct JoinedBatch {
+    /// The packs as training graphs read them: (P, 6).
+    packs: Vec<[i32; packs::WORDS]>,
     ids: Vec<i32>,
     spans: Vec<[i32; 2]>,
+    /// Embeddings, of each part (R, D); empty for tokens.
+    parts: Vec<Vec<f32>>,
+    /// Targets of each task.
     targets: Vec<Vec<i32>>,
     /// Maximum number of packs.
     pub most: u64,
+    /// Whether the data of each split ended behind the last pack, which the caller has not been told yet.
+    at_end: [bool; 2],
+}
+
+/// Split of the data from which packs are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum From {
+    /// The training data.
+    Training,
+    /// The validation data.
+    Validation,
+}
+
+/// Where a micro-batch ends at the latest.
+#[derive(Clone, Copy)]
+pub(super) struct Limit {
     /// Number of packs.
     pub packs: u64,
-    /// Whether the epoch ended behind the last pack, which the caller has not been told yet.
-    pub at_end: bool,
+    /// Number of targets from which no further pack is added.
+    pub targets: u64,
 }
 
 impl JoinedBatch {
-    /// An empty micro-batch with memory for `bounds` and for targets of `tasks` tasks.
-    pub fn new(bounds: Bounds, tasks: usize, most: u64) -> Self {
+    /// An empty micro-batch with memory for `bounds` and for the tasks or embeddings of `feed`.
+    pub fn new(bounds: Bounds, feed: &Feed) -> Self {
         let (tokens, sequences) = (bounds.tokens as usize, bounds.sequences as usize);
+        let is_rows = !feed.widths().is_empty();
+        let of_tokens = if is_rows { 0 } else { 1 };
         Self {
-            ids: Vec::with_capacity(tokens),
-            spans: Vec::with_capacity(sequences),
+            packs: Vec::with_capacity(bounds.packs as usize),
+            ids: Vec::with_capacity(of_tokens * tokens),
+            spans: Vec::with_capacity(of_tokens * sequences),
+            parts: feed.widths().iter().map(|width| Vec::with_capacity(tokens * width)).collect(),
             // A clone of an empty vector has no capacity.
-            targets: (0..tasks).map(|_| Vec::with_capacity(tokens)).collect(),
-            most,
-            packs: 0,
-            at_end: false,
+            targets: (0..feed.tasks()).map(|_| Vec::with_capacity(tokens)).collect(),
+            most: bounds.packs,
+            at_end: [false; 2],
         }
     }
 
     /// Bytes of host memory that [`JoinedBatch::new`] allocates.
-    pub fn host_bytes(bounds: Bounds, tasks: usize) -> u64 {
-        4 * bounds.tokens * (1 + tasks as u64) + 8 * bounds.sequences
+    pub fn host_bytes(bounds: Bounds, feed: &Feed) -> u64 {
+        let Bounds { tokens, sequences, packs, .. } = bounds;
+        let all_packs = packs * size_of::<[i32; packs::WORDS]>() as u64;
+        let targets = 4 * tokens * feed.tasks() as u64;
+        let width: u64 = feed.widths().iter().map(|&width| width as u64).sum();
+        let content = if width == 0 { 4 * tokens + 8 * sequences } else { 4 * tokens * width };
+        all_packs + targets + content
     }
 
-    /// Removes all packs.
-    pub fn clear(&mut self) {
+    /// Replaces the packs by the next ones of `feed`, up to its number of packs and to `limit`, or to the end of the data.
+    /// Returns their size; `None` if the data has ended before, which is an epoch of training.
+    pub fn fill(&mut self, feed: &mut Feed, from: From, limit: Limit) -> Result<Option<Taken>, TrainError> {
+        self.clear();
+        if std::mem::take(&mut self.at_end[from as usize]) {
+            return Ok(None);
+        }
+        let mut all = Taken { tokens: 0, targets: 0, packs: 0 };
+        while all.packs < self.most.min(limit.packs) && all.targets < limit.targets {
+            let next = match from {
+                From::Training => feed.take()?,
+                From::Validation => feed.take_validation()?,
+            };
+            let Some(pack) = next else {
+                // The end is reported by the next call.
+                self.at_end[from as usize] = all.packs > 0;
+                break;
+            };
+            self.add(feed, pack)?;
+            all = Taken {
+                tokens: all.tokens + pack.tokens,
+                targets: all.targets + pack.targets,
+                packs: all.packs + 1,
+            };
+        }
+        Ok((all.packs > 0).then_some(all))
+    }
+
+    /// The data of a split was moved to another position.
+    pub fn moved(&mut self, from: From) {
+        self.at_end[from as usize] = false;
+    }
+
+    fn clear(&mut self) {
+        self.packs.clear();
         self.ids.clear();
         self.spans.clear();
+        self.parts.iter_mut().for_each(Vec::clear);
         self.targets.iter_mut().for_each(Vec::clear);
-        self.packs = 0;
     }
 
-    /// Adds a pack behind the others.
-    pub fn add(&mut self, pack: Batch<'_>) -> Result<(), TrainError> {
-        let Batch::Tokens { ids, spans, targets } = pack else {
-            return Err(RuntimeError::bug("packs of rows cannot be joined").into());
+    /// Adds the pack that was taken last from `feed` behind the others.
+    fn add(&mut self, feed: &Feed, taken: Taken) -> Result<(), TrainError> {
+        let (first_token, first_sequence) = match self.parts.is_empty() {
+            true => (self.ids.len(), self.spans.len()),
+            false => (self.targets[0].len(), self.targets[0].len()),
         };
+        let number = match feed {
+            Feed::Tokens(feed) => {
+                self.add_tokens(&feed.pack.ids, &feed.pack.spans, std::slice::from_ref(&feed.pack.targets))?;
+                feed.pack.number
+            }
+            Feed::Crops(feed) => {
+                self.add_tokens(&feed.pack.ids, &feed.pack.spans, &feed.pack.targets)?;
+                feed.pack.number
+            }
+            Feed::Rows(feed) => {
+                self.parts.iter_mut().zip(&feed.pack.parts).for_each(|(all, one)| all.extend_from_slice(one));
+                self.targets[0].extend_from_slice(&feed.pack.targets);
+                feed.pack.number
+            }
+        };
+        let (tokens, sequences) = match self.parts.is_empty() {
+            true => (self.ids.len(), self.spans.len()),
+            false => (self.targets[0].len(), self.targets[0].len()),
+        };
+        let mut row = [0; packs::WORDS];
+        row[packs::TOKENS] = first_token as i32;
+        row[packs::TOKENS + 1] = tokens as i32;
+        row[packs::SEQUENCES] = first_sequence as i32;
+        row[packs::SEQUENCES + 1] = sequences as i32;
+        row[packs::TARGETS] = taken.targets as i32;
+        // Modulo 2^32, as the random numbers of dropout count packs.
+        row[packs::NUMBER] = number as u32 as i32;
+        self.packs.push(row);
+        Ok(())
+    }
+
+    fn add_tokens(&mut self, ids: &[i32], spans: &[[i32; 2]], targets: &[Vec<i32>]) -> Result<(), TrainError> {
         if targets.len() != self.targets.len() {
             return Err(RuntimeError::bug("a pack has the targets of other tasks").into());
         }
@@ -59,37 +156,20 @@ impl JoinedBatch {
         self.ids.extend_from_slice(ids);
         self.spans.extend(spans.iter().map(|[start, end]| [start + first, end + first]));
         self.targets.iter_mut().zip(targets).for_each(|(all, one)| all.extend_from_slice(one));
-        self.packs += 1;
         Ok(())
     }
 
     /// The packs as one batch.
     pub fn batch(&self) -> Batch<'_> {
-        Batch::Tokens { ids: &self.ids, spans: &self.spans, targets: &self.targets }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_follow_their_tokens() {
-        let bounds = Bounds { tokens: 8, sequences: 4, longest: 4 };
-        let mut joined = JoinedBatch::new(bounds, 1, 2);
-        for _ in 0..2 {
-            joined.clear();
-            let targets = [vec![2, 3, -1]];
-            let first = Batch::Tokens { ids: &[1, 2, 3], spans: &[[0, 2], [2, 3]], targets: &targets };
-            joined.add(first).expect("tokens");
-            let targets = [vec![5, -1]];
-            let second = Batch::Tokens { ids: &[4, 5], spans: &[[0, 2]], targets: &targets };
-            joined.add(second).expect("tokens");
-            let Batch::Tokens { ids, spans, targets } = joined.batch() else { panic!("tokens") };
-            assert_eq!((ids, spans), (&[1, 2, 3, 4, 5][..], &[[0, 2], [2, 3], [3, 5]][..]));
-            assert_eq!((targets, joined.packs), (&[vec![2, 3, -1, 5, -1]][..], 2));
+        let packs = &self.packs;
+        match self.parts.is_empty() {
+            true => Batch::Tokens { packs, ids: &self.ids, spans: &self.spans, targets: &self.targets },
+            false => Batch::Rows { packs, parts: &self.parts, targets: &self.targets[0] },
         }
-        joined.add(Batch::Rows { parts: &[], targets: &[] }).expect_err("rows");
-        joined.add(Batch::Tokens { ids: &[], spans: &[], targets: &[] }).expect_err("no task");
+    }
+
+    /// The targets of each task.
+    pub fn targets(&self) -> &[Vec<i32>] {
+        &self.targets
     }
 }

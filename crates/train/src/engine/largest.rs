@@ -52,7 +52,7 @@ pub struct Largest {
 pub struct RunMemory {
     budget: Budget,
     data: Vec<HostMemory>,
-    /// The data, if it is on this machine: the memory that it takes depends on the size of micro-steps.
+    /// The data, if it is on this machine.
     feed: Option<Feed>,
 }
 
@@ -91,7 +91,7 @@ impl RunMemory {
         subject(config, observer)?;
         if is_here(config) {
             let config = &feed::named(config)?;
-            let bounds = super::of_data(program::largest(config));
+            let bounds = super::of_data(program::pack_bounds(config));
             all.feed = Some(Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
         }
         all.fit(config)?;
@@ -102,7 +102,10 @@ impl RunMemory {
     /// Counts the data for the micro-steps of a configuration.
     fn fit(&mut self, config: &TrainConfig) -> Result<(), TrainError> {
         let Some(feed) = &mut self.feed else { return Ok(()) };
-        feed.bound(super::of_data(program::largest(config)))?;
+        // A micro-step of a head is a pack, so its data are read in other packs.
+        if config.model.kind == ModelKind::Head {
+            *feed = Feed::open(&feed::named(config)?, super::of_data(program::pack_bounds(config)), None)?;
+        }
         self.data = super::held_by_data(config, feed, config.run.evaluate_every.is_some());
         Ok(())
     }
@@ -162,9 +165,6 @@ fn is_here(config: &TrainConfig) -> bool {
 
 /// Name of the target of this machine's CPU.
 const THIS_CPU: &str = "cpu";
-
-/// Tokens of a micro-batch are searched in multiples of this number; rows of a head are searched one by one.
-const TOKENS: u64 = 64;
 
 /// The width of an attention head is a multiple of this number, so that tiled GEMM kernels have no remainder columns.
 const HEAD_WIDTH: u64 = 8;
@@ -250,8 +250,15 @@ impl Largest {
     pub fn settings(&self) -> Vec<String> {
         let (model, batch) = (&self.config.model, &self.config.batch);
         match self.size {
+            Size::Tokens if model.kind == ModelKind::Head => {
+                vec![format!("batch.pack_tokens={}", self.value), format!("batch.tokens={}", batch.tokens)]
+            }
             Size::Tokens => {
-                vec![format!("batch.micro_tokens={}", self.value), format!("batch.tokens={}", batch.tokens)]
+                vec![
+                    format!("batch.pack_tokens={}", self.config.pack_tokens()),
+                    format!("batch.micro_tokens={}", self.value),
+                    format!("batch.tokens={}", batch.tokens),
+                ]
             }
             Size::Layers => vec![format!("model.layers={}", self.value)],
             Size::Hidden => {
@@ -277,8 +284,9 @@ impl Size {
     /// The step of the search: candidates are multiples of it.
     fn step(self, config: &TrainConfig) -> u64 {
         match self {
+            // A micro-step of a head is a pack.
             Self::Tokens if config.model.kind == ModelKind::Head => 1,
-            Self::Tokens => TOKENS,
+            Self::Tokens => config.pack_tokens(),
             Self::Layers => 1,
             Self::Hidden => config.model.heads.saturating_mul(HEAD_WIDTH),
         }
@@ -296,8 +304,7 @@ impl Size {
             Self::Layers | Self::Hidden => Ok(1),
             Self::Tokens => {
                 let whole = config.batch.tokens.div_ceil(step);
-                let head = config.model.kind == ModelKind::Head;
-                let least = if head { 2 } else { config.longest_sequence().div_ceil(step) };
+                let least = if config.model.kind == ModelKind::Head { 2 } else { 1 };
                 Ok(if whole > least && !fits(whole)? { least } else { whole.max(least) })
             }
         }
@@ -308,7 +315,13 @@ impl Size {
         let mut grown = config.clone();
         match self {
             Self::Tokens => {
-                grown.batch.micro_tokens = Auto(Some(n));
+                if config.model.kind == ModelKind::Head {
+                    grown.batch.pack_tokens = Auto(Some(n));
+                } else {
+                    // The packs stay the same when the tokens of a step grow.
+                    grown.batch.pack_tokens = Auto(Some(config.pack_tokens()));
+                    grown.batch.micro_tokens = Auto(Some(n));
+                }
                 // Rounded up so that a step is a whole number of micro-batches.
                 grown.batch.tokens =
                     config.batch.tokens.checked_next_multiple_of(n).unwrap_or(config.batch.tokens);

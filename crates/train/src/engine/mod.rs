@@ -23,9 +23,8 @@ use super::trainable::{
 };
 use crate::config::{Auto, PROCESS};
 use crate::error::{Phase, TrainError};
-use joined::JoinedBatch;
+use joined::{From, JoinedBatch, Limit};
 use plimsoll_data::train::HostMemory;
-use plimsoll_data::train::crops::CropBatch;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::{Bounds, Bytes, Param};
@@ -38,7 +37,7 @@ use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, holders, parse_budget};
 use plimsoll_runtime::process::Process;
-use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, StepResult, TrainSession};
+use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
@@ -69,22 +68,15 @@ pub fn open(
     let unnamed = config.model.class_names.is_empty();
     let config = &feed::named(config)?;
     let evaluates = config.run.evaluate_every.is_some();
-    let prepared = Prepared::open(config, device, program::largest(config), evaluates, observer)?;
+    let prepared = Prepared::open(config, device, evaluates, observer)?;
     let Started { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
     let beside = prepared.budget.bytes.saturating_sub(prepared.for_plans());
     let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
     let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
     let dynamic = config.memory.dynamic.as_ref();
-    let bounds = match dynamic {
-        Some(_) => program::largest(config),
-        None => program::bounds(config, candidate.tokens),
-    };
-    let joined = dynamic.map(|_| {
-        let largest = program::bounds(config, candidate.tokens);
-        JoinedBatch::new(largest, feed.tasks(), largest.tokens / bounds.tokens)
-    });
-    feed.bound(of_data(bounds))?;
-    let counted = count_steps(config, &mut feed, bounds.tokens, observer)?;
+    let pack = program::pack_bounds(config);
+    let joined = JoinedBatch::new(program::bounds(config, candidate.tokens), &feed);
+    let counted = count_steps(config, &mut feed, observer)?;
     if dynamic.is_some() && session.micro_steps().len() == 1 {
         let text = format!(
             "memory.dynamic: only micro-steps of {} tokens fit the budget, so their size cannot change",
@@ -100,16 +92,19 @@ pub fn open(
     // The name of a machine begins with the device, such as `cuda:0`.
     let name = settings.machine().name();
     let device = if on_host { "cpu" } else { name.split(' ').next().unwrap_or_default() };
+    // A micro-step of a head is a pack.
+    let is_head = config.model.kind == ModelKind::Head;
     let choices = [
+        asked(config.batch.pack_tokens.0.is_none(), "batch.pack_tokens", json!(pack.tokens)),
         asked(
-            dynamic.is_none() && config.batch.micro_tokens.0.is_none(),
+            dynamic.is_none() && config.batch.micro_tokens.0.is_none() && !is_head,
             "batch.micro_tokens",
             json!(candidate.tokens),
         ),
         asked(
             dynamic.is_some_and(|d| d.min_batch.0.is_none()),
             "memory.dynamic.min_batch",
-            json!(bounds.tokens),
+            json!(config.dynamic_sizes().last()),
         ),
         asked(
             dynamic.is_some_and(|d| d.max_batch.0.is_none()),
@@ -117,18 +112,19 @@ pub fn open(
             json!(candidate.tokens),
         ),
         // Each row of a head is a sequence of its own, so the key has no effect on it.
-        asked(
-            config.batch.sequences.0.is_none() && config.model.kind != ModelKind::Head,
-            "batch.sequences",
-            json!(bounds.sequences),
-        ),
+        asked(config.batch.sequences.0.is_none() && !is_head, "batch.sequences", json!(pack.sequences)),
         counted.map(|steps| ("schedule.steps".to_owned(), json!(steps))),
         asked(
             unnamed && !config.model.class_names.is_empty(),
             "model.class_names",
             json!(config.model.class_names),
         ),
-        asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
+        // Micro-steps of several sizes have a number of rows each.
+        asked(
+            dynamic.is_none() && config.memory.loss_chunk.0.is_none(),
+            "memory.loss_chunk",
+            json!(candidate.chunk),
+        ),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
         asked(config.run.device == "auto", "run.device", json!(device)),
         asked(config.run.threads.0.is_none() && on_host, "run.threads", json!(settings.threads)),
@@ -151,10 +147,9 @@ pub fn open(
         budget: budget_bytes,
         held,
         kind,
-        bounds,
+        pack,
         taken: None,
         teachers: subject.teachers()?,
-        micro_steps: 0,
         targets: VecDeque::new(),
         hyper: vec![],
         expert_rows: vec![0; session.expert_layers().iter().map(|layer| layer.experts).sum()],
@@ -167,15 +162,13 @@ pub fn open(
 }
 
 /// Counts the steps of the epochs of a run, if its learning rates depend on their number: packs all of the data as the run will
-/// do. `tokens` are those of a pack.
+/// do.
 fn count_steps(
     config: &TrainConfig,
     feed: &mut Feed,
-    tokens: u64,
     observer: &mut dyn Observer,
 ) -> Result<Option<u64>, TrainError> {
     let Some(epochs) = config.epochs_to_count() else { return Ok(None) };
-    let packs_of_step = (config.batch.tokens / tokens).max(1);
     // Other limits of the run may come first.
     let most = config.horizon().unwrap_or(u64::MAX);
     let mut steps = 0;
@@ -188,7 +181,7 @@ fn count_steps(
             let signal = observer.stop();
             signal.map_or(Ok(()), |signal| Err(RuntimeError::Interrupted { signal, kept }.into()))
         })?;
-        steps += epoch.packs.div_ceil(packs_of_step);
+        steps += epoch.packs.div_ceil(config.packs_of_step());
     }
     feed.restart();
     let steps = steps.min(most);
@@ -214,10 +207,10 @@ fn start(
 ) -> Result<Started, TrainError> {
     let Prepared { settings, target, budget, subject, .. } = prepared;
     let (mut smaller, mut config) = (vec![], config.clone());
-    // The packs of the data stay the same if fewer sizes are planned.
-    let unit = config.dynamic_sizes().last().copied();
+    // The smallest size stays the same if fewer sizes are planned.
+    let least = config.dynamic_sizes().last().copied();
     if let Some(dynamic) = &mut config.memory.dynamic {
-        dynamic.min_batch = Auto(unit);
+        dynamic.min_batch = Auto(least);
     }
     if let Some(text) = settings.first_use() {
         observer.say(Level::Info, &text);
@@ -254,10 +247,8 @@ fn start(
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
 fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostMemory> {
     let mut held = feed.host_bytes(evaluates);
-    if let Some(&tokens) = config.dynamic_sizes().first() {
-        let bytes = JoinedBatch::host_bytes(program::bounds(config, tokens), feed.tasks());
-        held.push(HostMemory { what: "joined packs", bytes });
-    }
+    let bytes = JoinedBatch::host_bytes(program::largest(config), feed);
+    held.push(HostMemory { what: "joined packs", bytes });
     held
 }
 
@@ -274,12 +265,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Opens the model and the data, of which batches have at most the bounds `largest`; `evaluates` tells whether
-    /// training and validation data are read at the same time.
+    /// Opens the model and the data; `evaluates` tells whether training and validation data are read at the same time.
     fn open(
         config: &TrainConfig,
         device: Device,
-        largest: Bounds,
         evaluates: bool,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
@@ -289,7 +278,8 @@ impl Prepared {
         let free = if on_host { available().free } else { settings.free()? };
         let bytes = parse_budget(&config.memory.budget, free)?;
         let subject = subject(config, observer)?;
-        let feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
+        let pack = of_data(program::pack_bounds(config));
+        let feed = Feed::open(config, pack, tokenizer(config, observer)?.as_deref())?;
         feed.notes().iter().for_each(|note| observer.say(Level::Warning, note));
         let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
@@ -337,7 +327,7 @@ const CHECKPOINT: u64 = 4 << 20;
 
 /// Converts bounds of a graph to bounds of the data pipeline.
 fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
-    let Bounds { tokens, sequences, longest } = bounds;
+    let Bounds { tokens, sequences, longest, .. } = bounds;
     plimsoll_data::train::Bounds {
         tokens: tokens as usize,
         sequences: sequences as usize,
@@ -380,23 +370,16 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
     crate::tokenizer::own(config, from, path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Reads the number of micro-steps from a checkpoint's position; it seeds dropout, so a resumed run must continue the
-/// count.
-fn micro_steps(position: &Value) -> Result<u64, TrainError> {
-    let found = &position["micro_steps"];
-    found.as_u64().ok_or_else(|| TrainError::MicroSteps { found: found.clone() })
-}
-
 /// A model in training on a device, with its plans and its data.
 struct Engine {
     session: TrainSession,
     feed: Feed,
-    /// The micro-batch of `memory.dynamic`; without it, a micro-batch is a pack of the feed.
-    joined: Option<JoinedBatch>,
+    /// The micro-batch.
+    joined: JoinedBatch,
     subject: TrainedModel,
     store: Store,
     /// Bounds of a pack of the data.
-    bounds: Bounds,
+    pack: Bounds,
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
@@ -421,8 +404,6 @@ struct Engine {
     taken: Option<Taken>,
     /// Digests of the files of each teacher, by name. A resumed run must have the same teachers.
     teachers: Vec<BTreeMap<String, String>>,
-    /// Number of micro-steps of the run so far, part of the dropout seed: every micro-step must draw a different mask.
-    micro_steps: u64,
     /// Numbers of targets of the micro-steps whose results were not read yet, the oldest first.
     targets: VecDeque<u64>,
     /// Hyperparameters of the optimizer for the step that is beginning.
@@ -431,36 +412,10 @@ struct Engine {
     expert_rows: Vec<u64>,
 }
 
-/// Borrows the micro-batch taken last.
-fn micro_batch<'a>(feed: &'a Feed, joined: &'a Option<JoinedBatch>) -> Batch<'a> {
-    joined.as_ref().map_or_else(|| batch(feed), JoinedBatch::batch)
-}
-
-/// Borrows the pack most recently taken from the feed.
-fn batch(feed: &Feed) -> Batch<'_> {
-    match feed {
-        Feed::Tokens(feed) => {
-            let batch = &feed.batch;
-            Batch::Tokens {
-                ids: &batch.ids,
-                spans: &batch.spans,
-                targets: std::slice::from_ref(&batch.targets),
-            }
-        }
-        Feed::Rows(feed) => Batch::Rows { parts: &feed.batch.parts, targets: &feed.batch.targets },
-        Feed::Crops(feed) => {
-            let CropBatch { ids, spans, targets, .. } = &feed.batch;
-            Batch::Tokens { ids, spans, targets }
-        }
-    }
-}
-
 impl Trainable for Engine {
     fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError> {
-        self.taken = match &mut self.joined {
-            None => self.feed.take()?,
-            Some(joined) => join(joined, &mut self.feed, most)?,
-        };
+        let limit = Limit { packs: most, targets: u64::MAX };
+        self.taken = self.joined.fill(&mut self.feed, From::Training, limit)?;
         Ok(self.taken)
     }
 
@@ -469,16 +424,16 @@ impl Trainable for Engine {
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
-        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let (targets, seed) = (self.targets_taken(), self.seed());
         let step = MicroStep { keep, loss_scale, targets, hyper: &self.hyper, seed };
-        self.session.submit_micro_step(micro_batch(&self.feed, &self.joined), step)?;
+        self.session.submit_micro_step(self.joined.batch(), step)?;
         self.targets.push_back(targets);
         Ok(())
     }
 
     fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
         let (plan, target) = (self.session.micro_plan(), self.program().target());
-        let counts = micro_batch(&self.feed, &self.joined).counts();
+        let counts = self.joined.batch().counts();
         let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
@@ -499,20 +454,20 @@ impl Trainable for Engine {
         };
         let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
         let mut times = vec![Duration::ZERO; found.len()];
-        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let (targets, seed) = (self.targets_taken(), self.seed());
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
-        self.session.timed_micro_step(micro_batch(&self.feed, &self.joined), step, &mut times)?;
+        self.session.timed_micro_step(self.joined.batch(), step, &mut times)?;
         found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
         Ok(found)
     }
 
     fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
-        let counts = micro_batch(&self.feed, &self.joined).counts();
+        let counts = self.joined.batch().counts();
         let mut times = vec![Duration::ZERO; self.session.micro_plan().schedule.instrs.len()];
-        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let (targets, seed) = (self.targets_taken(), self.seed());
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
         let session = &mut self.session;
-        let taken = micro_batch(&self.feed, &self.joined);
+        let taken = self.joined.batch();
         let start = Instant::now();
         let (done, samples) =
             sampled(self.machines[0].as_ref(), || session.timed_micro_step(taken, step, &mut times));
@@ -545,7 +500,8 @@ impl Trainable for Engine {
             self.expert_rows.iter_mut().zip(rows).for_each(|(sum, &rows)| *sum += u64::from(rows));
             let targets = self.targets.pop_front().ok_or_else(results_out_of_order)?;
             let Losses { cross_entropy, z, distillation, balance, router_z, dropped, .. } = losses;
-            let [z, distillation] = [z, distillation].map(|sum| sum.map(|sum| sum / f64::from(targets as f32)));
+            let [z, distillation, balance, router_z] =
+                [z, distillation, balance, router_z].map(|sum| sum.map(|sum| sum / f64::from(targets as f32)));
             let auxiliary = Auxiliary { z, distillation, balance, router_z };
             moved = losses.moved;
             found(MicroStepResult { targets, loss: cross_entropy, auxiliary, dropped });
@@ -567,10 +523,11 @@ impl Trainable for Engine {
         ExpertRows { layers: self.session.expert_layers(), rows: &self.expert_rows }
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
-        let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
-        let loss = self.session.evaluate(batch(&self.feed))?;
-        Ok(Some(Evaluated { loss, targets }))
+    fn evaluate(&mut self, most: u64) -> Result<Option<Evaluated>, TrainError> {
+        let limit = Limit { packs: self.session.evaluation_bounds().packs, targets: most };
+        let Some(taken) = self.joined.fill(&mut self.feed, From::Validation, limit)? else { return Ok(None) };
+        let loss = self.session.evaluate(self.joined.batch())?;
+        Ok(Some(Evaluated { loss, targets: taken.targets }))
     }
 
     fn sizes(&self) -> Vec<MicroStepSize> {
@@ -583,9 +540,7 @@ impl Trainable for Engine {
         // The sizes of the session are in descending order.
         let from_largest = sizes.len().saturating_sub(size + 1);
         self.session.set_micro_step(from_largest)?;
-        if let Some(joined) = &mut self.joined {
-            joined.most = sizes[from_largest].0 / self.bounds.tokens;
-        }
+        self.joined.most = sizes[from_largest].0 / self.pack.tokens;
         Ok(())
     }
 
@@ -609,11 +564,12 @@ impl Trainable for Engine {
     }
 
     fn rewind(&mut self) -> Result<(), TrainError> {
+        self.joined.moved(From::Validation);
         self.feed.rewind()
     }
 
     fn position(&self) -> Result<Value, TrainError> {
-        let mut position = json!({"data": self.feed.position()?, "micro_steps": self.micro_steps});
+        let mut position = json!({"data": self.feed.position()?});
         if !self.teachers.is_empty() {
             position["teachers"] = json!(self.teachers);
         }
@@ -624,10 +580,7 @@ impl Trainable for Engine {
         if !self.teachers.is_empty() && position["teachers"] != json!(self.teachers) {
             return Err(TrainError::OtherTeachers);
         }
-        self.micro_steps = micro_steps(position)?;
-        if let Some(joined) = &mut self.joined {
-            joined.at_end = false;
-        }
+        self.joined.moved(From::Training);
         self.feed.seek(&position["data"])
     }
 
@@ -661,7 +614,7 @@ impl Trainable for Engine {
         let held = self.held.iter();
         plan["host"] =
             held.map(|h| (h.what.to_owned(), json!(h.bytes))).collect::<serde_json::Map<_, _>>().into();
-        plan["sequences"] = json!(self.bounds.sequences);
+        plan["pack"] = json!({"tokens": self.pack.tokens, "sequences": self.pack.sequences});
         Ok(plan)
     }
 
@@ -732,28 +685,6 @@ impl Trainable for Engine {
     }
 }
 
-/// Takes packs of the data until the micro-batch has its number of packs or `most`, or the epoch ends. `None` if the epoch
-/// has ended before.
-fn join(joined: &mut JoinedBatch, feed: &mut Feed, most: u64) -> Result<Option<Taken>, TrainError> {
-    joined.clear();
-    if std::mem::take(&mut joined.at_end) {
-        return Ok(None);
-    }
-    let mut all: Option<Taken> = None;
-    while joined.packs < joined.most.min(most) {
-        let Some(pack) = feed.take()? else {
-            // The end is reported by the next call, as it is for packs that are micro-batches.
-            joined.at_end = all.is_some();
-            break;
-        };
-        joined.add(batch(feed))?;
-        let before = all.unwrap_or(Taken { tokens: 0, targets: 0, packs: 0 });
-        let (tokens, targets) = (before.tokens + pack.tokens, before.targets + pack.targets);
-        all = Some(Taken { tokens, targets, packs: joined.packs });
-    }
-    Ok(all)
-}
-
 /// Number of the largest tensors that an error names.
 const LARGEST: usize = 4;
 
@@ -768,30 +699,12 @@ impl Engine {
         self.taken.map_or(0, |taken| taken.targets)
     }
 
-    /// Counter of dropout's random generator for the next micro-step.
-    fn next_seed(&mut self) -> [i32; 2] {
-        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-        let seed = [word, self.micro_steps as i32];
-        // Counted in packs, so that the count does not depend on the sizes of micro-steps.
-        self.micro_steps += self.taken.map_or(1, |taken| taken.packs);
-        seed
+    /// Key of dropout's random generator.
+    fn seed(&self) -> [i32; 2] {
+        [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32]
     }
 
     fn program(&self) -> &Program {
         self.session.program()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn micro_steps_that_cannot_be_read_are_refused() {
-        assert_eq!(micro_steps(&json!({"micro_steps": 7})).expect("a number"), 7);
-        for position in [json!({}), json!({"micro_steps": -1}), json!({"micro_steps": "7"}), json!(null)] {
-            let error = micro_steps(&position).expect_err("refused").to_string();
-            assert!(error.contains("position.micro_steps"), "{error}");
-        }
     }
 }

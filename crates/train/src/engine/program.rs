@@ -4,23 +4,26 @@
 use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
-use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, sizes_of_step};
+use crate::config::{ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
-use plimsoll_graph::{Bounds, Bytes, Graph, Param};
+use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
-    Candidate, Fuse, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice, Remedy, Target,
-    Training, TrainingChoice, TrainingSearch,
+    Candidate, Fuse, Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice, Remedy,
+    Target, Training, TrainingChoice, TrainingSearch,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
 
-/// Default of `batch.sequences`: one sequence for every this many tokens of a micro-batch.
+/// Default of `batch.sequences`: one sequence for every this many tokens of a pack.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
-/// Candidates for `memory.loss_chunk`, the number of rows of logits materialised at a time.
+/// Values of `memory.loss_chunk`, the number of rows of logits materialised at a time, that are chosen.
 const CHUNKS: [u32; 3] = [64, 256, 1024];
+
+/// Maximum number of logits at a time on a CPU, whose caches hold them, unless the smallest chunk has more.
+const HOST_LOGITS: u64 = 2 << 20;
 
 /// Number of halvings of a batch of an evaluation.
 const SIZES: usize = 6;
@@ -44,7 +47,7 @@ pub(super) fn search(
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        with_search(config, &subject, budget, &stopped, |search| search.find(target, &build))
+        with_search(config, &subject, target, budget, &stopped, |search| search.find(target, &build))
     };
     let bill = with_remedies(*refused, config, &other);
     match stopped() {
@@ -66,7 +69,7 @@ pub(super) fn search_alone(
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        with_search(config, subject, budget, &stopped, |search| search.run(target, &build))
+        with_search(config, subject, target, budget, &stopped, |search| search.run(target, &build))
     };
     match plan() {
         Ok(found) => Ok(found),
@@ -90,7 +93,9 @@ pub(super) fn remedies(
     let plan = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        with_search(config, &subject, budget, &stopped, |search| search.find(program.target(), &build))
+        with_search(config, &subject, program.target(), budget, &stopped, |search| {
+            search.find(program.target(), &build)
+        })
     };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
@@ -112,7 +117,7 @@ pub(super) fn fits(
 ) -> Result<bool, TrainError> {
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    match with_search(config, subject, budget, stopped, |search| search.fits(target, &build)) {
+    match with_search(config, subject, target, budget, stopped, |search| search.fits(target, &build)) {
         Err(PlanError::Stopped) => Err(interrupted(observer).into()),
         found => Ok(found?),
     }
@@ -128,6 +133,7 @@ fn interrupted(observer: &dyn Observer) -> RuntimeError {
 fn with_search<T>(
     config: &TrainConfig,
     subject: &TrainedModel,
+    target: &Target,
     budget: Bytes,
     stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
@@ -135,17 +141,14 @@ fn with_search<T>(
     let group = |param: &Param| subject.group(config, param);
     let tokens = sizes(config);
     let optimizers = optimizers(config);
-    let largest = tokens.iter().copied().max().unwrap_or(1);
-    let chunks = match config.memory.loss_chunk.0 {
-        Some(rows) => vec![rows.min(u64::from(u32::MAX)) as u32],
-        None => CHUNKS.into_iter().filter(|&c| c == CHUNKS[0] || u64::from(c) <= largest).collect(),
-    };
+    let logits = Logits::of(config, subject, target)?;
+    let chunk = |tokens| logits.chunk(tokens);
     let search = TrainingSearch {
         training: training(config, &group, optimizers[0]),
         budget,
         step_tokens: config.batch.tokens,
         tokens,
-        chunks,
+        chunk: &chunk,
         optimizers,
         layers: subject.layers(),
         remat: remat(config),
@@ -153,6 +156,52 @@ fn with_search<T>(
         stopped,
     };
     ask(&search)
+}
+
+/// What decides how many rows of logits are computed at a time.
+struct Logits {
+    /// `memory.loss_chunk`, if it is given.
+    given: Option<u64>,
+    /// Largest number of classes of a loss.
+    classes: u64,
+    /// Elements that the inputs of all layers have for each token.
+    inputs: u64,
+    /// Maximum number of logits at a time.
+    most: u64,
+}
+
+impl Logits {
+    fn of(config: &TrainConfig, subject: &TrainedModel, target: &Target) -> Result<Self, PlanError> {
+        let pack = bounds(config, config.pack_tokens());
+        let (graph, _) = subject.graphs(pack, CHUNKS[0], subject.layers().min(1))?;
+        let losses = graph.nodes.iter().filter(|node| matches!(node.op, Op::LinearCrossEntropy(_)));
+        let sizes = losses.filter_map(|node| match graph.spec(node.inputs[1]).shape[..] {
+            [Dim::Fixed(classes), Dim::Fixed(width)] => Some([classes, width]),
+            _ => None,
+        });
+        let [classes, width] = sizes.max_by_key(|[classes, _]| *classes).unwrap_or([1, 1]);
+        let most = match target.kernels {
+            Kernels::Cuda(_) => u64::MAX,
+            Kernels::Reference | Kernels::Cpu(_) => HOST_LOGITS,
+        };
+        let inputs = width.saturating_mul(u64::from(subject.layers().max(1)));
+        Ok(Self { given: config.memory.loss_chunk.0, classes, inputs, most })
+    }
+
+    /// Rows of logits that a micro-step of `tokens` tokens computes at a time. The sums over rows are rounded by chunks, so the
+    /// number must not depend on the budget: it is the largest whose logits are no larger than the inputs of all layers,
+    /// which are in memory under every recomputation.
+    fn chunk(&self, tokens: u64) -> u32 {
+        if let Some(rows) = self.given {
+            return rows.min(u64::from(u32::MAX)) as u32;
+        }
+        let most = tokens.saturating_mul(self.inputs).min(self.most);
+        let fits = |rows: &u32| {
+            let rows = u64::from(*rows);
+            rows <= tokens && rows.saturating_mul(self.classes) <= most
+        };
+        CHUNKS.into_iter().rev().find(fits).unwrap_or(CHUNKS[0])
+    }
 }
 
 /// Training options of a configuration, for steps of one micro-batch without recomputation.
@@ -217,41 +266,39 @@ pub(super) fn updates_at_once(config: &TrainConfig, subject: &TrainedModel, exac
     exact.training(config, &|param| subject.group(config, param)).steps_at_once()
 }
 
-/// Bounds of a micro-batch of `tokens` tokens. With `memory.dynamic` it consists of packs of the smallest size.
+/// Bounds of a micro-batch of `tokens` tokens: of as many packs as it has room for.
 pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
-    let Some(&unit) = config.dynamic_sizes().last() else { return bounds_of_pack(config, tokens) };
-    let Bounds { sequences, longest, .. } = bounds_of_pack(config, unit);
-    Bounds { tokens, sequences: sequences.saturating_mul(tokens.div_ceil(unit)), longest }
+    let pack = pack_bounds(config);
+    let packs = (tokens / pack.tokens).max(1);
+    let sequences = pack.sequences.saturating_mul(packs).clamp(1, tokens.max(1));
+    Bounds { tokens, sequences, longest: pack.longest.min(tokens), packs }
 }
 
-/// Bounds of a pack of `tokens` tokens. For a head, a token is a row.
-fn bounds_of_pack(config: &TrainConfig, tokens: u64) -> Bounds {
-    if config.model.kind == crate::config::ModelKind::Head {
-        return Bounds { tokens, sequences: tokens, longest: 1 };
+/// Bounds of a pack. For a head, a token is a row.
+pub(super) fn pack_bounds(config: &TrainConfig) -> Bounds {
+    let tokens = config.pack_tokens();
+    if config.model.kind == ModelKind::Head {
+        return Bounds { tokens, sequences: tokens, longest: 1, packs: 1 };
     }
     let longest = config.longest_sequence();
-    if config.model.kind == crate::config::ModelKind::Caller {
+    if config.model.kind == ModelKind::Caller {
         // The shortest window that may be drawn.
         let shortest = config.window_lengths().min();
         let least = (codons::tokens_of(shortest.unwrap_or(0) as usize) as u64).max(FRAMES);
         let sequences = config.batch.sequences.0.unwrap_or(tokens / least).clamp(1, tokens);
         // The longest span of attention is a frame.
-        return Bounds { tokens, sequences, longest: (longest / FRAMES).min(tokens) };
+        return Bounds { tokens, sequences, longest: (longest / FRAMES).min(tokens), packs: 1 };
     }
     let sequences = config.batch.sequences.0.unwrap_or(tokens / TOKENS_PER_SEQUENCE).clamp(1, tokens);
-    Bounds { tokens, sequences, longest: longest.min(tokens) }
+    Bounds { tokens, sequences, longest: longest.min(tokens), packs: 1 }
 }
 
-/// Bounds of the largest pack of data that may be chosen: a micro-batch, or the smallest one of `memory.dynamic`.
+/// Bounds of the largest micro-batch that may be chosen.
 pub(super) fn largest(config: &TrainConfig) -> Bounds {
-    if let Some(&unit) = config.dynamic_sizes().last() {
-        return bounds(config, unit);
-    }
     bounds(config, sizes(config).into_iter().max().unwrap_or(1))
 }
 
-/// Candidate micro-batch sizes in tokens, in descending order: `batch.tokens` divided by powers of two, as long as the division
-/// is exact and the longest sequence still fits.
+/// Candidate micro-batch sizes in tokens, in descending order.
 fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(tokens) = config.batch.micro_tokens.0 {
         return vec![tokens];
@@ -259,22 +306,19 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(dynamic) = &config.memory.dynamic {
         return dynamic.max_batch.0.map_or_else(|| config.dynamic_sizes(), |max| vec![max]);
     }
-    match sizes_of_step(config).collect::<Vec<u64>>() {
+    match config.micro_sizes() {
         // Such a configuration is refused by its rules.
-        sizes if sizes.is_empty() => vec![config.batch.tokens],
+        sizes if sizes.is_empty() => vec![config.pack_tokens()],
         sizes => sizes,
     }
 }
 
-/// Sizes of a batch of an evaluation, in descending order: that of a micro-step, and its halves as long as the longest
-/// sequence fits.
+/// Sizes of a batch of an evaluation, in descending order: that of a micro-step, and half as many packs and so on.
 pub(super) fn smaller_sizes(config: &TrainConfig) -> Vec<u64> {
-    let head = config.model.kind == crate::config::ModelKind::Head;
-    let least = if head { 1 } else { config.longest_sequence() };
-    let first = sizes(config).first().copied().unwrap_or(1);
-    let halves =
-        std::iter::successors(Some(first), |n| Some(n / 2)).take_while(|&n| n >= least.min(first).max(1));
-    halves.take(SIZES).collect()
+    let pack = config.pack_tokens();
+    let most = sizes(config).first().map_or(1, |most| most / pack).max(1);
+    let halves = std::iter::successors(Some(most), |&packs| (packs > 1).then(|| packs.div_ceil(2)));
+    halves.take(SIZES).map(|packs| packs.saturating_mul(pack)).collect()
 }
 
 /// The number format of an evaluation.

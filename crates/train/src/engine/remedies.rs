@@ -110,6 +110,8 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));
     add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
     add(c.optimizer.ema.is_some(), "optimizer.ema", Value::Null);
+    let holds_more = c.batch.pack_tokens.0.is_some_and(|tokens| tokens > c.longest_sequence());
+    add(holds_more && c.model.kind != ModelKind::Head, "batch.pack_tokens", json!("auto"));
     let auto = Remat::Policy(RematPolicy::Auto);
     if c.memory.remat != auto {
         let mut remat = vec![("memory.remat".to_owned(), json!(auto))];

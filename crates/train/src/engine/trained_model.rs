@@ -532,7 +532,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Optio
 /// Rejects adapters for a model without its language-model head: adapters leave all other tensors unchanged, so the
 /// missing head would stay at random values that no user of the base model could reproduce.
 fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
-    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 };
     let graph = model.encoder.train_graph(bounds, TrainingTask::MaskedLm, &Training::default(), None);
     let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
     let lacks = |piece: &&ParamPiece| {
@@ -601,7 +601,7 @@ fn caller(
     let weights =
         Weights::open(place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?)?;
     // The encoder must be there as a whole. A head is taken if its task has the same classes, else initialised.
-    let bounds = Bounds { tokens: 6, sequences: 1, longest: 1 };
+    let bounds = Bounds { tokens: 6, sequences: 1, longest: 1, packs: 1 };
     let graph = caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default())?;
     for piece in graph.params.iter().flat_map(|param| &param.pieces) {
         if caller.derived(&piece.tensor).is_none() && piece.tensor != CALLER_LM_HEAD {

@@ -42,7 +42,7 @@ pub fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
         "model: {{kind: caller, hidden: 16, layers: 1, heads: 2, intermediate: 24}}\n\
          data:\n  train: [{0}/genomes.fa]\n  labels: {0}/records.tsv\n\
          \x20 crops: {{shortest: 60, longest: 90, validation_windows: 20, validation_lengths: [90]}}\n\
-         optimizer: {{kind: adamw, lr: 0.01}}\nbatch: {{tokens: 1440, micro_tokens: 720}}\n\
+         optimizer: {{kind: adamw, lr: 0.01}}\nbatch: {{tokens: 1440, pack_tokens: 720}}\n\
          run: {{steps: 12, evaluate_every: 6, threads: 1}}\nmemory: {{budget: 1GiB}}\n",
         folder.display()
     );
@@ -182,7 +182,7 @@ fn bad_requests_are_refused_by_name() {
         ("data.crops.validation_lengths=[4]", "data.crops.validation_lengths"),
         ("run.epochs=2", "run.epochs"),
         ("model.kind=moe_lm model.hidden=16", "data.crops"),
-        ("batch.micro_tokens=60", "data.crops.longest"),
+        ("batch.pack_tokens=60", "data.crops.longest"),
     ] {
         let error = config(&folder.0, flags).map(|_| ()).expect_err(flags).to_string();
         assert!(error.contains(named), "{flags}: {error}");
@@ -400,7 +400,7 @@ fn the_example_trains_a_teacher_and_its_student() {
     let tiny = |flags: &str| {
         let flags = flags.split_whitespace().map(str::to_owned);
         let crops = "data.crops.shortest=60 data.crops.longest=90 data.crops.validation_lengths=[90] \
-                     data.crops.validation_windows=8 batch.tokens=1440 batch.micro_tokens=720 run.steps=2 \
+                     data.crops.validation_windows=8 batch.tokens=1440 batch.pack_tokens=720 run.steps=2 \
                      run.evaluate_every=2 run.threads=1 run.device=cpu memory.budget=1GiB schedule.warmup=0";
         flags.chain(crops.split_whitespace().map(str::to_owned)).chain(files.clone()).collect::<Vec<_>>()
     };

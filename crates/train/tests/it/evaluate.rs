@@ -131,8 +131,9 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
 fn what_cannot_be_evaluated_is_refused() {
     let (_text, data) = corpus("evaluate-refused");
     let folder = Folder::new("evaluate-refused-run");
-    let run = train(&folder.0, TINY, &format!("{data} run.steps=1"));
+    let run = train(&folder.0, TINY, &format!("{data} run.steps=1 run.evaluate_every=1"));
     for (flags, code, named) in [
+        ("run.evaluate_every=2", 1, "an evaluation reads what the run held out"),
         ("memory.budget=1MiB", 4, "1 048 576 B"),
         ("run.nothing=1", 1, "run.nothing"),
         ("model.hidden=48", 1, "model.hidden"),

@@ -5,6 +5,7 @@ mod caller;
 mod dynamic;
 mod evaluate;
 mod interop;
+mod packs;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]
 mod rig;

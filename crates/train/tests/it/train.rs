@@ -184,7 +184,7 @@ impl Trainable for Toy {
         MemoryReport::default()
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
+    fn evaluate(&mut self, _: u64) -> Result<Option<Evaluated>, TrainError> {
         self.evaluated += 1;
         std::thread::sleep(self.slow_evaluation);
         let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
@@ -311,7 +311,7 @@ impl Observer for RecordingObserver {
 /// Number of tokens of an optimizer step, `batch.tokens`.
 const STEP: f32 = 24.0;
 
-const BASE: &str = "data: {train: [x], longest: 2}\nbatch: {tokens: 24, micro_tokens: 8}\n\
+const BASE: &str = "data: {train: [x], longest: 2}\nbatch: {tokens: 24, pack_tokens: 8, micro_tokens: 8}\n\
                     optimizer: {kind: sgd, lr: 0.01}\nschedule: {kind: constant, warmup: 5}\n";
 
 fn config(flags: &str) -> TrainConfig {
@@ -549,7 +549,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     for (flags, wanted) in [
         ("run.steps=4 run.seed=1", "`run.seed` was 0, is 1"),
         ("run.steps=4 optimizer.lr=0.5", "`optimizer.lr` was 0.01, is 0.5"),
-        ("run.steps=4 memory.loss_chunk=7", "`memory.loss_chunk` was \"auto\", is 7"),
+        ("run.steps=4 batch.pack_tokens=4", "`batch.pack_tokens` was 8, is 4"),
     ] {
         let error = train(&folder.0, flags).expect_err(wanted);
         assert_eq!(error.exit_code(), 3);
@@ -907,7 +907,7 @@ fn a_run_introduces_itself() {
     let said = ear.heard.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n");
     for wanted in [
         "trains a moe_lm from random weights, in f32, with sgd, for 2 steps",
-        "on x, 24 tokens a step in micro-steps of 8; computed by the CPU",
+        "on x, 24 tokens a step in packs of 8 and micro-steps of 8; computed by the CPU",
         " planned of a budget of ",
         "a checkpoint every 10min and at the end",
     ] {

@@ -36,23 +36,23 @@ use Changes::{Data, Loop, Place, Plan, Real, Sizes, Update};
 
 /// A head, with the defaults of the keys of [`BASE`] that it does not read.
 const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c model.layers=4 model.intermediate=1024 \
-     model.experts.count=8 data.longest=1024";
+     model.experts.count=8 data.longest=1024 batch.micro_tokens=auto";
 const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.experts.count=8 model.classes=2";
 /// An encoder that is trained as a masked language model.
 const MASKED: &str = "model.kind=esm2 model.experts.count=8";
 const CALLER: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
-     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.pack_tokens=48 batch.micro_tokens=48 data.labels=c \
      run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}]";
 const SHUFFLED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
-     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.pack_tokens=48 batch.micro_tokens=48 data.labels=c \
      run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}] data.crops.shuffled=0.5 \
      data.crops.shuffled_class=virus";
 const DISTILLED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
-     data.crops.shortest=10 batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     data.crops.shortest=10 batch.tokens=96 batch.pack_tokens=48 batch.micro_tokens=48 data.labels=c \
      model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}] distillation.teacher=[FIXTURES/goldens/caller]";
 /// A caller that is pre-trained.
 const PRETRAINED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
-     data.crops.shortest=10 batch.tokens=96 batch.micro_tokens=48 data.labels=c data.masking.unit=nucleotide";
+     data.crops.shortest=10 batch.tokens=96 batch.pack_tokens=48 batch.micro_tokens=48 data.labels=c data.masking.unit=nucleotide";
 const IDS: &str = "data.format=bin model.vocabulary=9";
 const SPARSE: &str = "model.attention.mask=block_sparse";
 const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
@@ -62,7 +62,7 @@ const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermed
 /// A protein model with DNA.
 const PROTEINS_OF_DNA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
      model.from=FIXTURES/goldens/esm2 data.format=fasta data.train=[FIXTURES/goldens/pipeline/reads.fa] data.allow_dna=true \
-     data.longest=24 batch.micro_tokens=24 run.steps=1";
+     data.longest=24 batch.pack_tokens=24 batch.micro_tokens=24 run.steps=1";
 /// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
 // The fixture has no tokenizer of its own.
 const LLAMA: &str =
@@ -74,15 +74,15 @@ const SCALED: &str = "schedule.scaling=sqrt schedule.reference_tokens=7";
 const ENDS: &str = "schedule.kind=cosine";
 const EVALUATES: &str = "run.evaluate_every=2";
 const FP16: &str = "precision.kind=fp16";
-const REAL: &str =
-    "data.train=[FIXTURES/../examples/corpus.txt] data.longest=24 batch.micro_tokens=24 run.steps=2";
+const REAL: &str = "data.train=[FIXTURES/../examples/corpus.txt] data.longest=24 batch.pack_tokens=24 batch.micro_tokens=24 run.steps=2";
 
 const DYNAMIC: &str = "data.train=[FIXTURES/../examples/corpus.txt] data.longest=8 batch.micro_tokens=auto \
-     batch.tokens=64 run.steps=12 loss.balance=0 memory.dynamic.min_batch=8 memory.dynamic.adjustment_frequency=1";
+     batch.tokens=64 run.steps=12 memory.dynamic.min_batch=8 memory.dynamic.adjustment_frequency=1";
 
 /// (key, settings of both configurations, value of the key in the second configuration, effect).
 const ROWS: &[(&str, &str, &str, Changes)] = &[
-    ("batch.micro_tokens", "", "12", Loop),
+    ("batch.micro_tokens", "", "16", Plan),
+    ("batch.pack_tokens", "", "4", Loop),
     ("batch.sequences", "", "3", Plan),
     ("batch.tokens", "", "48", Loop),
     ("data.allow_dna", PROTEINS_OF_DNA, "false", Real),
@@ -120,14 +120,14 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.separator", "data.document=separated data.separator=x", "y", Data),
     ("data.shuffle_buffer", "", "7", Data),
     ("data.shuffle_bytes", "", "7", Data),
-    ("data.split_seed", "", "7", Data),
+    ("data.split_seed", EVALUATES, "7", Data),
     ("data.strict", "", "true", Data),
     ("data.tensors", HEAD, "'*.mean'", Data),
     ("data.tokenizer", "", "tokenizer.json", Data),
     ("data.train", "", "[y.txt]", Data),
     ("data.truncate", LABELLED, "true", Data),
-    ("data.validation", "", "[y.txt]", Data),
-    ("data.validation_fraction", "", "0.5", Data),
+    ("data.validation", EVALUATES, "[y.txt]", Data),
+    ("data.validation_fraction", EVALUATES, "0.5", Data),
     ("data.workers", "", "3", Data),
     ("distillation.teacher", CALLER, "[FIXTURES/goldens/caller]", Plan),
     ("distillation.temperature", DISTILLED, "4", Plan),
@@ -232,7 +232,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
 ];
 
 const BASE: &str = "model: {hidden: 16, layers: 2, heads: 4, intermediate: 32, experts: {count: 4}}\n\
-                    data: {train: [x.txt], longest: 2}\nbatch: {tokens: 24, micro_tokens: 8}\nrun: {steps: 6}\n\
+                    data: {train: [x.txt], longest: 2}\nbatch: {tokens: 24, pack_tokens: 8, micro_tokens: 8}\nrun: {steps: 6}\n\
                     memory: {budget: 2GiB}\noptimizer: {kind: sgd, lr: 0.01}\nschedule: {kind: constant}\n";
 
 fn config(flags: &[String]) -> TrainConfig {

@@ -66,15 +66,19 @@ fn flags(draw: &mut Draw) -> String {
     let precision = if kind == "head" { "f32" } else { draw.of(&["f32", "f32", "bf16", "fp16"]) };
     let remat = draw.of(&["none", "full", "selective", "auto", "every_n memory.remat_every=2"]);
     let decay = draw.of(&["matrices", "all"]);
-    let micro = if kind == "head" { draw.number(2, 9) } else { draw.number(64, 160) };
+    let is_head = kind == "head";
+    let pack = if is_head { draw.number(2, 9) } else { draw.number(64, 100) };
+    // A micro-step of a head is a pack.
+    let micro = if is_head { pack } else { pack * draw.number(1, 2) };
     let tokens = micro * draw.number(1, 3);
-    let micro = if draw.of(&["given", "auto"]) == "given" { micro.to_string() } else { "auto".to_owned() };
+    let is_given = draw.of(&["given", "auto"]) == "given" && !is_head;
+    let micro = if is_given { micro.to_string() } else { "auto".to_owned() };
     let (chunk, threads) = (draw.of(&["auto", "7", "64"]), draw.number(1, 3));
     let ema = draw.of(&["null", "0.99"]);
     format!(
         "model.kind={kind} {model} optimizer.kind={optimizer} optimizer.momentum={momentum} \
          optimizer.clip_norm={clip} optimizer.decay={decay} precision.kind={precision} memory.remat={remat} \
-         memory.loss_chunk={chunk} batch.tokens={tokens} batch.micro_tokens={micro} run.threads={threads} \
+         memory.loss_chunk={chunk} batch.tokens={tokens} batch.pack_tokens={pack} batch.micro_tokens={micro} run.threads={threads} \
          optimizer.ema={ema}"
     )
 }
@@ -143,7 +147,7 @@ fn head(draw: &mut Draw) -> String {
     let (hidden, dropout) = (draw.number(1, 40), draw.of(&["0", "0.5"]));
     format!(
         "data.train=[FIXTURES/../examples/head/dna.npy] data.proteins=[FIXTURES/../examples/head/proteins.npy] \
-         data.labels=FIXTURES/../examples/head/labels.tsv data.validation_fraction=0.2 model.hidden={hidden} model.dropout={dropout}"
+         data.labels=FIXTURES/../examples/head/labels.tsv model.hidden={hidden} model.dropout={dropout}"
     )
 }
 

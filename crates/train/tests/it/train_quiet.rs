@@ -43,9 +43,9 @@ const SUBJECTS: [(&str, &str); 5] = [
     ),
     (
         "a head",
-        "model.kind=head data.train=[FIXTURES/../examples/head/dna.npy] batch.tokens=16 batch.micro_tokens=8 data.longest=1024 \
+        "model.kind=head data.train=[FIXTURES/../examples/head/dna.npy] batch.tokens=16 batch.pack_tokens=8 batch.micro_tokens=auto data.longest=1024 \
          data.proteins=[FIXTURES/../examples/head/proteins.npy] optimizer.kind=sgd \
-         data.labels=FIXTURES/../examples/head/labels.tsv data.validation_fraction=0.2",
+         data.labels=FIXTURES/../examples/head/labels.tsv",
     ),
 ];
 
@@ -79,7 +79,7 @@ fn a_training_step_allocates_nothing() {
     for (what, flags) in SUBJECTS {
         let config = config(flags);
         let mut model = open(&config, Device::Cpu, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
-        let micro = config.batch.micro_tokens.0.expect("given");
+        let micro = config.batch.micro_tokens.0.unwrap_or_else(|| config.pack_tokens());
         let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 3);
         let (mut least, mut steps) = (usize::MAX, 0);
         while least > 0 && steps < PATIENCE {

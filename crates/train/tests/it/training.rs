@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub const TINY: &str = "
 model:
   {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}}
-data: {document: paragraph, tokenizer: bytes, longest: 64, validation_fraction: 0.1, workers: 1}
+data: {document: paragraph, tokenizer: bytes, longest: 64, workers: 1}
 optimizer: {kind: adamw, lr: 3e-3}
 schedule: {kind: constant, warmup: 4}
 memory: {loss_chunk: 64}

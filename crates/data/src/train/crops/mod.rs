@@ -1,5 +1,5 @@
 //! Crops of genomes with classes, the data for training a classifier of DNA. Invariant: a crop is a function of the data,
-//! the settings and its index alone, for any number of workers; a batch has no padding and never exceeds its bounds;
+//! the settings and its index alone, for any number of workers; a pack has no padding and never exceeds its bounds;
 //! every record has a row in the table; host memory is bounded by figures that are known when the set is open.
 //!
 //! The records are in memory, two bits a base. A crop is made in these steps, each with its own random numbers: a length,
@@ -25,12 +25,12 @@ pub use self::settings::{
     CropObjective, CropSettings, CropTask, CropTokenizer, Mutations, SamplingLevel, ShuffledCrops,
     ValidationCrops,
 };
-pub use self::stream::{CropBatch, CropCounts, CropPosition, CropStream};
+pub use self::stream::{CropCounts, CropPack, CropPosition, CropStream};
 use self::table::{RecordTable, UsedRow};
 use super::dataset::refuse_notes;
 use super::files;
 use super::ledger::{DECODER, HostMemory, READER};
-use super::settings::{Bounds, Format};
+use super::settings::Format;
 use super::split::Split;
 use crate::alphabet::{Alphabet, UnknownLetters};
 use crate::bounded;
@@ -124,23 +124,7 @@ impl CropSet {
         Ok(CropSet { inner: Arc::new(inner) })
     }
 
-    /// Replaces the bounds of the batches. The bounds come from the plan, and the plan needs to know the host memory of
-    /// the set, so they are set after opening.
-    ///
-    /// # Errors
-    /// Bounds in which the longest crop does not fit; another reference to the set, such as a clone or an open stream.
-    pub fn bound(&mut self, bounds: Bounds) -> Result<(), DataError> {
-        let Some(inner) = Arc::get_mut(&mut self.inner) else {
-            let why = "the bounds of batches are given before the first one is taken".to_owned();
-            return Err(DataError::new(DataErrorKind::Malformed(why)));
-        };
-        let settings = CropSettings { bounds, ..inner.settings.clone() };
-        settings.check()?;
-        inner.settings = settings;
-        Ok(())
-    }
-
-    /// The settings, with the current bounds.
+    /// The settings.
     pub fn settings(&self) -> &CropSettings {
         &self.inner.settings
     }
@@ -161,13 +145,13 @@ impl CropSet {
     }
 
     /// Digest of everything that determines the training crops, as 32 hexadecimal digits: the training records, their
-    /// classes and sampling levels, the seed and the settings apart from bounds and workers. A position is valid only in
-    /// data of equal digest.
+    /// classes and sampling levels, the seed and the settings, with the bounds of a pack, apart from validation and
+    /// workers. A position is valid only in data of equal digest.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// Maximum host memory of the set and of one stream, by purpose, apart from its batches.
+    /// Maximum host memory of the set and of one stream, by purpose, apart from its packs.
     pub fn host_bytes(&self) -> Vec<HostMemory> {
         let inner = &self.inner;
         let records = [&inner.train, &inner.validation].into_iter();
@@ -193,30 +177,24 @@ impl CropSet {
         ]
     }
 
-    /// An empty batch with buffers that are large enough for the bounds.
-    pub fn batch(&self) -> CropBatch {
+    /// An empty pack with buffers that are large enough for the bounds.
+    pub fn pack(&self) -> CropPack {
         let CropSettings { bounds, objective, tasks, .. } = &self.inner.settings;
-        CropBatch::with_capacity(bounds, *objective, tasks.len())
+        CropPack::with_capacity(bounds, *objective, tasks.len())
     }
 
-    /// An empty batch without buffers, for bounds that are not final.
-    pub fn unallocated_batch(&self) -> CropBatch {
-        let CropSettings { objective, tasks, .. } = &self.inner.settings;
-        CropBatch::with_capacity(&Bounds { tokens: 0, sequences: 0, longest: 0 }, *objective, tasks.len())
-    }
-
-    /// Size of a full batch in bytes.
-    pub fn batch_bytes(&self) -> u64 {
+    /// Size of a full pack in bytes.
+    pub fn pack_bytes(&self) -> u64 {
         let CropSettings { bounds, objective, tasks, .. } = &self.inner.settings;
-        CropBatch::bytes(bounds, *objective, tasks.len())
+        CropPack::bytes(bounds, *objective, tasks.len())
     }
 
     /// The position of the first crop.
     pub fn start(&self) -> CropPosition {
-        CropPosition { data: self.inner.digest.clone(), crop: 0 }
+        CropPosition { data: self.inner.digest.clone(), pack: 0, crop: 0 }
     }
 
-    /// Streams the batches of a split, starting at a position. A training stream has no end; a validation stream is a
+    /// Streams the packs of a split, starting at a position. A training stream has no end; a validation stream is a
     /// single pass over the validation crops and must begin at [`CropSet::start`].
     ///
     /// # Errors
@@ -224,10 +202,12 @@ impl CropSet {
     pub fn stream(&self, split: Split, from: &CropPosition) -> Result<CropStream, DataError> {
         let what = match split {
             _ if from.data != self.inner.digest => {
-                "the saved position belongs to other data: the records, their classes, the seed or the settings of crops \
-                 have changed; start over, or restore what was changed"
+                "the saved position belongs to other data: the records, their classes, the seed, the settings of crops \
+                 or the size of a pack have changed; start over, or restore what was changed"
             }
             _ if from.crop > LARGEST_INDEX => "the saved position is after the last crop, so it is damaged",
+            // Every pack has a crop.
+            _ if from.pack > from.crop => "the saved position is after the last pack, so it is damaged",
             Split::Validation if self.inner.settings.validation.is_none() => {
                 "there is no validation data; give the number and lengths of validation crops"
             }
@@ -402,11 +382,22 @@ impl LabelledRecord {
 
 /// The settings that determine the training crops, apart from the records, as text for the digest.
 fn described(settings: &CropSettings) -> String {
-    let CropSettings { tasks, tokens, objective, shortest, longest, mutations, shuffled, levels, seed, .. } =
-        settings;
-    // Nothing is added for false, so that the digests of versions without this setting stay valid.
-    let unlabelled = if settings.unlabelled { " unlabelled" } else { "" };
+    let CropSettings {
+        tasks,
+        tokens,
+        objective,
+        shortest,
+        longest,
+        mutations,
+        shuffled,
+        levels,
+        seed,
+        unlabelled,
+        bounds,
+        ..
+    } = settings;
     format!(
-        "{tasks:?} {tokens:?} {objective:?} {shortest} {longest} {mutations:?} {shuffled:?} {levels:?} {seed}{unlabelled}"
+        "{tasks:?} {tokens:?} {objective:?} {shortest} {longest} {mutations:?} {shuffled:?} {levels:?} {seed} \
+         {unlabelled} {bounds:?}"
     )
 }

@@ -7,7 +7,7 @@ use super::super::settings::{Bounds, MaskRates};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind, codons};
 
-/// Settings of a [`CropSet`](super::CropSet): everything apart from the data that determines the batches.
+/// Settings of a [`CropSet`](super::CropSet): everything apart from the data that determines the packs.
 #[derive(Clone, Debug)]
 pub struct CropSettings {
     /// FASTA files, plain or compressed, and folders of them.
@@ -33,7 +33,7 @@ pub struct CropSettings {
     pub shuffled: ShuffledCrops,
     /// Levels at which a record is drawn, outermost first. Without levels a record is drawn in proportion to its bases.
     pub levels: Vec<SamplingLevel>,
-    /// Whether training crops without a target in any task are in the batches; otherwise they are skipped. A model that
+    /// Whether training crops without a target in any task are in the packs; otherwise they are skipped. A model that
     /// learns from the predictions of another one needs no target.
     pub unlabelled: bool,
     /// Whether a note on the files is an error (see [`CropSet::notes`](super::CropSet::notes)).
@@ -42,10 +42,10 @@ pub struct CropSettings {
     pub validation: Option<ValidationCrops>,
     /// Seed of all random draws.
     pub seed: u64,
-    /// Maximum size of a micro-batch. `longest` is the maximum number of tokens of a frame, that is, of the part of a
+    /// Maximum size of a pack. `longest` is the maximum number of tokens of a frame, that is, of the part of a
     /// crop within which tokens attend to one another.
     pub bounds: Bounds,
-    /// Number of threads that make crops. The batches do not depend on it.
+    /// Number of threads that make crops. The packs do not depend on it.
     pub workers: usize,
     /// Number of finished parcels (groups of crops) queued per worker.
     pub prefetch: usize,
@@ -328,15 +328,15 @@ impl CropSettings {
         let crop = self.longest_crop();
         let (frame, all) = (self.tokens.frame_of(crop), self.tokens.tokens_of(crop));
         let why = match () {
-            () if sequences == 0 => "a micro-batch must hold a crop".to_owned(),
-            () if tokens > i32::MAX as usize => "a micro-batch has more tokens than spans can count".to_owned(),
+            () if sequences == 0 => "a pack must hold a crop".to_owned(),
+            () if tokens > i32::MAX as usize => "a pack has more tokens than spans can count".to_owned(),
             () if frame > longest => format!(
                 "a crop of {crop} bases has frames of {frame} tokens, at most {longest} fit; raise the longest sequence or \
                  shorten the crops"
             ),
             () if all > tokens => format!(
-                "a crop of {crop} bases has {all} tokens, a micro-batch at most {tokens}; raise the tokens of a \
-                 micro-batch or shorten the crops"
+                "a crop of {crop} bases has {all} tokens, a pack at most {tokens}; raise the tokens of a \
+                 pack or shorten the crops"
             ),
             () => return Ok(()),
         };

@@ -1,6 +1,6 @@
-//! Streams of batches of crops. Invariant: a crop is a function of the seed, the split and its index alone; crops enter
-//! batches in the order of their indices, so the batches do not depend on the number of workers, and a stream started at
-//! the position after a batch continues with the next batch.
+//! Streams of packs of crops. Invariant: a crop is a function of the seed, the split and its index alone; crops enter
+//! packs in the order of their indices, so the packs do not depend on the number of workers, and a stream started at
+//! the position after a pack continues with the next pack.
 //!
 //! Worker `w` of `n` makes the parcels w, w + n, w + 2n and so on; the consumer receives parcels from the workers in turn.
 //! Parcels return to the worker that made them, so a worker without a free parcel waits.
@@ -44,9 +44,12 @@ const CROPS: usize = 64;
 /// without targets would never return.
 const SKIPPED: u64 = 1 << 16;
 
-/// A micro-batch of S crops with T tokens. Its buffers are reused.
+/// A pack of S crops with T tokens. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CropBatch {
+pub struct CropPack {
+    /// Global pack number: number of the pack in the run, from 0. After the last validation crop, where the pack is empty,
+    /// the number of the next pack.
+    pub number: u64,
     /// Token ids of all crops, concatenated: (T).
     pub ids: Vec<i32>,
     /// Start and end of each crop in `ids`, the end exclusive: (S, 2). A crop has all its frames.
@@ -58,7 +61,7 @@ pub struct CropBatch {
     pub target_counts: Vec<u64>,
     /// Length of each crop in bases: (S).
     pub bases: Vec<u32>,
-    /// Position in the data after this batch; `None` until the batch is filled for the first time.
+    /// Position in the data after this pack; `None` until the pack is filled for the first time.
     pub position_after: Option<CropPosition>,
 }
 
@@ -68,6 +71,8 @@ pub struct CropBatch {
 pub struct CropPosition {
     /// Digest of the data set ([`CropSet::digest`](super::CropSet::digest)) for which the position is valid.
     pub data: String,
+    /// Global pack number of the next pack: the number of packs of the run before it.
+    pub pack: u64,
     /// Index of the next crop.
     pub crop: u64,
 }
@@ -75,9 +80,9 @@ pub struct CropPosition {
 /// Counters of a stream since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CropCounts {
-    /// Number of batches.
-    pub batches: u64,
-    /// Number of crops in the batches.
+    /// Number of packs.
+    pub packs: u64,
+    /// Number of crops in the packs.
     pub crops: u64,
     /// Number of bases of these crops.
     pub bases: u64,
@@ -89,11 +94,12 @@ pub struct CropCounts {
     pub skipped: u64,
 }
 
-impl CropBatch {
-    /// An empty batch with buffers that are large enough for the bounds.
+impl CropPack {
+    /// An empty pack with buffers that are large enough for the bounds.
     pub(super) fn with_capacity(bounds: &Bounds, objective: CropObjective, tasks: usize) -> Self {
         let (vectors, length) = shape(bounds, objective, tasks);
-        CropBatch {
+        CropPack {
+            number: 0,
             ids: Vec::with_capacity(bounds.tokens),
             spans: Vec::with_capacity(bounds.sequences),
             targets: (0..vectors).map(|_| Vec::with_capacity(length)).collect(),
@@ -103,7 +109,7 @@ impl CropBatch {
         }
     }
 
-    /// Bytes of the buffers of a batch.
+    /// Bytes of the buffers of a pack.
     pub(super) fn bytes(bounds: &Bounds, objective: CropObjective, tasks: usize) -> u64 {
         let (vectors, length) = shape(bounds, objective, tasks);
         let vector = length * size_of::<i32>() + size_of::<Vec<i32>>() + size_of::<u64>();
@@ -123,7 +129,7 @@ impl CropBatch {
     }
 }
 
-/// Number of target vectors of a batch, and their maximum length.
+/// Number of target vectors of a pack, and their maximum length.
 fn shape(bounds: &Bounds, objective: CropObjective, tasks: usize) -> (usize, usize) {
     match objective {
         CropObjective::Classify => (tasks, bounds.sequences),
@@ -306,7 +312,7 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// Stream of the batches of a split. Its own threads make crops ahead.
+/// Stream of the packs of a split. Its own threads make crops ahead.
 pub struct CropStream {
     inner: Arc<Inner>,
     split: Split,
@@ -353,28 +359,30 @@ impl CropStream {
         Ok(CropStream { inner, split, workers, next: 0, parcel, at: from, counts, skipped: 0, ended: false })
     }
 
-    /// Fills `batch` with the next micro-batch, reusing its buffers. Returns `false` and an empty batch after the last
+    /// Fills `pack` with the next pack, reusing its buffers. Returns `false` and an empty pack after the last
     /// validation crop; a training stream has no end.
     ///
     /// # Errors
     /// Many crops in succession without a target. After an error the stream has ended and returns `false`.
-    pub fn fill(&mut self, batch: &mut CropBatch) -> Result<bool, DataError> {
+    pub fn fill(&mut self, pack: &mut CropPack) -> Result<bool, DataError> {
         let settings = &self.inner.settings;
-        batch.clear(shape(&settings.bounds, settings.objective, settings.tasks.len()).0);
-        let filled = if self.ended { Ok(()) } else { self.fill_from_parcels(batch) };
-        self.ended |= filled.is_err() || batch.spans.is_empty();
-        match &mut batch.position_after {
+        pack.clear(shape(&settings.bounds, settings.objective, settings.tasks.len()).0);
+        pack.number = self.at.pack;
+        let filled = if self.ended { Ok(()) } else { self.fill_from_parcels(pack) };
+        self.ended |= filled.is_err() || pack.spans.is_empty();
+        match &mut pack.position_after {
             Some(position) => {
                 // `clone_from` of the position itself would allocate its digest anew.
                 position.data.clone_from(&self.at.data);
+                position.pack = self.at.pack;
                 position.crop = self.at.crop;
             }
             none => *none = Some(self.at.clone()),
         }
-        filled.map(|()| !batch.spans.is_empty())
+        filled.map(|()| !pack.spans.is_empty())
     }
 
-    /// The position of the next batch.
+    /// The position of the next pack.
     pub fn position(&self) -> &CropPosition {
         &self.at
     }
@@ -384,8 +392,8 @@ impl CropStream {
         self.counts
     }
 
-    /// Moves crops into the batch until the next one does not fit or the split ends.
-    fn fill_from_parcels(&mut self, batch: &mut CropBatch) -> Result<(), DataError> {
+    /// Moves crops into the pack until the next one does not fit or the split ends.
+    fn fill_from_parcels(&mut self, pack: &mut CropPack) -> Result<(), DataError> {
         let end = self.inner.crops(self.split);
         while self.at.crop < end {
             let (parcel, consumed) = match self.parcel.take() {
@@ -398,7 +406,7 @@ impl CropStream {
                 self.next = (self.next + 1) % self.workers.len();
                 continue;
             }
-            let fits = self.take(&parcel, consumed, batch);
+            let fits = self.take(&parcel, consumed, pack);
             self.parcel = Some((parcel, consumed + usize::from(fits)));
             if !fits {
                 break;
@@ -408,13 +416,15 @@ impl CropStream {
                 return Err(self.without_targets());
             }
         }
-        self.counts.batches += u64::from(!batch.spans.is_empty());
+        let packs = u64::from(!pack.spans.is_empty());
+        self.counts.packs += packs;
+        self.at.pack += packs;
         Ok(())
     }
 
-    /// Adds a crop of a parcel to the batch, or skips it if it has no target and would therefore cost time and contribute no
+    /// Adds a crop of a parcel to the pack, or skips it if it has no target and would therefore cost time and contribute no
     /// gradient. Returns whether it is consumed; it is not if it does not fit.
-    fn take(&mut self, parcel: &Parcel, at: usize, batch: &mut CropBatch) -> bool {
+    fn take(&mut self, parcel: &Parcel, at: usize, pack: &mut CropPack) -> bool {
         let inner = &self.inner;
         let Bounds { tokens, sequences, .. } = inner.settings.bounds;
         let made = &parcel.crops[at];
@@ -430,16 +440,16 @@ impl CropStream {
             self.skipped += 1;
             return true;
         }
-        if batch.spans.len() == sequences || batch.ids.len() + made.end - start > tokens {
+        if pack.spans.len() == sequences || pack.ids.len() + made.end - start > tokens {
             return false;
         }
-        let first = batch.ids.len() as i32;
-        batch.ids.extend_from_slice(&parcel.ids[start..made.end]);
-        batch.spans.push([first, batch.ids.len() as i32]);
-        batch.bases.push(made.bases);
+        let first = pack.ids.len() as i32;
+        pack.ids.extend_from_slice(&parcel.ids[start..made.end]);
+        pack.spans.push([first, pack.ids.len() as i32]);
+        pack.bases.push(made.bases);
         match inner.settings.objective {
             CropObjective::Classify => {
-                let vectors = batch.targets.iter_mut().zip(&mut batch.target_counts);
+                let vectors = pack.targets.iter_mut().zip(&mut pack.target_counts);
                 for ((vector, count), &target) in vectors.zip(targets) {
                     vector.push(target);
                     *count += u64::from(target >= 0);
@@ -447,8 +457,8 @@ impl CropStream {
                 }
             }
             CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => {
-                batch.targets[0].extend_from_slice(&parcel.targets[start..made.end]);
-                batch.target_counts[0] += made.masked;
+                pack.targets[0].extend_from_slice(&parcel.targets[start..made.end]);
+                pack.target_counts[0] += made.masked;
                 self.counts.targets += made.masked;
             }
         }

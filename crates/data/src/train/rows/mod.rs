@@ -1,8 +1,8 @@
 //! Rows of precomputed embeddings with class labels, the data for training a head. Invariant: as for documents, the
-//! batches are a function of the data, the settings and the position; equal rows are in the same split; every value is
+//! packs are a function of the data, the settings and the position; equal rows are in the same split; every value is
 //! finite and every row has a class.
 //!
-//! Only the index is in memory; rows are read from their files batch by batch. Each epoch permutes all training rows.
+//! Only the index is in memory; rows are read from their files pack by pack. Each epoch permutes all training rows.
 
 mod files;
 
@@ -17,13 +17,14 @@ use self::files::RowFile;
 use super::dataset::{DatasetStats, SplitSize};
 use super::labels::{Classes, Labels};
 use super::ledger::HostMemory;
+use super::position::LARGEST_PACK;
 use super::random::Key;
 use super::split::Split;
 use crate::hex::hex;
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 
-/// Settings that, with the data, determine the batches.
+/// Settings that, with the data, determine the packs.
 #[derive(Clone, Debug)]
 pub struct RowSettings {
     /// Parts of an input, such as nucleotide and protein embeddings. The first part determines which rows exist and
@@ -39,7 +40,7 @@ pub struct RowSettings {
     pub validation_seed: u64,
     /// Seed of the order of training rows.
     pub seed: u64,
-    /// Maximum number of rows of a batch.
+    /// Maximum number of rows of a pack.
     pub rows: usize,
 }
 
@@ -52,14 +53,17 @@ pub struct RowGroupPart {
     pub tensors: String,
 }
 
-/// Rows and classes of one batch of S rows.
+/// A pack of S rows and their classes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RowBatch {
+pub struct RowPack {
+    /// Global pack number: number of the pack in the run, over all epochs, from 0. At the end of an epoch, where the
+    /// pack is empty, the number of the next pack.
+    pub number: u64,
     /// Values of each part, (S, D) with the width D of the part.
     pub parts: Vec<Vec<f32>>,
     /// Class of each row, (S).
     pub targets: Vec<i32>,
-    /// Position after this batch; `None` before the first batch.
+    /// Position after this pack; `None` before the first pack.
     pub position_after: Option<RowPosition>,
 }
 
@@ -69,6 +73,8 @@ pub struct RowBatch {
 pub struct RowPosition {
     /// Digest of the data and its order, in hexadecimal, for which the position is valid.
     pub data: String,
+    /// Global pack number of the next pack: the number of packs of the run before it, over all epochs.
+    pub pack: u64,
     /// Epoch, counted from 0.
     pub epoch: u64,
     /// Number of rows of the epoch that are consumed.
@@ -105,7 +111,7 @@ impl RowSet {
     /// Opens the files and reads all rows once.
     ///
     /// # Errors
-    /// No files, a batch size of 0, or a validation fraction outside [0, 1); a file that cannot be read, or files of
+    /// No files, a pack of 0 rows, or a validation fraction outside [0, 1); a file that cannot be read, or files of
     /// one part with rows of different widths; a repeated row name; a row without a class, without one of its parts, or
     /// with a value that is not finite; no training rows, or no validation rows although the fraction is above 0.
     pub fn open(settings: RowSettings) -> Result<Self, DataError> {
@@ -114,7 +120,7 @@ impl RowSet {
             return refuse("no file of rows is named");
         }
         if settings.rows == 0 || !(0.0..1.0).contains(&settings.validation) {
-            return refuse("a batch needs a row, and the validation fraction must be at least 0 and below 1");
+            return refuse("a pack needs a row, and the validation fraction must be at least 0 and below 1");
         }
         let labels = Labels::read(&settings.labels, &settings.classes)?;
         let mut files = Vec::new();
@@ -133,19 +139,6 @@ impl RowSet {
         Ok(RowSet { inner: Arc::new(new) })
     }
 
-    /// Sets the maximum number of rows of a batch.
-    ///
-    /// # Errors
-    /// `rows` is 0, or a stream or a clone of this set exists.
-    pub fn bound(&mut self, rows: usize) -> Result<(), DataError> {
-        let Some(inner) = Arc::get_mut(&mut self.inner).filter(|_| rows > 0) else {
-            let why = "the rows of a batch, at least one, are given before the first one is taken".to_owned();
-            return Err(DataError::new(DataErrorKind::Malformed(why)));
-        };
-        inner.settings.rows = rows;
-        Ok(())
-    }
-
     /// Returns the number of values of a row in each part.
     pub fn widths(&self) -> &[usize] {
         &self.inner.widths
@@ -156,24 +149,25 @@ impl RowSet {
         &self.inner.census
     }
 
-    /// Returns the number of batches of an epoch: as [`RowStream::fill`] divides the training rows.
-    pub fn batches_of_epoch(&self) -> u64 {
+    /// Returns the number of packs of an epoch: as [`RowStream::fill`] divides the training rows.
+    pub fn packs_of_epoch(&self) -> u64 {
         let most = self.inner.settings.rows as u64;
-        let (mut left, mut batches) = (self.inner.train.len() as u64, 0);
+        let mut left = self.inner.train.len() as u64;
+        let mut packs = 0;
         while left > 0 {
-            left -= rows_of_batch(left, most);
-            batches += 1;
+            left -= rows_of_pack(left, most);
+            packs += 1;
         }
-        batches
+        packs
     }
 
-    /// Returns a digest of the values of the rows in file order, their classes, the validation fraction and the seeds,
-    /// in hexadecimal.
+    /// Returns a digest of the values of the rows in file order, their classes, the validation fraction, the seeds and
+    /// the rows of a pack, in hexadecimal.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// Returns the host memory of the index, by purpose, without the batches.
+    /// Returns the host memory of the index, by purpose, without the packs.
     pub fn host_bytes(&self) -> Vec<HostMemory> {
         let parts = self.inner.widths.len();
         let row = size_of::<ExampleRow>() + parts * size_of::<(u32, u32)>();
@@ -185,18 +179,18 @@ impl RowSet {
         ]
     }
 
-    /// Size of a full batch in bytes.
-    pub fn batch_bytes(&self) -> u64 {
+    /// Size of a full pack in bytes.
+    pub fn pack_bytes(&self) -> u64 {
         let values: usize = self.inner.widths.iter().sum();
         (self.inner.settings.rows * (values * size_of::<f32>() + size_of::<i32>())) as u64
     }
 
     /// The first position.
     pub fn start(&self) -> RowPosition {
-        RowPosition { data: self.inner.digest.clone(), epoch: 0, row: 0 }
+        RowPosition { data: self.inner.digest.clone(), pack: 0, epoch: 0, row: 0 }
     }
 
-    /// Streams the batches of a split, starting at a position: an unlimited number of epochs of the training split, or
+    /// Streams the packs of a split, starting at a position: an unlimited number of epochs of the training split, or
     /// a single pass over the validation split in file order.
     ///
     /// # Errors
@@ -206,9 +200,11 @@ impl RowSet {
         let rows = self.inner.side(split).len();
         let what = match split {
             _ if from.data != self.inner.digest => {
-                "the saved position belongs to other data: the rows, their classes or the seed have changed"
+                "the saved position belongs to other data: the rows, their classes, the seed or the rows of a pack \
+                 have changed"
             }
             _ if from.row > rows as u64 => "the saved position is after the last row, so it is damaged",
+            _ if from.pack > LARGEST_PACK => "the saved position is after the last pack, so it is damaged",
             Split::Validation if rows == 0 => "there is no validation data; set a validation fraction",
             Split::Validation if *from != self.start() => "validation begins at the start",
             Split::Train | Split::Validation => {
@@ -268,8 +264,8 @@ impl Rows {
             side.bytes += 4 * self.widths.iter().sum::<usize>() as u64;
             rows.push(row);
         }
-        let RowSettings { validation, seed, .. } = self.settings;
-        all.update(format!("{validation} {seed}"));
+        let RowSettings { validation, seed, rows, .. } = self.settings;
+        all.update(format!("{validation} {seed} {rows}"));
         let digest: [u8; 32] = all.finalize().into();
         self.digest = hex(&digest[..16]);
         Ok(())
@@ -354,15 +350,12 @@ fn width(part: &RowGroupPart, files: &[RowFile]) -> Result<usize, DataError> {
     other.map_or(Ok(first), |other| Err(refuse(other)))
 }
 
-/// Number of rows of the next batch of at most `most` rows, if `left` rows of the epoch are left.
-fn rows_of_batch(left: u64, most: u64) -> u64 {
-    match left == most + 1 && most > 2 {
-        true => most - 1,
-        false => left.min(most),
-    }
+/// Number of rows of the next pack of at most `most` rows, if `left` rows of the epoch are left.
+fn rows_of_pack(left: u64, most: u64) -> u64 {
+    if left == most + 1 && most > 2 { most - 1 } else { left.min(most) }
 }
 
-/// Stream of the batches of a split.
+/// Stream of the packs of a split.
 pub struct RowStream {
     set: Arc<Rows>,
     split: Split,
@@ -372,38 +365,40 @@ pub struct RowStream {
 }
 
 impl RowStream {
-    /// Fills `batch` with the next rows, reusing its buffers. Returns `false` and an empty batch at the end of an
+    /// Fills `pack` with the next rows, reusing its buffers. Returns `false` and an empty pack at the end of an
     /// epoch. On a training stream the next call starts the next epoch; on a validation stream every further call
     /// returns `false`.
     ///
-    /// A batch that would leave a single row for the last batch is one row shorter if batches have more than two rows,
+    /// A pack that would leave a single row for the last pack is one row shorter if packs have more than two rows,
     /// because batch normalization needs the variance of at least two rows.
-    pub fn fill(&mut self, batch: &mut RowBatch) -> Result<bool, DataError> {
+    pub fn fill(&mut self, pack: &mut RowPack) -> Result<bool, DataError> {
         let RowStream { set, split, at, order, .. } = self;
         let rows = set.side(*split);
         let left = if self.ended { 0 } else { order.len() - at.row as usize };
-        let taken = rows_of_batch(left as u64, set.settings.rows as u64) as usize;
-        batch.targets.clear();
-        batch.parts.resize_with(set.widths.len(), Vec::new);
+        let taken = rows_of_pack(left as u64, set.settings.rows as u64) as usize;
+        pack.number = at.pack;
+        pack.targets.clear();
+        pack.parts.resize_with(set.widths.len(), Vec::new);
         let chosen = &order[at.row as usize..][..taken];
-        batch.targets.extend(chosen.iter().map(|&row| rows[row as usize].class));
-        for (part, (values, &width)) in batch.parts.iter_mut().zip(&set.widths).enumerate() {
+        pack.targets.extend(chosen.iter().map(|&row| rows[row as usize].class));
+        for (part, (values, &width)) in pack.parts.iter_mut().zip(&set.widths).enumerate() {
             values.resize(taken * width, 0.0);
             for (&row, out) in chosen.iter().zip(values.chunks_exact_mut(width)) {
                 set.read(&rows[row as usize], part, out)?;
             }
         }
         at.row += taken as u64;
+        at.pack += u64::from(taken > 0);
         if taken == 0 && !self.ended {
             (at.epoch, at.row) = (at.epoch + 1, 0);
             self.ended = *split == Split::Validation;
             self.shuffle();
         }
-        batch.position_after = Some(self.at.clone());
+        pack.position_after = Some(self.at.clone());
         Ok(taken > 0)
     }
 
-    /// Position of the next batch.
+    /// Position of the next pack.
     pub fn position(&self) -> &RowPosition {
         &self.at
     }

@@ -1,11 +1,11 @@
-//! Tests of crops of genomes: batches, resuming, validation, sampling, refused settings and tables, memory.
+//! Tests of crops of genomes: packs, resuming, validation, sampling, refused settings and tables, memory.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use plimsoll_data::codons;
 use plimsoll_data::train::crops::{
-    CropBatch, CropObjective, CropPosition, CropSet, CropSettings, CropTask, CropTokenizer, Mutations,
+    CropObjective, CropPack, CropPosition, CropSet, CropSettings, CropTask, CropTokenizer, Mutations,
     SamplingLevel, ShuffledCrops, ValidationCrops,
 };
 use plimsoll_data::train::{Bounds, MaskRates, Split};
@@ -91,18 +91,18 @@ fn masked_bases(settings: CropSettings) -> CropSettings {
     CropSettings { objective, ..masked(settings) }
 }
 
-/// The next `count` batches of a split; fewer at the end of the validation crops.
-fn batches(set: &CropSet, split: Split, from: &CropPosition, count: usize) -> Vec<CropBatch> {
+/// The next `count` packs of a split; fewer at the end of the validation crops.
+fn packs(set: &CropSet, split: Split, from: &CropPosition, count: usize) -> Vec<CropPack> {
     let mut stream = set.stream(split, from).expect("opened");
-    let mut batches = Vec::new();
+    let mut packs = Vec::new();
     for _ in 0..count {
-        let mut batch = set.batch();
-        match stream.fill(&mut batch).expect("filled") {
-            true => batches.push(batch),
+        let mut pack = set.pack();
+        match stream.fill(&mut pack).expect("filled") {
+            true => packs.push(pack),
             false => break,
         }
     }
-    batches
+    packs
 }
 
 /// The letters of a crop, read from its frames +1, +2 and +3.
@@ -117,64 +117,64 @@ fn decoded(tokens: &[i32], bases: usize) -> Vec<u8> {
 }
 
 #[test]
-fn batches_hold_whole_crops_within_their_bounds() {
+fn packs_hold_whole_crops_within_their_bounds() {
     let folder = folder("crops_bounds");
     let base = settings(&folder);
     for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let set = CropSet::open(base.clone()).unwrap();
         let (mut crops, mut full) = (0, 0);
-        let all = batches(&set, Split::Train, &set.start(), 60);
-        for (i, batch) in all.iter().enumerate() {
-            assert!(batch.ids.len() <= 2400 && (1..=8).contains(&batch.spans.len()));
-            assert_eq!(batch.bases.len(), batch.spans.len());
+        let all = packs(&set, Split::Train, &set.start(), 60);
+        for (i, pack) in all.iter().enumerate() {
+            assert!(pack.ids.len() <= 2400 && (1..=8).contains(&pack.spans.len()));
+            assert_eq!((pack.number, pack.bases.len()), (i as u64, pack.spans.len()));
             let mut at = 0;
-            for (&[start, end], &bases) in batch.spans.iter().zip(&batch.bases) {
+            for (&[start, end], &bases) in pack.spans.iter().zip(&pack.bases) {
                 assert_eq!((start, (end - start) as usize), (at, codons::tokens_of(bases as usize)));
                 assert!((40..=400).contains(&bases) && (end - start) as usize / 6 <= base.bounds.longest);
                 at = end;
             }
-            assert_eq!(at as usize, batch.ids.len());
-            crops += batch.spans.len();
-            // A batch ends because its next crop, the first of the next batch, does not fit.
+            assert_eq!(at as usize, pack.ids.len());
+            crops += pack.spans.len();
+            // A pack ends because its next crop, the first of the next pack, does not fit.
             if let Some(next) = all.get(i + 1) {
                 let first = next.spans[0][1] as usize;
-                full += usize::from(batch.spans.len() == 8);
-                assert!(batch.spans.len() == 8 || batch.ids.len() + first > 2400);
+                full += usize::from(pack.spans.len() == 8);
+                assert!(pack.spans.len() == 8 || pack.ids.len() + first > 2400);
             }
             match base.objective {
                 CropObjective::Classify => {
-                    assert_eq!(batch.targets.len(), 2);
-                    for (vector, &count) in batch.targets.iter().zip(&batch.target_counts) {
-                        assert_eq!(vector.len(), batch.spans.len());
+                    assert_eq!(pack.targets.len(), 2);
+                    for (vector, &count) in pack.targets.iter().zip(&pack.target_counts) {
+                        assert_eq!(vector.len(), pack.spans.len());
                         assert_eq!(vector.iter().filter(|&&target| target >= 0).count() as u64, count);
                     }
                     // Crops of record 4 and shuffled crops have no family.
-                    assert!(batch.targets[0].iter().all(|target| (0..2).contains(target)));
-                    assert!(batch.targets[1].iter().all(|target| (-1..3).contains(target)));
-                    assert!(batch.ids.iter().all(|&id| (0..=codons::UNKNOWN).contains(&id)));
+                    assert!(pack.targets[0].iter().all(|target| (0..2).contains(target)));
+                    assert!(pack.targets[1].iter().all(|target| (-1..3).contains(target)));
+                    assert!(pack.ids.iter().all(|&id| (0..=codons::UNKNOWN).contains(&id)));
                 }
                 CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => {
-                    assert_eq!((batch.targets.len(), batch.targets[0].len()), (1, batch.ids.len()));
-                    for (&id, &target) in batch.ids.iter().zip(&batch.targets[0]) {
+                    assert_eq!((pack.targets.len(), pack.targets[0].len()), (1, pack.ids.len()));
+                    for (&id, &target) in pack.ids.iter().zip(&pack.targets[0]) {
                         assert!(target == -100 || (0..64).contains(&target));
                         assert!(id != codons::MASK || target != -100);
                         assert!(id != codons::UNKNOWN || target == -100);
                     }
-                    let count = batch.targets[0].iter().filter(|&&target| target != -100).count();
-                    assert_eq!(batch.target_counts, [count as u64]);
+                    let count = pack.targets[0].iter().filter(|&&target| target != -100).count();
+                    assert_eq!(pack.target_counts, [count as u64]);
                 }
             }
         }
         assert!(full > 0 && full < 59, "both bounds are met: {full}");
         assert!(all[59].position_after.as_ref().unwrap().crop >= crops as u64);
         let mut stream = set.stream(Split::Train, &set.start()).unwrap();
-        let mut batch = CropBatch::default();
-        (0..60).for_each(|_| assert!(stream.fill(&mut batch).unwrap()));
+        let mut pack = CropPack::default();
+        (0..60).for_each(|_| assert!(stream.fill(&mut pack).unwrap()));
         let counts = stream.counts();
-        assert_eq!((counts.batches, counts.crops, counts.skipped), (60, crops as u64, 0));
+        assert_eq!((counts.packs, counts.crops, counts.skipped), (60, crops as u64, 0));
         assert_eq!(counts.tokens, all.iter().map(|b| b.ids.len() as u64).sum::<u64>());
         assert_eq!(counts.targets, all.iter().flat_map(|b| &b.target_counts).sum::<u64>());
-        assert_eq!(batch, all[59]);
+        assert_eq!(pack, all[59]);
     }
 }
 
@@ -182,8 +182,8 @@ fn batches_hold_whole_crops_within_their_bounds() {
 fn masks_have_their_rates() {
     let set = CropSet::open(masked(settings(&folder("crops_masks")))).unwrap();
     let (mut known, mut chosen, mut mask, mut random) = (0, 0, 0, 0);
-    for batch in batches(&set, Split::Train, &set.start(), 100) {
-        for (&id, &target) in batch.ids.iter().zip(&batch.targets[0]) {
+    for pack in packs(&set, Split::Train, &set.start(), 100) {
+        for (&id, &target) in pack.ids.iter().zip(&pack.targets[0]) {
             known += u32::from(id != codons::UNKNOWN);
             chosen += u32::from(target != -100);
             mask += u32::from(id == codons::MASK);
@@ -198,14 +198,14 @@ fn masks_have_their_rates() {
 }
 
 #[test]
-fn batches_do_not_depend_on_the_workers() {
+fn packs_do_not_depend_on_the_workers() {
     let folder = folder("crops_workers");
     let base = settings(&folder);
     for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let read = |workers, prefetch| {
             let set = CropSet::open(CropSettings { workers, prefetch, ..base.clone() }).unwrap();
-            let train = batches(&set, Split::Train, &set.start(), 80);
-            (train, batches(&set, Split::Validation, &set.start(), 80))
+            let train = packs(&set, Split::Train, &set.start(), 80);
+            (train, packs(&set, Split::Validation, &set.start(), 80))
         };
         let one = read(1, 1);
         assert!(one.0.len() == 80 && !one.1.is_empty());
@@ -229,12 +229,12 @@ proptest! {
         let base = CropSettings { seed, bounds, ..settings(&folder) };
         for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
             let set = CropSet::open(base.clone()).unwrap();
-            let whole = batches(&set, Split::Train, &set.start(), 40);
+            let whole = packs(&set, Split::Train, &set.start(), 40);
             // A checkpoint stores the position as JSON.
             let text = serde_json::to_string(&whole[cut].position_after).unwrap();
             let position: CropPosition = serde_json::from_str(&text).unwrap();
             let other = CropSet::open(CropSettings { workers, ..base }).unwrap();
-            prop_assert!(batches(&other, Split::Train, &position, 39 - cut) == whole[cut + 1..]);
+            prop_assert!(packs(&other, Split::Train, &position, 39 - cut) == whole[cut + 1..]);
         }
     }
 }
@@ -244,20 +244,20 @@ fn validation_crops_are_pieces_of_their_records() {
     let folder = folder("crops_validation");
     let base = settings(&folder);
     let set = CropSet::open(base.clone()).unwrap();
-    let all = batches(&set, Split::Validation, &set.start(), 1000);
+    let all = packs(&set, Split::Validation, &set.start(), 1000);
     let read = |number: usize| letters(number).to_uppercase().replace('U', "T");
     let records = [read(5), read(6)];
     let (mut lengths, mut starts, mut seen) = (Vec::new(), HashSet::new(), [0; 2]);
-    for batch in &all {
-        for (i, &[start, end]) in batch.spans.iter().enumerate() {
-            let bases = batch.bases[i] as usize;
+    for pack in &all {
+        for (i, &[start, end]) in pack.spans.iter().enumerate() {
+            let bases = pack.bases[i] as usize;
             lengths.push(bases);
-            let crop = decoded(&batch.ids[start as usize..end as usize], bases);
+            let crop = decoded(&pack.ids[start as usize..end as usize], bases);
             let reversed: Vec<u8> =
                 crop.iter().rev().map(|b| b"TGCA"[b"ACGT".iter().position(|x| x == b).unwrap()]).collect();
             // Virus (class 1 of the first task) is record 5, other is record 6.
-            let record = usize::from(batch.targets[0][i] == 0);
-            assert_eq!(batch.targets[1][i], [0, -1][record]);
+            let record = usize::from(pack.targets[0][i] == 0);
+            assert_eq!(pack.targets[1][i], [0, -1][record]);
             let find = |crop: &[u8]| records[record].find(std::str::from_utf8(crop).unwrap());
             starts.insert(find(&crop).or_else(|| find(&reversed)).expect("neither mutated nor shuffled"));
             seen[record] += 1;
@@ -265,7 +265,7 @@ fn validation_crops_are_pieces_of_their_records() {
     }
     assert_eq!(lengths, [[100; 20], [300; 20], [50; 20]].concat());
     assert!(starts.len() > 20 && seen[0] > 10 && seen[1] > 10, "{} {seen:?}", starts.len());
-    // Other training settings and bounds of batches leave the crops as they are; another seed does not.
+    // Other training settings and bounds of packs leave the crops as they are; another seed does not.
     let changed = CropSettings {
         mutations: Mutations::default(),
         shuffled: ShuffledCrops::default(),
@@ -273,20 +273,20 @@ fn validation_crops_are_pieces_of_their_records() {
         ..base.clone()
     };
     let ids = |set: &CropSet| {
-        let all = batches(set, Split::Validation, &set.start(), 1000);
-        all.into_iter().flat_map(|batch| batch.ids).collect::<Vec<i32>>()
+        let all = packs(set, Split::Validation, &set.start(), 1000);
+        all.into_iter().flat_map(|pack| pack.ids).collect::<Vec<i32>>()
     };
     assert_eq!(ids(&CropSet::open(changed).unwrap()), ids(&set));
     assert_ne!(ids(&CropSet::open(CropSettings { seed: 4, ..base.clone() }).unwrap()), ids(&set));
     // Only records with the length give a crop of the length.
     let validation = Some(ValidationCrops { crops: 30, lengths: vec![400] });
     let set = CropSet::open(CropSettings { validation, ..base }).unwrap();
-    let all = batches(&set, Split::Validation, &set.start(), 100);
-    assert!(all.iter().flat_map(|batch| &batch.targets[0]).all(|&target| target == 1));
+    let all = packs(&set, Split::Validation, &set.start(), 100);
+    assert!(all.iter().flat_map(|pack| &pack.targets[0]).all(|&target| target == 1));
     let mut stream = set.stream(Split::Validation, &set.start()).unwrap();
-    let mut batch = CropBatch::default();
-    while stream.fill(&mut batch).unwrap() {}
-    assert!(!stream.fill(&mut batch).unwrap() && batch.spans.is_empty(), "validation ends");
+    let mut pack = CropPack::default();
+    while stream.fill(&mut pack).unwrap() {}
+    assert!(!stream.fill(&mut pack).unwrap() && pack.spans.is_empty(), "validation ends");
 }
 
 #[test]
@@ -310,8 +310,8 @@ fn crops_are_drawn_as_the_levels_say() {
     ] {
         let set = CropSet::open(CropSettings { levels, bounds, ..base.clone() }).unwrap();
         let (mut counts, mut total) = ([0.0; 4], 0.0);
-        for batch in batches(&set, Split::Train, &set.start(), 150) {
-            for (&virus, &family) in batch.targets[0].iter().zip(&batch.targets[1]) {
+        for pack in packs(&set, Split::Train, &set.start(), 150) {
+            for (&virus, &family) in pack.targets[0].iter().zip(&pack.targets[1]) {
                 counts[cells.iter().position(|&cell| cell == (virus, family)).unwrap()] += 1.0;
                 total += 1.0;
             }
@@ -339,8 +339,8 @@ fn crops_end_with_their_records() {
     .unwrap();
     // Family a is record 0; family b is the records 1 and 2, of 500 and 30 bases.
     let (mut whole, mut short, mut all) = ([0; 3], 0, 0);
-    for batch in batches(&set, Split::Train, &set.start(), 500) {
-        for (&bases, &family) in batch.bases.iter().zip(&batch.targets[1]) {
+    for pack in packs(&set, Split::Train, &set.start(), 500) {
+        for (&bases, &family) in pack.bases.iter().zip(&pack.targets[1]) {
             let longest = [700, 2000, 500, 2500][(family + 1) as usize];
             assert!(bases <= longest);
             all += u32::from(family == 1);
@@ -364,14 +364,14 @@ fn shuffled_crops_have_their_own_targets() {
     let set = CropSet::open(CropSettings { shuffled, mutations: Mutations::default(), ..base }).unwrap();
     let sources: Vec<String> = (0..5).map(|number| letters(number).to_uppercase().replace('U', "T")).collect();
     let (mut crops, mut found) = (0, 0);
-    for batch in batches(&set, Split::Train, &set.start(), 200) {
-        for (i, &[start, end]) in batch.spans.iter().enumerate() {
+    for pack in packs(&set, Split::Train, &set.start(), 200) {
+        for (i, &[start, end]) in pack.spans.iter().enumerate() {
             crops += 1;
-            if (batch.targets[0][i], batch.targets[1][i]) != (-1, 2) {
+            if (pack.targets[0][i], pack.targets[1][i]) != (-1, 2) {
                 continue;
             }
             found += 1;
-            let crop = decoded(&batch.ids[start as usize..end as usize], batch.bases[i] as usize);
+            let crop = decoded(&pack.ids[start as usize..end as usize], pack.bases[i] as usize);
             let crop = String::from_utf8(crop).unwrap();
             assert!(crop.contains('N') || !sources.iter().any(|source| source.contains(&crop)));
         }
@@ -391,10 +391,10 @@ fn crops_without_a_target_are_skipped() {
     let base = CropSettings { tasks, shuffled, levels: vec![level], ..base };
     let set = CropSet::open(base.clone()).unwrap();
     let mut stream = set.stream(Split::Train, &set.start()).unwrap();
-    let mut batch = set.batch();
+    let mut pack = set.pack();
     for _ in 0..100 {
-        stream.fill(&mut batch).unwrap();
-        assert!(batch.targets[0].iter().all(|&target| target >= 0));
+        stream.fill(&mut pack).unwrap();
+        assert!(pack.targets[0].iter().all(|&target| target >= 0));
     }
     let counts = stream.counts();
     let share = counts.skipped as f64 / (counts.skipped + counts.crops) as f64;
@@ -403,15 +403,15 @@ fn crops_without_a_target_are_skipped() {
     assert_eq!(stream.position().crop, counts.skipped + counts.crops);
     // They are not skipped where they are wanted, except in validation.
     let all = CropSet::open(CropSettings { unlabelled: true, ..base.clone() }).unwrap();
-    let drawn = batches(&all, Split::Train, &all.start(), 100);
-    let targets: Vec<i32> = drawn.iter().flat_map(|batch| batch.targets[0].clone()).collect();
+    let drawn = packs(&all, Split::Train, &all.start(), 100);
+    let targets: Vec<i32> = drawn.iter().flat_map(|pack| pack.targets[0].clone()).collect();
     let share = targets.iter().filter(|&&target| target < 0).count() as f64 / targets.len() as f64;
     assert!((share - 0.25).abs() < 0.04, "{share}");
-    let counted: u64 = drawn.iter().map(|batch| batch.target_counts[0]).sum();
+    let counted: u64 = drawn.iter().map(|pack| pack.target_counts[0]).sum();
     assert_eq!(counted as usize, targets.iter().filter(|&&target| target >= 0).count());
     let validated = |set: &CropSet| {
-        let batches = batches(set, Split::Validation, &set.start(), 80);
-        batches.into_iter().map(|batch| (batch.ids, batch.targets)).collect::<Vec<_>>()
+        let packs = packs(set, Split::Validation, &set.start(), 80);
+        packs.into_iter().map(|pack| (pack.ids, pack.targets)).collect::<Vec<_>>()
     };
     assert_eq!(validated(&all), validated(&set));
     assert_ne!(all.digest(), set.digest());
@@ -425,7 +425,7 @@ fn crops_without_a_target_are_skipped() {
     })
     .unwrap();
     let mut stream = set.stream(Split::Train, &set.start()).unwrap();
-    let error = stream.fill(&mut batch).unwrap_err().to_string();
+    let error = stream.fill(&mut pack).unwrap_err().to_string();
     assert!(
         error.ends_with(
             "none.tsv: 65536 crops in succession have no target: its records have ? in every task; \
@@ -433,7 +433,7 @@ fn crops_without_a_target_are_skipped() {
         ),
         "{error}"
     );
-    assert!(!stream.fill(&mut batch).unwrap());
+    assert!(!stream.fill(&mut pack).unwrap());
 }
 
 /// The message with which a crop set is refused.
@@ -597,9 +597,9 @@ fn settings_that_contradict_themselves() {
             "a validation crop must have 5 to",
         ),
         (CropSettings { workers: 0, ..base.clone() }, "at least one worker"),
-        (bounds(2400, 0, 140), "a micro-batch must hold a crop"),
+        (bounds(2400, 0, 140), "a pack must hold a crop"),
         (bounds(2400, 1, 131), "a crop of 400 bases has frames of 132 tokens, at most 131 fit"),
-        (bounds(791, 1, 140), "a crop of 400 bases has 792 tokens, a micro-batch at most 791"),
+        (bounds(791, 1, 140), "a crop of 400 bases has 792 tokens, a pack at most 791"),
     ] {
         let found = refusal(settings);
         assert!(found.contains(expected), "{found}");
@@ -618,10 +618,11 @@ fn a_position_is_one_in_its_data() {
     };
     let start = set.start();
     let bounds = Bounds { tokens: 3000, ..base.bounds };
-    assert_eq!(refused(CropSettings { bounds, workers: 1, validation: None, ..base.clone() }, &start), "");
+    assert_eq!(refused(CropSettings { workers: 1, validation: None, ..base.clone() }, &start), "");
     let other = "the saved position belongs to other data";
     for changed in [
         CropSettings { seed: 4, ..base.clone() },
+        CropSettings { bounds, ..base.clone() },
         CropSettings { longest: 399, ..base.clone() },
         CropSettings { mutations: Mutations::default(), ..base.clone() },
         CropSettings { levels: Vec::new(), ..base.clone() },
@@ -640,7 +641,7 @@ fn a_position_is_one_in_its_data() {
     rows[1..].reverse();
     let with = |text: &str| CropSettings { table: file(&folder, "other.tsv", text), ..base.clone() };
     let reversed = CropSet::open(with(&rows.join("\n"))).unwrap();
-    assert_eq!(batches(&reversed, Split::Train, &start, 5), batches(&set, Split::Train, &start, 5));
+    assert_eq!(packs(&reversed, Split::Train, &start, 5), packs(&set, Split::Train, &start, 5));
     assert!(refused(with(&text.replace("train\tb", "train\tc")), &start).starts_with(other));
     let fasta = std::fs::read_to_string(&base.files[0]).unwrap();
     let with = |fasta: String| CropSettings {
@@ -654,6 +655,8 @@ fn a_position_is_one_in_its_data() {
     assert_eq!(refused(with(fasta + "A\n"), &start), "", "a base of a validation record");
     let damaged = CropPosition { crop: u64::MAX, ..start.clone() };
     assert!(refused(base.clone(), &damaged).contains("after the last crop, so it is damaged"));
+    let damaged = CropPosition { crop: 3, pack: 4, ..start.clone() };
+    assert!(refused(base.clone(), &damaged).contains("after the last pack, so it is damaged"));
     let validate = |settings: CropSettings, crop| {
         let set = CropSet::open(settings).unwrap();
         set.stream(Split::Validation, &CropPosition { crop, ..start.clone() }).err().unwrap().to_string()
@@ -662,12 +665,6 @@ fn a_position_is_one_in_its_data() {
     assert!(
         validate(CropSettings { validation: None, ..base.clone() }, 0).contains("there is no validation data")
     );
-    let mut set = CropSet::open(base.clone()).unwrap();
-    set.bound(bounds).unwrap();
-    assert_eq!((set.settings().bounds, set.digest()), (bounds, start.data.as_str()));
-    assert!(set.bound(Bounds { longest: 9, ..bounds }).is_err());
-    let _clone = set.clone();
-    assert!(set.bound(bounds).unwrap_err().to_string().contains("before the first one is taken"));
 }
 
 #[test]
@@ -709,15 +706,15 @@ fn a_set_holds_at_most_what_its_figures_say() {
         let bound = of(&["parcels", "makers of crops"]);
         println!("stream: {} of {bound}", streaming.bytes_max);
         assert!(streaming.bytes_max <= bound && streaming.bytes_max >= bound / 2);
-        let mut batch = None;
-        let made = allocation_counter::measure(|| batch = Some(set.batch()));
-        assert!(made.bytes_max <= set.batch_bytes() && made.bytes_max >= set.batch_bytes() / 2);
-        let (mut stream, mut batch) = (stream.unwrap(), batch.unwrap());
-        stream.fill(&mut batch).unwrap();
+        let mut pack = None;
+        let made = allocation_counter::measure(|| pack = Some(set.pack()));
+        assert!(made.bytes_max <= set.pack_bytes() && made.bytes_max >= set.pack_bytes() / 2);
+        let (mut stream, mut pack) = (stream.unwrap(), pack.unwrap());
+        stream.fill(&mut pack).unwrap();
         let filling = allocation_counter::measure(|| {
-            (0..50).for_each(|_| assert!(stream.fill(&mut batch).unwrap()));
+            (0..50).for_each(|_| assert!(stream.fill(&mut pack).unwrap()));
         });
-        // The channels of the two workers allocate their lists of waiting threads; a batch must not allocate.
-        assert!(filling.count_total < 16, "{} allocations in 50 batches", filling.count_total);
+        // The channels of the two workers allocate their lists of waiting threads; a pack must not allocate.
+        assert!(filling.count_total < 16, "{} allocations in 50 packs", filling.count_total);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use plimsoll_data::train::{
-    Batch, BytePairs, Dataset, Format, Settings, Shuffle, Split, TokenizerKind, Vocabulary,
+    Bounds, BytePairs, Dataset, Format, Pack, Settings, Shuffle, Split, TokenizerKind, Vocabulary,
 };
 use serde_json::{Map, Value, json};
 
@@ -55,13 +55,43 @@ fn measure() {
     let ledger = data.host_bytes().iter().map(|held| held.bytes).sum::<u64>();
     let before = status("VmRSS").unwrap();
     let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-    let mut batch = Batch::default();
-    while stream.fill(&mut batch).unwrap() {}
+    let mut pack = Pack::default();
+    while stream.fill(&mut pack).unwrap() {}
     let held = status("VmHWM").unwrap() - before;
     println!("held {held}, ledger {ledger}: {:?}", data.host_bytes());
     // The margin covers thread stacks and memory that the allocator has not returned.
     assert!(held <= ledger + (2 << 20), "{held} held, {ledger} in the ledger");
     assert!(held >= ledger / 2, "{held} held, {ledger} in the ledger: it says too much");
+}
+
+#[test]
+fn a_stream_allocates_when_it_is_opened() {
+    let folder = folder("train_memory_start");
+    let path = file(&folder, "a.txt", super::lines(5000));
+    let bounds = Bounds { tokens: 512, sequences: 40, longest: 100 };
+    let data = Dataset::open(Settings { bounds, ..settings(&[&path]) }).unwrap();
+    let ledger = data.host_bytes();
+    let ledger = ledger.iter().filter(|held| ["parcels", "packing"].contains(&held.what));
+    let ledger: u64 = ledger.map(|held| held.bytes).sum();
+    // Parcels and blocks are allocated by the thread that opens the stream.
+    let mut stream = None;
+    let opening = allocation_counter::measure(|| {
+        stream = Some(data.stream(Split::Train, &data.start()).unwrap());
+    });
+    println!("opening: {} of {ledger}", opening.bytes_max);
+    // The margin covers channels, handles of threads, and file names.
+    assert!(opening.bytes_max <= ledger + (64 << 10) && opening.bytes_max >= ledger / 2);
+    let mut pack = None;
+    let made = allocation_counter::measure(|| pack = Some(Pack::with_capacity(&bounds)));
+    assert_eq!(made.bytes_max, Pack::host_bytes(&bounds));
+    let mut stream = stream.unwrap();
+    let mut pack = pack.unwrap();
+    stream.fill(&mut pack).unwrap();
+    let filling = allocation_counter::measure(|| {
+        (0..400).for_each(|_| assert!(stream.fill(&mut pack).unwrap()));
+    });
+    // The channels allocate their lists of waiting threads; a pack must not allocate.
+    assert!(filling.count_total < 16, "{} allocations in 400 packs", filling.count_total);
 }
 
 /// A byte-level BPE tokenizer file with a token for each byte and two merges.

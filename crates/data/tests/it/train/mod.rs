@@ -1,8 +1,8 @@
-//! Tests of training data, from files to batches.
+//! Tests of training data, from files to packs.
 
-mod batches;
 mod crops;
 mod memory;
+mod packs;
 mod refused;
 mod resume;
 mod rows;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_data::DataError;
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, Objective, Settings, Shuffle, Split, TextDocuments, TokenizerKind,
+    Bounds, Dataset, Format, Objective, Pack, Settings, Shuffle, Split, TextDocuments, TokenizerKind,
     Validation,
 };
 
@@ -48,27 +48,27 @@ pub fn file(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// The batches of the first epoch of a split.
-pub fn epoch(data: &Dataset, split: Split) -> Vec<Batch> {
+/// The packs of the first epoch of a split.
+pub fn epoch(data: &Dataset, split: Split) -> Vec<Pack> {
     let mut stream = data.stream(split, &data.start()).expect("opened");
-    let mut batches = Vec::new();
+    let mut packs = Vec::new();
     loop {
-        let mut batch = Batch::default();
-        match stream.fill(&mut batch).expect("filled") {
-            true => batches.push(batch),
-            false => return batches,
+        let mut pack = Pack::default();
+        match stream.fill(&mut pack).expect("filled") {
+            true => packs.push(pack),
+            false => return packs,
         }
     }
 }
 
 /// The inputs of each sequence and its last target, as text. The end token is shown as `$`.
-pub fn texts(batches: &[Batch]) -> Vec<String> {
-    let of = |batch: &Batch, [start, end]: [i32; 2]| {
-        let ids = &batch.ids[start as usize..end as usize];
-        let last = batch.targets[end as usize - 1];
+pub fn texts(packs: &[Pack]) -> Vec<String> {
+    let of = |pack: &Pack, [start, end]: [i32; 2]| {
+        let ids = &pack.ids[start as usize..end as usize];
+        let last = pack.targets[end as usize - 1];
         ids.iter().chain(&[last]).map(|&id| if id == 256 { '$' } else { char::from(id as u8) }).collect()
     };
-    batches.iter().flat_map(|batch| batch.spans.iter().map(|&span| of(batch, span))).collect()
+    packs.iter().flat_map(|pack| pack.spans.iter().map(|&span| of(pack, span))).collect()
 }
 
 /// The message with which a data set is refused.

@@ -1,7 +1,7 @@
 //! Tests of the messages for refused training data and settings.
 
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Split, TokenizerKind, Validation,
+    Bounds, Dataset, Format, MaskRates, Objective, Pack, Position, Settings, Split, TokenizerKind, Validation,
 };
 
 use super::{file, lines, refusal, settings};
@@ -38,7 +38,7 @@ fn no_data_says_which_and_why() {
     let short = file(&folder, "short.txt", "a\nb\nc\n");
     let data =
         Dataset::open(Settings { tokens: TokenizerKind::Bytes { end: false }, ..settings(&[&short]) }).unwrap();
-    let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Batch::default()).unwrap_err();
+    let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Pack::default()).unwrap_err();
     assert!(error.to_string().contains("short.txt: no document contains a target"), "{error}");
 }
 
@@ -51,7 +51,7 @@ fn settings_that_contradict_themselves() {
         |tokens, sequences, longest| Settings { bounds: Bounds { tokens, sequences, longest }, ..base.clone() };
     let mask = Objective::Masked(MaskRates { select: 0.0, ..MaskRates::BERT });
     for (settings, expected) in [
-        (bounds(8, 1, 9), "the longest sequence has more tokens than a micro-batch"),
+        (bounds(8, 1, 9), "the longest sequence has more tokens than a pack"),
         (bounds(8, 0, 8), "must hold a sequence"),
         (Settings { workers: 0, ..base.clone() }, "at least one worker"),
         (
@@ -88,8 +88,9 @@ fn a_position_is_one_in_its_data() {
     let start = data.start();
     assert_eq!(refused(base.clone(), &start), "");
     let bounds = Bounds { tokens: 128, sequences: 2, longest: 9 };
-    assert_eq!(refused(Settings { bounds, workers: 1, ..base.clone() }, &start), "", "batches of another size");
+    assert_eq!(refused(Settings { workers: 1, ..base.clone() }, &start), "", "another number of workers");
     let other = "the saved position belongs to other data";
+    assert!(refused(Settings { bounds, ..base.clone() }, &start).contains(other), "packs of another size");
     assert!(refused(Settings { seed: 8, ..base.clone() }, &start).contains(other));
     assert!(
         refused(Settings { tokens: TokenizerKind::Bytes { end: false }, ..base.clone() }, &start)
@@ -101,7 +102,22 @@ fn a_position_is_one_in_its_data() {
     damaged.window.file = 0;
     damaged.window.skip = 99;
     let mut stream = data.stream(Split::Train, &damaged).unwrap();
-    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("after the end of a file"));
+    assert!(stream.fill(&mut Pack::default()).unwrap_err().to_string().contains("after the end of a file"));
+    let last = Position { pack: u64::MAX, ..start.clone() };
+    assert!(refused(base.clone(), &last).contains("after the last pack"));
+    // The whole data is one block: no number of its packs, and no number of another document, continues in it.
+    let packs = super::epoch(&data, Split::Train).len() as u32;
+    for (place, packed, expected) in [
+        (0, packs, "after the last pack of its documents"),
+        (29, packs - 1, "after the last pack of its documents"),
+        (30, 1, "after the last pack of its documents"),
+        (31, 0, "after the last document of its window"),
+    ] {
+        let mut stream = data.stream(Split::Train, &Position { place, packed, ..start.clone() }).unwrap();
+        let error = stream.fill(&mut Pack::default()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!stream.fill(&mut Pack::default()).unwrap());
+    }
     file(&folder, "a.txt", lines(31));
     assert!(refused(base, &start).contains(other));
 }
@@ -114,7 +130,7 @@ fn data_that_changes_while_it_is_read() {
     for text in [lines(29), lines(30) + "more\n", "x".repeat(3000)] {
         file(&folder, "a.txt", text);
         let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-        let error = stream.fill(&mut Batch::default()).unwrap_err();
+        let error = stream.fill(&mut Pack::default()).unwrap_err();
         assert!(error.to_string().contains("a.txt: it changed while the run read it"), "{error}");
     }
 }

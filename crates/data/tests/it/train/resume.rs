@@ -1,37 +1,39 @@
-//! Tests that a stream that starts at a saved position gives the batches of an uninterrupted stream.
+//! Tests that a stream that starts at a saved position gives the packs of an uninterrupted stream.
 
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Shuffle, Split, TokenizerKind,
-    Validation,
+    Bounds, Classes, Dataset, Format, LabelsFrom, MaskRates, Objective, Pack, Position, Settings, Shuffle,
+    Split, TokenizerKind, Validation,
 };
 use proptest::prelude::*;
 
 use super::{file, lines, settings};
 use crate::support::folder;
 
-/// The results of `count` calls of `fill` from a position on: `false` at the end of an epoch, and the batch.
-fn from(data: &Dataset, position: &Position, count: usize) -> Vec<(bool, Batch)> {
+/// The results of `count` calls of `fill` from a position on: `false` at the end of an epoch, and the pack.
+fn from(data: &Dataset, position: &Position, count: usize) -> Vec<(bool, Pack)> {
     let mut stream = data.stream(Split::Train, position).expect("opened");
     let next = |_| {
-        let mut batch = Batch::default();
-        let more = stream.fill(&mut batch).expect("filled");
-        (more, batch)
+        let mut pack = Pack::default();
+        let more = stream.fill(&mut pack).expect("filled");
+        (more, pack)
     };
     (0..count).map(next).collect()
 }
 
 fn check(settings: Settings, cut: usize) {
     let data = Dataset::open(settings).unwrap();
-    let whole = from(&data, &data.start(), 40);
-    // The batches extend over the end of an epoch.
+    let whole = from(&data, &data.start(), 160);
+    // The packs extend over the end of an epoch, and their numbers go on.
     assert!(whole.iter().any(|(more, _)| !more));
+    let numbers: Vec<u64> = whole.iter().filter(|(more, _)| *more).map(|(_, pack)| pack.number).collect();
+    assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
     let position = whole[cut].1.position_after.as_ref().expect("set");
     // A checkpoint stores the position as JSON.
     let text = serde_json::to_string(position).unwrap();
     assert!(text.len() < 200, "{text}");
     let position: Position = serde_json::from_str(&text).unwrap();
     let reopened = Dataset::open(Settings { workers: 1, ..data.settings().clone() }).unwrap();
-    assert_eq!(from(&reopened, &position, 39 - cut), whole[cut + 1..]);
+    assert_eq!(from(&reopened, &position, 40), whole[cut + 1..][..40]);
 }
 
 proptest! {
@@ -39,7 +41,7 @@ proptest! {
 
     #[test]
     fn cut_anywhere_and_continue(
-        cut in 0_usize..39,
+        cut in 0_usize..119,
         documents in 0_usize..20,
         bytes in 1_usize..1500,
         tokens in 60_usize..120,
@@ -61,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn masks_are_the_same_again(cut in 0_usize..39, seed in 0_u64..100) {
+    fn masks_are_the_same_again(cut in 0_usize..119, seed in 0_u64..100) {
         let folder = folder("train_resume_masked");
         let fasta: String = (0..25).map(|i| format!(">p{i}\n{}\n", "MKVLAGSTRE".repeat(1 + i * 5 % 9))).collect();
         let path = file(&folder, "a.fa", fasta);
@@ -77,22 +79,46 @@ proptest! {
     }
 }
 
+/// A position at every pack of an epoch and of the start of the next one continues as the uninterrupted stream does.
 #[test]
-fn a_position_goes_on_with_batches_of_another_size() {
-    let folder = folder("train_resume_bounds");
-    let path = file(&folder, "a.txt", lines(50));
-    let base = Settings { shuffle: Shuffle { documents: 9, bytes: 1 << 16 }, ..settings(&[&path]) };
-    let bounds = Bounds { tokens: 150, sequences: 3, longest: 100 };
-    let small = Dataset::open(base.clone()).unwrap();
-    let large = Dataset::open(Settings { bounds, ..base }).unwrap();
-    let ids = |batches: Vec<(bool, Batch)>| {
-        let epoch = batches.into_iter().take_while(|(more, _)| *more);
-        epoch.flat_map(|(_, batch)| batch.ids).collect::<Vec<i32>>()
+fn every_position_continues() {
+    let folder = folder("train_resume_every");
+    let fasta = |count: usize, most: usize| -> String {
+        (0..count).map(|i| format!(">p{i}\n{}\n", "MKVLAGSTRE".repeat(1 + i * 5 % most))).collect()
     };
-    let whole = from(&small, &small.start(), 99);
-    for cut in [0, 3, 10, 20] {
-        let before = ids(whole[..=cut].to_vec());
-        let position = whole[cut].1.position_after.as_ref().unwrap();
-        assert_eq!([before, ids(from(&large, position, 99))].concat(), ids(whole.clone()), "cut at {cut}");
+    let long = file(&folder, "a.fa", fasta(60, 13));
+    let short = file(&folder, "b.fa", fasta(150, 3));
+    let table: String = (0..150).map(|i| format!("p{i}\t{}\n", i % 2)).collect();
+    let table = file(&folder, "b.tsv", table);
+    let text = file(&folder, "a.txt", lines(60));
+    let base = settings(&[&text]);
+    let proteins =
+        Settings { train: vec![long], format: Format::Sequences, tokens: TokenizerKind::Esm, ..base.clone() };
+    let classify =
+        Objective::Classify { labels: LabelsFrom::Table(table), classes: Classes::Count(2), truncate: true };
+    // Blocks end in the middle of windows: all epochs have more packs than a block.
+    for (settings, (tokens, sequences, longest)) in [
+        (base, (20, 3, 17)),
+        (Settings { task: Objective::Masked(MaskRates::BERT), ..proteins.clone() }, (25, 3, 20)),
+        (Settings { task: classify, train: vec![short], ..proteins }, (30, 1, 30)),
+    ] {
+        for documents in [0, 23, 1000] {
+            let data = Dataset::open(Settings {
+                bounds: Bounds { tokens, sequences, longest },
+                shuffle: Shuffle { documents, bytes: 1 << 20 },
+                ..settings.clone()
+            })
+            .unwrap();
+            let start = from(&data, &data.start(), 400);
+            let epoch = start.iter().position(|(more, _)| !more).expect("the end of an epoch");
+            assert!(epoch > 140 && epoch + 60 < 400, "{epoch} packs");
+            let sets = [1, 2, 3].map(|workers| {
+                Dataset::open(Settings { workers, prefetch: 1, ..data.settings().clone() }).unwrap()
+            });
+            for cut in 0..epoch + 40 {
+                let position = start[cut].1.position_after.as_ref().expect("set");
+                assert_eq!(from(&sets[cut % 3], position, 4), start[cut + 1..cut + 5], "cut at {cut}");
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use plimsoll_data::rows::{NpyWriter, NpzLayout, NpzWriter, SafetensorsWriter, ValueType};
-use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings};
+use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowPosition, RowSet, RowSettings};
 use plimsoll_data::train::{Classes, Split};
 
 use super::file;
@@ -50,11 +50,11 @@ fn settings(folder: &Path, count: usize) -> RowSettings {
     }
 }
 
-fn batches(set: &RowSet, split: Split, from: &RowPosition, count: usize) -> Vec<(bool, RowBatch)> {
+fn packs(set: &RowSet, split: Split, from: &RowPosition, count: usize) -> Vec<(bool, RowPack)> {
     let mut stream = set.stream(split, from).unwrap();
     let next = |_| {
-        let mut batch = RowBatch::default();
-        (stream.fill(&mut batch).unwrap(), batch)
+        let mut pack = RowPack::default();
+        (stream.fill(&mut pack).unwrap(), pack)
     };
     (0..count).map(next).collect()
 }
@@ -67,17 +67,17 @@ fn every_row_comes_once_with_its_parts_and_class() {
     let mut seen = BTreeMap::new();
     for split in [Split::Train, Split::Validation] {
         let mut sizes = Vec::new();
-        for (_, batch) in batches(&set, split, &set.start(), 40).into_iter().take_while(|(more, _)| *more) {
-            sizes.push(batch.targets.len());
-            for (s, &class) in batch.targets.iter().enumerate() {
-                let i = (batch.parts[0][3 * s] * 4.0) as usize / 10;
-                assert_eq!(batch.parts[0][3 * s..][..3], row(i, 3));
-                assert_eq!(batch.parts[1][2 * s..][..2], row(i, 2));
+        for (_, pack) in packs(&set, split, &set.start(), 40).into_iter().take_while(|(more, _)| *more) {
+            sizes.push(pack.targets.len());
+            for (s, &class) in pack.targets.iter().enumerate() {
+                let i = (pack.parts[0][3 * s] * 4.0) as usize / 10;
+                assert_eq!(pack.parts[0][3 * s..][..3], row(i, 3));
+                assert_eq!(pack.parts[1][2 * s..][..2], row(i, 2));
                 assert_eq!(class as usize, i % 2);
                 assert_eq!(seen.insert(i, split), None, "row {i}");
             }
         }
-        assert!(sizes.iter().all(|&n| (2..=4).contains(&n)), "no batch of one row: {sizes:?}");
+        assert!(sizes.iter().all(|&n| (2..=4).contains(&n)), "no pack of one row: {sizes:?}");
     }
     assert_eq!(seen.len(), 41);
     let census = set.census();
@@ -89,17 +89,26 @@ fn every_row_comes_once_with_its_parts_and_class() {
 fn rows_continue_anywhere() {
     let folder = folder("train_rows_resume");
     let set = RowSet::open(settings(&folder, 20)).unwrap();
-    let whole = batches(&set, Split::Train, &set.start(), 25);
+    let whole = packs(&set, Split::Train, &set.start(), 25);
     let ends = whole.iter().filter(|(more, _)| !more).count();
     assert!(ends >= 3, "{ends}");
     for cut in 0..24 {
         let position = whole[cut].1.position_after.clone().unwrap();
         let text = serde_json::to_string(&position).unwrap();
         let position: RowPosition = serde_json::from_str(&text).unwrap();
-        assert_eq!(batches(&set, Split::Train, &position, 24 - cut), whole[cut + 1..], "cut at {cut}");
+        assert_eq!(packs(&set, Split::Train, &position, 24 - cut), whole[cut + 1..], "cut at {cut}");
     }
-    let other = RowSet::open(RowSettings { seed: 4, ..settings(&folder, 20) }).unwrap();
-    assert!(other.stream(Split::Train, &set.start()).err().unwrap().to_string().contains("other data"));
+    let numbers: Vec<u64> = whole.iter().filter(|(more, _)| *more).map(|(_, pack)| pack.number).collect();
+    assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
+    assert_eq!(set.packs_of_epoch(), whole.iter().take_while(|(more, _)| *more).count() as u64);
+    for other in
+        [RowSettings { seed: 4, ..settings(&folder, 20) }, RowSettings { rows: 5, ..settings(&folder, 20) }]
+    {
+        let other = RowSet::open(other).unwrap();
+        assert!(other.stream(Split::Train, &set.start()).err().unwrap().to_string().contains("other data"));
+    }
+    let last = RowPosition { pack: u64::MAX, ..set.start() };
+    assert!(set.stream(Split::Train, &last).err().unwrap().to_string().contains("after the last pack"));
 }
 
 #[test]
@@ -118,8 +127,8 @@ fn golden_embeddings_are_rows() {
     })
     .unwrap();
     assert_eq!((set.widths(), set.census().train.documents), (&[96, 40][..], 7));
-    let batch = &batches(&set, Split::Train, &set.start(), 1)[0].1;
-    assert_eq!((batch.parts[0].len(), batch.parts[1].len()), (4 * 96, 4 * 40));
+    let pack = &packs(&set, Split::Train, &set.start(), 1)[0].1;
+    assert_eq!((pack.parts[0].len(), pack.parts[1].len()), (4 * 96, 4 * 40));
 }
 
 #[test]
@@ -131,7 +140,7 @@ fn rows_that_cannot_be_trained_on() {
         assert!(error.contains(expected), "{error}");
     };
     check(RowSettings { parts: vec![], ..base() }, "no file of rows is named");
-    check(RowSettings { rows: 0, ..base() }, "a batch needs a row");
+    check(RowSettings { rows: 0, ..base() }, "a pack needs a row");
     check(RowSettings { validation: 1e-9, ..base() }, "no row to validate on");
     let mut settings = base();
     file(&folder, "labels.tsv", "r0\t1\n");
@@ -193,8 +202,8 @@ fn what_is_written_is_read() {
                 ..settings(&folder, 2)
             });
             let set = set.unwrap();
-            let batch = &batches(&set, Split::Train, &set.start(), 1)[0].1;
-            let rows = batch.parts[0].chunks_exact(3).zip(&batch.targets);
+            let pack = &packs(&set, Split::Train, &set.start(), 1)[0].1;
+            let rows = pack.parts[0].chunks_exact(3).zip(&pack.targets);
             let mut found: Vec<(Vec<f32>, i32)> = rows.map(|(row, &class)| (row.to_vec(), class)).collect();
             found.sort_by(|a, b| a.0.partial_cmp(&b.0).unwrap());
             let wanted: Vec<(Vec<f32>, i32)> = (0..4).map(|i| (row(i, 3), (i % 2) as i32)).collect();

@@ -1,7 +1,7 @@
 //! Test cases of routing, dispatch, combine and the router losses. Invariant: the logits of a token are at
 //! least 0.15 apart, so an error of 1e-5 changes no choice.
 
-use super::{Case, Operand, ROWS, Tolerance, UNIT};
+use super::{Case, Operand, PACKINGS, Packing, ROWS, Tolerance, UNIT};
 use plimsoll_exec::reference::Data;
 use plimsoll_graph::ops::*;
 use plimsoll_graph::{Dim, Op};
@@ -34,22 +34,25 @@ pub fn cases() -> Vec<Case> {
     for (i, (experts, top_k)) in EXPERTS.into_iter().enumerate() {
         for (j, (renormalise, capacity)) in FORMS.into_iter().enumerate() {
             let op = Route { experts, top_k, renormalise, capacity };
-            let routing = Routing::new(op, ROWS[(i + 2 * j) % 7], WISHES[(i + j) % 3]);
+            let packing = PACKINGS[(i + j) % 3];
+            let routing = Routing::new(op, ROWS[(i + 2 * j) % 7], WISHES[(i + j) % 3], packing);
             cases.push(routing.route.clone());
             cases.extend(routing.gradients());
             cases.extend(routing.rows(COLUMNS[(i + j) % 5]));
         }
         for (j, wish) in WISHES.into_iter().enumerate() {
             let op = Route { experts, top_k, renormalise: false, capacity: 0 };
-            cases.extend(Routing::new(op, ROWS[(i + 3 * j) % 7], wish).losses());
+            cases.extend(Routing::new(op, ROWS[(i + 3 * j) % 7], wish, PACKINGS[(i + j) % 3]).losses());
         }
     }
     // More tokens than a chunk of any kernel has.
     let op = Route { experts: 8, top_k: 2, renormalise: true, capacity: 1000 };
-    let routing = Routing::new(op, 300, Wish::Any);
-    cases.push(routing.route.clone());
-    cases.extend(routing.gradients());
-    cases.extend(routing.losses());
+    for packing in PACKINGS {
+        let routing = Routing::new(op, 300, Wish::Any, packing);
+        cases.push(routing.route.clone());
+        cases.extend(routing.gradients());
+        cases.extend(routing.losses());
+    }
     cases
 }
 
@@ -57,6 +60,7 @@ pub fn cases() -> Vec<Case> {
 struct Routing {
     op: Route,
     tokens: u64,
+    packing: Packing,
     what: String,
     route: Case,
     gates: Vec<f64>,
@@ -66,12 +70,13 @@ struct Routing {
 }
 
 /// A case of routing `tokens` tokens. Tolerance as of a softmax: c = 2; `k` is the number of experts.
-pub fn route(op: Route, tokens: u64, wish: Wish) -> Case {
-    let name = format!("route {tokens} tokens, {wish:?}, {op:?}");
+fn route(op: Route, tokens: u64, wish: Wish, packing: Packing) -> Case {
+    let name = format!("route {tokens} tokens, {wish:?}, {packing:?}, {op:?}");
     let tolerance = Tolerance::sum(2.0, u64::from(op.experts));
-    let case = Case::new(name, Op::Route(op), &[tokens], tokens % 2 * 3, tolerance);
+    let case = Case::new(name, Op::Route(op), &packing.lengths(tokens), tokens % 2 * 3, tolerance);
     let data = logits(&case, u64::from(op.experts), wish);
-    case.operand(&[Dim::Tokens(1), Dim::Fixed(u64::from(op.experts))], Data::Float(data), false)
+    let case = case.operand(&[Dim::Tokens(1), Dim::Fixed(u64::from(op.experts))], Data::Float(data), false);
+    if op.capacity > 0 { case.packs(&packing.packs(tokens)) } else { case }
 }
 
 /// Ranks of the experts, a quarter apart, and noise of 0.05.
@@ -96,19 +101,19 @@ fn logits(case: &Case, experts: u64, wish: Wish) -> Vec<f64> {
 }
 
 impl Routing {
-    fn new(op: Route, tokens: u64, wish: Wish) -> Self {
-        let route = route(op, tokens, wish);
+    fn new(op: Route, tokens: u64, wish: Wish, packing: Packing) -> Self {
+        let route = route(op, tokens, wish, packing);
         let outs = route.reference();
         let integers = |i: usize| outs[i].integers().expect("integers").to_vec();
         let gates = outs[0].rounded().expect("gates").into_iter().map(f64::from).collect();
         let (experts, order, places) = (integers(1), integers(2), integers(3));
-        let what = format!("{tokens} tokens, {wish:?}, {op:?}");
-        Self { op, tokens, what, route, gates, experts, order, places }
+        let what = format!("{tokens} tokens, {wish:?}, {packing:?}, {op:?}");
+        Self { op, tokens, packing, what, route, gates, experts, order, places }
     }
 
     fn case(&self, op: Op, detail: &str, tolerance: Tolerance) -> Case {
         let name = format!("{}{detail}, {}", op.name(), self.what);
-        Case::new(name, op, &[self.tokens], self.tokens % 2 * 3, tolerance)
+        Case::new(name, op, &self.packing.lengths(self.tokens), self.tokens % 2 * 3, tolerance)
     }
 
     fn k(&self) -> u64 {
@@ -160,22 +165,17 @@ impl Routing {
         ]
     }
 
-    /// The router losses and their gradient. Tolerance: c = 4; `k` is the number of experts. The cotangent is
-    /// the number of tokens: it cancels the mean over tokens, so that the gradient does not get smaller with
-    /// more tokens.
+    /// The router losses and their gradient. Tolerance: c = 4; `k` is the number of experts. A pack has about as many
+    /// targets as tokens, which cancel the mean over its tokens, so that the gradient does not get smaller with more tokens.
     fn losses(&self) -> [Case; 2] {
         let (balance, z) = (0.75, 0.125);
-        let experts = u64::from(self.op.experts);
-        let loss = self.case(Op::RouterLoss(RouterLoss { balance, z }), "", Tolerance::sum(4.0, experts));
-        let grad =
-            self.case(Op::RouterLossGrad(RouterLossGrad { balance, z }), "", Tolerance::sum(4.0, experts));
-        let mut grad = grad.operand(&[Dim::Fixed(1)], Data::Float(vec![self.tokens as f64]), false);
-        grad.ins.push(self.logits());
-        let mut loss = loss;
-        loss.ins.push(self.logits());
-        [
-            loss.integers(&self.choices(), self.experts.clone()),
-            grad.integers(&self.choices(), self.experts.clone()),
-        ]
+        let tolerance = Tolerance::sum(4.0, u64::from(self.op.experts));
+        let loss = self.case(Op::RouterLoss(RouterLoss { balance, z }), "", tolerance);
+        let grad = self.case(Op::RouterLossGrad(RouterLossGrad { balance, z }), "", tolerance);
+        let grad = grad.operand(&[Dim::Fixed(1)], Data::Float(vec![1.5]), false);
+        [loss, grad].map(|mut case| {
+            case.ins.push(self.logits());
+            case.integers(&self.choices(), self.experts.clone()).packs(&self.packing.packs(self.tokens))
+        })
     }
 }

@@ -86,7 +86,7 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
     let name = format!("linear {rows} rows of {dim}, {n} x {k}, bias {}, {:?}", op.bias, op.epilogue);
     let lengths: &[u64] = match dim {
         Dim::Sequences(_) => &vec![2; rows as usize],
-        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+        Dim::Tokens(_) | Dim::Packs(_) | Dim::Fixed(_) => &[rows],
     };
     let case = Case::new(name, Op::Linear(op), lengths, rows % 2 * 3, Tolerance::sum(C, k));
     let mut case = case.noise(&[dim, Dim::Fixed(k)], UNIT).weight(&[n, k], scaled(k));

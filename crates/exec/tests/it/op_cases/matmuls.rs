@@ -114,7 +114,7 @@ fn loss(rows: u64, dim: Dim, (v, k, chunk): (u64, u64, u32), bias: bool, z_loss:
     let op = Op::LinearCrossEntropy(LinearCrossEntropy { bias, chunk, z_loss });
     let lengths = match dim {
         Dim::Sequences(_) => vec![2; rows as usize],
-        Dim::Tokens(_) | Dim::Fixed(_) => vec![rows],
+        Dim::Tokens(_) | Dim::Packs(_) | Dim::Fixed(_) => vec![rows],
     };
     let case = Case::new(name, op, &lengths, rows % 2 * 3, Tolerance::sum(C, k));
     let mut case = case.noise(&[dim, Dim::Fixed(k)], UNIT).weight(&[v, k], scaled(k));

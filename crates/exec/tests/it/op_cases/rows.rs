@@ -1,6 +1,6 @@
 //! Test cases of row-wise ops. Invariant: each op runs with every number of rows and of columns.
 
-use super::{Case, Noise, ROWS, Tolerance, UNIT};
+use super::{Case, CasePack, Noise, PACKINGS, Packing, ROWS, Tolerance, UNIT};
 use plimsoll_graph::ops::*;
 use plimsoll_graph::{DType, Dim, Op};
 
@@ -13,8 +13,11 @@ const POSITIVE: Noise = Noise { offset: 1.0, amplitude: 0.9 };
 /// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (rows, columns) in shapes() {
+    for (i, (rows, columns)) in shapes().enumerate() {
         cases.extend(elementwise(rows, columns));
+        cases.push(dropout(rows, columns, Dropout { p: 0.1, stream: 0 }, PACKINGS[i % 3]));
+        cases.push(dropout(rows, columns, Dropout { p: 0.5, stream: 7 }, PACKINGS[(i + 1) % 3]));
+        cases.push(dropout_of_sequences(rows, columns));
         cases.extend(norms(rows, columns, UNIT));
         cases.push(softmax(rows, columns, UNIT));
         cases.push(concat(rows, Dim::Tokens(1), &[columns, 8, 33]));
@@ -53,7 +56,7 @@ fn case(op: Op, rows: u64, columns: u64, noise: Noise, tolerance: Tolerance) -> 
 
 /// Element-wise ops. Tolerance: c = 0 for copies, 1 for one exactly rounded operation, 4 if erf or exp is
 /// approximated.
-fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
+fn elementwise(rows: u64, columns: u64) -> [Case; 11] {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let halves = [Dim::Tokens(1), Dim::Fixed(2 * columns)];
     // An amplitude that reaches both tails of erf.
@@ -66,11 +69,6 @@ fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
     };
     let glu = |activation| with(&format!("{activation:?}"), of(Op::Glu(Glu { activation }), 4.0));
     let glu_grad = |activation| with(&format!("{activation:?}"), of(Op::GluGrad(GluGrad { activation }), 8.0));
-    let dropout = |p, stream| {
-        let case = with(&format!("{p} of {stream}"), of(Op::Dropout(Dropout { p, stream }), 2.0));
-        let seed = case.random(2).map(|bits| bits as i32).collect();
-        case.noise(&x, UNIT).integers(&[Dim::Fixed(2)], seed)
-    };
     [
         of(Op::Add(Add {}), 1.0).noise(&x, UNIT).noise(&x, UNIT),
         of(Op::Scale(Scale { factor: -0.3 }), 1.0).noise(&x, UNIT),
@@ -83,9 +81,29 @@ fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
         glu(silu).noise(&halves, wide),
         glu_grad(gelu).noise(&x, UNIT).noise(&halves, wide),
         glu_grad(silu).noise(&x, UNIT).noise(&halves, wide),
-        dropout(0.1, 0),
-        dropout(0.5, 7),
     ]
+}
+
+/// Dropout of tokens. Tolerance: c = 2 for the scale and a product.
+fn dropout(rows: u64, columns: u64, op: Dropout, packing: Packing) -> Case {
+    let name = format!("dropout {rows} x {columns}, {} of {} in {packing:?}", op.p, op.stream);
+    let lengths = packing.lengths(rows);
+    let case = Case::new(name, Op::Dropout(op), &lengths, rows % 2 * 3, Tolerance::sum(2.0, 1));
+    let seed = case.random(2).map(|bits| bits as i32).collect();
+    let case = case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT).integers(&[Dim::Fixed(2)], seed);
+    case.packs(&packing.packs(rows))
+}
+
+/// Dropout of sequences of two tokens, in packs of a third, none, and the rest. Tolerance as in [`dropout`].
+fn dropout_of_sequences(sequences: u64, columns: u64) -> Case {
+    let name = format!("dropout of {sequences} sequences x {columns}");
+    let op = Op::Dropout(Dropout { p: 0.4, stream: 3 });
+    let lengths = vec![2; sequences as usize];
+    let case = Case::new(name, op, &lengths, sequences % 2 * 3, Tolerance::sum(2.0, 1));
+    let seed = case.random(2).map(|bits| bits as i32).collect();
+    let case = case.noise(&[Dim::Sequences(1), Dim::Fixed(columns)], UNIT).integers(&[Dim::Fixed(2)], seed);
+    let pack = |sequences| CasePack { tokens: 2 * sequences, sequences, targets: sequences };
+    case.packs(&[pack(sequences / 3), pack(0), pack(sequences - sequences / 3)])
 }
 
 /// Norms and their gradients. Tolerance: c = 2; 4 for gradients, which have further sums, and for batch norm,
@@ -180,7 +198,7 @@ fn softmax_grad(rows: u64, columns: u64) -> Case {
 fn kl_divergence(rows: u64, dim: Dim, columns: u64, noise: Noise) -> Case {
     let lengths: &[u64] = match dim {
         Dim::Sequences(_) => &vec![1; rows as usize],
-        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+        Dim::Tokens(_) | Dim::Packs(_) | Dim::Fixed(_) => &[rows],
     };
     let tolerance = Tolerance { c: 4.0, k: columns, scale: rows as f32 * 2.0 * noise.amplitude };
     let name = format!("kl_divergence {rows} of {dim}, {columns} around {}", noise.offset);
@@ -209,7 +227,7 @@ fn concat(rows: u64, dim: Dim, columns: &[u64]) -> Case {
     let name = format!("concat {rows} rows of {dim} x {columns:?}");
     let lengths: &[u64] = match dim {
         Dim::Sequences(_) => &vec![1; rows as usize],
-        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+        Dim::Tokens(_) | Dim::Packs(_) | Dim::Fixed(_) => &[rows],
     };
     let case = Case::new(name, Op::Concat(Concat {}), lengths, rows % 2 * 3, Tolerance::sum(0.0, 1));
     columns.iter().fold(case, |case, &c| case.noise(&[dim, Dim::Fixed(c)], UNIT))

@@ -1,6 +1,6 @@
 //! A tiny model, a batch, and the reference results of PyTorch.
 
-use crate::rig::ByName;
+use crate::rig::{ByName, one_pack};
 use plimsoll_data::weights::Weights as File;
 use plimsoll_exec::{Data, Executor};
 use plimsoll_graph::{Bounds, Counts, Graph, Param, ParamPiece};
@@ -116,18 +116,19 @@ impl Fixture {
     /// Number of rows of a step.
     pub fn counts(&self) -> Counts {
         match &self.model {
-            Model::Head(_) => Counts { tokens: 0, sequences: self.integers("targets").len() as u64 },
+            Model::Head(_) => Counts { tokens: 0, sequences: self.integers("targets").len() as u64, packs: 1 },
             Model::Decoder(_) | Model::Encoder(_) => Counts {
                 tokens: self.integers("ids").len() as u64,
                 sequences: self.integers("spans").len() as u64 / 2,
+                packs: 1,
             },
         }
     }
 
     /// Bounds larger than the counts of a step: plans are made for maximum sizes.
     pub fn bounds(&self) -> Bounds {
-        let Counts { tokens, sequences } = self.counts();
-        Bounds { tokens: tokens + 7, sequences: sequences + 2, longest: tokens + 3 }
+        let Counts { tokens, sequences, .. } = self.counts();
+        Bounds { tokens: tokens + 7, sequences: sequences + 2, longest: tokens + 3, packs: 1 }
     }
 
     /// Number of targets that contribute to the loss.
@@ -141,8 +142,8 @@ impl Fixture {
             "ids" | "spans" | "targets" => Value::I32(self.integers(name)),
             "dna" | "protein" => Value::F32(self.floats(name)),
             "seed" => Value::I32(vec![7, -9]),
-            "d loss" => Value::F32(vec![1.0]),
-            "d aux" => Value::F32(vec![self.targets() as f32]),
+            "packs" => Value::I32(one_pack(self.counts(), self.targets()).to_vec()),
+            "d loss" | "d aux" => Value::F32(vec![1.0]),
             _ => return None,
         })
     }

@@ -142,7 +142,7 @@ impl Run<'_> {
         }
         self.set(plans::APPLY, "unscale", &[unscale]);
         self.set(plans::APPLY, "hyper", &hyper);
-        self.run(plans::APPLY, Counts { tokens: 0, sequences: 0 });
+        self.run(plans::APPLY, Counts { tokens: 0, sequences: 0, packs: 1 });
         (loss, Some(self.number(plans::APPLY, "norm")))
     }
 
@@ -351,8 +351,9 @@ fn a_step_of_training_allocates_nothing() {
             let e = &mut run.executor;
             let step = e.submit(micro, &inputs[0], counts, &loss).expect("submitted");
             e.collect(step, &mut losses).expect("collected");
-            let step =
-                e.submit(apply, &inputs[1], Counts { tokens: 0, sequences: 0 }, &norm).expect("submitted");
+            let step = e
+                .submit(apply, &inputs[1], Counts { tokens: 0, sequences: 0, packs: 1 }, &norm)
+                .expect("submitted");
             e.collect(step, &mut norms).expect("collected");
             let change = region.change();
             found.push((change.allocations, free() == before));
