@@ -72,17 +72,29 @@ pub fn router_loss(cpu: &Cpu, weights: Weights, of: Choices<'_>, scratch: &mut [
     let sums = RowsMut::new(scratch, tokens, 2, 2);
     cpu.by_rows(tokens, columns, &|range| cpu.isa().run(Normalisers { logits, sums: &sums, range }));
     let sums = |pack: &Pack| &scratch[2 * pack.rows.start..2 * pack.rows.end];
+    // A pack without targets is skipped and not multiplied by 0, because its logits may be infinite.
     let balance = total(cpu, of.packs.count(), &|index| {
         let pack = of.packs.get(index);
+        if adds_nothing(&pack) {
+            return 0.0;
+        }
         f64::from(weights.balance) * balance_of(cpu, of, &pack, sums(&pack)) * target_share(&pack)
     });
     let z = total(cpu, of.packs.count(), &|index| {
         let pack = of.packs.get(index);
+        if adds_nothing(&pack) {
+            return 0.0;
+        }
         let lse = |pair: &[f32]| log_sum_exp(pair[0], f64::from(pair[1]));
         let squares = sums(&pack).chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
         f64::from(weights.z) * squares * target_share(&pack)
     });
     Losses { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
+}
+
+/// Whether a pack has no part in the loss.
+fn adds_nothing(pack: &Pack) -> bool {
+    pack.targets == 0 || pack.rows.is_empty()
 }
 
 /// Number of targets of a pack for each of its tokens.
@@ -229,6 +241,11 @@ impl Kernel for Grad<'_> {
                 let row = core::slice::from_raw_parts(self.logits.row(t), columns);
                 (row, core::slice::from_raw_parts_mut(self.dlogits.row(t), columns))
             };
+            if self.balance == 0.0 && self.z == 0.0 {
+                // As for the loss: not multiplied by 0.
+                out.fill(0.0);
+                continue;
+            }
             let top = top_of(row);
             let (mut sum, mut dot) = (s.splat(0.0), s.splat(0.0));
             let parts = row.chunks(LANES).zip(self.shares.chunks(LANES));

@@ -208,8 +208,18 @@ pub struct Bounds {
     pub sequences: u64,
     /// Number of tokens of the longest sequence.
     pub longest: u64,
-    /// Number of packs ([`packs`](crate::packs)); 1 for inference, which has none.
+    /// Number of packs ([`packs`](crate::packs)); 1 for inference, which has none. Written only if it is another, so that
+    /// plans of inference keep their digests.
+    #[serde(default = "one_pack", skip_serializing_if = "is_one_pack")]
     pub packs: u64,
+}
+
+fn one_pack() -> u64 {
+    1
+}
+
+fn is_one_pack(packs: &u64) -> bool {
+    *packs == 1
 }
 
 /// Actual size of one step; at most the [`Bounds`] of its plan.

@@ -344,7 +344,8 @@ pub enum TrainError {
     },
     /// A checkpoint of a run that held no data out is to be evaluated without data.
     #[error(
-        "{}: its run has no run.evaluate_every, so it held no data out; give the data to evaluate as DATA",
+        "{}: its run has no run.evaluate_every, so it held no data out; give the data to evaluate as DATA, or \
+         --set data.validation_fraction=0 to evaluate all that it trained on",
         EscapedPath(checkpoint)
     )]
     NothingHeldOut {
@@ -530,6 +531,11 @@ pub enum ConfigDifference {
         /// Value in the run's configuration.
         is: Value,
     },
+    /// The run holds data out, and the run of the checkpoint did not; or the other way round.
+    HeldOut {
+        /// Whether the run of the checkpoint evaluated, for which it held data out.
+        evaluated: bool,
+    },
     /// The learning-rate schedule ends at another step.
     ScheduleEnd {
         /// Last step of the schedule in the checkpoint's configuration; `None` without an end.
@@ -551,6 +557,12 @@ impl fmt::Display for ConfigDifference {
         let text = |end: &Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
         match self {
             Self::Key { key, was, is } => write!(f, "`{key}` was {was}, is {is}"),
+            Self::HeldOut { evaluated: true } => {
+                write!(f, "the run held data out for run.evaluate_every, and does not without it")
+            }
+            Self::HeldOut { evaluated: false } => {
+                write!(f, "the run held no data out, and does with run.evaluate_every")
+            }
             Self::ScheduleEnd { was, is } => {
                 write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
             }

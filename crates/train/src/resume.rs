@@ -3,8 +3,8 @@
 //! own folder.
 
 use super::checkpoint::{CHECKPOINTS, Checkpoint, Checkpoints, Named, Record};
-use super::config::TrainConfig;
 use super::config::schema::{leaves, schema};
+use super::config::{ModelKind, TrainConfig};
 use crate::error::{ConfigDifference, TrainError};
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Level, Observer, RuntimeError, metrics};
@@ -142,11 +142,11 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
-    // Whether a run evaluates decides which data it holds out.
-    let evaluates = |config: &Value| at_path(config, EVALUATE_EVERY).clone();
-    let (was, is) = (evaluates(&record.config), evaluates(&json_of(config)?));
-    if was.is_null() != is.is_null() {
-        return Ok(Some(ConfigDifference::Key { key: EVALUATE_EVERY.to_owned(), was, is }));
+    // Whether a run evaluates decides which data it holds out. A caller trains on the records of its table in any case.
+    if config.model.kind != ModelKind::Caller
+        && before.run.evaluate_every.is_none() != config.run.evaluate_every.is_none()
+    {
+        return Ok(Some(ConfigDifference::HeldOut { evaluated: before.run.evaluate_every.is_some() }));
     }
     // The length of the run may change unless the learning rate of the completed steps depended on it: a decaying
     // schedule, or a warm-up that is a fraction of the steps.
@@ -165,9 +165,6 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     }
     Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
-
-/// The key of the interval of evaluations.
-const EVALUATE_EVERY: &str = "run.evaluate_every";
 
 /// The value at a dotted path; null if the path does not exist.
 pub(super) fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
@@ -239,7 +236,12 @@ mod tests {
             ("", micro(), "batch.micro_tokens=8192", None),
             ("", vec![], "batch.pack_tokens=2048", Some("`batch.pack_tokens` was \"auto\", is 2048")),
             // The data that is held out.
-            ("", vec![], "run.evaluate_every=2", Some("`run.evaluate_every` was null, is 2")),
+            (
+                "",
+                vec![],
+                "run.evaluate_every=2",
+                Some("the run held no data out, and does with run.evaluate_every"),
+            ),
             ("run.evaluate_every=3", vec![], "run.evaluate_every=2", None),
             // The end of the schedule.
             (

@@ -290,6 +290,8 @@ fn kept(
     let asked = serde_json::to_value(config).map_err(|e| RuntimeError::bug(e.to_string()))?;
     let is_kept = |leaf: &Leaf| match leaf.changes.as_str() {
         "results" => true,
+        // It follows from the size of micro-steps and the kind of device.
+        "rounding" if leaf.path == "memory.loss_chunk" => false,
         // With memory.dynamic the size of micro-steps has other keys.
         "rounding" if leaf.path == "batch.micro_tokens" && config.memory.dynamic.is_some() => false,
         "rounding" => resume::at_path(&asked, &leaf.path) == "auto",

@@ -81,7 +81,7 @@ fn a_language_model_of_the_hub_is_trained() {
     folder.write("other.bin", &ids[..400]);
     folder.write("ids.bin", ids);
     let run = "model: {from: org/llama}\ndata: {train: [ids.bin], validation: [other.bin], longest: 16, workers: 1}\n\
-               batch: {tokens: 64, micro_tokens: 64}\nrun: {steps: 2, threads: 1, output: out}\n";
+               batch: {tokens: 64, micro_tokens: 64}\nrun: {steps: 2, threads: 1, evaluate_every: 2, output: out}\n";
     folder.write("run.yaml", run);
     let hub = hub_of(folder.path("models"));
     let gets = |from: usize| {

@@ -13,7 +13,7 @@ const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 
 /// A training run of one step on a corpus of a few lines.
 const CONFIG: &str = "model: {hidden: 64, layers: 1, heads: 2, intermediate: 64}\ndata: {train: [corpus.txt], longest: 32}\n\
-                      batch: {tokens: 64}\nrun: {steps: 1}\nschedule: {kind: constant, warmup: 0}\n";
+                      batch: {tokens: 64}\nrun: {steps: 1, evaluate_every: 1}\nschedule: {kind: constant, warmup: 0}\n";
 
 /// A folder with inputs of every command, results of a prediction and of a training run, and files of somebody else.
 fn folder(name: &str) -> Folder {

@@ -12,6 +12,10 @@ pub(super) fn eval(op: &RouterLoss, ins: &mut Operands<'_>) -> Result<Vec<Tensor
     let mut balance = 0.0;
     let mut z = 0.0;
     for pack in ins.packs()?.of(TOKENS, logits.rows)? {
+        // Not multiplied by 0, because its logits may be infinite.
+        if pack.targets == 0 {
+            continue;
+        }
         let shares = shares(&pack, &experts, logits);
         let mut balance_sum = 0.0;
         let mut z_sum = 0.0;
@@ -33,6 +37,10 @@ pub(super) fn eval_grad(op: &RouterLossGrad, ins: &mut Operands<'_>) -> Result<V
     let experts = chosen(ins, logits)?;
     let mut dlogits = Vec::with_capacity(logits.data.len());
     for pack in ins.packs()?.of(TOKENS, logits.rows)? {
+        if pack.targets == 0 {
+            dlogits.extend(std::iter::repeat_n(0.0, pack.rows.len() * logits.columns));
+            continue;
+        }
         let shares = shares(&pack, &experts, logits);
         let each = dloss * weight(&pack);
         let balance = f64::from(op.balance) * logits.columns as f64 * each;

@@ -6,7 +6,7 @@ use super::case::numbers;
 use super::median;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
-use plimsoll_graph::{Bounds, Counts};
+use plimsoll_graph::{Bounds, Counts, packs};
 use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
@@ -127,6 +127,8 @@ fn times(
 struct Numbers {
     tokens: Vec<i32>,
     spans: Vec<i32>,
+    /// One pack with all tokens.
+    packs: [i32; packs::WORDS],
     scalars: [(&'static str, Vec<f32>); 5],
 }
 
@@ -142,6 +144,7 @@ impl Numbers {
         let starts = (0..TOKENS).step_by(longest as usize);
         Self {
             tokens: (0..TOKENS).map(|i| (i * 7919 % VOCABULARY) as i32).collect(),
+            packs: [0, TOKENS as i32, 0, (TOKENS / longest) as i32, TOKENS as i32, 0],
             spans: starts.flat_map(|start| [start as i32, (start + longest) as i32]).collect(),
             scalars: [
                 ("d loss", vec![1.0]),
@@ -156,8 +159,13 @@ impl Numbers {
     /// Inputs of a plan. They are copied for every step, because plans in the shared arena overwrite each
     /// other's inputs.
     fn inputs(&self, program: &Program, plan: usize) -> Vec<(InputId, Data<'_>)> {
-        let ids = [("ids", &self.tokens), ("targets", &self.tokens), ("spans", &self.spans)];
-        let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values.as_slice())));
+        let ids = [
+            ("ids", self.tokens.as_slice()),
+            ("targets", self.tokens.as_slice()),
+            ("spans", self.spans.as_slice()),
+            ("packs", self.packs.as_slice()),
+        ];
+        let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values)));
         let scalars = self.scalars.iter().map(|(name, values)| (*name, Data::F32(values.as_slice())));
         ids.chain(scalars).filter_map(|(name, data)| Some((program.input(plan, name)?, data))).collect()
     }

@@ -380,7 +380,6 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
     let fault = dynamic.thresholds().fault();
     let pack = c.pack_tokens();
     let most = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
-    let is_power = |least: u64| most.is_multiple_of(least) && (most / least).is_power_of_two();
     let least = dynamic.min_batch.0;
     vec![
         (fault.is_none(), format!("memory.dynamic: {}", fault.unwrap_or_default())),
@@ -402,9 +401,9 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            least.is_none_or(|least| dynamic.max_batch.0.is_none() || is_power(least)),
+            least.is_none_or(|least| least <= most),
             format!(
-                "memory.dynamic.max_batch {most} is not memory.dynamic.min_batch {} times a power of two",
+                "memory.dynamic.min_batch {} is greater than the largest micro-step of {most} tokens",
                 least.unwrap_or_default()
             ),
         ),
@@ -499,10 +498,10 @@ fn written(interval: Option<&Interval>) -> String {
 /// Longest windows of a caller for which a pack has room, if its size is not given.
 const WINDOWS_OF_PACK: u64 = 8;
 
-/// The least divisor of `n` that is at least `least`, which is at most `n`.
-fn least_divisor(n: u64, least: u64) -> u64 {
-    let small = (1..=n.isqrt()).filter(|&i| n.is_multiple_of(i));
-    small.flat_map(|i| [i, n / i]).filter(|&divisor| divisor >= least).min().unwrap_or(n)
+/// Tokens of a pack that is not given: the least divisor of the `step` tokens of a step that is at least `least`, or the step.
+pub(super) fn pack_of_step(step: u64, least: u64) -> u64 {
+    let small = (1..=step.isqrt()).filter(|&i| step.is_multiple_of(i));
+    small.flat_map(|i| [i, step / i]).filter(|&divisor| divisor >= least).min().unwrap_or(step)
 }
 
 /// `n` and its halves, rounded up, to 1.
@@ -552,7 +551,7 @@ impl TrainConfig {
                 self.longest_sequence()
             }
         };
-        self.batch.pack_tokens.0.unwrap_or_else(|| least_divisor(step, least.min(step)))
+        self.batch.pack_tokens.0.unwrap_or_else(|| pack_of_step(step, least))
     }
 
     /// Number of packs of a step, unless an epoch ends in it.
@@ -573,19 +572,17 @@ impl TrainConfig {
             .collect()
     }
 
-    /// Tokens of the micro-steps that `memory.dynamic` may choose from, in descending order; empty without it.
+    /// Tokens of the micro-steps that `memory.dynamic` may choose from, in descending order: the largest, half as many packs,
+    /// rounded up, and so on to the smallest; empty without `memory.dynamic`.
     pub fn dynamic_sizes(&self) -> Vec<u64> {
         let Some(dynamic) = &self.memory.dynamic else { return vec![] };
         let most = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
-        if let Some(least) = dynamic.min_batch.0.filter(|&least| least > 0) {
-            let doubled = std::iter::successors(Some(least), |n| n.checked_mul(2));
-            let mut sizes: Vec<u64> = doubled.take_while(|&n| n <= most).collect();
-            sizes.reverse();
-            return sizes;
-        }
         let pack = self.pack_tokens();
-        let sizes = halves(most / pack).map(|packs| packs.saturating_mul(pack));
-        sizes.skip_while(|&n| n > MAX_ROWS).take(MAX_SIZES).collect()
+        let sizes = halves(most / pack).map(|packs| packs.saturating_mul(pack)).skip_while(|&n| n > MAX_ROWS);
+        match dynamic.min_batch.0 {
+            Some(least) => sizes.take_while(|&n| n > least).chain((least <= most).then_some(least)).collect(),
+            None => sizes.take(MAX_SIZES).collect(),
+        }
     }
 
     /// Maximum number of tokens of a sequence.

@@ -34,7 +34,7 @@ pub struct Memory {
     #[schemars(range(min = 1, max = 1024), extend("changes" = "machine"))]
     pub remat_every: u64,
     /// Number of rows of logits that are in memory at a time; auto (default) is 64, 256 or 1024, by the sizes of the model and
-    /// of a micro-step.
+    /// of a micro-step and the kind of device.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub loss_chunk: Auto<u64>,
     /// Micro-steps whose size follows the free memory; null (default) is one size for the whole run.
@@ -64,12 +64,12 @@ pub struct Dynamic {
     /// that of the profile.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1, "changes" = "machine"))]
     pub emergency: Option<f64>,
-    /// Tokens of the smallest micro-step, a multiple of batch.pack_tokens. auto (default) is the smallest of up to six halvings
-    /// of memory.dynamic.max_batch to whole packs.
+    /// Tokens of the smallest micro-step, a multiple of batch.pack_tokens. auto (default) is the smallest of up to six sizes,
+    /// each half of the one before in whole packs, from memory.dynamic.max_batch or batch.tokens on.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub min_batch: Auto<u64>,
-    /// Tokens of the largest micro-step: memory.dynamic.min_batch times a power of two, up to batch.tokens. auto (default) is
-    /// the fastest number that fits the memory budget.
+    /// Tokens of the largest micro-step, a multiple of batch.pack_tokens up to batch.tokens. auto (default) is the fastest
+    /// number that fits the memory budget.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "machine"))]
     pub max_batch: Auto<u64>,
     /// Number of optimizer steps between two readings of the memory (default 10). An emergency is seen at every step.
@@ -197,7 +197,8 @@ pub struct Run {
     /// Number of passes over the training data after which the run ends.
     #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
     pub epochs: Option<u64>,
-    /// Number of targets (tokens that count in the loss) after which the run ends.
+    /// Number of targets (tokens that count in the loss) after which the run ends. A schedule that ends with the run counts
+    /// batch.tokens targets a step; a step has fewer where packs are not full or tokens are masked, so give schedule.steps then.
     #[schemars(range(min = 1, max = 1000000000000000000_u64), extend("changes" = "end"))]
     pub max_tokens: Option<u64>,
     /// Seed of the initial weights, the order of the data, the masks and dropout (default 0).

@@ -538,3 +538,41 @@ fn tables() -> String {
     }
     text
 }
+
+/// A run with `memory.dynamic` writes the sizes that it chose, and they are the same sizes when they are read again.
+#[test]
+fn chosen_sizes_of_micro_steps_can_be_read_again() {
+    for packs in [2, 3, 6, 24, 100] {
+        let tokens = format!("batch.tokens={}", 64 * packs);
+        let flags = ["data.longest=64", tokens.as_str()];
+        let c = good("memory: {dynamic: {}}\n", &flags);
+        let sizes = c.dynamic_sizes();
+        assert!(sizes[0] == 64 * packs && sizes.is_sorted_by(|a, b| a > b), "{sizes:?}");
+        let least = sizes[sizes.len() - 1];
+        for (chosen, largest) in sizes[..sizes.len() - 1].iter().enumerate() {
+            let of = |key: &str, value: u64| format!("memory.dynamic.{key}={value}");
+            let choices =
+                [of("min_batch", least), of("max_batch", *largest), "batch.pack_tokens=64".to_owned()];
+            let flags: Vec<&str> = flags.iter().copied().chain(choices.iter().map(String::as_str)).collect();
+            let run = good("memory: {dynamic: {}}\n", &flags);
+            assert_eq!(run.dynamic_sizes(), sizes[chosen..], "{packs} packs");
+            assert_eq!(parse(&run.to_yaml().expect("YAML"), &[]).expect("read back"), run);
+        }
+    }
+}
+
+/// (tokens of a step, longest sequence, tokens of a pack)
+#[test]
+fn a_pack_is_the_longest_sequence_or_the_next_divisor_of_a_step() {
+    for (tokens, longest, wanted) in [
+        (16_384, 1024, 1024),
+        (16_384, 1000, 1024),
+        (6000, 700, 750),
+        (10_007, 1000, 10_007),
+        (12_288, 1024, 1024),
+    ] {
+        let flags = [format!("batch.tokens={tokens}"), format!("data.longest={longest}")];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        assert_eq!(good("", &flags).pack_tokens(), wanted, "{flags:?}");
+    }
+}

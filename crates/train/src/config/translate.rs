@@ -665,6 +665,17 @@ impl Translation {
             let micro = self.whole("batch.micro_tokens");
             self.set("batch.tokens", &json!(micro))?;
         }
+        let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
+        if let Some(micro) = self.whole("batch.micro_tokens") {
+            let pack = self.pack(step);
+            let whole = (micro.min(step) / pack).max(1) * pack;
+            if whole != micro {
+                let why = format!(
+                    "instead of {micro}: a micro-step is whole packs of {pack} tokens, which changes no result"
+                );
+                self.add("batch.micro_tokens", &json!(whole), &why)?;
+            }
+        }
         let fp16 = self.tree.at("precision.kind").map(Node::to_json) == Some(json!("fp16"));
         for key in ["initial_scale", "growth_interval"] {
             if !fp16 && self.has(&format!("precision.{key}")) {
@@ -992,7 +1003,13 @@ impl Translation {
         }
     }
 
-    /// Makes the section `memory.dynamic` consistent: the sizes of micro-steps are multiples of the smallest, and thresholds
+    /// Tokens of a pack of the translated configuration, of which a step has `step` tokens.
+    fn pack(&self, step: u64) -> u64 {
+        let longest = self.whole("data.longest").unwrap_or(TrainConfig::default().data.longest);
+        super::rules::pack_of_step(step, longest).max(1)
+    }
+
+    /// Makes the section `memory.dynamic` consistent: the sizes of micro-steps are whole packs, and thresholds
     /// that the file does not state lie on the right side of those that it states.
     fn complete_dynamic(&mut self) -> Result<(), TrainError> {
         if !self.has_dynamic() {
@@ -1012,24 +1029,19 @@ impl Translation {
         }
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
         let least = self.whole("memory.dynamic.min_batch");
-        if let Some(least) = least.filter(|least| !step.is_multiple_of(*least)) {
-            self.remove_dynamic("min_batch");
-            self.missing.push(format!(
-                "`memory.dynamic.min_batch` {least}: not supported: it is not a divisor of batch.tokens {step}; auto is written \
-                 instead"
-            ));
-        }
+        let pack = self.pack(step);
+        let why = format!("micro-steps are whole packs of {pack} tokens, up to batch.tokens");
         if let Some(most) = self.whole("memory.dynamic.max_batch") {
-            let least = self.whole("memory.dynamic.min_batch").unwrap_or(most.min(step));
-            let doubled = std::iter::successors(Some(least), |n| n.checked_mul(2));
-            let fits = doubled.take_while(|&n| n <= most.min(step)).last();
-            match fits {
-                Some(fits) if fits != most => {
-                    let why = "the largest size is the smallest times a power of two, up to batch.tokens";
-                    self.add("memory.dynamic.max_batch", &json!(fits), why)?;
-                }
-                Some(_) => {}
-                None => self.remove_dynamic("max_batch"),
+            let whole = (most.min(step) / pack).max(1) * pack;
+            if whole != most {
+                self.add("memory.dynamic.max_batch", &json!(whole), &why)?;
+            }
+        }
+        let most = self.whole("memory.dynamic.max_batch").unwrap_or(step);
+        if let Some(least) = least {
+            let whole = least.div_ceil(pack).max(1).saturating_mul(pack).min(most);
+            if whole != least {
+                self.add("memory.dynamic.min_batch", &json!(whole), &why)?;
             }
         }
         self.order_thresholds()
@@ -1063,15 +1075,6 @@ impl Translation {
             self.add(&format!("{DYNAMIC}.{key}"), &json!(value), "on the right side of the stated thresholds")?;
         }
         Ok(())
-    }
-
-    /// Removes a key of `memory.dynamic`.
-    fn remove_dynamic(&mut self, key: &str) {
-        let Some(mut node) = self.tree.at(DYNAMIC).cloned() else { return };
-        if let NodeKind::Map(keys) = &mut node.kind {
-            keys.retain(|(name, _)| name != key);
-        }
-        self.tree.set(&["memory", "dynamic"], node);
     }
 
     /// A preset of a model without experts becomes its sizes: presets are of mixtures of experts.
@@ -1197,7 +1200,8 @@ mod tests {
             (ava("dynamic_batching: {enabled: true, warning_threshold: 0.85, critical_threshold: 95}\n"), vec![("memory.dynamic.warning", "0.85"), ("memory.dynamic.critical", "0.95")], vec!["`memory.dynamic.target`"]),
             (ava("memory: {warning_threshold: 0.91, target_utilization: 0.9}\n"), vec![("memory.dynamic.warning", "0.91"), ("memory.budget", "\"90%\"")], vec![]),
             (ava("dynamic_batching: {enabled: false, warning_threshold: 0.85}\n"), vec![("memory.dynamic", "null")], vec!["turns dynamic batching off"]),
-            (ava("dynamic_batching: {min_batch_size: 2, max_batch_size: 7, smooth_transitions: false, adjustment_frequency: 5}\n"), vec![("memory.dynamic.min_batch", "2048"), ("memory.dynamic.max_batch", "4096"), ("memory.dynamic.smooth_transitions", "false"), ("memory.dynamic.adjustment_frequency", "5")], vec!["times a power of two"]),
+            (ava("dynamic_batching: {min_batch_size: 2, max_batch_size: 7, smooth_transitions: false, adjustment_frequency: 5}\n"), vec![("memory.dynamic.min_batch", "2048"), ("memory.dynamic.max_batch", "7168"), ("memory.dynamic.smooth_transitions", "false"), ("memory.dynamic.adjustment_frequency", "5")], vec![]),
+            (r#"{"train_batch_size": 12, "gradient_accumulation_steps": 8}"#.to_owned(), vec![("batch.tokens", "12288"), ("batch.micro_tokens", "1024")], vec!["instead of 1536: a micro-step is whole packs of 1024 tokens"]),
             (ava("memory: {pool_size_gb: 20, target_utilization: 0.925}\n"), vec![("memory.budget", "\"20GB and 92%\"")], vec![]),
             // Attention, number formats, sizes.
             (ava("attention_type: flash\n"), vec![("model.attention.mask", "causal")], vec!["`attention_type` flash: not needed: attention never stores"]),

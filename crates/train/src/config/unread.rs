@@ -6,6 +6,7 @@ use super::initial::at;
 use super::{Format, MaskKind, ModelKind, Position, TrainConfig};
 use crate::feed;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// A key without an effect, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +20,12 @@ pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
     let usual = super::usual(c.model.kind, c.model.preset.filter(|_| c.model.kind == ModelKind::MoeLm));
     let (Ok(stated), Ok(usual)) = (serde_json::to_value(c), serde_json::to_value(usual)) else { return vec![] };
     let mut found: Vec<String> = vec![];
+    let mut seen = BTreeSet::new();
     for Unread { key, why } in of_kind(c, &stated).into_iter().chain(of_keys(c)) {
+        // Of several reasons the first is given.
+        if !seen.insert(key.clone()) {
+            continue;
+        }
         let (value, default) = (at(&stated, &key), at(&usual, &key));
         // A loss that is switched off is no statement about a model that does not have it, and nothing held out is nothing.
         let is_zero = value.as_f64() == Some(0.0);
@@ -28,7 +34,6 @@ pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
             found.push(format!("{key} {} has no effect: {why}; remove it", super::initial::word(value)));
         }
     }
-    found.dedup();
     found
 }
 

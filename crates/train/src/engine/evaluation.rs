@@ -2,7 +2,7 @@
 //! only the forward pass is planned, so that an evaluation needs no memory for gradients and optimizer states.
 
 use super::Prepared;
-use super::joined::{From, JoinedBatch, Limit};
+use super::joined::{JoinedBatch, Limit};
 use super::program::{bounds, inference_precision, smaller_sizes};
 use super::trained_model::{ClassifierOutput, TrainedModel};
 use crate::classification::{ClassifierMetrics, TaskScores};
@@ -11,6 +11,7 @@ use crate::feed;
 use crate::{ConfigError, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
+use plimsoll_data::train::Split;
 use plimsoll_data::weights::is_hub_id;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
@@ -98,6 +99,11 @@ impl EvaluationRequest {
     /// The folder is neither a checkpoint of a run nor a model, or a model without DATA; DATA was given for a model whose
     /// data are no sequences; errors of the configuration.
     pub fn configuration(&self, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
+        // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
+        if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
+            let why = "an evaluation reads what the run held out, or all of DATA; remove it".to_owned();
+            return Err(ConfigError::Set { flag: flag.clone(), why }.into());
+        }
         let file = match self.config_file()? {
             Some(file) => file,
             None => return self.of_model(observer),
@@ -110,28 +116,40 @@ impl EvaluationRequest {
         let mut flags = self.flags.clone();
         flags.extend(["model.preset=null", "model.lora=null", "distillation={}"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
-        let of_caller = TrainConfig::stated(&file, "model.kind")? == Some(ModelKind::Caller);
-        // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
-        if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
-            let why = "an evaluation reads what the run held out; remove it, or give DATA".to_owned();
-            return Err(ConfigError::Set { flag: flag.clone(), why }.into());
+        if !self.states("batch.micro_tokens") {
+            // The memory decides; that of the run may have been another.
+            flags.push("batch.micro_tokens=auto".to_owned());
         }
         let every: Option<Interval> = TrainConfig::stated(&file, EVALUATE_EVERY)?;
-        // Only a run of a caller that evaluates draws validation windows, which are of records that no run trains on.
-        let every = every.or(of_caller.then_some(Interval::Steps(1)));
-        let mut config = TrainConfig::read(&file, &flags, observer)?;
-        config.run.evaluate_every = every;
-        if !self.data.is_empty() {
-            if config.model.kind == ModelKind::Head {
-                return Err(TrainError::DataOfHead);
+        let takes_all = !self.data.is_empty()
+            || self.flags.iter().any(|flag| flag == "data.validation_fraction=0")
+            || self.states("data.train");
+        if TrainConfig::stated(&file, "model.kind")? == Some(ModelKind::Caller) {
+            // Only a run that evaluates draws validation windows, which are of records that no run trains on.
+            if every.is_none() {
+                flags.push(format!("{EVALUATE_EVERY}=1"));
             }
-            config.data.train.clone_from(&self.data);
-            config.run.evaluate_every = of_caller.then_some(Interval::Steps(1));
-        }
-        if self.data.is_empty() && config.run.evaluate_every.is_none() {
+        } else if takes_all {
+            let whole = ["data.validation=[]", "data.validation_fraction=0", "data.split_seed=0"];
+            let without = ["run.evaluate_every=null", "run.patience=null", "run.min_delta=0"];
+            flags.extend(whole.into_iter().chain(without).map(str::to_owned));
+        } else if every.is_none() {
             return Err(TrainError::NothingHeldOut { checkpoint: self.checkpoint.clone() });
         }
+        let mut config = TrainConfig::read(&file, &flags, observer)?;
+        if self.data.is_empty() {
+            return Ok(config);
+        }
+        if config.model.kind == ModelKind::Head {
+            return Err(TrainError::DataOfHead);
+        }
+        config.data.train.clone_from(&self.data);
         Ok(config)
+    }
+
+    /// Whether a flag states a key.
+    fn states(&self, key: &str) -> bool {
+        self.flags.iter().any(|flag| flag.split('=').next() == Some(key))
     }
 
     /// The files that the evaluation reads, of which `config` is the configuration.
@@ -209,8 +227,8 @@ pub fn evaluate(
     let site = Site::new(&settings, 1, None, whole);
     let source = subject.source(config.run.seed);
     let mut session = ForwardSession::start(&site, program, output, &source, observer)?;
-    let from = if feed.validates(config) { From::Validation } else { From::Training };
-    if from == From::Validation {
+    let split = if feed.validates(config) { Split::Validation } else { Split::Train };
+    if split == Split::Validation {
         feed.rewind()?;
     }
     let most = config.run.evaluate_tokens.unwrap_or(u64::MAX);
@@ -222,7 +240,7 @@ pub fn evaluate(
             return Err(RuntimeError::Interrupted { signal, kept }.into());
         }
         let limit = Limit { packs: bounds.packs, targets: most - targets };
-        let Some(taken) = joined.fill(&mut feed, from, limit)? else { break };
+        let Some(taken) = joined.fill(&mut feed, split, limit)? else { break };
         let values = session.compute(joined.batch())?;
         targets += taken.targets;
         match classifier {

@@ -4,7 +4,7 @@
 use super::program::{self, Exact};
 use super::subject;
 use crate::TrainError;
-use crate::config::{OptimizerKind, PrecisionKind, TrainConfig};
+use crate::config::{ModelKind, OptimizerKind, PrecisionKind, TrainConfig};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{Candidate, Fuse, PlanError, Program, RecomputePolicy, Target, TrainingChoice};
 use plimsoll_runtime::Observer;
@@ -55,7 +55,8 @@ pub fn explain(
         let without = planned(config, &Exact { candidate: Candidate { chunk, ..candidate }, ..exact.clone() })?;
         add(&format!("logits of {} rows at a time", candidate.chunk), instead, with, without);
     }
-    if candidate.accumulation > 1 {
+    // A micro-step of a head is a pack.
+    if candidate.accumulation > 1 && config.model.kind != ModelKind::Head {
         let tokens = config.batch.tokens;
         let (instead, _) = keyed("batch.micro_tokens", json!(tokens))?;
         let whole = Candidate { tokens, accumulation: 1, ..candidate };

@@ -4,6 +4,7 @@
 use crate::TrainError;
 use crate::feed::Feed;
 use crate::trainable::Taken;
+use plimsoll_data::train::Split;
 use plimsoll_graph::{Bounds, packs};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::Batch;
@@ -24,15 +25,6 @@ pub(super) struct JoinedBatch {
     at_end: [bool; 2],
 }
 
-/// Split of the data from which packs are taken.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum From {
-    /// The training data.
-    Training,
-    /// The validation data.
-    Validation,
-}
-
 /// Where a micro-batch ends at the latest.
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
@@ -45,13 +37,13 @@ pub(super) struct Limit {
 impl JoinedBatch {
     /// An empty micro-batch with memory for `bounds` and for the tasks or embeddings of `feed`.
     pub fn new(bounds: Bounds, feed: &Feed) -> Self {
-        let (tokens, sequences) = (bounds.tokens as usize, bounds.sequences as usize);
-        let is_rows = !feed.widths().is_empty();
-        let of_tokens = if is_rows { 0 } else { 1 };
+        let tokens = bounds.tokens as usize;
+        // Embeddings have neither ids nor spans.
+        let of_tokens = usize::from(feed.widths().is_empty());
         Self {
             packs: Vec::with_capacity(bounds.packs as usize),
             ids: Vec::with_capacity(of_tokens * tokens),
-            spans: Vec::with_capacity(of_tokens * sequences),
+            spans: Vec::with_capacity(of_tokens * bounds.sequences as usize),
             parts: feed.widths().iter().map(|width| Vec::with_capacity(tokens * width)).collect(),
             // A clone of an empty vector has no capacity.
             targets: (0..feed.tasks()).map(|_| Vec::with_capacity(tokens)).collect(),
@@ -72,20 +64,20 @@ impl JoinedBatch {
 
     /// Replaces the packs by the next ones of `feed`, up to its number of packs and to `limit`, or to the end of the data.
     /// Returns their size; `None` if the data has ended before, which is an epoch of training.
-    pub fn fill(&mut self, feed: &mut Feed, from: From, limit: Limit) -> Result<Option<Taken>, TrainError> {
+    pub fn fill(&mut self, feed: &mut Feed, split: Split, limit: Limit) -> Result<Option<Taken>, TrainError> {
         self.clear();
-        if std::mem::take(&mut self.at_end[from as usize]) {
+        if std::mem::take(&mut self.at_end[split as usize]) {
             return Ok(None);
         }
         let mut all = Taken { tokens: 0, targets: 0, packs: 0 };
         while all.packs < self.most.min(limit.packs) && all.targets < limit.targets {
-            let next = match from {
-                From::Training => feed.take()?,
-                From::Validation => feed.take_validation()?,
+            let next = match split {
+                Split::Train => feed.take()?,
+                Split::Validation => feed.take_validation()?,
             };
             let Some(pack) = next else {
                 // The end is reported by the next call.
-                self.at_end[from as usize] = all.packs > 0;
+                self.at_end[split as usize] = all.packs > 0;
                 break;
             };
             self.add(feed, pack)?;
@@ -99,8 +91,8 @@ impl JoinedBatch {
     }
 
     /// The data of a split was moved to another position.
-    pub fn moved(&mut self, from: From) {
-        self.at_end[from as usize] = false;
+    pub fn moved(&mut self, split: Split) {
+        self.at_end[split as usize] = false;
     }
 
     fn clear(&mut self) {
@@ -113,10 +105,7 @@ impl JoinedBatch {
 
     /// Adds the pack that was taken last from `feed` behind the others.
     fn add(&mut self, feed: &Feed, taken: Taken) -> Result<(), TrainError> {
-        let (first_token, first_sequence) = match self.parts.is_empty() {
-            true => (self.ids.len(), self.spans.len()),
-            false => (self.targets[0].len(), self.targets[0].len()),
-        };
+        let [first_token, first_sequence] = self.ends();
         let number = match feed {
             Feed::Tokens(feed) => {
                 self.add_tokens(&feed.pack.ids, &feed.pack.spans, std::slice::from_ref(&feed.pack.targets))?;
@@ -132,20 +121,25 @@ impl JoinedBatch {
                 feed.pack.number
             }
         };
-        let (tokens, sequences) = match self.parts.is_empty() {
-            true => (self.ids.len(), self.spans.len()),
-            false => (self.targets[0].len(), self.targets[0].len()),
-        };
+        let [tokens, sequences] = self.ends();
         let mut row = [0; packs::WORDS];
-        row[packs::TOKENS] = first_token as i32;
-        row[packs::TOKENS + 1] = tokens as i32;
-        row[packs::SEQUENCES] = first_sequence as i32;
-        row[packs::SEQUENCES + 1] = sequences as i32;
+        row[packs::TOKENS] = first_token;
+        row[packs::TOKENS + 1] = tokens;
+        row[packs::SEQUENCES] = first_sequence;
+        row[packs::SEQUENCES + 1] = sequences;
         row[packs::TARGETS] = taken.targets as i32;
         // Modulo 2^32, as the random numbers of dropout count packs.
         row[packs::NUMBER] = number as u32 as i32;
         self.packs.push(row);
         Ok(())
+    }
+
+    /// Numbers of tokens and of sequences. Of embeddings each row is both.
+    fn ends(&self) -> [i32; 2] {
+        if self.parts.is_empty() {
+            return [self.ids.len() as i32, self.spans.len() as i32];
+        }
+        [self.targets[0].len() as i32; 2]
     }
 
     fn add_tokens(&mut self, ids: &[i32], spans: &[[i32; 2]], targets: &[Vec<i32>]) -> Result<(), TrainError> {
@@ -162,10 +156,10 @@ impl JoinedBatch {
     /// The packs as one batch.
     pub fn batch(&self) -> Batch<'_> {
         let packs = &self.packs;
-        match self.parts.is_empty() {
-            true => Batch::Tokens { packs, ids: &self.ids, spans: &self.spans, targets: &self.targets },
-            false => Batch::Rows { packs, parts: &self.parts, targets: &self.targets[0] },
+        if self.parts.is_empty() {
+            return Batch::Tokens { packs, ids: &self.ids, spans: &self.spans, targets: &self.targets };
         }
+        Batch::Rows { packs, parts: &self.parts, targets: &self.targets[0] }
     }
 
     /// The targets of each task.

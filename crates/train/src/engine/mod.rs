@@ -23,8 +23,8 @@ use super::trainable::{
 };
 use crate::config::{Auto, PROCESS};
 use crate::error::{Phase, TrainError};
-use joined::{From, JoinedBatch, Limit};
-use plimsoll_data::train::HostMemory;
+use joined::{JoinedBatch, Limit};
+use plimsoll_data::train::{HostMemory, Split};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::{Bounds, Bytes, Param};
@@ -415,7 +415,7 @@ struct Engine {
 impl Trainable for Engine {
     fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError> {
         let limit = Limit { packs: most, targets: u64::MAX };
-        self.taken = self.joined.fill(&mut self.feed, From::Training, limit)?;
+        self.taken = self.joined.fill(&mut self.feed, Split::Train, limit)?;
         Ok(self.taken)
     }
 
@@ -525,7 +525,7 @@ impl Trainable for Engine {
 
     fn evaluate(&mut self, most: u64) -> Result<Option<Evaluated>, TrainError> {
         let limit = Limit { packs: self.session.evaluation_bounds().packs, targets: most };
-        let Some(taken) = self.joined.fill(&mut self.feed, From::Validation, limit)? else { return Ok(None) };
+        let Some(taken) = self.joined.fill(&mut self.feed, Split::Validation, limit)? else { return Ok(None) };
         let loss = self.session.evaluate(self.joined.batch())?;
         Ok(Some(Evaluated { loss, targets: taken.targets }))
     }
@@ -564,7 +564,7 @@ impl Trainable for Engine {
     }
 
     fn rewind(&mut self) -> Result<(), TrainError> {
-        self.joined.moved(From::Validation);
+        self.joined.moved(Split::Validation);
         self.feed.rewind()
     }
 
@@ -580,7 +580,7 @@ impl Trainable for Engine {
         if !self.teachers.is_empty() && position["teachers"] != json!(self.teachers) {
             return Err(TrainError::OtherTeachers);
         }
-        self.joined.moved(From::Training);
+        self.joined.moved(Split::Train);
         self.feed.seek(&position["data"])
     }
 

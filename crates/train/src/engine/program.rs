@@ -189,8 +189,7 @@ impl Logits {
     }
 
     /// Rows of logits that a micro-step of `tokens` tokens computes at a time. The sums over rows are rounded by chunks, so the
-    /// number must not depend on the budget: it is the largest whose logits are no larger than the inputs of all layers,
-    /// which are in memory under every recomputation.
+    /// number must not depend on the budget: it is the largest whose logits are no larger than the inputs of all layers.
     fn chunk(&self, tokens: u64) -> u32 {
         if let Some(rows) = self.given {
             return rows.min(u64::from(u32::MAX)) as u32;

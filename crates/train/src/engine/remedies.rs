@@ -24,8 +24,13 @@ pub(super) fn with_remedies(
         plan(&other).ok().flatten()
     };
     let mut offer = |settings: &Settings, found: TrainingChoice| {
-        let flags: Vec<String> =
-            settings.iter().map(|(key, value)| format!("--set {key}={}", word(value))).collect();
+        // A resumed run keeps what was chosen for these keys, so that `auto` would change nothing there.
+        let flag = |(key, value): &(String, Value)| match key.as_str() {
+            "batch.micro_tokens" => format!("--set {key}={}", found.candidate.tokens),
+            "memory.loss_chunk" => format!("--set {key}={}", found.candidate.chunk),
+            _ => format!("--set {key}={}", word(value)),
+        };
+        let flags: Vec<String> = settings.iter().map(flag).collect();
         bill.offer(flags.join(" "), found.program.peak(), 1.0 / found.tokens_per_second);
     };
     let shorter = shorter(config);

@@ -299,7 +299,10 @@ fn sizes_that_contradict_each_other_are_refused() {
         ("batch.micro_tokens=128", "batch.micro_tokens is one size"),
         ("memory.dynamic.warning=0.5", "memory.dynamic: target 0.9, warning 0.5"),
         ("memory.dynamic.max_batch=512", "memory.dynamic.max_batch 512 is greater than batch.tokens 256"),
-        ("memory.dynamic.max_batch=192", "is not memory.dynamic.min_batch 64 times a power of two"),
+        (
+            "memory.dynamic.max_batch=128 memory.dynamic.min_batch=192",
+            "192 is greater than the largest micro-step of 128",
+        ),
         ("memory.dynamic.max_batch=64", "memory.dynamic has nothing to change to"),
         ("memory.dynamic.min_batch=32", "is not a multiple of the 64 tokens of a pack (batch.pack_tokens)"),
         ("memory.dynamic.min_batch=96", "is not a multiple of the 64 tokens of a pack (batch.pack_tokens)"),

@@ -141,6 +141,26 @@ fn what_cannot_be_evaluated_is_refused() {
         let error = evaluated(&run.checkpoint, &[], flags).map(|_| ()).expect_err(flags);
         assert!(error.exit_code() == code && error.to_string().contains(named), "{flags}: {error}");
     }
+    let whole = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all data");
+    assert!(whole.targets > 10 * evaluated(&run.checkpoint, &[], "").expect("held out").targets);
+    // A run that does not evaluate holds nothing out.
+    let trained = Folder::new("evaluate-nothing-held-out");
+    let run = train(&trained.0, TINY, &format!("{data} run.steps=1"));
+    let error = evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("nothing held out").to_string();
+    assert!(error.contains("it held no data out; give the data to evaluate as DATA"), "{error}");
+    let all = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all data");
+    assert_eq!(all.targets, whole.targets);
+    let head = Folder::new("evaluate-head");
+    let root = fixture("").join("../examples/head");
+    let config = format!(
+        "model: {{kind: head}}\ndata: {{train: [{0}/dna.npy], proteins: [{0}/proteins.npy], labels: {0}/labels.tsv}}\n\
+         run: {{steps: 1}}\n",
+        root.display()
+    );
+    let run = train(&head.0, &config, "");
+    evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("nothing held out");
+    let rows = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all rows");
+    assert!(rows.targets > 70, "{}", rows.targets);
     let error = evaluated(&folder.path("checkpoints"), &[], "").map(|_| ()).expect_err("no checkpoint");
     assert_eq!(error.exit_code(), 1, "{error}");
     let adapters = Folder::new("evaluate-adapters");
