@@ -56,7 +56,8 @@ impl Kernel for Drop<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let cols = self.x.cols();
-        let (stream, number) = (self.dropout.stream, self.part.pack.number);
+        let stream = self.dropout.stream;
+        let number = self.part.pack.number;
         for r in self.part.rows.clone() {
             let row = (r - self.part.pack.rows.start) as u32;
             for c in (0..cols).step_by(GROUP) {

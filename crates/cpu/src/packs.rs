@@ -98,7 +98,8 @@ impl<'a> Packs<'a> {
     pub fn new(words: &'a [[u32; WORDS]], first: usize, rows: usize) -> Result<Packs<'a>, PacksError> {
         let mut next = 0;
         for (pack, of_pack) in words.iter().enumerate() {
-            let (start, end) = (of_pack[first], of_pack[first + 1]);
+            let start = of_pack[first];
+            let end = of_pack[first + 1];
             if start != next || end < start || end as usize > rows {
                 return Err(PacksError::Rows { pack, start, end, next, rows });
             }

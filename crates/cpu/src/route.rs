@@ -82,7 +82,8 @@ pub fn route(
     // pack rises, or both, so their sum numbers the segments.
     let segment = |task: usize, pack: usize| (task + pack) * stride..(task + pack) * stride + experts;
     {
-        let (counts, places) = (Integers::new(&mut *counts), Integers::new(to.places));
+        let counts = Integers::new(&mut *counts);
+        let places = Integers::new(to.places);
         let chosen = to.experts.map(Integers::new);
         cpu.pool().run(cpu.threads(), &|task, _| {
             let (gates, chosen, places) = (&to.gates, chosen.as_ref(), &places);
@@ -94,13 +95,17 @@ pub fn route(
     }
     let kept = first_rows(counts, room, stride, each, capacity, to.offsets);
     {
-        let (order, places) = (Integers::new(&mut *to.order), Integers::new(to.places));
-        let (next, room) = (Integers::new(counts), Integers::new(room));
+        let order = Integers::new(&mut *to.order);
+        let places = Integers::new(to.places);
+        let next = Integers::new(counts);
+        let room = Integers::new(room);
         cpu.pool().run(cpu.threads(), &|task, _| {
             for part in packs.parts(range(task)) {
                 let next = next.part(segment(task, part.index));
                 let room = room.part(segment(task, part.index));
-                let (order, places, gates) = (&order, &places, &to.gates);
+                let order = &order;
+                let places = &places;
+                let gates = &to.gates;
                 Place { top_k: k, tokens: part.rows, next, room, order, places, gates }.run();
             }
         });
@@ -153,7 +158,7 @@ fn first_rows(
 struct Place<'a> {
     top_k: usize,
     tokens: Range<usize>,
-    /// The row of the next choice of each expert.
+    /// For each expert, the row in which the next token that chose it is placed.
     next: Integers<'a>,
     /// The number of rows that each expert still takes.
     room: Integers<'a>,

@@ -28,9 +28,9 @@ pub struct Weights {
 pub struct Losses {
     /// The sum of both terms.
     pub sum: f32,
-    /// `balance E sum_e f_e P_e`, times the targets of each pack.
+    /// Sum over packs of `balance E sum_e f_e P_e` times the targets of the pack.
     pub balance: f32,
-    /// `z mean_t lse_t^2`, times the targets of each pack.
+    /// Sum over packs of `z mean_t lse_t^2` times the targets of the pack.
     pub z: f32,
 }
 
@@ -48,7 +48,8 @@ pub struct Choices<'a> {
 impl Choices<'_> {
     /// Panics if the packs have another number of tokens than the logits, or an expert is outside.
     fn check(&self) {
-        let (tokens, experts) = (self.logits.rows(), self.logits.cols());
+        let tokens = self.logits.rows();
+        let experts = self.logits.cols();
         assert_eq!(self.packs.rows(), tokens, "tokens of the packs");
         assert!(self.experts.len().is_multiple_of(tokens.max(1)), "k experts of each token");
         assert!(self.experts.iter().all(|&e| (e as usize) < experts), "an expert outside");
@@ -67,7 +68,8 @@ impl Choices<'_> {
 pub fn router_loss(cpu: &Cpu, weights: Weights, of: Choices<'_>, scratch: &mut [f32]) -> Losses {
     of.check();
     let logits = of.logits;
-    let (tokens, columns) = (logits.rows(), logits.cols());
+    let tokens = logits.rows();
+    let columns = logits.cols();
     let scratch = &mut scratch[..2 * tokens];
     let sums = RowsMut::new(scratch, tokens, 2, 2);
     cpu.by_rows(tokens, columns, &|range| cpu.isa().run(Normalisers { logits, sums: &sums, range }));
@@ -134,7 +136,8 @@ pub fn router_loss_grad(
 ) {
     of.check();
     let logits = of.logits;
-    let (tokens, columns) = (logits.rows(), logits.cols());
+    let tokens = logits.rows();
+    let columns = logits.cols();
     assert!(dlogits.rows() == tokens && dlogits.cols() == columns, "dlogits are (T, E)");
     let shares = &mut shares[..of.packs.count() * columns];
     for (pack, shares) in of.packs.iter().zip(shares.chunks_exact_mut(columns)) {

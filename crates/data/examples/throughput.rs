@@ -195,7 +195,8 @@ fn packs(folder: &Path, rounds: usize) {
             })
         });
         let seconds = median(times.collect()).as_secs_f64();
-        let (speed, room) = (counts.tokens as f64 / seconds / 1e6, (counts.packs * tokens as u64) as f64);
+        let speed = counts.tokens as f64 / seconds / 1e6;
+        let room = (counts.packs * tokens as u64) as f64;
         let filled = 100.0 * counts.tokens as f64 / room;
         println!("  packs of {tokens:5} tokens {speed:8.1} million tokens/s, {filled:.1} % filled");
     }

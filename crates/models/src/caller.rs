@@ -623,7 +623,8 @@ mod tests {
     /// Training and inference have the same parameters, but for the head of the masked language model.
     #[test]
     fn graphs_share_their_parameters() {
-        let (c, bounds) = (small(), Bounds { tokens: 60, sequences: 2, longest: 8, packs: 1 });
+        let c = small();
+        let bounds = Bounds { tokens: 60, sequences: 2, longest: 8, packs: 1 };
         let names = |graph: &Graph| {
             let names = graph.params.iter().flat_map(|p| &p.pieces).map(|piece| piece.tensor.clone());
             names.collect::<std::collections::BTreeSet<_>>()

@@ -531,7 +531,7 @@ pub enum ConfigDifference {
         /// Value in the run's configuration.
         is: Value,
     },
-    /// The run holds data out, and the run of the checkpoint did not; or the other way round.
+    /// Only one of the two runs evaluates, so one trains on data that the other holds out.
     HeldOut {
         /// Whether the run of the checkpoint evaluated, for which it held data out.
         evaluated: bool,

@@ -89,12 +89,16 @@ impl Feed {
     pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
-            let (train, validation, pack) = (None, None, RowPack::default());
+            let train = None;
+            let validation = None;
+            let pack = RowPack::default();
             return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, pack })));
         }
         if config.model.kind == ModelKind::Caller {
             let set = CropSet::open(crop_settings(config, bounds)?)?;
-            let (train, validation, pack) = (None, None, set.pack());
+            let train = None;
+            let validation = None;
+            let pack = set.pack();
             return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, pack })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;

@@ -196,7 +196,8 @@ fn words(tokens: &[u32], targets: &[u32]) -> Vec<[u32; WORDS]> {
 /// A pack that is joined with others keeps the rows of its experts, in their order, and drops the same rows as alone.
 #[test]
 fn the_rows_of_a_pack_do_not_depend_on_others() {
-    let (experts, top_k) = (5, 2);
+    let experts = 5;
+    let top_k = 2;
     let tokens: u32 = PACKS.iter().sum();
     let logits = numbers(6, tokens as usize * experts);
     let joined = words(&PACKS, &PACKS);
@@ -236,7 +237,8 @@ fn the_rows_of_a_pack_do_not_depend_on_others() {
 /// With targets in one pack alone, the losses have the bits of that pack alone; so has every pack's gradient.
 #[test]
 fn the_losses_of_a_pack_have_the_same_bits_beside_others() {
-    let (experts, top_k) = (21, 2);
+    let experts = 21;
+    let top_k = 2;
     let tokens = PACKS.iter().sum::<u32>() as usize;
     let weights = Weights { balance: 0.75, z: 0.125 };
     let logits = numbers(7, tokens * experts);

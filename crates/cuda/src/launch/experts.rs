@@ -200,7 +200,8 @@ pub(super) fn route(call: &mut Call<'_>, op: &Route) -> Result<(), DeviceError> 
     let [gates, experts_at, order, places, offsets, dropped] = outs;
     let [t, k, c, p] = [tokens, top_k, chunks, pack_count].map(Arg::int);
     let renormalise = Arg::int(i32::from(op.renormalise));
-    let (packs, capacity) = (pointer_if(packs), Arg::long(u64::from(op.capacity)));
+    let packs = pointer_if(packs);
+    let capacity = Arg::long(u64::from(op.capacity));
 
     let status = call.status();
     let args = [logits.pointer(), packs, gates, experts_at, chosen, counts, status, t, k, renormalise, p];
@@ -227,7 +228,9 @@ pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), Devi
 }
 
 pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), DeviceError> {
-    let (logits, experts, packs) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let logits = call.input(0)?;
+    let experts = call.input(1)?;
+    let packs = call.input(2)?;
     check_experts(call, logits.columns)?;
     let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
     let workspace = router_loss_bytes(counts(call, logits.rows, packs.rows), logits.columns);
@@ -247,7 +250,8 @@ pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), De
 
 pub(super) fn router_loss_grad(call: &mut Call<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
     let (dloss, logits, experts) = (call.input(0)?, call.input(1)?, call.input(2)?);
-    let (packs, dlogits) = (call.input(3)?, call.output(0)?);
+    let packs = call.input(3)?;
+    let dlogits = call.output(0)?;
     check_experts(call, logits.columns)?;
     let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
     let workspace = router_loss_grad_bytes(counts(call, logits.rows, packs.rows), logits.columns);
@@ -271,7 +275,7 @@ fn counts(call: &Call<'_>, tokens: u64, packs: u64) -> Counts {
     Counts { tokens, packs, ..call.launch.counts }
 }
 
-/// Returns a kernel of routing, of which every chunk has tokens of one pack only if it is `packed`.
+/// Returns a kernel of routing. In a `packed` kernel the tokens of a chunk are of one pack.
 fn route_kernel(entry: &'static str, dtype: DType, experts: u64, packed: bool) -> Kernel {
     router_kernel(entry, dtype, experts, ROUTE_CHUNK).with("PACKED", i64::from(packed))
 }

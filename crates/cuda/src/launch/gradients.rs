@@ -42,7 +42,10 @@ pub(super) fn scale(call: &mut Call<'_>, op: &Scale) -> Result<(), DeviceError> 
 }
 
 pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceError> {
-    let (x, seed, packs, y) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
+    let x = call.input(0)?;
+    let seed = call.input(1)?;
+    let packs = call.input(2)?;
+    let y = call.output(0)?;
     let word = call.launch.ins.first().map(|x| Dropout::pack_word(&x.spec));
     let Some(Ok(word)) = word else {
         return Err(call.refused("its rows are neither tokens nor sequences".to_owned()));
@@ -52,7 +55,8 @@ pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceErr
     let factor = Arg::float(1.0 / (1.0 - op.p));
     let [rows, columns, pack_count] = [y.rows, y.columns, packs.rows].map(Arg::int);
     let [x, seed, packs, y_at] = [x, seed, packs, y].map(|t| t.pointer());
-    let (word, stream) = (Arg::int(word), Arg::long(u64::from(op.stream)));
+    let word = Arg::int(word);
+    let stream = Arg::long(u64::from(op.stream));
     let status = call.status();
     let args = [x, seed, packs, y_at, status, rows, columns, pack_count, word, threshold, factor, stream];
     call.kernel(&dropout_kernel(y.dtype, y.columns), flat(&y, wide(y.dtype)), &args)

@@ -121,7 +121,8 @@ impl Case {
     }
 
     fn issue(&mut self, rows: u64, preparing: bool) -> Result<(), DeviceError> {
-        let (counts, outs) = (Counts { tokens: rows, sequences: 1, packs: 1 }, [Some(self.out.clone())]);
+        let counts = Counts { tokens: rows, sequences: 1, packs: 1 };
+        let outs = [Some(self.out.clone())];
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
         if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) }

@@ -50,7 +50,8 @@ struct PackedOp {
 fn ops() -> Vec<PackedOp> {
     let tokens = |columns| [Dim::Tokens(1), Dim::Fixed(columns)];
     let one = [Dim::Fixed(1), Dim::Fixed(1)];
-    let (balance, z) = (0.75, 0.125);
+    let balance = 0.75;
+    let z = 0.125;
     let logits = Input::Noise { columns: EXPERTS };
     let dropout = |columns| PackedOp {
         op: Op::Dropout(Dropout { p: 0.4, stream: 3 }),
@@ -59,7 +60,8 @@ fn ops() -> Vec<PackedOp> {
         outputs: vec![tokens(columns)],
         workspace: |_| 0,
     };
-    let (experts, top_k) = (EXPERTS as u32, TOP_K as u32);
+    let experts = EXPERTS as u32;
+    let top_k = TOP_K as u32;
     let route = PackedOp {
         op: Op::Route(Route { experts, top_k, renormalise: true, capacity: 900 }),
         kernel: CudaKernel::Route,

@@ -1,5 +1,5 @@
-//! Threads of a stream: one reader thread and several tokenizer workers, which exchange parcels (groups of documents);
-//! the packer thread ([`super::packer`]) consumes them.
+//! Threads of a stream: one reader and several tokenizer workers, which exchange parcels (groups of documents). The tokenized
+//! parcels go to the thread that packs them ([`super::packer`]).
 //! Invariant: parcels are returned in the order in which they were read, for any number of workers; all parcels are
 //! allocated at the start and recycled, so a reader without a free parcel blocks until one is given back.
 //!

@@ -25,7 +25,7 @@ pub struct Stream {
     block: Option<Block>,
     /// Number of its packs that are consumed.
     next: usize,
-    /// Number of packs that are skipped in the first block, because they were consumed before the start position.
+    /// Number of packs of the first block that lie before the start position, and are skipped.
     skips: u32,
     /// Position after the last pack.
     at: Position,

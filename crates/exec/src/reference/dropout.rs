@@ -120,7 +120,8 @@ mod tests {
                 let y = dropped(op, [3, 4], &x, &packs(&[alone]));
                 assert_eq!(floats(&y), &floats(&all)[elements.clone()], "{pack:?}");
                 for (i, (x, y)) in floats(&x).iter().zip(floats(&y)).enumerate() {
-                    let (row, column) = (i / COLUMNS, i % COLUMNS);
+                    let row = i / COLUMNS;
+                    let column = i % COLUMNS;
                     let counter = [column as u32 / 4, row as u32, 2, pack[5] as u32];
                     let word = philox4x32_10(counter, [3, 4])[column % 4];
                     assert_eq!(*y, if word >= 1 << 31 { 2.0 * x } else { 0.0 }, "{pack:?}: {row}, {column}");

@@ -55,7 +55,8 @@ impl Packs<'_> {
         let mut next = 0;
         let mut packs = Vec::with_capacity(self.words.len() / WORDS);
         for (pack, words) in self.words.chunks_exact(WORDS).enumerate() {
-            let (start, end) = (words[word], words[word + 1]);
+            let start = words[word];
+            let end = words[word + 1];
             let outside = ReferenceError::Pack { pack, start, end, next, rows };
             let (Ok(first), Ok(last)) = (usize::try_from(start), usize::try_from(end)) else {
                 return Err(outside);

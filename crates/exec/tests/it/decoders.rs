@@ -16,7 +16,7 @@ const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 6, longest: 24, packs: 1 
 const LENGTHS: [usize; 4] = [1, 24, 7, 13];
 
 /// A dense decoder as Llama, with grouped queries and tied embeddings.
-fn dense() -> DecoderConfig {
+pub fn dense() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 61,
         hidden_size: 32,

@@ -114,7 +114,8 @@ fn expert(w: &Weights, e: usize, x: &[f64]) -> Vec<f64> {
 
 /// y and aux, token by token and expert by expert.
 fn dense(op: Route, packing: Packing, w: &Weights) -> (Vec<f64>, f64) {
-    let (mut y, mut aux) = (Vec::new(), 0.0);
+    let mut y = Vec::new();
+    let mut aux = 0.0;
     for &[first, end, .., targets, _] in packing {
         let tokens = &w["table"][first as usize * D..end as usize * D];
         let (rows, loss) = dense_pack(op, tokens, w);
@@ -126,7 +127,9 @@ fn dense(op: Route, packing: Packing, w: &Weights) -> (Vec<f64>, f64) {
 
 /// y and the router loss for each target, of the `tokens` (T, D) of one pack.
 fn dense_pack(op: Route, tokens: &[f64], w: &Weights) -> (Vec<f64>, f64) {
-    let (experts, k, count) = (op.experts as usize, op.top_k as usize, tokens.len() / D);
+    let experts = op.experts as usize;
+    let k = op.top_k as usize;
+    let count = tokens.len() / D;
     let limit = match op.capacity {
         0 => usize::MAX,
         c => (f64::from(c) / 1000.0 * (count * k) as f64 / experts as f64).ceil() as usize,

@@ -202,7 +202,8 @@ impl Case {
         let slack = self.bounds.sequences - self.counts.sequences;
         self.counts.packs = packs.len() as u64;
         self.bounds.packs = self.counts.packs + slack;
-        let (mut tokens, mut sequences) = (0, 0);
+        let mut tokens = 0;
+        let mut sequences = 0;
         let mut data = vec![];
         for (i, pack) in packs.iter().enumerate() {
             let number = (i as u32).wrapping_sub(2);

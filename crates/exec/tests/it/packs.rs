@@ -2,16 +2,15 @@
 //! Invariant: the model has all that belongs to a pack: balance and router z losses, an expert capacity that drops rows,
 //! and dropout.
 
+use crate::decoders::dense;
 use crate::evaluate::{evaluate, shape};
 use crate::rig::{ByName, On, bare, run};
 use plimsoll_cpu::Isa;
 use plimsoll_exec::DeviceError;
 use plimsoll_exec::reference::Tensor;
-use plimsoll_graph::ops::{Dropout, Mask, Route, RouterLoss};
+use plimsoll_graph::ops::{Dropout, Route, RouterLoss};
 use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, ValueId, packs};
-use plimsoll_models::{
-    Biases, DecoderConfig, Experts, Mlp, Norm, Positions, RopeScaling, Training, init_param,
-};
+use plimsoll_models::{DecoderConfig, Experts, Training, init_param};
 use plimsoll_plan::{AutodiffPolicy, Precision, Weights, passes};
 use std::collections::BTreeMap;
 
@@ -31,21 +30,10 @@ fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 31,
         hidden_size: 24,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
         head_dim: 6,
         intermediate_size: 20,
-        norm: Norm::Rms,
-        eps: 1e-5,
-        positions: Positions::Rotary(10_000.0),
-        mask: Mask::Causal,
-        mlp: Mlp::SwiGlu,
-        bias: Biases::NONE,
-        qk_norm: false,
-        scaling: RopeScaling::None,
-        tied: true,
         experts: Some(experts),
+        ..dense()
     }
 }
 
@@ -66,7 +54,10 @@ struct Step {
 impl Step {
     /// Joins the packs with numbers `first..first + lengths.len()`, whose sequences have these lengths.
     fn new(lengths: &[&[usize]], first: usize) -> Self {
-        let (mut ids, mut targets, mut spans, mut packs) = (vec![], vec![], vec![], vec![]);
+        let mut ids = vec![];
+        let mut targets = vec![];
+        let mut spans = vec![];
+        let mut packs = vec![];
         for (i, pack) in lengths.iter().enumerate() {
             let number = first + i;
             let start = [ids.len(), spans.len() / 2];

@@ -527,8 +527,10 @@ mod tests {
     fn every_chunk_of_a_pack_has_its_own_number_below_their_count() {
         let chunk = ROUTE_CHUNK;
         for lengths in [&[0][..], &[1], &[64], &[65, 63], &[0, 0, 640], &[1, 1, 1], &[63, 66, 0, 127, 300, 0]] {
-            let (tokens, packs) = (lengths.iter().sum(), lengths.len() as u64);
-            let (mut first, mut next) = (0, 0);
+            let tokens = lengths.iter().sum();
+            let packs = lengths.len() as u64;
+            let mut first = 0;
+            let mut next = 0;
             for (pack, length) in (0..).zip(lengths) {
                 // `first_chunk` of route.cu.
                 let number = first / chunk + pack;

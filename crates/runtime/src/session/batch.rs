@@ -83,7 +83,8 @@ impl BatchInputs {
     /// The inputs of a plan.
     pub(super) fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
         let input = |name: &str| program.input(plan, name);
-        let (packs, targets) = (input("packs"), targets(program, plan));
+        let packs = input("packs");
+        let targets = targets(program, plan);
         if let (Some(ids), Some(spans)) = (input("ids"), input("spans")) {
             let frames = FramesInput::of(program, plan);
             return Ok(Self { packs, rows: RowInputs::Tokens { ids, spans, frames, targets } });

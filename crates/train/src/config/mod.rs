@@ -29,6 +29,7 @@ pub use optimizer::{
     Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling,
     Schedule, ScheduleKind, Unit, Warmup,
 };
+pub(crate) use rules::halves;
 pub use run::{Batch, DeviceChoice, Dynamic, Interval, Memory, Profile, Remat, RematPolicy, Run};
 pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};

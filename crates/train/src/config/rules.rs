@@ -329,15 +329,16 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
         ),
         (
             rows || longest <= pack,
-            match c.model.kind == ModelKind::Caller {
-                true => format!(
+            if c.model.kind == ModelKind::Caller {
+                format!(
                     "data.crops.longest and validation_lengths give windows of up to {longest} tokens, which do not fit in a \
                          pack of {pack}; raise batch.tokens or batch.pack_tokens, or shorten the windows"
-                ),
-                false => format!(
+                )
+            } else {
+                format!(
                     "data.longest {longest}: such a sequence does not fit in a pack of {pack}; \
                          raise batch.tokens or batch.pack_tokens, or lower data.longest"
-                ),
+                )
             },
         ),
         (
@@ -505,7 +506,7 @@ pub(super) fn pack_of_step(step: u64, least: u64) -> u64 {
 }
 
 /// `n` and its halves, rounded up, to 1.
-fn halves(n: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn halves(n: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(n), |&n| (n > 1).then(|| n.div_ceil(2)))
 }
 

@@ -108,12 +108,14 @@ impl JoinedBatch {
         let [first_token, first_sequence] = self.ends();
         let number = match feed {
             Feed::Tokens(feed) => {
-                self.add_tokens(&feed.pack.ids, &feed.pack.spans, std::slice::from_ref(&feed.pack.targets))?;
-                feed.pack.number
+                let pack = &feed.pack;
+                self.add_tokens(&pack.ids, &pack.spans, std::slice::from_ref(&pack.targets))?;
+                pack.number
             }
             Feed::Crops(feed) => {
-                self.add_tokens(&feed.pack.ids, &feed.pack.spans, &feed.pack.targets)?;
-                feed.pack.number
+                let pack = &feed.pack;
+                self.add_tokens(&pack.ids, &pack.spans, &pack.targets)?;
+                pack.number
             }
             Feed::Rows(feed) => {
                 self.parts.iter_mut().zip(&feed.pack.parts).for_each(|(all, one)| all.extend_from_slice(one));

@@ -424,7 +424,8 @@ impl Trainable for Engine {
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
-        let (targets, seed) = (self.targets_taken(), self.seed());
+        let targets = self.targets_taken();
+        let seed = self.seed();
         let step = MicroStep { keep, loss_scale, targets, hyper: &self.hyper, seed };
         self.session.submit_micro_step(self.joined.batch(), step)?;
         self.targets.push_back(targets);
@@ -454,7 +455,8 @@ impl Trainable for Engine {
         };
         let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
         let mut times = vec![Duration::ZERO; found.len()];
-        let (targets, seed) = (self.targets_taken(), self.seed());
+        let targets = self.targets_taken();
+        let seed = self.seed();
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
         self.session.timed_micro_step(self.joined.batch(), step, &mut times)?;
         found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
@@ -464,7 +466,8 @@ impl Trainable for Engine {
     fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
         let counts = self.joined.batch().counts();
         let mut times = vec![Duration::ZERO; self.session.micro_plan().schedule.instrs.len()];
-        let (targets, seed) = (self.targets_taken(), self.seed());
+        let targets = self.targets_taken();
+        let seed = self.seed();
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
         let session = &mut self.session;
         let taken = self.joined.batch();

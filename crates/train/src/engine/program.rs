@@ -4,7 +4,7 @@
 use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
-use crate::config::{ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use crate::config::{ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, halves};
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param};
@@ -316,8 +316,7 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
 pub(super) fn smaller_sizes(config: &TrainConfig) -> Vec<u64> {
     let pack = config.pack_tokens();
     let most = sizes(config).first().map_or(1, |most| most / pack).max(1);
-    let halves = std::iter::successors(Some(most), |&packs| (packs > 1).then(|| packs.div_ceil(2)));
-    halves.take(SIZES).map(|packs| packs.saturating_mul(pack)).collect()
+    halves(most).take(SIZES).map(|packs| packs.saturating_mul(pack)).collect()
 }
 
 /// The number format of an evaluation.

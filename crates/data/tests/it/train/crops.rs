@@ -709,7 +709,8 @@ fn a_set_holds_at_most_what_its_figures_say() {
         let mut pack = None;
         let made = allocation_counter::measure(|| pack = Some(set.pack()));
         assert!(made.bytes_max <= set.pack_bytes() && made.bytes_max >= set.pack_bytes() / 2);
-        let (mut stream, mut pack) = (stream.unwrap(), pack.unwrap());
+        let mut stream = stream.unwrap();
+        let mut pack = pack.unwrap();
         stream.fill(&mut pack).unwrap();
         let filling = allocation_counter::measure(|| {
             (0..50).for_each(|_| assert!(stream.fill(&mut pack).unwrap()));

@@ -277,7 +277,8 @@ fn masked_pieces_have_their_ends() {
         Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, bounds, ..settings(&[&path]) };
     let data = Dataset::open(base).unwrap();
     let packs = epoch(&data, Split::Train);
-    let (mut residues, mut chosen) = (0, 0);
+    let mut residues = 0;
+    let mut chosen = 0;
     for pack in &packs {
         check_bounds(pack, &bounds);
         assert_eq!(pack.targets.len(), pack.ids.len());
@@ -299,7 +300,8 @@ fn masked_pieces_have_their_ends() {
 
 #[test]
 fn dna_keeps_its_special_tokens_apart() {
-    let (reads, tokenizer) = (golden("dnabert_s/reads.fa"), golden("dnabert_s/tokenizer.json"));
+    let reads = golden("dnabert_s/reads.fa");
+    let tokenizer = golden("dnabert_s/tokenizer.json");
     let bounds = Bounds { tokens: 256, sequences: 8, longest: 200 };
     let base =
         Settings { format: Format::Sequences, tokens: TokenizerKind::Dna(tokenizer), ..settings(&[&reads]) };
