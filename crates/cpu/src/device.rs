@@ -1,14 +1,16 @@
 //! The CPU as an [`exec::Device`]: an arena in host memory, and for each op the kernel that the plan names.
 //! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where the op's
-//! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch.
+//! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch. Copies from and to the
+//! scratch file run in threads of their own; everything else is synchronous.
 
 use super::operands::Operands;
 use super::{Bf16, Cpu, Isa, launch, reduce, widening};
 use plimsoll_exec::arena::{Arena, Weights};
-use plimsoll_exec::host::{Clock, Fetched};
-use plimsoll_exec::{Device, DeviceError, Launch, Recorder, Ticket, Tracer};
-use plimsoll_graph::Bytes;
-use plimsoll_plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
+use plimsoll_exec::host::Clock;
+use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
+use plimsoll_exec::{Allocation, Device, DeviceError, DeviceInfo, Launch, OnStart, Recorder, Tracer, Transfer};
+use plimsoll_graph::{Bytes, Space};
+use plimsoll_plan::{CpuKernel, KernelId, Kernels, Location, PlanError, Queue, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A device's membership in a group of replicas that divide the host's cores and share their weights.
@@ -19,16 +21,15 @@ struct Lane {
     count: usize,
     /// The shared weights, alive while an arena of any replica uses them.
     weights: Arc<Mutex<Weak<Weights>>>,
-    /// Size of the weights, the first bytes of the arena.
-    persistent: Bytes,
 }
 
-/// A device that runs kernels on the host's cores. Every call is synchronous.
+/// A device that runs kernels on the host's cores.
 pub struct CpuDevice {
     cpu: Cpu,
+    /// Before the arena, so that no thread copies from or to an arena that is gone.
+    file: Option<FileQueues>,
     arena: Option<Arena>,
     lane: Option<Lane>,
-    fetched: Fetched,
     clock: Clock,
 }
 
@@ -61,7 +62,7 @@ impl CpuDevice {
         let weights = Arc::new(Mutex::new(Weak::new()));
         let lane = |number| {
             let weights = Arc::clone(&weights);
-            let lane = Lane { number, count, weights, persistent: Bytes::ZERO };
+            let lane = Lane { number, count, weights };
             Ok(Self { lane: Some(lane), ..Self::open(threads)? })
         };
         (0..count).map(lane).collect()
@@ -69,7 +70,7 @@ impl CpuDevice {
 
     /// A device without an arena.
     fn on(cpu: Cpu) -> Self {
-        Self { cpu, arena: None, lane: None, fetched: Fetched::default(), clock: Clock::default() }
+        Self { cpu, file: None, arena: None, lane: None, clock: Clock::default() }
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -78,6 +79,16 @@ impl CpuDevice {
 
     fn arena_mut(&mut self) -> Result<&mut Arena, DeviceError> {
         self.arena.as_mut().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
+    }
+
+    /// The queues of the scratch file; `at` is the position that needs them.
+    fn file(&self, at: Location) -> Result<&FileQueues, DeviceError> {
+        self.file.as_ref().ok_or(DeviceError::NoSpace { at })
+    }
+
+    /// Whether weights must be uploaded to this device: of replicas, to the first alone.
+    fn takes_weights(&self) -> bool {
+        self.lane.as_ref().is_none_or(|lane| lane.number == 0)
     }
 
     /// Runs one launch: widens 16-bit operands if the kernel needs it, runs the kernel, and rounds its outputs back.
@@ -96,44 +107,52 @@ impl CpuDevice {
 }
 
 impl Lane {
-    /// The shared weights. The first replica to ask allocates them, as does any replica that asks for another size.
-    fn shared(&self) -> Result<Arc<Weights>, DeviceError> {
+    /// The shared weights of this size, the first bytes of the arena. The first replica to ask allocates them, as does any
+    /// replica that asks for another size.
+    fn shared(&self, bytes: Bytes) -> Result<Arc<Weights>, DeviceError> {
         let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(weights) = current.upgrade().filter(|weights| weights.are(self.persistent)) {
+        if let Some(weights) = current.upgrade().filter(|weights| weights.are(bytes)) {
             return Ok(weights);
         }
-        let weights = Arc::new(Weights::new(self.persistent)?);
+        let weights = Arc::new(Weights::new(bytes)?);
         *current = Arc::downgrade(&weights);
         Ok(weights)
     }
 }
 
 impl Device for CpuDevice {
-    fn name(&self) -> String {
+    fn info(&self) -> DeviceInfo {
         let lane = self.lane.as_ref().map(|lane| format!("replica {} of {}, ", lane.number + 1, lane.count));
         let threads = if self.cpu.threads() == 1 { "thread" } else { "threads" };
-        let (isa, lane) = (self.cpu.isa().name(), lane.unwrap_or_default());
-        format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads())
+        let isa = self.cpu.isa().name();
+        let lane = lane.unwrap_or_default();
+        DeviceInfo {
+            name: format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads()),
+            kernels: Kernels::Cpu(self.cpu.isa().set()),
+            workers: self.cpu.threads() as u64,
+            depth: 1,
+            takes_weights: self.takes_weights(),
+            arithmetic: isa.to_owned(),
+            matmul_provider: None,
+        }
     }
 
-    fn kernels(&self) -> Kernels {
-        Kernels::Cpu(self.cpu.isa().set())
-    }
-
-    fn workers(&self) -> u64 {
-        self.cpu.threads() as u64
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+    fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
+        if memory.host > Bytes::ZERO {
+            return Err(DeviceError::NoSpace { at: Location { space: Space::Host, at: 0 } });
+        }
+        // The old memory is given back before the new one is taken.
+        self.file = None;
         self.arena = None;
+        if memory.file > Bytes::ZERO {
+            let file = ScratchFile::create(memory.folder, memory.file)?;
+            // Launches are synchronous, so the bytes may be touched as soon as a transfer is started.
+            self.file = Some(FileQueues::start(file, memory.transfers, Arc::new(|_| Ok(())))?);
+        }
         self.arena = Some(match &self.lane {
-            Some(lane) => Arena::sharing(lane.shared()?, lane.persistent, bytes)?,
-            None => Arena::new(bytes)?,
+            Some(lane) => Arena::sharing(lane.shared(memory.weights)?, memory.weights, memory.arena)?,
+            None => Arena::new(memory.arena)?,
         });
-        Ok(())
-    }
-
-    fn set_borders(&mut self, _: &[Bytes]) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -142,67 +161,85 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn persistent(&mut self, bytes: Bytes) {
-        if let Some(lane) = &mut self.lane {
-            lane.persistent = bytes;
-        }
-    }
-
-    fn takes_weights(&self) -> bool {
-        self.lane.as_ref().is_none_or(|lane| lane.number == 0)
-    }
-
-    fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
+    fn prepare(&mut self, _: &[Launch<'_>], _: OnStart<'_>) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError> {
         let start = self.clock.start();
-        self.arena_mut()?.write(at, bytes)?;
-        self.clock.copied(start, "in", Bytes(bytes.len() as u64));
+        match to.space {
+            Space::Device => self.arena_mut()?.write(to.at, bytes)?,
+            Space::Host | Space::File => self.file(to)?.file().write(to.at, bytes)?,
+        }
+        self.clock.copied(start, Queue::In.name(), Bytes(bytes.len() as u64));
         Ok(())
     }
 
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.arena()?.read(at, Bytes(out.len() as u64), |bytes| out.copy_from_slice(bytes))
+    fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError> {
+        let start = self.clock.start();
+        let bytes = Bytes(out.len() as u64);
+        match from.space {
+            Space::Device => self.arena()?.read(from.at, bytes, |bytes| out.copy_from_slice(bytes))?,
+            Space::Host | Space::File => self.file(from)?.file().read(from.at, out)?,
+        }
+        self.clock.copied(start, Queue::Out.name(), bytes);
+        Ok(())
     }
 
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+    fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        if at.space != Space::Device {
+            return self.file(at)?.file().fill(at.at, bytes, byte);
+        }
         // Only the first replica fills shared bytes; the others fill their own part of the range.
-        let first = if self.takes_weights() { at } else { self.arena()?.shared().max(at) };
-        let end = at.saturating_add(bytes.0).max(first);
+        let first = if self.takes_weights() { at.at } else { self.arena()?.shared().max(at.at) };
+        let end = at.at.saturating_add(bytes.0).max(first);
         self.arena_mut()?.fill(first, Bytes(end - first), byte)
     }
 
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.arena_mut()?.copy(from, to, bytes)
+    fn begin_step(&mut self) -> Result<Bytes, DeviceError> {
+        // `allocate` frees a larger arena, so no memory beyond the current one is mapped.
+        Ok(Bytes::ZERO)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let start = self.clock.start();
         self.compute(launch)?;
-        self.clock.note(start, "compute", launch.op.name());
+        self.clock.note(start, Queue::Compute.name(), launch.op.name());
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        Ok(())
+    fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let Transfer { id, from, to, bytes, .. } = *transfer;
+        let (direction, in_file, in_arena) = match (from.space, to.space) {
+            (Space::Device, Space::Device) => return self.arena_mut()?.copy(from.at, to.at, bytes),
+            (Space::File, Space::Device) => (FileCopy::Read, from, to),
+            (Space::Device, Space::File) => (FileCopy::Write, to, from),
+            (Space::Host, _) | (_, Space::Host) | (Space::File, Space::File) => {
+                return Err(DeviceError::NoSpace { at: from });
+            }
+        };
+        let memory = self.arena()?.range(in_arena.at, bytes)?;
+        // SAFETY: the arena outlives the queues, because both are dropped in this order. The plan was checked: until the
+        // transfer is waited for, no launch and no other transfer touches its destination or writes its operand.
+        unsafe { self.file(in_file)?.enqueue(id, direction, in_file.at, memory.as_ptr(), bytes) }
     }
 
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+    fn wait_for(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        if transfer.queue() == Queue::Compute {
+            return Ok(());
+        }
         let start = self.clock.start();
-        let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
-        let ticket = arena.read(at, bytes, |bytes| self.fetched.put(bytes))?;
-        self.clock.copied(start, "out", bytes);
-        Ok(ticket)
+        self.file(transfer.from)?.wait_for(transfer.id)?;
+        self.clock.copied(start, transfer.queue().name(), transfer.bytes);
+        Ok(())
     }
 
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.fetched.take(ticket, out)
+    fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        self.wait_for(transfer)
     }
 
-    fn depth(&self) -> usize {
-        1
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.file.as_ref().map_or(Ok(()), FileQueues::wait_for_all)
     }
 
     fn recorder(&mut self) -> Option<&mut dyn Recorder> {
@@ -211,31 +248,6 @@ impl Device for CpuDevice {
 
     fn tracer(&mut self) -> &mut dyn Tracer {
         &mut self.clock
-    }
-
-    fn stage(&mut self, _: [Bytes; 2]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.upload(at, bytes)
-    }
-
-    fn matmul_provider(&self) -> Option<String> {
-        None
-    }
-
-    fn clear_interval(&self) -> u64 {
-        0
-    }
-
-    fn arithmetic(&self) -> String {
-        self.cpu.isa().name().to_owned()
-    }
-
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        // `alloc_arena` frees a larger arena, so no memory beyond the current one is mapped.
-        Ok(Bytes::ZERO)
     }
 }
 

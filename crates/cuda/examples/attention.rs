@@ -5,10 +5,10 @@
 mod timing;
 
 use plimsoll_cuda::CudaDevice;
-use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
-use plimsoll_plan::{CudaKernel, KernelId};
+use plimsoll_plan::{CudaKernel, KernelId, Location};
 use std::error::Error;
 
 const TOKENS: u64 = 65_536;
@@ -81,8 +81,8 @@ impl Case {
         let (op, ins, outs, counts) = (&self.op, &self.ins[..], [Some(self.out.clone()), None], self.counts);
         let launch =
             Launch { op, kernel: KernelId::Cuda(CudaKernel::Flash), ins, outs: &outs, workspace: None, counts };
-        device.alloc_arena(Bytes(self.end))?;
-        device.prepare(&launch)?;
+        device.allocate(&Allocation::arena(Bytes(self.end)))?;
+        device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
         self.fill(&mut device)?;
         timing::seconds(&mut device, &launch, BATCHES)
     }
@@ -95,15 +95,16 @@ impl Case {
         let block: Vec<u8> =
             noise.take(1 << 20).flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
         for at in (0..qkv).step_by(block.len()) {
-            device.upload(self.ins[0].at + at as u64, &block[..block.len().min(qkv - at)])?;
+            device
+                .upload(Location::in_arena(self.ins[0].at + at as u64), &block[..block.len().min(qkv - at)])?;
         }
         let rows = (0..self.counts.sequences).flat_map(|s| [s * self.length, (s + 1) * self.length]);
         let spans: Vec<u8> = rows.flat_map(|row| (row as i32).to_le_bytes()).collect();
-        device.upload(self.ins[1].at, &spans)?;
+        device.upload(Location::in_arena(self.ins[1].at), &spans)?;
         for table in &self.ins[2..] {
             let elements = table.bytes(self.counts).0 / 4;
             let values: Vec<u8> = (0..elements).flat_map(|i| ((i as f32).cos()).to_le_bytes()).collect();
-            device.upload(table.at, &values)?;
+            device.upload(Location::in_arena(table.at), &values)?;
         }
         Ok(())
     }

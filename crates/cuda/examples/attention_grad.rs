@@ -5,10 +5,10 @@
 mod timing;
 
 use plimsoll_cuda::CudaDevice;
-use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
-use plimsoll_plan::{CudaKernel, KernelId, cuda_flash_grad_parts};
+use plimsoll_plan::{CudaKernel, KernelId, Location, cuda_flash_grad_parts};
 use std::error::Error;
 
 const TOKENS: u64 = 16_384;
@@ -107,7 +107,7 @@ impl Case {
     /// Microseconds of a launch of all gradients, of dk and dv, and of dq, each after the kernel that prepares the rows.
     fn measure(&self) -> Result<[f64; 3], DeviceError> {
         let mut device = CudaDevice::new(0)?;
-        device.alloc_arena(Bytes(self.end) + self.workspace)?;
+        device.allocate(&Allocation::arena(Bytes(self.end) + self.workspace))?;
         self.fill(&mut device)?;
         let [o, lse] = [7, 8].map(|i| Some(self.ins[i].clone()));
         let (forward, of_forward) = (Op::Attention(self.op), [o, lse]);
@@ -119,7 +119,7 @@ impl Case {
             workspace: None,
             counts: self.counts,
         };
-        device.prepare(&launch)?;
+        device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
         device.launch(&launch)?;
         let backward = Op::AttentionGrad(AttentionGrad { forward: self.op });
         let mut times = [0.0; 3];
@@ -134,7 +134,7 @@ impl Case {
                 workspace: Some((self.end, self.workspace)),
                 counts: self.counts,
             };
-            device.prepare(&launch)?;
+            device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
             *time = 1e6 * timing::seconds(&mut device, &launch, BATCHES)?;
         }
         Ok(times)
@@ -150,7 +150,7 @@ impl Case {
                 .take(elements)
                 .flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes())
                 .collect();
-            device.upload(operand.at, &bytes)?;
+            device.upload(Location::in_arena(operand.at), &bytes)?;
         }
         let mut row = 0;
         let spans = self.lengths.iter().flat_map(|length| {
@@ -158,11 +158,11 @@ impl Case {
             [row - length, row]
         });
         let spans: Vec<u8> = spans.flat_map(|row| (row as i32).to_le_bytes()).collect();
-        device.upload(self.ins[4].at, &spans)?;
+        device.upload(Location::in_arena(self.ins[4].at), &spans)?;
         for (table, of) in self.ins[5..7].iter().zip([f32::cos, f32::sin]) {
             let elements = table.bytes(self.counts).0 / 4;
             let values: Vec<u8> = (0..elements).flat_map(|i| of(i as f32).to_le_bytes()).collect();
-            device.upload(table.at, &values)?;
+            device.upload(Location::in_arena(table.at), &values)?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ mod timing;
 
 use plimsoll_cuda::CudaDevice;
 use plimsoll_cuda::internals::Candidate;
-use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, Linear};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
 use plimsoll_plan::{CudaKernel, KernelId};
@@ -134,8 +134,8 @@ impl GemmBench {
         let (op, ins, workspace, counts) = (&self.op, &self.ins[..], Some(self.workspace), self.counts);
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
         let mut device = CudaDevice::surveying(0)?;
-        device.alloc_arena(Bytes(self.workspace.0 + WORKSPACE))?;
-        device.prepare(&launch)?;
+        device.allocate(&Allocation::arena(Bytes(self.workspace.0 + WORKSPACE)))?;
+        device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
         Ok(device.candidates().to_vec())
     }
 }

@@ -5,10 +5,12 @@
 mod timing;
 
 use plimsoll_cuda::CudaDevice;
-use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, Launch, Operand};
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, LinearInputGrad, LinearWeightGrad};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
-use plimsoll_plan::{CudaKernel, KernelId, LossSizes, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts};
+use plimsoll_plan::{
+    CudaKernel, KernelId, Location, LossSizes, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts,
+};
 use std::error::Error;
 
 /// Number of timed batches of launches.
@@ -113,8 +115,8 @@ impl GradBench {
         let kernel = KernelId::Cuda(kernel);
         let launch = Launch { op: &op, kernel, ins: &ins, outs: &outs, workspace: scratch, counts };
         let mut device = CudaDevice::new(0)?;
-        device.alloc_arena(Bytes(end) + workspace)?;
-        device.prepare(&launch)?;
+        device.allocate(&Allocation::arena(Bytes(end) + workspace))?;
+        device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
         // Noise: a GPU that multiplies zeros draws less power and runs faster.
         let mut noise = timing::noise();
         for operand in &ins {
@@ -133,7 +135,7 @@ impl GradBench {
                     std::iter::repeat_n(3f32.to_le_bytes(), elements).flatten().collect()
                 }
             };
-            device.upload(operand.at, &bytes)?;
+            device.upload(Location::in_arena(operand.at), &bytes)?;
         }
         let microseconds = 1e6 * timing::seconds(&mut device, &launch, BATCHES)?;
         println!(

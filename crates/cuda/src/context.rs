@@ -201,10 +201,14 @@ impl Context {
         }
     }
 
+    /// A handle with which other threads make the context current to them.
+    pub(crate) fn current(&self) -> Current {
+        Current { api: self.api, context: self.context }
+    }
+
     /// Makes the context current to the calling thread.
     pub(crate) fn enter(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained for the life of `self`.
-        self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
+        self.current().enter()
     }
 
     /// Blocks until all streams are idle.
@@ -224,6 +228,25 @@ impl Context {
         // SAFETY: both pointers are to locals.
         self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&mut free, &mut total) })?;
         Ok((Bytes(free as u64), Bytes(total as u64)))
+    }
+}
+
+/// A context that threads other than its owner's make current. It must not outlive its [`Context`].
+pub(crate) struct Current {
+    api: &'static Driver,
+    context: cu::CUcontext,
+}
+
+// SAFETY: driver handles may be used from any thread.
+unsafe impl Send for Current {}
+// SAFETY: as above.
+unsafe impl Sync for Current {}
+
+impl Current {
+    /// Makes the context current to the calling thread.
+    pub(crate) fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for the life of the `Context` that this handle is from.
+        self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
     }
 }
 

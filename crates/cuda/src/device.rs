@@ -1,6 +1,7 @@
-//! The CUDA device: an arena of GPU memory, three streams, and the kernels of each op. Invariant: operations take
-//! effect in the order of the calls, even where streams overlap. Operands come from a checked plan; token ids and
-//! spans are input data, and values that a kernel rejects are an error of the step's results.
+//! The CUDA device: an arena of GPU memory, pinned host memory, a scratch file, three streams, and the kernels of each op.
+//! Invariant: launches take effect in the order of the calls; a transfer runs between its start and the wait for it.
+//! Operands come from a checked plan; token ids and spans are input data, and values that a kernel rejects are an error of
+//! the step's results.
 
 use crate::arena::Arena;
 use crate::context::{Card, Context};
@@ -9,17 +10,18 @@ use crate::gemm::{self, Candidate, Choosing, Gemm};
 use crate::graphs::Graphs;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
-use crate::staging::{Staging, affordable};
+use crate::staging::{HostMemory, Staging};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
+use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{
-    Device, DeviceError, GraphCapture, Launch, OnStart, Recorder, Span, StartProgress, StartStage, Ticket,
-    Tracer,
+    Allocation, Device, DeviceError, DeviceInfo, GraphCapture, Launch, OnStart, Order, Recorder, Span,
+    StartProgress, StartStage, Tracer, Transfer,
 };
-use plimsoll_graph::{Bytes, Counts};
-use plimsoll_plan::{Capability, PIPELINE_DEPTH};
-use std::collections::VecDeque;
+use plimsoll_graph::{Bytes, Counts, DType, Space};
+use plimsoll_plan::{Capability, Location, PIECE, PIPELINE_DEPTH, Queue};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Options of a CUDA device.
@@ -27,7 +29,8 @@ use std::time::Duration;
 pub struct Options {
     /// Whether copies use streams of their own, so that they overlap with kernels.
     pub streams: bool,
-    /// Whether host memory for copies is pinned; `None` decides by the free host memory.
+    /// Whether host memory for copies is pinned; `None` pins it if the driver can. Copies from and to memory that is not
+    /// pinned do not overlap with anything.
     pub pinned: Option<bool>,
     /// Maximum number of in-flight steps.
     pub depth: usize,
@@ -46,35 +49,31 @@ impl Default for Options {
 /// A device that runs kernels on one GPU.
 pub struct CudaDevice {
     options: Options,
-    /// Sizes to which the arena will be changed.
-    borders: Vec<Bytes>,
+    /// The threads that copy between the scratch file and host memory; before that memory, so that no thread copies from or
+    /// to memory that is gone.
+    file: Option<FileQueues>,
+    /// The host's space.
+    host: Option<HostMemory>,
     arena: Option<Arena>,
-    /// Pinned buffers for host-to-device and device-to-host copies; `None` where copies use the caller's memory.
-    staging: [Option<Staging>; 2],
-    /// Device-to-host copies that were requested and not collected, oldest first.
-    fetched: VecDeque<Fetched>,
-    /// Events of collected copies, for reuse.
-    spare: Vec<Event>,
-    /// Ticket number of the next requested copy.
-    next: u64,
-    /// Whether a copy was requested since the last launch, so that the next launch belongs to another step.
-    asked: bool,
+    /// Pinned memory through which uploads to the arena pass; `None` before the arena is allocated, or if it is not pinned.
+    staging: Option<Staging>,
+    /// An event for each transfer: behind the copy of a stream, or at the start of a copy of the scratch file.
+    events: Arc<[Event]>,
+    /// For each transfer, the index of the status word of the step that started it last.
+    words: Vec<usize>,
+    /// Steps since the last check for memory to give back.
+    since: u64,
     graphs: Graphs,
     gemm: Gemm,
     kernels: Kernels,
     context: Context,
 }
 
-/// A device-to-host copy that was requested and not collected.
-struct Fetched {
-    at: u64,
-    bytes: Bytes,
-    /// Index of the status word of its step.
-    word: usize,
-    /// Without pinned memory: the event behind the step. The copy is then made when it is collected, since an
-    /// asynchronous copy to memory that is not pinned would block the host until the step has completed.
-    done: Option<Event>,
-}
+/// Most bytes of the host's space that are pageable if they cannot be pinned, unless pinning is off.
+const MOST_PAGEABLE: Bytes = Bytes(1 << 30);
+
+/// Number of pieces of weights that are on their way to the arena at a time.
+const PIECES: u64 = 4;
 
 /// For the tests and measurements of this crate, which force a choice of kernels.
 impl CudaDevice {
@@ -132,17 +131,16 @@ impl CudaDevice {
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
         let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
-        let (fetched, graphs) = (VecDeque::new(), Graphs::default());
         Ok(Self {
             options,
+            file: None,
+            host: None,
             arena: None,
-            borders: vec![],
-            staging: [None, None],
-            fetched,
-            spare: vec![],
-            next: 0,
-            asked: false,
-            graphs,
+            staging: None,
+            events: Arc::new([]),
+            words: vec![],
+            since: 0,
+            graphs: Graphs::default(),
             gemm,
             kernels,
             context,
@@ -179,27 +177,20 @@ impl CudaDevice {
         launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
     }
 
-    /// Switches to the next status word if a copy was requested since the last launch: another step begins.
-    fn begin(&mut self) {
-        if std::mem::take(&mut self.asked) {
-            self.kernels.status.advance();
-        }
-    }
-
     /// Waits for all streams and returns the error that kernels reported in a status word, if any.
     fn finish(&self) -> Result<(), CudaError> {
         self.context.synchronize()?;
         refused(self.kernels.status.take_any())
     }
 
-    /// Copies from the host to the arena in the copy stream, and makes later kernels wait for the copy. The bytes pass
-    /// through pinned memory; without it, or if it is too small, they are copied from the caller's memory and the call
+    /// Copies from the caller's memory to the arena in the copy stream, and makes later kernels wait for the copy. The bytes
+    /// pass through pinned memory; without it, or if it is too small, they are copied from the caller's memory and the call
     /// waits.
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
-        let Self { context, staging: [inward, _], .. } = self;
+        let Self { context, staging, .. } = self;
         let (api, stream) = (context.api, context.inward);
-        let place = inward.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
+        let place = staging.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
         let (from, event) = match place {
             Some((pinned, event)) => {
                 pinned.copy_from_slice(bytes);
@@ -219,18 +210,146 @@ impl CudaDevice {
         Ok(context.order(stream, context.stream)?)
     }
 
-    /// Allocates pinned memory for copies in one direction; `None` if there are no bytes, or pinning is off or not
-    /// affordable.
-    fn pinned(&self, bytes: Bytes) -> Result<Option<Staging>, CudaError> {
-        let wanted = match self.options.pinned {
-            Some(wanted) => wanted,
-            // Inside a container, the free memory under the container's limit.
-            None => affordable(bytes, plimsoll_exec::memory::available().free),
-        };
-        match wanted && bytes > Bytes::ZERO {
-            true => Ok(Some(Staging::new(self.context.api, bytes)?)),
-            false => Ok(None),
+    /// The host's space; `at` is the position that needs it.
+    fn host(&self, at: Location) -> Result<&HostMemory, DeviceError> {
+        self.host.as_ref().ok_or(DeviceError::NoSpace { at })
+    }
+
+    /// The queues of the scratch file; `at` is the position that needs them.
+    fn file(&self, at: Location) -> Result<&FileQueues, DeviceError> {
+        self.file.as_ref().ok_or(DeviceError::NoSpace { at })
+    }
+
+    /// The event of a transfer.
+    fn event(&self, transfer: &Transfer) -> Result<&Event, DeviceError> {
+        let unknown =
+            || DeviceError::Kernel { op: "move", why: format!("transfer {} is unknown", transfer.id) };
+        self.events.get(transfer.id).ok_or_else(unknown)
+    }
+
+    /// Enqueues the copy of a transfer within the arena, among the launches.
+    fn copy_in_arena(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let Transfer { from, to, bytes, .. } = *transfer;
+        if (from.space, to.space) != (Space::Device, Space::Device) {
+            return Err(DeviceError::NoSpace { at: from });
         }
+        let [from, to] = [self.arena()?.range(from.at, bytes)?, self.arena()?.range(to.at, bytes)?];
+        let (api, stream) = (self.context.api, self.context.stream);
+        let copy = || {
+            // SAFETY: both ranges are inside the arena.
+            let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
+            api.check("cuMemcpyDtoDAsync", code)
+        };
+        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
+    }
+
+    /// Unmaps memory that was mapped for a larger arena than the current one. Returns the number of bytes.
+    #[doc(hidden)]
+    pub fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        // Synchronising is expensive, so only if there is memory to give back.
+        if self.arena.as_ref().is_none_or(|arena| arena.spare() == Bytes::ZERO) {
+            return Ok(Bytes::ZERO);
+        }
+        self.context.enter()?;
+        self.context.synchronize()?;
+        self.graphs.given_back();
+        Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
+    }
+
+    /// Pinned memory for uploads to the arena; `None` if pinning is off or, where it is not demanded, fails.
+    fn upload_staging(&self) -> Result<Option<Staging>, CudaError> {
+        let new = || Staging::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
+        match self.options.pinned {
+            Some(true) => new().map(Some),
+            Some(false) => Ok(None),
+            None => Ok(new().ok()),
+        }
+    }
+
+    /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
+    /// fails, the buffers of steps in flight are pageable, which makes them slower; more memory than those have is never
+    /// replaced without notice, because every step would wait for its copies.
+    fn host_memory(&self, bytes: Bytes) -> Result<Option<HostMemory>, DeviceError> {
+        if bytes == Bytes::ZERO {
+            return Ok(None);
+        }
+        let pinned = || HostMemory::pinned(self.context.api, bytes);
+        Ok(Some(match self.options.pinned {
+            Some(true) => pinned()?,
+            Some(false) => HostMemory::pageable(bytes)?,
+            None => match pinned() {
+                Err(_) if bytes <= MOST_PAGEABLE => HostMemory::pageable(bytes)?,
+                pinned => pinned?,
+            },
+        }))
+    }
+
+    /// Starts the queues of a scratch file. A copy waits for the event that its start has recorded behind all launches.
+    fn file_queues(&self, memory: &Allocation<'_>) -> Result<Option<FileQueues>, DeviceError> {
+        if memory.file == Bytes::ZERO {
+            return Ok(None);
+        }
+        let file = ScratchFile::create(memory.folder, memory.file)?;
+        let events = Arc::clone(&self.events);
+        let current = self.context.current();
+        let before = move |id: usize| {
+            current.enter()?;
+            Ok(events[id].wait()?)
+        };
+        Ok(Some(FileQueues::start(file, memory.transfers, Arc::new(before))?))
+    }
+
+    /// Enqueues the copy of a transfer between the arena and host memory in the stream of its queue, and its event behind
+    /// it. The call waits for the copy if the memory is not pinned.
+    fn copy_to_or_from_host(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let Transfer { from, to, bytes, order, .. } = *transfer;
+        let context = &self.context;
+        let is_in = to.space == Space::Device;
+        let (in_arena, in_host) = if is_in { (to, from) } else { (from, to) };
+        let device = self.arena()?.range(in_arena.at, bytes)?;
+        let host = self.host(in_host)?;
+        let start = host.range(in_host.at, bytes)?;
+        let (stream, track) = if is_in { (context.inward, Track::In) } else { (context.outward, Track::Out) };
+        if order == Order::AfterLaunches {
+            context.order(context.stream, stream)?;
+        }
+        let api = context.api;
+        let copy = || {
+            // SAFETY: both ranges are inside their memory. The plan was checked: until the transfer is waited for, nothing
+            // touches its destination or writes its operand.
+            unsafe {
+                if is_in {
+                    let code = (api.cuMemcpyHtoDAsync_v2)(device, start.cast(), bytes.0 as usize, stream);
+                    api.check("cuMemcpyHtoDAsync", code)
+                } else {
+                    let code = (api.cuMemcpyDtoHAsync_v2)(start.cast(), device, bytes.0 as usize, stream);
+                    api.check("cuMemcpyDtoHAsync", code)
+                }
+            }
+        };
+        context.trace.span(track, stream, || format!("copy {}, {bytes}", track.name()), copy)?;
+        self.event(transfer)?.record(stream)?;
+        if !host.is_pinned() {
+            context.wait_for(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the copy of a transfer between the scratch file and host memory to a thread, behind all launches so far.
+    fn copy_to_or_from_file(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let Transfer { id, from, to, bytes, .. } = *transfer;
+        let (direction, in_file, in_host) = match (from.space, to.space) {
+            (Space::File, Space::Host) => (FileCopy::Read, from, to),
+            (Space::Host, Space::File) => (FileCopy::Write, to, from),
+            (Space::Device | Space::File, _) | (Space::Host, Space::Device | Space::Host) => {
+                return Err(DeviceError::NoSpace { at: to });
+            }
+        };
+        let memory = self.host(in_host)?.range(in_host.at, bytes)?;
+        self.event(transfer)?.record(self.context.stream)?;
+        // SAFETY: the queues are dropped before the host's memory. The plan was checked: until the transfer is waited for,
+        // nothing touches its destination or writes its operand.
+        unsafe { self.file(in_file)?.enqueue(id, direction, in_file.at, memory, bytes) }
     }
 }
 
@@ -255,182 +374,49 @@ fn refused(code: u32) -> Result<(), CudaError> {
 }
 
 impl Device for CudaDevice {
-    fn name(&self) -> String {
+    fn info(&self) -> DeviceInfo {
         let Card { ordinal, name, capability: (major, minor), .. } = &self.context.card;
-        format!("cuda:{ordinal} ({name}, compute capability {major}.{minor})")
-    }
-
-    fn kernels(&self) -> plimsoll_plan::Kernels {
-        let (major, minor) = self.context.card.capability;
-        plimsoll_plan::Kernels::Cuda(Capability(major, minor))
-    }
-
-    fn workers(&self) -> u64 {
-        1
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        // Enqueued work may still use the old arena.
-        self.context.synchronize()?;
-        self.graphs.clear(&self.context);
-        match &mut self.arena {
-            Some(arena) => arena.resize(bytes, &self.borders),
-            None => {
-                let expandable = self.options.expandable;
-                self.arena = Some(Arena::new(&self.context, bytes, &self.borders, expandable)?);
-                Ok(())
-            }
+        DeviceInfo {
+            name: format!("cuda:{ordinal} ({name}, compute capability {major}.{minor})"),
+            kernels: plimsoll_plan::Kernels::Cuda(Capability(*major, *minor)),
+            workers: 1,
+            depth: self.options.depth.max(1),
+            takes_weights: true,
+            arithmetic: machine::arithmetic(&self.context.card),
+            matmul_provider: self.gemm.by(),
         }
     }
 
-    fn stage(&mut self, [inward, outward]: [Bytes; 2]) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        self.context.synchronize()?;
-        self.staging = [None, None];
-        self.staging = [self.pinned(inward)?, self.pinned(outward)?];
-        Ok(())
-    }
-
-    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        self.graphs.clear(&self.context);
-        self.call(launch, true)
-    }
-
-    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
-        // The launches pass through the same code twice: first their kernels are only collected, so that several threads
-        // can compile them, then they are prepared one after the other.
-        self.kernels.collect();
-        let collected = launches.iter().try_for_each(|launch| self.call(launch, true));
-        self.kernels.compile_collected(report);
-        collected?;
-        let total = launches.len() as u64;
-        for (done, launch) in (1..).zip(launches) {
-            self.prepare(launch)?;
-            report(StartProgress { stage: StartStage::Prepare, done, total });
-        }
-        self.kernels.drop_compiled();
-        Ok(())
-    }
-
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        self.context.order(self.context.stream, self.context.inward)?;
-        self.send(at, bytes)
-    }
-
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        self.send(at, bytes)
-    }
-
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        let from = self.arena()?.range(at, Bytes(out.len() as u64))?;
-        receive(&self.context, from, out, self.context.stream)?;
-        Ok(self.finish()?)
-    }
-
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        let to = self.arena()?.range(at, bytes)?;
-        let (api, stream) = (self.context.api, self.context.stream);
-        // SAFETY: the range is inside the arena.
-        let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
-        Ok(api.check("cuMemsetD8Async", code)?)
-    }
-
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        let (from, to) = (self.arena()?.range(from, bytes)?, self.arena()?.range(to, bytes)?);
-        let (api, stream) = (self.context.api, self.context.stream);
-        let copy = || {
-            // SAFETY: both ranges are inside the arena.
-            let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
-            api.check("cuMemcpyDtoDAsync", code)
-        };
-        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
-    }
-
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.begin();
-        self.call(launch, false)
-    }
-
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        Ok(self.finish()?)
-    }
-
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        self.context.enter()?;
-        let from = self.arena()?.range(at, bytes)?;
-        let Self { context, staging: [_, outward], fetched, spare, kernels, .. } = self;
-        let place = outward.as_mut().map(|staging| staging.take(bytes.0 as usize)).transpose()?.flatten();
-        let done = match place {
-            Some((pinned, event)) => {
-                context.order(context.stream, context.outward)?;
-                receive(context, from, pinned, context.outward)?;
-                event.record(context.outward)?;
-                None
-            }
-            None => {
-                let event = spare.pop().map_or_else(|| Event::new(context.api), Ok)?;
-                event.record(context.stream)?;
-                Some(event)
-            }
-        };
-        fetched.push_back(Fetched { at, bytes, word: kernels.status.current(), done });
-        self.asked = true;
-        self.next += 1;
-        Ok(Ticket(self.next - 1))
-    }
-
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        let oldest = self.next - self.fetched.len() as u64;
-        let open = self.fetched.front().filter(|f| ticket.0 == oldest && f.bytes.0 == out.len() as u64);
-        open.ok_or_else(|| ticket.refused(oldest))?;
-        let Some(Fetched { at, bytes, word, done }) = self.fetched.pop_front() else { return Ok(()) };
-        match (done, &mut self.staging[1]) {
-            (None, Some(staging)) => {
-                staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?
-            }
-            (done, _) => {
-                done.as_ref().map_or(Ok(()), Event::wait)?;
-                self.spare.extend(done);
-                let (context, from) = (&self.context, self.arena()?.range(at, bytes)?);
-                receive(context, from, out, context.outward)?;
-                context.wait_for(context.outward)?;
-            }
-        }
-        Ok(refused(self.kernels.status.take(word))?)
-    }
-
-    fn depth(&self) -> usize {
-        self.options.depth.max(1)
-    }
-
-    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
-        Some(self)
-    }
-
-    fn tracer(&mut self) -> &mut dyn Tracer {
-        self
-    }
-
-    fn persistent(&mut self, _: Bytes) {}
-
-    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
-        if !borders.is_empty() && !self.options.expandable {
+    fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
+        if !memory.borders.is_empty() && !self.options.expandable {
             let why =
                 "memory.dynamic and --dynamic need expandable segments; remove the flag that turns them off"
                     .to_owned();
-            return Err(DeviceError::Kernel { op: "set_borders", why });
+            return Err(DeviceError::Kernel { op: "allocate", why });
         }
-        self.borders = borders.to_vec();
-        Ok(())
+        self.context.enter()?;
+        // Enqueued work may still use the old memory.
+        self.context.synchronize()?;
+        self.graphs.clear(&self.context);
+        // The old memory of the host is given back before the new one is taken.
+        self.file = None;
+        self.host = None;
+        self.events =
+            (0..memory.transfers).map(|_| Event::new(self.context.api)).collect::<Result<Vec<_>, _>>()?.into();
+        self.words = vec![0; memory.transfers];
+        if self.staging.is_none() {
+            self.staging = self.upload_staging()?;
+        }
+        self.host = self.host_memory(memory.host)?;
+        self.file = self.file_queues(memory)?;
+        match &mut self.arena {
+            Some(arena) => arena.resize(memory.arena, memory.borders),
+            None => {
+                let expandable = self.options.expandable;
+                self.arena = Some(Arena::new(&self.context, memory.arena, memory.borders, expandable)?);
+                Ok(())
+            }
+        }
     }
 
     fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
@@ -443,38 +429,133 @@ impl Device for CudaDevice {
         arena.set_mapped(bytes)
     }
 
-    fn takes_weights(&self) -> bool {
-        true
+    fn prepare(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.graphs.clear(&self.context);
+        // The launches pass through the same code twice: first their kernels are only collected, so that several threads
+        // can compile them, then they are prepared one after the other.
+        self.kernels.collect();
+        let collected = launches.iter().try_for_each(|launch| self.call(launch, true));
+        self.kernels.compile_collected(report);
+        collected?;
+        let total = launches.len() as u64;
+        for (done, launch) in (1..).zip(launches) {
+            self.call(launch, true)?;
+            report(StartProgress { stage: StartStage::Prepare, done, total });
+        }
+        self.kernels.drop_compiled();
+        Ok(())
     }
 
-    fn arithmetic(&self) -> String {
-        machine::arithmetic(&self.context.card)
+    fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError> {
+        match to.space {
+            Space::Device => {
+                self.context.enter()?;
+                self.context.order(self.context.stream, self.context.inward)?;
+                self.send(to.at, bytes)
+            }
+            Space::Host => self.host(to)?.write(to.at, bytes),
+            Space::File => self.file(to)?.file().write(to.at, bytes),
+        }
     }
 
-    fn matmul_provider(&self) -> Option<String> {
-        self.gemm.by()
+    fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError> {
+        match from.space {
+            Space::Device => {
+                self.context.enter()?;
+                let at = self.arena()?.range(from.at, Bytes(out.len() as u64))?;
+                receive(&self.context, at, out, self.context.stream)?;
+                Ok(self.finish()?)
+            }
+            Space::Host => self.host(from)?.read(from.at, out),
+            Space::File => self.file(from)?.file().read(from.at, out),
+        }
     }
 
-    fn clear_interval(&self) -> u64 {
-        self.options.cache_clear_interval
+    fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        match at.space {
+            Space::Device => {
+                self.context.enter()?;
+                let to = self.arena()?.range(at.at, bytes)?;
+                let (api, stream) = (self.context.api, self.context.stream);
+                // SAFETY: the range is inside the arena.
+                let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
+                Ok(api.check("cuMemsetD8Async", code)?)
+            }
+            Space::Host => self.host(at)?.fill(at.at, bytes, byte),
+            Space::File => self.file(at)?.file().fill(at.at, bytes, byte),
+        }
     }
 
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        // Synchronising is expensive, so only if there is memory to give back.
-        if self.arena.as_ref().is_none_or(|arena| arena.spare() == Bytes::ZERO) {
+    fn begin_step(&mut self) -> Result<Bytes, DeviceError> {
+        self.kernels.status.advance();
+        self.since += 1;
+        let interval = self.options.cache_clear_interval;
+        if interval == 0 || self.since < interval {
             return Ok(Bytes::ZERO);
         }
+        self.since = 0;
+        self.trim()
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.call(launch, false)
+    }
+
+    fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
         self.context.enter()?;
-        self.context.synchronize()?;
-        self.graphs.given_back();
-        Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
+        if let Some(word) = self.words.get_mut(transfer.id) {
+            *word = self.kernels.status.current();
+        }
+        match transfer.queue() {
+            Queue::Compute => self.copy_in_arena(transfer),
+            Queue::In | Queue::Out => self.copy_to_or_from_host(transfer),
+            Queue::Read | Queue::Write => self.copy_to_or_from_file(transfer),
+        }
+    }
+
+    fn wait_for(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        match transfer.queue() {
+            Queue::Compute => Ok(()),
+            Queue::In | Queue::Out => {
+                self.context.enter()?;
+                Ok(self.event(transfer)?.before(self.context.stream)?)
+            }
+            Queue::Read | Queue::Write => self.file(transfer.from)?.wait_for(transfer.id),
+        }
+    }
+
+    fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        match transfer.queue() {
+            Queue::Compute => return self.synchronize(),
+            Queue::In | Queue::Out => self.event(transfer)?.wait()?,
+            Queue::Read | Queue::Write => self.file(transfer.from)?.wait_for(transfer.id)?,
+        }
+        Ok(refused(self.kernels.status.take(self.words[transfer.id]))?)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let finished = self.finish();
+        // Also after a step that was refused: no copy may run when this call returns.
+        let copied = self.file.as_ref().map_or(Ok(()), FileQueues::wait_for_all);
+        finished?;
+        copied
+    }
+
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        Some(self)
+    }
+
+    fn tracer(&mut self) -> &mut dyn Tracer {
+        self
     }
 }
 
 impl Recorder for CudaDevice {
     fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError> {
         self.context.enter()?;
-        self.begin();
         if self.context.trace.is_on() {
             return Ok(GraphCapture::Plain);
         }
@@ -498,7 +579,7 @@ impl Tracer for CudaDevice {
     }
 
     fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError> {
-        self.wait()?;
+        self.synchronize()?;
         Ok(self.context.trace.marked(times)?)
     }
 

@@ -13,6 +13,8 @@ pub(crate) struct Event {
 
 // SAFETY: driver handles may be used from any thread to which the context is current.
 unsafe impl Send for Event {}
+// SAFETY: as above; the driver's functions on an event may be called concurrently.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// Creates an event for ordering, without a timestamp; a host thread that waits for it sleeps instead of spinning.

@@ -1,12 +1,14 @@
-//! Pinned host memory for asynchronous copies between host and device, so that copies overlap with kernels and host
-//! work. Invariant: a range of the buffer is reused only after the copy that used it has completed. If there is no
-//! space, or no pinned memory, a copy uses the caller's memory directly.
+//! Host memory of a device: the host's space, whose addresses come from the plan, and the ring buffer through which uploads
+//! to the arena pass. Invariant: a range of the ring is reused only after the copy that used it has completed. If there is
+//! no space, or no pinned memory, an upload uses the caller's memory directly.
 
 use crate::CudaError;
 use crate::api::Driver;
 use crate::event::Event;
 use cudarc::driver::sys as cu;
+use plimsoll_exec::DeviceError;
 use plimsoll_graph::Bytes;
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::{ptr, slice};
@@ -120,11 +122,11 @@ unsafe impl Send for Pinned {}
 impl Pinned {
     fn new(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
         let mut start = ptr::null_mut();
-        // SAFETY: the pointer is to a local; the memory is initialised here before anybody reads it.
+        // SAFETY: the pointer is to a local. The driver maps pages that the operating system has filled with zeros, so the
+        // memory is initialised.
         unsafe {
             let code = (api.cuMemHostAlloc)(&mut start, bytes.max(1), cu::CU_MEMHOSTALLOC_PORTABLE);
             api.check("cuMemHostAlloc", code)?;
-            ptr::write_bytes(start.cast::<u8>(), 0, bytes);
         }
         Ok(Self { api, start: start.cast(), bytes })
     }
@@ -144,10 +146,84 @@ impl Drop for Pinned {
     }
 }
 
-/// Whether `bytes` of host memory may be pinned: at most a quarter of the memory free for this process, since pinned
-/// memory cannot be swapped out.
-pub(crate) fn affordable(bytes: Bytes, free: Bytes) -> bool {
-    bytes.0 <= free.0 / 4
+/// The host's space of a device. Its bytes are accessed through copies only: by the device in the ranges of transfers, by
+/// the host in ranges that no transfer in flight touches.
+pub(crate) struct HostMemory {
+    memory: HostBlock,
+    bytes: u64,
+}
+
+enum HostBlock {
+    Pinned(Pinned),
+    /// Pageable memory, as words so that it is aligned.
+    Pageable(Box<[UnsafeCell<u64>]>),
+}
+
+// SAFETY: the memory is owned; concurrent accesses are in disjoint ranges, as above.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    /// Allocates pinned memory.
+    pub(crate) fn pinned(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
+        Ok(Self { memory: HostBlock::Pinned(Pinned::new(api, bytes.0 as usize)?), bytes: bytes.0 })
+    }
+
+    /// Allocates memory that is not pinned.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] with the bytes.
+    pub(crate) fn pageable(bytes: Bytes) -> Result<Self, DeviceError> {
+        let words = bytes.0.div_ceil(8) as usize;
+        let mut memory = vec![];
+        memory.try_reserve_exact(words).map_err(|_| DeviceError::OutOfMemory { bytes })?;
+        memory.resize_with(words, || UnsafeCell::new(0));
+        Ok(Self { memory: HostBlock::Pageable(memory.into()), bytes: bytes.0 })
+    }
+
+    /// Whether copies from and to it can run beside the host.
+    pub(crate) fn is_pinned(&self) -> bool {
+        match self.memory {
+            HostBlock::Pinned(_) => true,
+            HostBlock::Pageable(_) => false,
+        }
+    }
+
+    /// Address of the first byte of a range. `Err` unless the range lies inside.
+    pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<*mut u8, DeviceError> {
+        if at.checked_add(bytes.0).is_none_or(|end| end > self.bytes) {
+            return Err(DeviceError::OutsideArena { at, bytes });
+        }
+        let start = match &self.memory {
+            HostBlock::Pinned(pinned) => pinned.start,
+            HostBlock::Pageable(words) => UnsafeCell::raw_get(words.as_ptr()).cast(),
+        };
+        // SAFETY: the offset is at most the size of the memory.
+        Ok(unsafe { start.add(at as usize) })
+    }
+
+    /// Copies bytes to position `at`; no transfer in flight may touch them.
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let to = self.range(at, Bytes(bytes.len() as u64))?;
+        // SAFETY: the range is inside, and nobody else accesses it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes from position `at`; no transfer in flight may write them.
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let from = self.range(at, Bytes(out.len() as u64))?;
+        // SAFETY: the range is inside and initialised, and nobody writes it.
+        unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Sets all bytes of a range; no transfer in flight may touch them.
+    pub(crate) fn fill(&self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        let to = self.range(at, bytes)?;
+        // SAFETY: the range is inside, and nobody else accesses it.
+        unsafe { ptr::write_bytes(to, byte, bytes.0 as usize) };
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -167,36 +243,5 @@ mod tests {
         assert_eq!(ring.take(600), Some(320));
         assert_eq!([ring.give(), ring.give(), ring.give()], [Some(0..300), Some(320..920), None]);
         assert_eq!([ring.take(1001), ring.take(1000)], [None, Some(0)]);
-    }
-
-    /// Steps take several ranges each, of any sizes up to the planned maximum: a buffer for one step more than are in
-    /// flight always has space.
-    #[test]
-    fn a_step_more_than_are_open_is_enough() {
-        let mut random = 1u64;
-        let mut next = |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
-        for depth in 1..5 {
-            let (widest, places) = (4096u64, 3);
-            let mut ring =
-                StagingSlots { bytes: (depth + 1) * (widest as usize) * places, taken: VecDeque::new() };
-            for step in 0..2000 {
-                if step >= depth {
-                    (0..places).for_each(|_| assert!(ring.give().is_some()));
-                }
-                for _ in 0..places {
-                    assert!(ring.take(next(widest + 1) as usize).is_some(), "step {step} of depth {depth}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_quarter_of_what_is_free_may_be_pinned() {
-        let free = Bytes(4 << 20);
-        assert_eq!([1 << 20, (1 << 20) + 1].map(|bytes| affordable(Bytes(bytes), free)), [true, false]);
-        assert!(!affordable(Bytes(1), Bytes::ZERO), "nothing is known of the host");
     }
 }

@@ -18,7 +18,7 @@ pub(crate) enum Track {
 }
 
 impl Track {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::In => "in",
             Self::Compute => "compute",

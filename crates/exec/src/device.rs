@@ -2,121 +2,102 @@
 //! addresses of the plan and decides nothing itself.
 
 use crate::memory::{self, Memory};
-use crate::progress::{OnStart, StartProgress, StartStage};
+use crate::progress::OnStart;
+use crate::transfer::{Allocation, Transfer};
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
-use plimsoll_plan::{KernelId, Kernels, Precision, Target};
+use plimsoll_plan::{KernelId, Kernels, Location, Precision, Target};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An opened compute device with one arena. All addresses are byte offsets from the start of the arena.
+/// An opened compute device with the memory of one program: an arena in which its kernels compute, and, if the program
+/// needs them, pinned host memory and a scratch file.
 pub trait Device: Send {
-    /// Name of the device, for the run record.
-    fn name(&self) -> String;
+    /// What the device is, and how it computes.
+    fn info(&self) -> DeviceInfo;
 
-    /// Kernel table of the device. The executor refuses a program that was planned with another table.
-    fn kernels(&self) -> Kernels;
-
-    /// Number of workers with a workspace of their own.
-    fn workers(&self) -> u64;
-
-    /// Allocates the arena. A second call resizes it, in place if the device can; its content is lost. On failure the
-    /// arena is unchanged, or there is none.
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
-
-    /// Sets the sizes in bytes to which [`Device::set_mapped`] may later shrink or grow the arena; called before the arena is
-    /// allocated. `Err` if the device cannot give back a part of an arena.
-    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError>;
+    /// Allocates the memory of a program. A second call resizes the arena, in place if the device can; all content is
+    /// lost. On failure the arena is unchanged, or there is none.
+    fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError>;
 
     /// Gives back the memory behind the first `bytes` bytes of the arena, or takes memory for them again; `bytes` is one of
-    /// the borders. Addresses and the first `bytes` bytes do not change, apart from those that were given back before, which
-    /// are undefined. No enqueued work may use the memory that is given back. If there is no memory to take, the error is
-    /// [`DeviceError::OutOfMemory`], and the arena is unchanged.
+    /// the borders of the allocation. Addresses and the first `bytes` bytes do not change, apart from those that were given
+    /// back before, which are undefined. No enqueued work may use the memory that is given back. If there is no memory to
+    /// take, the error is [`DeviceError::OutOfMemory`], and the arena is unchanged.
     fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Announces, before the arena is allocated, that its first `bytes` bytes are weights, which the replicas of one
-    /// machine share.
-    fn persistent(&mut self, bytes: Bytes);
+    /// Prepares the launches of a program at its maximum counts, before the first step and with the arena in place, and
+    /// reports the progress. A device compiles or selects kernels here.
+    fn prepare(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError>;
 
-    /// Whether weights must be uploaded to this device's arena. Of replicas that share weights, true for the first
-    /// replica only.
-    fn takes_weights(&self) -> bool;
+    /// Copies `bytes` from the caller's memory, which the caller may then change: to the arena after all enqueued work, to
+    /// another space at once, where no transfer that was started and not completed may touch the range.
+    fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Prepares a launch of the program at its maximum counts, before the first step and with the arena in place. A
-    /// device compiles or selects kernels here.
-    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+    /// Copies to the caller's memory: from the arena after all enqueued work, from another space at once, where no transfer
+    /// that was started and not completed may write the range.
+    fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Prepares all launches of a program in order, as [`Device::prepare`] does one, and reports the progress. A device
-    /// may compile the kernels of all launches concurrently first.
-    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
-        let total = launches.len() as u64;
-        for (done, launch) in (1..).zip(launches) {
-            self.prepare(launch)?;
-            report(StartProgress { stage: StartStage::Prepare, done, total });
-        }
-        Ok(())
-    }
+    /// Sets all bytes of a range to `byte`, as [`Device::upload`] writes them. 0xFF gives NaN in every float format.
+    fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError>;
 
-    /// Copies `bytes` from the host to the arena.
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
-
-    /// Copies from the arena to the host.
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError>;
-
-    /// Sets all bytes of a range to `byte`. 0xFF gives NaN in every float format.
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError>;
-
-    /// Copies within the arena; the ranges must not overlap.
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError>;
+    /// Called before the first instruction of each step. Returns the bytes of memory that a larger arena had used and that
+    /// the device gives back here from time to time.
+    fn begin_step(&mut self) -> Result<Bytes, DeviceError>;
 
     /// Runs one op, or enqueues it after the ops already enqueued.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
 
-    /// Waits until all enqueued work is complete.
-    fn wait(&mut self) -> Result<(), DeviceError>;
+    /// Starts a copy. Its destination holds nothing until the copy was waited for, and its operand must not change until
+    /// then.
+    fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError>;
 
-    /// Allocates the host staging memory for inputs and outputs of in-flight steps (bytes for each direction); a
-    /// second call replaces it. Synchronous devices need none.
-    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError>;
+    /// Orders all launches and transfers from here on after a transfer that was started. The caller's thread need not
+    /// wait.
+    fn wait_for(&mut self, transfer: &Transfer) -> Result<(), DeviceError>;
 
-    /// Enqueues a copy from the host to the arena that may run concurrently with enqueued work. The caller guarantees
-    /// that no enqueued work accesses the range; work enqueued later sees the new bytes.
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Blocks the caller until a transfer, and the step that it belongs to, are complete.
+    ///
+    /// # Errors
+    /// Errors of that step, such as input data that a kernel refused.
+    fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError>;
 
-    /// Enqueues a copy of a range to the host, after all work enqueued so far. Tickets are collected in the order of
-    /// their fetches, and the range must not be written before its ticket is collected.
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError>;
-
-    /// Waits for the oldest fetch and copies its bytes to `out`.
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError>;
-
-    /// Maximum number of in-flight steps; 1 for synchronous devices.
-    fn depth(&self) -> usize;
+    /// Blocks the caller until all enqueued work is complete.
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
 
     /// Graph capture and replay of steps; `None` on devices whose launches have no overhead of their own.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
 
     /// Timing of launches and copies.
     fn tracer(&mut self) -> &mut dyn Tracer;
+}
 
+/// What a device is, and how it computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name, for the run record.
+    pub name: String,
+    /// Kernel table. The executor refuses a program that was planned with another table.
+    pub kernels: Kernels,
+    /// Number of workers with a workspace of their own.
+    pub workers: u64,
+    /// Maximum number of in-flight steps; 1 for synchronous devices.
+    pub depth: usize,
+    /// Whether weights must be uploaded to this device's arena. Of replicas that share weights, true for the first
+    /// replica only.
+    pub takes_weights: bool,
     /// Text for the run record: everything except the plan that the bits of the results depend on, such as versions
     /// of libraries and the chosen GEMM kernels.
-    fn arithmetic(&self) -> String;
-
+    pub arithmetic: String,
     /// Names of the implementations that compute the GEMMs, each with its number of GEMM shapes; `None` if the device
     /// has only one implementation.
-    fn matmul_provider(&self) -> Option<String>;
-
-    /// Number of steps between two calls of [`Device::trim`]; 0 for never.
-    fn clear_interval(&self) -> u64;
-
-    /// Unmaps memory that was mapped for a larger arena than the current one. Returns the number of bytes.
-    fn trim(&mut self) -> Result<Bytes, DeviceError>;
+    pub matmul_provider: Option<String>,
 }
 
 /// Captures the launches of a step and replays them as one unit (CUDA graphs).
 pub trait Recorder {
-    /// Decides how to run a step of a plan whose launches have been `prepare`d.
+    /// Decides how to run a step of a plan whose launches have been prepared.
     fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError>;
 
     /// Ends the capture that [`GraphCapture::Record`] began, and runs the captured step if `whole`, i.e. if all its
@@ -155,22 +136,10 @@ pub enum GraphCapture {
     Plain,
 }
 
-/// Handle of a pending copy to the host: the sequence number of the device's fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(pub u64);
-
-impl Ticket {
-    /// The error for a ticket collected out of order, or into a buffer of the wrong length.
-    pub fn refused(self, oldest: u64) -> DeviceError {
-        let why = format!("range {} with another length, or out of turn: the oldest is {oldest}", self.0);
-        DeviceError::Kernel { op: "collect", why }
-    }
-}
-
 /// The time span of one launch or copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// Stream: `in`, `compute` or `out`.
+    /// Name of the queue ([`plimsoll_plan::Queue::name`]).
     pub track: &'static str,
     /// The op, with its kernel if the kernel has a name, or the copy.
     pub name: String,
@@ -390,6 +359,20 @@ pub enum DeviceError {
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The scratch file could not be created, read or written.
+    Disk {
+        /// Folder of the file.
+        folder: PathBuf,
+        /// Bytes of the file, or of the copy that failed.
+        bytes: Bytes,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The plan uses a space that the device does not have: a bug of this program.
+    NoSpace {
+        /// Position in the space.
+        at: Location,
+    },
     /// The operating system refused to start a thread.
     Thread {
         /// The cause.
@@ -422,6 +405,8 @@ impl DeviceError {
             | Self::OverBounds { .. }
             | Self::Kernel { .. }
             | Self::Load { .. }
+            | Self::Disk { .. }
+            | Self::NoSpace { .. }
             | Self::Thread { .. }
             | Self::Machine { .. } => false,
         }
@@ -454,6 +439,13 @@ impl fmt::Display for DeviceError {
             Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),
             Self::Kernel { op, why } => write!(f, "`{op}`: {why}"),
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
+            Self::Disk { folder, bytes, .. } => {
+                write!(f, "the scratch file in {} has no room for {bytes}, or failed", folder.display())
+            }
+            Self::NoSpace { at } => write!(
+                f,
+                "the plan uses {at:?}, which this device does not have; this is a bug in plimsoll, please report it"
+            ),
             Self::Thread { .. } => f.write_str("a compute thread cannot be started"),
             Self::Machine { .. } => f.write_str("the device failed"),
             Self::NoneLeft { devices, .. } => match &devices[..] {
@@ -470,7 +462,7 @@ impl std::error::Error for DeviceError {
             Self::Load { source, .. } | Self::Machine { source } | Self::Exhausted { source } => {
                 Some(source.as_ref())
             }
-            Self::Thread { source } => Some(source),
+            Self::Thread { source } | Self::Disk { source, .. } => Some(source),
             Self::NoneLeft { first, .. } => Some(first.as_ref()),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
@@ -478,6 +470,7 @@ impl std::error::Error for DeviceError {
             | Self::WrongKernel { .. }
             | Self::NotPlaced { .. }
             | Self::OverBounds { .. }
+            | Self::NoSpace { .. }
             | Self::Kernel { .. } => None,
         }
     }

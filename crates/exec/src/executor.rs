@@ -1,58 +1,61 @@
 //! Executor: runs the plans of a compiled program on one device. Invariant: `run` allocates nothing; every address
 //! was computed by the plan before the arena was allocated.
 //!
-//! A *step* is one run of all instructions of a plan. An *instruction* ([`Instruction`]) is one kernel launch, one load
-//! of a streamed parameter, or one copy. Steps are run one at a time ([`Executor::run`]), or several are in flight on a
+//! A *step* is one run of all instructions of a plan. An *instruction* ([`Instruction`]) is one kernel launch, or the start
+//! of a move or the wait for it. Steps are run one at a time ([`Executor::run`]), or several are in flight on a
 //! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
-use crate::load::{Buffers, Copies, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
+use crate::load::{Buffers, Copies, ReadParam, ReadShared, Weight, load_weights};
 use crate::progress::OnStart;
 use crate::submit::InFlightSteps;
-use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
-use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
+use crate::transfer::{Allocation, Order, Transfer};
+use plimsoll_graph::{Bytes, Counts, Op, Space, TensorSpec, ValueId};
+use plimsoll_plan::{InputId, Instr, KernelId, Kernels, Location, OutputId, Program, Queue, moved};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Byte that gives NaN in every float format.
-const POISON: u8 = 0xFF;
+pub(crate) const POISON: u8 = 0xFF;
 
 /// Runs the plans of one program on one device. It may have further programs of the same models for smaller steps
 /// ([`Executor::start_sizes`]), of which it runs one at a time.
 pub struct Executor {
     device: Box<dyn Device>,
     programs: Prepared,
+    /// Maximum number of in-flight steps of the device.
+    device_depth: usize,
     /// Index of the program that runs.
     current: usize,
-    /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
-    /// attached.
-    sources: Vec<Option<Source>>,
     /// State of in-flight steps.
     pub(crate) open: InFlightSteps,
     /// Number of instructions that the last step has issued.
     pub(crate) issued: usize,
-    /// Steps since the device last trimmed its memory.
-    since: u64,
-    /// Bytes trimmed since `given_back` was last called.
+    /// Bytes that the device gave back since `given_back` was last called.
     given_back: Bytes,
 }
 
 /// Programs of the same models for steps of one or several sizes, the largest first, with their instructions. Executors of
 /// equal devices share them.
 #[derive(Clone)]
-pub struct Prepared(Arc<[Loaded]>);
+pub struct Prepared {
+    programs: Arc<[Loaded]>,
+    /// Folder for the scratch file.
+    scratch: PathBuf,
+}
 
 /// A program with the instructions of each of its plans, in the order of the plan's schedule, with addresses.
 struct Loaded {
     program: Program,
     instructions: Vec<Vec<Instruction>>,
+    /// Number of moves of all plans. Transfers of in-flight steps have the numbers from here on.
+    moves: usize,
 }
 
-/// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
-/// copy within the arena.
+/// One instruction of a plan, with its addresses.
 enum Instruction {
-    Load(Weight),
     Launch {
         op: Op,
         kernel: KernelId,
@@ -60,17 +63,32 @@ enum Instruction {
         outs: Vec<Option<Operand>>,
         workspace: Option<(u64, Bytes)>,
     },
-    Copy {
-        from: u64,
-        to: u64,
-        spec: TensorSpec,
-    },
+    Start(Move),
+    Wait(Move),
+}
+
+/// A move of a plan.
+#[derive(Clone)]
+struct Move {
+    /// Number among the moves of all plans.
+    id: usize,
+    from: Location,
+    to: Location,
+    spec: TensorSpec,
+}
+
+impl Move {
+    /// The transfer of the move in a step with `counts`.
+    fn transfer(&self, counts: Counts) -> Transfer {
+        let Self { id, from, to, spec } = self;
+        Transfer { id: *id, from: *from, to: *to, bytes: spec.bytes_at(counts), order: Order::AfterLaunches }
+    }
 }
 
 impl Executor {
     /// Checks that the device has the kernels of the plan, allocates the arena and fills it with NaN. The fill maps
     /// every page, and makes a read of memory that was never written give NaN. Weights are loaded by
-    /// [`Executor::load`] or [`Executor::attach`].
+    /// [`Executor::load`].
     pub fn new(device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
         Self::start(device, program, &mut |_| {})
     }
@@ -88,15 +106,13 @@ impl Executor {
         report: OnStart<'_>,
     ) -> Result<Self, DeviceError> {
         made(device.as_mut(), &programs, report)?;
-        let sources = programs.0[0].instructions.iter().map(|_| None).collect();
         Ok(Self {
+            device_depth: device.info().depth,
             device,
             programs,
             current: 0,
-            sources,
             open: InFlightSteps::default(),
             issued: 0,
-            since: 0,
             given_back: Bytes::ZERO,
         })
     }
@@ -111,10 +127,9 @@ impl Executor {
     /// As [`Executor::switch`], with the programs of [`Executor::start_sizes`].
     pub fn switch_sizes(&mut self, programs: Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
-        self.device.wait()?;
+        self.device.synchronize()?;
         made(self.device.as_mut(), &programs, report)?;
         self.current = 0;
-        self.sources = programs.0[0].instructions.iter().map(|_| None).collect();
         self.programs = programs;
         Ok(())
     }
@@ -126,8 +141,8 @@ impl Executor {
     /// A step is in flight, errors of the device, or [`DeviceError::OutOfMemory`], after which nothing has changed.
     pub fn use_size(&mut self, size: usize) -> Result<(), DeviceError> {
         self.open.none("use_size")?;
-        self.device.wait()?;
-        self.device.set_mapped(self.programs.0[size].program.arena_bytes())?;
+        self.device.synchronize()?;
+        self.device.set_mapped(self.programs.program(size).arena_bytes())?;
         self.current = size;
         Ok(())
     }
@@ -139,7 +154,7 @@ impl Executor {
     /// A step is in flight, errors of the device, or [`DeviceError::OutOfMemory`], after which nothing has changed.
     pub fn use_alternatives_from(&mut self, k: usize) -> Result<(), DeviceError> {
         self.open.none("use_alternatives_from")?;
-        self.device.wait()?;
+        self.device.synchronize()?;
         self.device.set_mapped(self.program().arena_bytes_from(k))
     }
 
@@ -165,12 +180,17 @@ impl Executor {
 
     /// The program that runs, with its instructions.
     fn loaded(&self) -> &Loaded {
-        &self.programs.0[self.current]
+        &self.programs.programs[self.current]
     }
 
     /// Number of the program that runs, among those of [`Executor::start_sizes`].
     pub fn size(&self) -> usize {
         self.current
+    }
+
+    /// Number of moves of all plans of the program that runs.
+    pub(crate) fn moves(&self) -> usize {
+        self.loaded().moves
     }
 
     /// The programs of [`Executor::start_sizes`].
@@ -183,15 +203,20 @@ impl Executor {
         self.device.as_ref()
     }
 
+    /// Maximum number of in-flight steps.
+    pub fn depth(&self) -> usize {
+        self.program().depth().min(self.device_depth)
+    }
+
     /// The device, mutably.
     pub(crate) fn device_mut(&mut self) -> &mut dyn Device {
         self.device.as_mut()
     }
 
-    /// Loads the resident parameters of a plan into the arena, in the layout that its kernels read.
+    /// Loads the parameters of a plan to where they lie between their uses, in the layout that its kernels read.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, programs, current, .. } = self;
-        let program = &programs.0[*current].program;
+        let program = programs.program(*current);
         for weight in Weight::resident(program, plan) {
             let upload = &mut |at, part: &[u8]| device.upload(at, part);
             weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
@@ -199,12 +224,12 @@ impl Executor {
         Ok(())
     }
 
-    /// Loads the resident parameters of every plan with `readers` threads. A parameter that several plans share is read
-    /// and uploaded once. `copies` maps the address of a parameter to the addresses of further copies, row-major in f32,
-    /// which receive the same values. Reports the number of elements that were read.
+    /// Loads the parameters of every plan with `readers` threads. A parameter that several plans share is read and
+    /// uploaded once. `copies` maps the position of a parameter to those of further copies, row-major in f32, which receive
+    /// the same values. Reports the number of elements that were read.
     pub fn load_all_plans(
         &mut self,
-        copies: &BTreeMap<u64, Copies>,
+        copies: &BTreeMap<Location, Copies>,
         readers: usize,
         read: ReadShared<'_>,
         report: OnStart<'_>,
@@ -218,23 +243,6 @@ impl Executor {
         });
         let weights = weights.collect();
         load_weights(&mut [self], weights, readers, read, report)
-    }
-
-    /// Loads the resident parameters as [`Executor::load`] does, and keeps `source` for the streamed parameters, which
-    /// every step of the plan reads. Allocates the only memory that a step needs outside of the arena: a buffer for
-    /// the largest streamed parameter.
-    pub fn attach(&mut self, plan: usize, mut source: ParamSource) -> Result<(), DeviceError> {
-        self.load(plan, &mut *source)?;
-        self.attach_loaded(plan, source);
-        Ok(())
-    }
-
-    /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
-    /// have been loaded.
-    pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.loaded().instructions[plan].iter().filter_map(Instruction::weight);
-        let buffers = Buffers::of(streamed);
-        self.sources[plan] = Some(Source { read: source, buffers });
     }
 
     /// The input `name` of a plan, for [`Executor::write_i32`] and [`Executor::submit`].
@@ -265,7 +273,7 @@ impl Executor {
 
     /// Writes the bytes of an input for the next run of its plan.
     pub fn write_u8(&mut self, input: InputId, data: &[u8]) -> Result<(), DeviceError> {
-        let at = self.input_address(input)?;
+        let at = self.input_location(input)?;
         self.device.upload(at, data)
     }
 
@@ -278,27 +286,28 @@ impl Executor {
     /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        let Self { device, programs, current, sources, issued, .. } = self;
-        let instructions = &programs.0[*current].instructions;
-        *issued = 0;
-        let mut run = |device: &mut dyn Device, issued: &mut usize| {
-            instructions[plan].iter().try_for_each(|one| {
-                one.run(device, counts, sources[plan].as_mut())?;
+        self.issued = 0;
+        self.given_back += self.device.begin_step()?;
+        let Self { device, programs, current, issued, .. } = self;
+        let instructions = &programs.programs[*current].instructions[plan];
+        let run = |device: &mut dyn Device, issued: &mut usize| {
+            instructions.iter().try_for_each(|one| {
+                one.run(device, counts)?;
                 *issued += 1;
                 Ok(())
             })
         };
-        // A step that streams parameters cannot be captured, because the host reads the weight file between launches.
-        let reads = instructions[plan].iter().any(|one| one.weight().is_some());
+        // A step with moves to or from other spaces is not captured: they run in several queues.
+        let moves = instructions.iter().any(Instruction::leaves_arena);
         // A device with a recorder (CUDA graphs) says how this step runs: already replayed from a capture, issued and
         // captured now, or issued without a capture. The captured launches do not run while they are captured: `end`
         // runs them, or returns `Plain` if the capture failed for lack of memory.
-        let repeat = match device.recorder().filter(|_| !reads) {
+        let repeat = match device.recorder().filter(|_| !moves) {
             Some(recorder) => recorder.begin(plan, counts)?,
             None => GraphCapture::Plain,
         };
         match repeat {
-            GraphCapture::Done => *issued = instructions[plan].len(),
+            GraphCapture::Done => *issued = instructions.len(),
             GraphCapture::Plain => run(device.as_mut(), issued)?,
             GraphCapture::Record => {
                 // The captured launches have not run yet, so an error leaves the step without an issued instruction.
@@ -308,20 +317,9 @@ impl Executor {
                 ran?;
                 match recorded? {
                     GraphCapture::Plain => run(device.as_mut(), issued)?,
-                    GraphCapture::Done | GraphCapture::Record => *issued = instructions[plan].len(),
+                    GraphCapture::Done | GraphCapture::Record => *issued = instructions.len(),
                 }
             }
-        }
-        self.tidy()
-    }
-
-    /// Trims the device's memory every `clear_interval` steps.
-    fn tidy(&mut self) -> Result<(), DeviceError> {
-        self.since += 1;
-        let interval = self.device.clear_interval();
-        if interval > 0 && self.since >= interval {
-            self.since = 0;
-            self.given_back += self.device.trim()?;
         }
         Ok(())
     }
@@ -341,15 +339,16 @@ impl Executor {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
+        self.given_back += self.device.begin_step()?;
         let marks = self.device.tracer().mark(0)?;
-        let all = &self.programs.0[self.current].instructions[plan];
+        let all = &self.programs.programs[self.current].instructions[plan];
         for (i, (instruction, time)) in all.iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
-            instruction.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
+            instruction.run(self.device.as_mut(), counts)?;
             if marks {
                 self.device.tracer().mark(i + 1)?;
             } else {
-                self.device.wait()?;
+                self.device.synchronize()?;
                 *time += start.elapsed();
             }
         }
@@ -377,28 +376,28 @@ impl Executor {
 
     /// Reads the bytes of an output, as [`Executor::read_f32`] does.
     pub fn read_u8(&mut self, output: OutputId, out: &mut [u8]) -> Result<(), DeviceError> {
-        let at = self.output_address(output)?;
+        let at = self.output_location(output)?;
         self.device.download(at, out)
     }
 
-    /// Address of an input in the arena.
-    pub(crate) fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
-        address(self.program(), input.plan, input.value)
+    /// Position of an input in the arena.
+    pub(crate) fn input_location(&self, input: InputId) -> Result<Location, DeviceError> {
+        location(self.program(), input.plan, input.value)
     }
 
-    /// Address of an output in the arena; its content is valid until the next run.
-    pub(crate) fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
-        address(self.program(), output.plan, output.value)
+    /// Position of an output in the arena; its content is valid until the next run.
+    pub(crate) fn output_location(&self, output: OutputId) -> Result<Location, DeviceError> {
+        location(self.program(), output.plan, output.value)
     }
 
     /// Copies within the arena: rows from an output to staging, or from staging to an input.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.device.copy(from, to, bytes)
+        self.device.start(&Transfer::in_arena(from, to, bytes))
     }
 
     /// Waits until all enqueued work is complete.
     pub fn wait(&mut self) -> Result<(), DeviceError> {
-        self.device.wait()
+        self.device.synchronize()
     }
 
     /// Sets everything except weights to NaN. A run after this gives right results only if it reads nothing that it
@@ -406,7 +405,9 @@ impl Executor {
     pub fn poison(&mut self) -> Result<(), DeviceError> {
         let weights = self.program().persistent().0;
         let rest = self.program().arena_bytes() - Bytes(weights);
-        self.device.fill(weights, rest, POISON)
+        self.device.fill(Location::in_arena(weights), rest, POISON)?;
+        // The inputs of the next step may be copied without waiting for enqueued work.
+        self.device.synchronize()
     }
 }
 
@@ -417,44 +418,38 @@ impl Instruction {
             Self::Launch { op, kernel, ins, outs, workspace } => {
                 Some(Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
             }
-            Self::Load(_) | Self::Copy { .. } => None,
+            Self::Start(_) | Self::Wait(_) => None,
         }
     }
 
     /// Issues the instruction for a step with `counts`.
-    fn run(
-        &self,
-        device: &mut dyn Device,
-        counts: Counts,
-        source: Option<&mut Source>,
-    ) -> Result<(), DeviceError> {
+    fn run(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
         match self {
-            Self::Load(weight) => {
-                let Source { read, buffers } = source.ok_or_else(|| weight.unattached())?;
-                weight.load(&mut |at, part| device.upload(at, part), buffers, read)
-            }
             Self::Launch { op, kernel, ins, outs, workspace } => {
                 device.launch(&Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
             }
-            Self::Copy { from, to, spec } => device.copy(*from, *to, spec.bytes_at(counts)),
+            Self::Start(a_move) => device.start(&a_move.transfer(counts)),
+            Self::Wait(a_move) => device.wait_for(&a_move.transfer(counts)),
         }
     }
 
-    /// The streamed parameter, if this is a load.
-    fn weight(&self) -> Option<&Weight> {
+    /// Whether this is an instruction of a move to or from another space than the arena.
+    fn leaves_arena(&self) -> bool {
         match self {
-            Self::Load(weight) => Some(weight),
-            Self::Launch { .. } | Self::Copy { .. } => None,
+            Self::Launch { .. } => false,
+            Self::Start(a_move) | Self::Wait(a_move) => {
+                Queue::of(a_move.from.space, a_move.to.space) != Queue::Compute
+            }
         }
     }
 }
 
-/// Address of a value of a plan. `Err` if the value has no storage.
-fn address(program: &Program, plan: usize, v: ValueId) -> Result<u64, DeviceError> {
+/// Position of a value of a plan. `Err` if the value has no storage.
+fn location(program: &Program, plan: usize, v: ValueId) -> Result<Location, DeviceError> {
     let slice = program.plans()[plan].1.memory.slice(v);
     let none = || DeviceError::Kernel { op: "address", why: format!("{v} has no storage") };
     let slice = slice.ok_or_else(none)?;
-    Ok(program.address(plan, slice))
+    Ok(program.location(plan, slice))
 }
 
 /// The error for an input or output name that the plan's graph does not have.
@@ -464,36 +459,43 @@ fn unnamed(name: &str) -> DeviceError {
 
 /// Checks that the device has the kernels and workers that the program was planned with.
 fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceError> {
-    let of = |kernels: Kernels, units: u64| format!("{kernels:?} with {units} workers");
+    let of = |kernels: Kernels, workers: u64| format!("{kernels:?} with {workers} workers");
     let target = program.target();
-    match (target.kernels, target.workers) == (device.kernels(), device.workers()) {
-        true => Ok(()),
-        false => Err(DeviceError::Kernels {
-            planned: of(target.kernels, target.workers),
-            found: of(device.kernels(), device.workers()),
-        }),
+    let info = device.info();
+    if (target.kernels, target.workers) == (info.kernels, info.workers) {
+        return Ok(());
     }
+    Err(DeviceError::Kernels {
+        planned: of(target.kernels, target.workers),
+        found: of(info.kernels, info.workers),
+    })
 }
 
-/// Allocates the arena of the largest program, fills it with NaN, and prepares the launches of all programs.
-fn made(device: &mut dyn Device, programs: &Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
-    let all = &programs.0;
+/// Allocates the memory of the largest program, fills the arena with NaN, and prepares the launches of all programs.
+fn made(device: &mut dyn Device, prepared: &Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
+    let all = &prepared.programs;
     let program = &all[0].program;
     same_kernels(program, device)?;
-    let bytes = program.arena_bytes();
-    device.set_borders(&borders(all))?;
-    device.persistent(program.persistent());
-    device.alloc_arena(bytes)?;
-    device.stage(program.host_staging())?;
-    device.fill(0, bytes, POISON)?;
+    let largest =
+        |space| prepared.programs().map(|program| program.space_bytes(space)).max().unwrap_or_default();
+    device.allocate(&Allocation {
+        arena: program.arena_bytes(),
+        weights: program.persistent(),
+        borders: &borders(all),
+        host: largest(Space::Host),
+        file: largest(Space::File),
+        folder: &prepared.scratch,
+        transfers: all.iter().map(|loaded| loaded.moves).max().unwrap_or(0) + 2 * program.depth(),
+    })?;
+    device.fill(Location::in_arena(0), program.arena_bytes(), POISON)?;
     let mut launches = vec![];
-    for Loaded { program, instructions } in all.iter() {
+    for Loaded { program, instructions, .. } in all.iter() {
         for (instructions, (_, plan)) in instructions.iter().zip(program.plans()) {
             launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
         }
     }
-    device.prepare_all(&launches, report)?;
-    device.wait()
+    device.prepare(&launches, report)?;
+    device.synchronize()
 }
 
 /// Sizes to which the arena may shrink: of each program, or of the alternative plans of the only program. Empty if there is
@@ -525,61 +527,82 @@ impl Prepared {
         if !programs.iter().all(fits) {
             return Err(refused("the programs of several sizes have weights at other places"));
         }
-        Ok(Self(programs.into_iter().map(Loaded::of).collect::<Result<_, _>>()?))
+        let programs = programs.into_iter().map(Loaded::of).collect::<Result<_, _>>()?;
+        Ok(Self { programs, scratch: std::env::temp_dir() })
+    }
+
+    /// Sets the folder for the scratch file of programs that keep anything on disk; otherwise it is the system's folder
+    /// for temporary files.
+    pub fn with_scratch(self, folder: &Path) -> Self {
+        Self { scratch: folder.to_owned(), ..self }
     }
 
     /// The programs, the largest first.
     pub fn programs(&self) -> impl ExactSizeIterator<Item = &Program> + DoubleEndedIterator {
-        self.0.iter().map(|loaded| &loaded.program)
+        self.programs.iter().map(|loaded| &loaded.program)
     }
 
     /// Program number `size`; 0 is the largest.
     pub fn program(&self, size: usize) -> &Program {
-        &self.0[size].program
+        &self.programs[size].program
     }
 }
 
 impl Loaded {
     fn of(program: Program) -> Result<Self, DeviceError> {
-        let all = (0..program.plans().len()).map(|plan| instructions(&program, plan));
-        Ok(Self { instructions: all.collect::<Result<_, _>>()?, program })
+        let mut moves = 0;
+        let all = (0..program.plans().len()).map(|plan| instructions(&program, plan, &mut moves));
+        let instructions = all.collect::<Result<_, _>>()?;
+        Ok(Self { instructions, program, moves })
     }
 }
 
-/// The instructions of a plan with addresses. An operand without an address is an error: if it were skipped, the kernel
-/// would read the later operands in the wrong places.
-fn instructions(program: &Program, plan: usize) -> Result<Vec<Instruction>, DeviceError> {
+/// The instructions of a plan with addresses; adds the number of its moves to `moves`. An operand without an address is an
+/// error: if it were skipped, the kernel would read the later operands in the wrong places.
+fn instructions(program: &Program, plan: usize, moves: &mut usize) -> Result<Vec<Instruction>, DeviceError> {
     let (name, p) = &program.plans()[plan];
-    let missing =
-        |op: &'static str, v: ValueId| DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
     let at = |op: &'static str, v: ValueId| {
-        p.memory.slice(v).map(|s| program.address(plan, s)).ok_or_else(|| missing(op, v))
+        let missing = || DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
+        p.memory.slice(v).map(|slice| program.location(plan, slice)).ok_or_else(missing)
     };
-    let step = |(i, instr): (usize, &Instr)| match *instr {
-        Instr::Launch(id) => {
-            let node = p.graph.node(id);
-            let operand =
-                |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?, spec: p.graph.spec(v).clone() });
-            Ok(Instruction::Launch {
-                op: node.op,
-                kernel: p.kernels[id.index()],
-                ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
-                outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
-                workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),
-            })
+    let mut of_node: BTreeMap<usize, Move> = BTreeMap::new();
+    for (id, _) in p.graph.nodes() {
+        let Some((from, to)) = moved(&p.graph, id) else { continue };
+        let spec = p.graph.spec(from).clone();
+        let one = Move { id: *moves, from: at("move", from)?, to: at("move", to)?, spec };
+        of_node.insert(id.index(), one);
+        *moves += 1;
+    }
+    let step = |(i, instr): (usize, &Instr)| {
+        let (Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) = *instr;
+        let node = p.graph.node(id);
+        let a_move = || of_node.get(&id.index()).cloned().ok_or_else(|| no_move(node.op.name()));
+        match *instr {
+            Instr::Launch(_) => {
+                let operand =
+                    |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?.at, spec: p.graph.spec(v).clone() });
+                Ok(Instruction::Launch {
+                    op: node.op,
+                    kernel: p.kernels[id.index()],
+                    ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
+                    outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
+                    workspace: p.memory.workspaces[i].map(|s| (program.location(plan, s).at, s.bytes)),
+                })
+            }
+            Instr::Start(_) => a_move().map(Instruction::Start),
+            Instr::Wait(_) => a_move().map(Instruction::Wait),
         }
-        Instr::Load(v) => Weight::of(program, plan, v).map(Instruction::Load).ok_or_else(|| missing("load", v)),
-        Instr::Copy { from, to } => Ok(Instruction::Copy {
-            from: at("copy", from)?,
-            to: at("copy", to)?,
-            spec: p.graph.spec(to).clone(),
-        }),
     };
     p.schedule.instrs.iter().enumerate().map(step).collect()
 }
 
+/// The error for an instruction of a move whose node is none.
+fn no_move(op: &'static str) -> DeviceError {
+    DeviceError::Kernel { op, why: "it is started as a move".to_owned() }
+}
+
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Executor on {} with {}", self.device.name(), self.program().arena_bytes())
+        write!(f, "Executor on {} with {}", self.device.info().name, self.program().arena_bytes())
     }
 }

@@ -17,16 +17,19 @@ mod persistent;
 mod progress;
 pub mod reference;
 pub mod scaled;
+pub mod scratch_file;
 mod submit;
 pub mod tiles;
+mod transfer;
 
 pub use device::{
-    Device, DeviceError, DeviceKind, GraphCapture, Holder, Launch, Machine, Operand, Recorder, Span, Ticket,
-    Tracer,
+    Device, DeviceError, DeviceInfo, DeviceKind, GraphCapture, Holder, Launch, Machine, Operand, Recorder,
+    Span, Tracer,
 };
 pub use executor::{Executor, Prepared};
-pub use load::{Copies, ParamSource, ReadError, ReadParam, ReadShared, load_all};
+pub use load::{Copies, ReadError, ReadParam, ReadShared, load_all};
 pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;
 pub use progress::{OnStart, StartProgress, StartStage};
 pub use submit::{Data, Submitted};
+pub use transfer::{Allocation, Order, Transfer};

@@ -1,5 +1,5 @@
-//! Loading of parameters into the arena, in the layout that the kernels read. Invariant: a parameter has the same
-//! bytes whether it is loaded once or in every step, and loading allocates nothing.
+//! Loading of parameters into the memory of a device, in the layout that the kernels read: into the arena, or where they
+//! lie between their uses. Invariant: a parameter has the same bytes in every space.
 
 use crate::Executor;
 use crate::device::DeviceError;
@@ -8,7 +8,7 @@ use crate::progress::{OnStart, StartProgress, StartStage};
 use crate::scaled::{self, QuantizedFormat};
 use crate::tiles;
 use plimsoll_graph::{DType, Layout, Param, TensorSpec};
-use plimsoll_plan::{PIECE as CHUNK, Plan, Program};
+use plimsoll_plan::{Location, PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -31,11 +31,8 @@ pub type ReadError = Box<dyn Error + Send + Sync>;
 /// stacked along dimension 0.
 pub type ReadParam<'a> = &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError>;
 
-/// As [`ReadParam`], kept for as long as an executor runs. It is called in every step and should not allocate.
-pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Send>;
-
-/// Writes bytes to an address in the arena of one device, or of several.
-pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceError>;
+/// Writes bytes to a position in the memory of one device, or of several.
+pub(crate) type Upload<'a> = &'a mut dyn FnMut(Location, &[u8]) -> Result<(), DeviceError>;
 
 /// As [`ReadParam`], callable from several threads concurrently.
 pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
@@ -68,7 +65,7 @@ pub(crate) fn load_weights(
     let mut executors: Vec<&mut Executor> = executors
         .iter_mut()
         .map(|executor| &mut **executor)
-        .filter(|executor| executor.device().takes_weights())
+        .filter(|executor| executor.device().info().takes_weights)
         .collect();
     let weights: Vec<Weight> = weights.iter().flat_map(Weight::windows).collect();
     let total = weights.iter().map(Weight::elements).sum();
@@ -117,8 +114,8 @@ pub(crate) fn load_weights(
     })
 }
 
-/// Bytes for the arena, and their address.
-type Part = (u64, Arc<[u8]>);
+/// Bytes of a weight, and their position.
+type Part = (Location, Arc<[u8]>);
 
 /// Takes weights from the list until none is left, reads them, and sends their parts to every device. Sends the number of
 /// elements of each weight to `elements`.
@@ -129,7 +126,7 @@ fn read_weights(
     elements: &Sender<u64>,
     read: ReadShared<'_>,
 ) -> Result<(), DeviceError> {
-    let mut upload = |at: u64, part: &[u8]| {
+    let mut upload = |at: Location, part: &[u8]| {
         let part: Arc<[u8]> = part.into();
         // Sending fails if the device's thread has ended after an error; that thread returns the error.
         devices.iter().for_each(|device| drop(device.send((at, Arc::clone(&part)))));
@@ -149,16 +146,16 @@ fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), De
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A parameter or a window of its rows, its address in the arena and its layout.
+/// A parameter or a window of its rows, its position and its layout.
 pub(crate) struct Weight {
-    pub(crate) at: u64,
-    /// Addresses of further copies of the parameter, row-major in f32.
+    pub(crate) at: Location,
+    /// Positions of further copies of the parameter, row-major in f32.
     copies: Copies,
     param: Param,
     shape: Shape,
 }
 
-/// The layout of a parameter in the arena. `Rows` is row-major, converted to `dtype`.
+/// The layout of a parameter. `Rows` is row-major, converted to `dtype`.
 #[derive(Clone, Copy)]
 enum Shape {
     Rows {
@@ -177,10 +174,10 @@ enum Shape {
     ScaledTiles { n: u64, k: u64 },
 }
 
-/// Addresses of further copies of a parameter: the master copy of the optimizer, and the average of the parameter.
-pub type Copies = [Option<u64>; 2];
+/// Positions of further copies of a parameter: the master copy of the optimizer, and the average of the parameter.
+pub type Copies = [Option<Location>; 2];
 
-/// Buffers for reading and packing a parameter: the only copies of it outside the arena.
+/// Buffers for reading and packing a parameter: the only copies of it outside the device's memory.
 #[derive(Default)]
 pub(crate) struct Buffers {
     rows: Vec<f32>,
@@ -191,29 +188,14 @@ pub(crate) struct Buffers {
     scales: Vec<f32>,
 }
 
-/// Reader and buffers for the parameters that a plan streams in every step.
-pub(crate) struct Source {
-    pub(crate) read: ParamSource,
-    pub(crate) buffers: Buffers,
-}
-
 impl Weight {
-    /// The parameters of a plan that are loaded once, before its first step.
+    /// The parameters of a plan, which are loaded once, before its first step.
     pub(crate) fn resident(program: &Program, plan: usize) -> impl Iterator<Item = Self> {
-        let p = &program.plans()[plan].1;
-        let persistent =
-            move |v| p.memory.slice(v).is_some_and(|s| s.region == plimsoll_plan::Region::Persistent);
-        let values = p.graph.param_values().map(|(v, ..)| v).filter(move |&v| persistent(v));
-        values.filter_map(move |v| Self::of(program, plan, v))
-    }
-
-    /// The parameter of a value; `None` if the value is no parameter or has no address.
-    pub(crate) fn of(program: &Program, plan: usize, v: plimsoll_graph::ValueId) -> Option<Self> {
         let p: &Plan = &program.plans()[plan].1;
-        let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
-        let slice = p.memory.slice(v)?;
-        let shape = Shape::of(p.graph.spec(v), p);
-        Some(Self { at: program.address(plan, slice), copies: [None; 2], param: param.clone(), shape })
+        p.graph.param_values().filter_map(move |(v, _, param)| {
+            let at = program.location(plan, p.memory.persistent_slice(v)?);
+            Some(Self { at, copies: [None; 2], param: param.clone(), shape: Shape::of(p.graph.spec(v), p) })
+        })
     }
 
     /// Returns the weight with further copies of its values, row-major in f32.
@@ -254,56 +236,55 @@ impl Weight {
         buffers: &mut Buffers,
         read: ReadParam<'_>,
     ) -> Result<(), DeviceError> {
-        let (at, mut transfer) = (self.at, Transfer { weight: self, upload, read });
+        let mut loading = Loading { weight: self, upload, read };
         match self.shape {
-            Shape::Rows { first, end, dtype } => load_rows(&mut transfer, at, first..end, dtype, buffers),
-            Shape::Scaled { of, n, k } => load_scaled(&mut transfer, at, of, (n, k), buffers),
-            Shape::ScaledTiles { n, k } => load_scaled_tiles(&mut transfer, at, n, k, buffers),
-            Shape::Tiles { n, k } => load_tiles(&mut transfer, at, n, k, buffers),
+            Shape::Rows { first, end, dtype } => load_rows(&mut loading, first..end, dtype, buffers),
+            Shape::Scaled { of, n, k } => load_scaled(&mut loading, of, (n, k), buffers),
+            Shape::ScaledTiles { n, k } => load_scaled_tiles(&mut loading, n, k, buffers),
+            Shape::Tiles { n, k } => load_tiles(&mut loading, n, k, buffers),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
                     let (there, beyond) = rows.split_at_mut(((n - first).min(width) * k) as usize);
-                    transfer.read(first * k, there)?;
+                    loading.read(first * k, there)?;
                     beyond.fill(0.0);
                     let panel = &mut buffers.panel[..rows.len()];
                     transpose(rows, k as usize, panel, width as usize);
-                    transfer.upload(at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
+                    loading.upload(first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
                 }
                 Ok(())
             }
         }
     }
-
-    /// The error of a step whose plan has no attached reader.
-    pub(crate) fn unattached(&self) -> DeviceError {
-        let why = "the plan streams it, and no reader was attached to the plan";
-        DeviceError::Load { param: self.param.name.clone(), source: why.into() }
-    }
 }
 
-/// The load of one weight: reads its elements and writes bytes to the arena.
-struct Transfer<'a, 'b, 'c> {
+/// The load of one weight: reads its elements and writes its bytes.
+struct Loading<'a, 'b, 'c> {
     weight: &'a Weight,
     upload: Upload<'b>,
     read: ReadParam<'c>,
 }
 
-impl Transfer<'_, '_, '_> {
+impl Loading<'_, '_, '_> {
     /// Reads elements from `first` on, and uploads them to the further copies of the weight.
     fn read(&mut self, first: u64, out: &mut [f32]) -> Result<(), DeviceError> {
         let Weight { param, copies, .. } = self.weight;
         let fail = |source| DeviceError::Load { param: param.name.clone(), source };
         (self.read)(param, first..first + out.len() as u64, out).map_err(fail)?;
-        copies
-            .iter()
-            .flatten()
-            .try_for_each(|copy| (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out)))
+        copies.iter().flatten().try_for_each(|&copy| {
+            (self.upload)(behind(copy, first * DType::F32.size()), bytemuck::cast_slice(out))
+        })
     }
 
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        (self.upload)(at, bytes)
+    /// Writes bytes at an offset from the start of the weight.
+    fn upload(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        (self.upload)(behind(self.weight.at, offset), bytes)
     }
+}
+
+/// The position `offset` bytes behind another.
+fn behind(start: Location, offset: u64) -> Location {
+    Location { at: start.at + offset, ..start }
 }
 
 impl Shape {
@@ -373,8 +354,7 @@ impl Buffers {
 
 /// Loads a range of a row-major parameter, `CHUNK` elements at a time.
 fn load_rows(
-    transfer: &mut Transfer<'_, '_, '_>,
-    at: u64,
+    loading: &mut Loading<'_, '_, '_>,
     range: Range<u64>,
     dtype: DType,
     buffers: &mut Buffers,
@@ -382,19 +362,19 @@ fn load_rows(
     let (Buffers { rows, narrow, .. }, end) = (buffers, range.end);
     for first in range.step_by(CHUNK as usize) {
         let part = &mut rows[..(end - first).min(CHUNK) as usize];
-        transfer.read(first, part)?;
-        let to = at + first * dtype.size();
+        loading.read(first, part)?;
+        let to = first * dtype.size();
         match dtype {
-            DType::F32 => transfer.upload(to, bytemuck::cast_slice(part))?,
+            DType::F32 => loading.upload(to, bytemuck::cast_slice(part))?,
             DType::Bf16 | DType::F16 => {
                 let narrow = &mut narrow[..part.len()];
                 round(part, dtype, narrow);
-                transfer.upload(to, bytemuck::cast_slice(narrow))?;
+                loading.upload(to, bytemuck::cast_slice(narrow))?;
             }
             // So far no parameter has an integer type, so this path may allocate.
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
-                transfer.upload(to, &bytes)?;
+                loading.upload(to, &bytes)?;
             }
         }
     }
@@ -403,8 +383,7 @@ fn load_rows(
 
 /// Loads a bf16 parameter in tiles, panel by panel.
 fn load_tiles(
-    transfer: &mut Transfer<'_, '_, '_>,
-    at: u64,
+    loading: &mut Loading<'_, '_, '_>,
     n: u64,
     k: u64,
     buffers: &mut Buffers,
@@ -412,9 +391,9 @@ fn load_tiles(
     let panel = &mut buffers.narrow[..tiles::panel(k as usize)];
     for (i, first) in (0..n).step_by(tiles::STEP).enumerate() {
         let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
-        transfer.read(first * k, rows)?;
+        loading.read(first * k, rows)?;
         tiles::pack(rows, k as usize, panel);
-        transfer.upload(at + (i * size_of_val(panel)) as u64, bytemuck::cast_slice(panel))?;
+        loading.upload((i * size_of_val(panel)) as u64, bytemuck::cast_slice(panel))?;
     }
     Ok(())
 }
@@ -426,8 +405,7 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
 
 /// Loads a parameter quantized by rows; the scales follow all rows.
 fn load_scaled(
-    transfer: &mut Transfer<'_, '_, '_>,
-    at: u64,
+    loading: &mut Loading<'_, '_, '_>,
     of: QuantizedFormat,
     (n, k): (u64, u64),
     buffers: &mut Buffers,
@@ -436,20 +414,19 @@ fn load_scaled(
     let scales = &mut buffers.scales[..n as usize];
     for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
         let rows = &mut buffers.rows[..scales.len() * k as usize];
-        transfer.read(first * k, rows)?;
+        loading.read(first * k, rows)?;
         let codes = &mut buffers.codes[..scales.len() * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
             *scale = of.quantise_weights(row, codes);
         }
-        transfer.upload(at + first * stride as u64, codes)?;
+        loading.upload(first * stride as u64, codes)?;
     }
-    transfer.upload(at + n * stride as u64, bytemuck::cast_slice(scales))
+    loading.upload(n * stride as u64, bytemuck::cast_slice(scales))
 }
 
 /// Loads an int8 parameter in tiles; the scales follow all panels.
 fn load_scaled_tiles(
-    transfer: &mut Transfer<'_, '_, '_>,
-    at: u64,
+    loading: &mut Loading<'_, '_, '_>,
     n: u64,
     k: u64,
     buffers: &mut Buffers,
@@ -460,15 +437,15 @@ fn load_scaled_tiles(
     for (i, scales) in scales.chunks_mut(tiles::STEP).enumerate() {
         let first = (i * tiles::STEP) as u64;
         let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
-        transfer.read(first * k, rows)?;
+        loading.read(first * k, rows)?;
         let codes = &mut buffers.codes[..rows.len() / k as usize * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
             *scale = QuantizedFormat::Int8.quantise_weights(row, codes);
         }
         tiles::pack_codes(codes, stride, &mut buffers.packed[..panel]);
-        transfer.upload(at + (i * panel) as u64, &buffers.packed[..panel])?;
+        loading.upload((i * panel) as u64, &buffers.packed[..panel])?;
     }
-    transfer.upload(at + (scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
+    loading.upload((scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
 }
 
 /// Transposes `width` rows of `k` elements to `k` rows of `width`.

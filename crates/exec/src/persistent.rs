@@ -6,17 +6,17 @@ use crate::device::DeviceError;
 use crate::executor::Executor;
 use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::reference::{BF16, F16};
-use plimsoll_graph::{Bytes, DType, Param, Role, StateDef, TensorSpec};
-use plimsoll_plan::Region;
+use plimsoll_graph::{Bytes, DType, Param, Role, Space, StateDef, TensorSpec};
+use plimsoll_plan::Location;
 use std::collections::BTreeSet;
 
-/// A persistent tensor (a parameter or state) and its place in the arena.
+/// A persistent tensor (a parameter or state) and its place in the memory of the device.
 #[derive(Clone, Debug)]
 pub struct PersistentTensor {
     /// The parameter or state.
     pub what: PersistentKind,
-    /// Address of its first byte in the arena.
-    pub at: u64,
+    /// Where its first byte lies between its uses.
+    pub at: Location,
     /// Type and shape of the tensor. The shape has no dynamic dimension.
     pub spec: TensorSpec,
 }
@@ -39,14 +39,14 @@ impl Executor {
         let program = self.program();
         let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
         for (i, (_, plan)) in program.plans().iter().enumerate() {
-            for (v, value) in plan.graph.values() {
+            for (v, value) in plan.graph.sources() {
                 let what = match value.spec.role {
                     Role::Param(p) => PersistentKind::Param(plan.graph.params[p.index()].clone()),
                     Role::State(s) => PersistentKind::State(plan.graph.states[s.index()].clone()),
                     Role::Input | Role::Activation | Role::Grad => continue,
                 };
-                let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
-                let Some(at) = slice.map(|slice| program.address(i, slice)) else { continue };
+                let slice = plan.memory.persistent_slice(v);
+                let Some(at) = slice.map(|slice| program.location(i, slice)) else { continue };
                 if seen.insert(at) {
                     residents.push(PersistentTensor { what, at, spec: value.spec.clone() });
                 }
@@ -72,19 +72,31 @@ impl Executor {
             let part = one.repeat(PART.min(elements as usize));
             for first in (0..elements).step_by(PART) {
                 let bytes = one.len() * (elements - first).min(PART as u64) as usize;
-                self.upload(at + first * one.len() as u64, &part[..bytes])?;
+                let there = Location { at: at.at + first * one.len() as u64, ..at };
+                self.upload(there, &part[..bytes])?;
             }
         }
         Ok(())
     }
 
-    /// Reads bytes from any address in the arena.
-    pub fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+    /// Waits for enqueued work that may access a position outside the arena: a device orders its own accesses of the arena
+    /// alone.
+    fn before_access(&mut self, at: Location) -> Result<(), DeviceError> {
+        match at.space {
+            Space::Device => Ok(()),
+            Space::Host | Space::File => self.device_mut().synchronize(),
+        }
+    }
+
+    /// Reads bytes from any position in the memory of the device, after all enqueued work.
+    pub fn download(&mut self, at: Location, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.before_access(at)?;
         self.device_mut().download(at, out)
     }
 
-    /// Writes bytes to any address in the arena.
-    pub fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    /// Writes bytes to any position in the memory of the device, after all enqueued work.
+    pub fn upload(&mut self, at: Location, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.before_access(at)?;
         self.device_mut().upload(at, bytes)
     }
 }

@@ -2,10 +2,11 @@
 //! submission order. Invariant: at most `depth` steps are in flight, and after the largest step has been seen,
 //! nothing here allocates. The oldest pending output belongs to the oldest step that can be collected.
 
-use crate::device::{DeviceError, Span, Ticket};
+use crate::device::{DeviceError, Span};
 use crate::executor::Executor;
+use crate::transfer::{Order, Transfer};
 use plimsoll_graph::{Bytes, Counts, DType, ValueId};
-use plimsoll_plan::{Direction, InputId, OutputId};
+use plimsoll_plan::{Direction, InFlightPlace, InputId, Location, OutputId};
 use std::collections::VecDeque;
 
 /// Values of an input.
@@ -32,8 +33,8 @@ pub(crate) struct InFlightSteps {
     next: u64,
     /// In-flight steps, oldest first.
     steps: VecDeque<InFlightStep>,
-    /// Pending outputs in the order of steps, each with its number of values.
-    tickets: VecDeque<(Ticket, usize)>,
+    /// Pending outputs in the order of steps.
+    outputs: VecDeque<PendingOutput>,
 }
 
 /// A step whose outputs are pending.
@@ -47,6 +48,17 @@ struct InFlightStep {
     is_abandoned: bool,
 }
 
+/// An output that was not collected.
+#[derive(Clone, Copy, Debug)]
+struct PendingOutput {
+    /// Where it is read.
+    at: Location,
+    /// The transfer that brings it there; `None` if it is read in the arena, where the plan puts it.
+    transfer: Option<Transfer>,
+    /// Number of values.
+    values: usize,
+}
+
 impl InFlightSteps {
     /// `Err` if a step is in flight, because `op` would overwrite its memory.
     pub(crate) fn none(&self, op: &'static str) -> Result<(), DeviceError> {
@@ -58,11 +70,6 @@ impl InFlightSteps {
 }
 
 impl Executor {
-    /// Maximum number of in-flight steps.
-    pub fn depth(&self) -> usize {
-        self.program().depth().min(self.device().depth())
-    }
-
     /// Enqueues a step of a plan with its inputs, and requests the first `n` values of each of `outputs`, which are f32 or
     /// i32. All inputs and outputs must belong to this plan. `Err` if `depth` steps are in flight.
     pub fn submit(
@@ -77,9 +84,9 @@ impl Executor {
         self.issued = 0;
         self.give(inputs)?;
         self.follow(plan, counts)?;
-        let before = self.open.tickets.len();
+        let before = self.open.outputs.len();
         let requested = self.request_outputs(outputs);
-        let (number, count) = (self.open.next, self.open.tickets.len() - before);
+        let (number, count) = (self.open.next, self.open.outputs.len() - before);
         if requested.is_ok() || count > 0 {
             let is_abandoned = requested.is_err();
             self.open.steps.push_back(InFlightStep { number, outputs: count, is_abandoned });
@@ -89,20 +96,34 @@ impl Executor {
         requested.map(|()| Submitted { number })
     }
 
-    /// Copies the inputs to a staging slot of this step, concurrently with running work, and enqueues the copy from
-    /// there to the plan's inputs. Without staging, uploads to the plan's inputs directly.
+    /// Number of the transfers of this step's inputs or outputs, behind those of the moves of the plans.
+    fn transfer_id(&self, direction: Direction) -> usize {
+        let depth = self.program().depth();
+        let slot = (self.open.next % depth as u64) as usize;
+        self.moves() + slot + depth * direction as usize
+    }
+
+    /// Copies the inputs through pinned host memory to a staging slot of this step, concurrently with running work, and
+    /// enqueues the copy from there to the plan's inputs. Without staging, uploads to the plan's inputs directly.
     fn give(&mut self, inputs: &[(InputId, Data<'_>)]) -> Result<(), DeviceError> {
-        let mut place = self.program().in_flight_address(self.open.next, Direction::In);
+        let id = self.transfer_id(Direction::In);
+        let mut place = self.program().in_flight_place(self.open.next, Direction::In);
         for (input, data) in inputs {
-            let (at, bytes) = (self.input_address(*input)?, data.bytes());
-            let Some(from) = place else {
-                self.device_mut().upload(at, bytes)?;
+            let at = self.input_location(*input)?;
+            let data = data.bytes();
+            let Some(InFlightPlace { arena, host }) = place else {
+                self.device_mut().upload(at, data)?;
                 continue;
             };
-            let size = Bytes(bytes.len() as u64);
-            self.device_mut().feed(from, bytes)?;
-            self.device_mut().copy(from, at, size)?;
-            place = Some(from + self.program().padded(size).0);
+            let bytes = Bytes(data.len() as u64);
+            // The step that used these bytes before was collected, so nothing that is enqueued uses them.
+            let transfer = Transfer { id, from: host, to: arena, bytes, order: Order::Free };
+            let device = self.device_mut();
+            device.upload(host, data)?;
+            device.start(&transfer)?;
+            device.wait_for(&transfer)?;
+            device.start(&Transfer::in_arena(arena.at, at.at, bytes))?;
+            place = place.map(|place| place.behind(self.program().padded(bytes)));
         }
         Ok(())
     }
@@ -110,16 +131,21 @@ impl Executor {
     /// Copies the outputs to a staging slot of this step and requests their transfer to the host, which runs
     /// concurrently with later steps.
     fn request_outputs(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
-        let mut place = self.program().in_flight_address(self.open.next, Direction::Out);
-        for &(output, n) in outputs {
-            let (mut at, size) = (self.output_address(output)?, Bytes(DType::F32.size() * n as u64));
-            if let Some(to) = place {
-                self.device_mut().copy(at, to, size)?;
-                at = to;
-                place = Some(to + self.program().padded(size).0);
-            }
-            let ticket = self.device_mut().fetch(at, size)?;
-            self.open.tickets.push_back((ticket, n));
+        let id = self.transfer_id(Direction::Out);
+        let mut place = self.program().in_flight_place(self.open.next, Direction::Out);
+        for &(output, values) in outputs {
+            let at = self.output_location(output)?;
+            let Some(InFlightPlace { arena, host }) = place else {
+                self.open.outputs.push_back(PendingOutput { at, transfer: None, values });
+                continue;
+            };
+            let bytes = Bytes(DType::F32.size() * values as u64);
+            let transfer = Transfer { id, from: arena, to: host, bytes, order: Order::AfterLaunches };
+            let device = self.device_mut();
+            device.start(&Transfer::in_arena(at.at, arena.at, bytes))?;
+            device.start(&transfer)?;
+            self.open.outputs.push_back(PendingOutput { at: host, transfer: Some(transfer), values });
+            place = place.map(|place| place.behind(self.program().padded(bytes)));
         }
         Ok(())
     }
@@ -193,28 +219,37 @@ impl Executor {
         }
         self.open.steps.pop_front();
         // A step without outputs must be waited for here, because its staging slot for inputs is reused.
-        let mut result = if outs.is_empty() { self.device_mut().wait() } else { Ok(()) };
+        let mut result = if outs.is_empty() { self.device_mut().synchronize() } else { Ok(()) };
         for out in outs {
-            let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
+            let Some(pending) = self.open.outputs.pop_front() else { break };
             // Exactly this size: the memory ledger counts these bytes.
-            out.reserve_exact(n.saturating_sub(out.len()));
-            out.resize(n, 0.0);
+            out.reserve_exact(pending.values.saturating_sub(out.len()));
+            out.resize(pending.values, 0.0);
             // All outputs are collected even after an error: the next step's outputs follow in the same queue.
-            let collected = self.device_mut().collect(ticket, bytemuck::cast_slice_mut(out));
+            let collected = self.read_pending(pending, bytemuck::cast_slice_mut(out));
             result = result.and(collected);
         }
         self.drop_abandoned();
         result
     }
 
-    /// Collects and drops the outputs of the abandoned steps before the oldest step that somebody will collect.
+    /// Waits for a pending output, and copies it to `out`.
+    fn read_pending(&mut self, pending: PendingOutput, out: &mut [u8]) -> Result<(), DeviceError> {
+        let device = self.device_mut();
+        if let Some(transfer) = &pending.transfer {
+            device.complete(transfer)?;
+        }
+        device.download(pending.at, out)
+    }
+
+    /// Drops the outputs of the abandoned steps before the oldest step that somebody will collect.
     fn drop_abandoned(&mut self) {
         while let Some(step) = self.open.steps.pop_front_if(|step| step.is_abandoned) {
             for _ in 0..step.outputs {
-                let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
+                let Some(pending) = self.open.outputs.pop_front() else { break };
                 // An error belongs to the step, whose submission has failed already, and not to the step that is collected
                 // next. If the device itself has failed, the next step fails too.
-                let _ = self.device_mut().collect(ticket, &mut vec![0; n * DType::F32.size() as usize]);
+                let _ = pending.transfer.map(|transfer| self.device_mut().complete(&transfer));
             }
         }
     }

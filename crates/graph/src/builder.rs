@@ -5,8 +5,8 @@
 use crate::limits::{Count, check_logits};
 use crate::ops::*;
 use crate::{
-    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase,
-    Placement, Role, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
+    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Role,
+    Space, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
 
@@ -176,7 +176,9 @@ impl Builder {
         let mut values = Vec::with_capacity(outs.len());
         for (i, spec) in outs.into_iter().enumerate() {
             let def = Def::Node(id, i as u32);
-            values.push(self.define(Value { spec: spec.with_role(role), def }));
+            // The rule of a move gives the role of its operand.
+            let spec = if matches!(op, Op::Move(_)) { spec } else { spec.with_role(role) };
+            values.push(self.define(Value { spec, def }));
         }
         self.graph.nodes[id.index()].outputs = values.iter().copied().map(Some).collect();
         values
@@ -254,7 +256,7 @@ impl Builder {
 
     fn source(&mut self, mut spec: TensorSpec) -> ValueId {
         spec.layout = Layout::of(spec.dtype);
-        spec.placement = Placement::Replicate;
+        spec.space = Space::Device;
         self.define(Value { spec, def: Def::Source })
     }
 

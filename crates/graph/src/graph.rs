@@ -263,17 +263,22 @@ impl Graph {
         self.values.iter().enumerate().map(|(i, v)| (ValueId::at(i), v))
     }
 
-    /// Iterates over the parameter values with their id and description, in order of the values.
+    /// Iterates over the values that exist before the step, with their ids.
+    pub fn sources(&self) -> impl Iterator<Item = (ValueId, &Value)> {
+        self.values().filter(|(_, value)| value.def == Def::Source)
+    }
+
+    /// Iterates over the parameters with the value that they have at the start of a step, in order of the values.
     pub fn param_values(&self) -> impl Iterator<Item = (ValueId, ParamId, &Param)> {
-        self.values().filter_map(|(id, v)| match v.spec.role {
+        self.sources().filter_map(|(id, v)| match v.spec.role {
             Role::Param(p) => Some((id, p, &self.params[p.index()])),
             Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
         })
     }
 
-    /// Iterates over the state values with their id and description, in order of the values.
+    /// Iterates over the states with the value that they have at the start of a step, in order of the values.
     pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &StateDef)> {
-        self.values().filter_map(|(id, v)| match v.spec.role {
+        self.sources().filter_map(|(id, v)| match v.spec.role {
             Role::State(s) => Some((id, s, &self.states[s.index()])),
             Role::Input | Role::Activation | Role::Grad | Role::Param(_) => None,
         })

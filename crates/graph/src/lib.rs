@@ -22,7 +22,7 @@ pub use graph::{Def, Graph, Node, Param, ParamPiece, Phase, Pieces, StateDef, St
 pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use limits::{Count, TooLarge};
 pub use op::{Op, OpKind};
-pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
-pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TensorSpec};
+pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, Vjp};
+pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Role, Space, TensorSpec};
 pub use text::{TextError, node_label};
 pub use verify::VerifyError;

@@ -114,6 +114,7 @@ ops! {
     LinearCrossEntropyGrad "linear_cross_entropy_grad"
     LinearInputGrad "linear_input_grad"
     LinearWeightGrad "linear_weight_grad"
+    Move "move"
     Quantize "quantize"
     Relu "relu"
     ReluGrad "relu_grad"

@@ -1,4 +1,4 @@
-//! Tensor types: shape, element type, layout, role and placement, and the number of bytes that a tensor needs.
+//! Tensor types: shape, element type, layout, role and space, and the number of bytes that a tensor needs.
 //! Invariant: only dimension 0 may be dynamic, so that a tensor with fewer rows is a prefix of the slice
 //! reserved for it.
 
@@ -348,17 +348,36 @@ pub enum Role {
     State(StateId),
 }
 
-/// Distribution of a tensor over several devices that execute one graph together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The memory that holds a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Placement {
-    /// Every device holds the whole tensor.
+pub enum Space {
+    /// The arena in which kernels read and write: memory of the GPU, or host memory on a CPU.
     #[default]
-    Replicate,
-    /// The tensor is split along this dimension.
-    Shard(u8),
-    /// Every device holds a summand; the tensor is the sum over all devices.
-    Partial,
+    Device,
+    /// Pinned host memory, which a GPU copies from and to while it computes. A CPU has no such space: its arena is
+    /// host memory.
+    Host,
+    /// A scratch file on a local disk.
+    File,
+}
+
+impl Space {
+    /// All spaces, the one that kernels use first.
+    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::File];
+
+    /// Name in text forms and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::File => "file",
+        }
+    }
+
+    fn is_device(&self) -> bool {
+        *self == Self::Device
+    }
 }
 
 /// Message of the panic for a tensor that no verified graph has.
@@ -375,25 +394,32 @@ pub struct TensorSpec {
     pub layout: Layout,
     /// Why the tensor exists.
     pub role: Role,
-    /// Distribution over devices.
-    pub placement: Placement,
+    /// The memory that holds the tensor.
+    #[serde(default, skip_serializing_if = "Space::is_device")]
+    pub space: Space,
 }
 
 impl TensorSpec {
-    /// Creates the type of a replicated activation in the default layout of `dtype`.
+    /// Creates the type of an activation in the arena in the default layout of `dtype`.
     pub fn activation(shape: impl Into<Vec<Dim>>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
             dtype,
             layout: Layout::of(dtype),
             role: Role::Activation,
-            placement: Placement::Replicate,
+            space: Space::Device,
         }
     }
 
     /// Returns the same type with another role.
     pub fn with_role(mut self, role: Role) -> Self {
         self.role = role;
+        self
+    }
+
+    /// Returns the same type in another space.
+    pub fn in_space(mut self, space: Space) -> Self {
+        self.space = space;
         self
     }
 

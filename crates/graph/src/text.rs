@@ -11,16 +11,17 @@
 //!   output y = %4
 //!   update %3 = %5
 //! ```
-//! The bounds end with `, P <= N` if the graph has more than one pack. `_` is an output that nobody reads. The type of a value is followed by its role (` grad`) and its placement
-//! (` shard 0`, ` partial`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase
+//! The bounds end with `, P <= N` if the graph has more than one pack. `_` is an output that nobody reads. The type of
+//! a value is followed by its role (` grad`) and its space (` on host`, ` in file`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase
 //! unless it is the forward pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are
 //! skipped.
 //!
 //! Invariant: parsing the text of a graph gives an equal graph, if its parameters and states are numbered in the order
 //! of their values.
 
+use crate::ops::Move;
 use crate::{
-    Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement, Role,
+    Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Role, Space,
     StateDef, StateId, TensorSpec, Value, ValueId,
 };
 use serde::Serialize;
@@ -84,12 +85,12 @@ fn typed(graph: &Graph, id: ValueId) -> String {
         Role::Param(_) | Role::Input | Role::Activation | Role::State(_) => "",
         Role::Grad => " grad",
     };
-    let placement = match spec.placement {
-        Placement::Replicate => String::new(),
-        Placement::Shard(dim) => format!(" shard {dim}"),
-        Placement::Partial => " partial".to_owned(),
+    let space = match spec.space {
+        Space::Device => "",
+        Space::Host => " on host",
+        Space::File => " in file",
     };
-    format!("{id}: {spec}{role}{placement}")
+    format!("{id}: {spec}{role}{space}")
 }
 
 /// The pieces of a parameter as text; empty if the parameter is a whole tensor that has the parameter's name.
@@ -360,6 +361,15 @@ impl Parser {
             graph.values[id.index()].spec.role = Role::State(StateId::at(number));
             graph.states.push(state);
         }
+        // A copy in another space has the role of what it is a copy of. Nodes are in topological order.
+        for node in &graph.nodes {
+            let (Op::Move(_), [from], [Some(to)]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
+                continue;
+            };
+            if let Some(operand) = graph.values.get(from.index()).map(|value| value.spec.role) {
+                graph.values[to.index()].spec.role = Move::role(operand);
+            }
+        }
         Ok(graph)
     }
 }
@@ -421,7 +431,7 @@ impl<'a> Cursor<'a> {
         serde_json::from_str(&format!("{{{text}")).map_err(|e| format!("attributes: {e}"))
     }
 
-    /// `%3: f32[T, 8]` with layout, role and placement.
+    /// `%3: f32[T, 8]` with layout, role and space.
     fn typed(&mut self) -> Result<(ValueId, TensorSpec), String> {
         let id = self.value()?;
         self.expect(": ")?;
@@ -439,10 +449,10 @@ impl<'a> Cursor<'a> {
         if self.take(" grad") {
             spec.role = Role::Grad;
         }
-        if self.take(" shard ") {
-            spec.placement = Placement::Shard(self.number()?);
-        } else if self.take(" partial") {
-            spec.placement = Placement::Partial;
+        if self.take(" on host") {
+            spec.space = Space::Host;
+        } else if self.take(" in file") {
+            spec.space = Space::File;
         }
         Ok((id, spec))
     }

@@ -3,7 +3,8 @@
 
 use crate::limits::{MAX_GRAPH, check_logits};
 use crate::{
-    Bytes, DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, TooLarge, Value, ValueId, node_label,
+    Bytes, DType, Def, Dim, Graph, Layout, NodeId, Op, Role, Space, TensorSpec, TooLarge, Value, ValueId,
+    node_label,
 };
 use std::fmt;
 
@@ -67,10 +68,11 @@ impl Graph {
                 return Err(VerifyError::graph(format!("{id} {}: {bad}", value.spec)));
             }
             let source = value.def == Def::Source;
+            // A parameter or state may have copies in other spaces; `verify_node` compares them with their operand.
             let fits = match value.spec.role {
-                Role::Param(p) => source && p.index() < self.params.len(),
-                Role::State(s) => source && s.index() < self.states.len(),
-                Role::Input => source,
+                Role::Param(p) => (source || self.is_moved(value)) && p.index() < self.params.len(),
+                Role::State(s) => (source || self.is_moved(value)) && s.index() < self.states.len(),
+                Role::Input => source && value.spec.space == Space::Device,
                 Role::Activation | Role::Grad => !source,
             };
             if !fits {
@@ -81,6 +83,14 @@ impl Graph {
             }
         }
         Ok(())
+    }
+
+    /// Whether the value is the result of a move.
+    fn is_moved(&self, value: &Value) -> bool {
+        match value.def {
+            Def::Node(id, _) => self.nodes.get(id.index()).is_some_and(|node| matches!(node.op, Op::Move(_))),
+            Def::Source => false,
+        }
     }
 
     /// Checks that every size is within the limits, and with them every sum and product of sizes that a plan computes.
@@ -132,6 +142,13 @@ impl Graph {
             }
         }
         let specs: Vec<&TensorSpec> = node.inputs.iter().map(|&v| self.spec(v)).collect();
+        let is_move = matches!(node.op, Op::Move(_));
+        if let Some(v) = node.inputs.iter().find(|&&v| !is_move && self.spec(v).space != Space::Device) {
+            return fail(format!(
+                "reads {v}, which kernels cannot: it is in space {}",
+                self.spec(*v).space.name()
+            ));
+        }
         let wanted = match node.op.rules().infer(&specs, &self.bounds) {
             Ok(wanted) => wanted,
             Err(rule) => return fail(rule.0),
@@ -150,6 +167,13 @@ impl Graph {
             if value.spec.shape != want.shape || value.spec.dtype != want.dtype {
                 return fail(format!("{v} is {}, the op gives {want}", value.spec));
             }
+            if value.spec.space != want.space {
+                let (found, wanted) = (value.spec.space.name(), want.space.name());
+                return fail(format!("{v} is in space {found}, the op gives it in {wanted}"));
+            }
+            if is_move && value.spec != *want {
+                return fail(format!("{v} has another role or layout than what it is a copy of"));
+            }
             defined[v.index()] = true;
         }
         Ok(())
@@ -161,6 +185,9 @@ impl Graph {
             if !exists(*v) {
                 return Err(VerifyError::graph(format!("{name} is {v}, which is not defined")));
             }
+            if self.spec(*v).space != Space::Device {
+                return Err(VerifyError::graph(format!("{name} is {v}, which is not in the arena")));
+            }
         }
         let mut updated = vec![false; self.values.len()];
         for &(state, new) in &self.updates {
@@ -169,6 +196,7 @@ impl Graph {
             }
             let (s, n) = (self.spec(state), self.spec(new));
             let kept = matches!(s.role, Role::State(_) | Role::Param(_));
+            let kept = kept && self.value(state).def == Def::Source && s.space == n.space;
             if !kept || s.shape != n.shape || s.dtype != n.dtype || updated[state.index()] {
                 return Err(VerifyError::graph(format!("{new} cannot update {state}")));
             }

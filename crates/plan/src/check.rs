@@ -1,9 +1,13 @@
-//! Checker of finished plans: replays the schedule over a map from addresses to values. Invariant: it depends
-//! only on the schedule and the addresses, and shares no code with the packer and the liveness analysis that it
-//! checks.
+//! Checker of finished plans: replays the schedule over a map from (space, address) to values, and demands that every
+//! read happens after the write that it depends on. Invariant: it depends only on the schedule and the addresses, and
+//! shares no code with the scheduler, the packer and the liveness analysis that it checks.
+//!
+//! A launch and a wait happen after everything that was issued before, apart from moves in flight; a move in flight may
+//! copy any byte at any instant between its start and its wait. So while a move is in flight, nothing may write the bytes
+//! that it reads, and nothing may read or write those that it writes.
 
 use crate::{Instr, MemoryPlan, Plan, Region, Schedule, Slice, Target};
-use plimsoll_graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
+use plimsoll_graph::{Bytes, Graph, Node, NodeId, Op, Role, Space, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -58,18 +62,24 @@ impl Holders {
 struct Replay<'a> {
     graph: &'a Graph,
     memory: &'a MemoryPlan,
-    persistent: Holders,
-    transient: Holders,
-    /// Whether an instruction loads the value, so that it is not in memory at the start of the step; indexed by
-    /// value.
-    loaded: Vec<bool>,
+    /// Contents of the regions of all spaces.
+    regions: BTreeMap<(Space, Region), Holders>,
+    /// Moves that were started and not waited for, with the slices that they read and write.
+    in_flight: BTreeMap<NodeId, Copying>,
+    /// How many instructions each node has had so far, indexed by node.
+    issued: Vec<u32>,
     /// The new value that the storage of each state holds at the end of the step, indexed by value; `None` if
     /// it keeps its own.
     news: Vec<Option<ValueId>>,
     /// The updates, as pairs (new value, state).
     homes: BTreeSet<(ValueId, ValueId)>,
-    /// The updates that have been performed by a copy.
-    copied: BTreeSet<(ValueId, ValueId)>,
+}
+
+/// Slices of a move in flight.
+#[derive(Clone, Copy)]
+struct Copying {
+    from: Slice,
+    to: Slice,
 }
 
 /// Replays a plan: every read must find the expected value in its slice, and no value may be overwritten before
@@ -80,28 +90,31 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
         let what = format!("the memory plan is not one of {values} values and {instrs} instructions");
         return Err(CheckError { instr: None, what });
     }
-    let (persistent, transient) = (Holders::default(), Holders::default());
-    let mut loaded = vec![false; values];
-    for instr in &schedule.instrs {
-        if let Instr::Load(v) = *instr {
-            loaded[v.index()] = true;
-        }
-    }
     let mut news = vec![None; values];
     graph.updates.iter().for_each(|&(state, new)| news[state.index()] = Some(new));
     let homes = graph.updates.iter().map(|&(state, new)| (new, state)).collect();
-    let copied = BTreeSet::new();
-    let mut replay = Replay { graph, memory, persistent, transient, loaded, news, homes, copied };
+    let mut replay = Replay {
+        graph,
+        memory,
+        regions: BTreeMap::new(),
+        in_flight: BTreeMap::new(),
+        issued: vec![0; graph.nodes.len()],
+        news,
+        homes,
+    };
     replay.load_sources()?;
     for (i, instr) in schedule.instrs.iter().enumerate() {
-        let done = match *instr {
-            Instr::Launch(id) => replay
-                .launch(graph.node(id), memory.workspaces[i])
-                .map_err(|what| format!("{}: {what}", node_label(graph, id))),
-            Instr::Load(v) => replay.load(v),
-            Instr::Copy { from, to } => replay.copy(from, to),
+        let id = match *instr {
+            Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id) => id,
         };
-        done.map_err(|what| CheckError { instr: Some(i), what })?;
+        let workspace = memory.workspaces[i];
+        let done = match *instr {
+            Instr::Launch(_) => replay.launch(id, workspace),
+            Instr::Start(_) => replay.start(id, workspace),
+            Instr::Wait(_) => replay.wait(id, workspace),
+        };
+        let fail = |what| CheckError { instr: Some(i), what: format!("{}: {what}", node_label(graph, id)) };
+        done.map_err(fail)?;
     }
     replay.end().map_err(|what| CheckError { instr: None, what })
 }
@@ -109,7 +122,7 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
 /// Checks what kernels rely on: every node's kernel is the kernel of the target's table, slices have the target's
 /// alignment, and every launch has a large enough workspace.
 pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
-    let Plan { graph, schedule, kernels, memory } = plan;
+    let Plan { graph, schedule, kernels, memory, .. } = plan;
     let all = memory.slices.iter().chain(&memory.workspaces).flatten();
     for slice in all {
         if !slice.offset.is_multiple_of(target.alignment) {
@@ -137,39 +150,43 @@ pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
 impl Replay<'_> {
     fn slice(&self, v: ValueId) -> Result<Slice, String> {
         let slice = self.memory.slices[v.index()].ok_or_else(|| format!("{v} has no address"))?;
-        let wanted = self.graph.spec(v).bytes(&self.graph.bounds);
-        let region = match slice.region {
-            Region::Persistent => self.memory.persistent,
-            Region::Transient => self.memory.transient,
-        };
-        if slice.bytes != wanted || slice.end() > region.0 {
-            return Err(format!("{v} needs {wanted}, has {slice:?} of {region}"));
+        let spec = self.graph.spec(v);
+        let wanted = spec.bytes(&self.graph.bounds);
+        let region = self.memory.extent(slice.space).of(slice.region);
+        if slice.bytes != wanted || slice.space != spec.space || slice.end() > region.0 {
+            return Err(format!("{v} needs {wanted} in {}, has {slice:?} of {region}", spec.space.name()));
         }
         Ok(slice)
     }
 
-    fn holders(&mut self, region: Region) -> &mut Holders {
-        match region {
-            Region::Persistent => &mut self.persistent,
-            Region::Transient => &mut self.transient,
-        }
+    fn holders(&mut self, slice: Slice) -> &mut Holders {
+        self.regions.entry((slice.space, slice.region)).or_default()
     }
 
+    /// The slice of a value that is about to be read.
     fn expect(&mut self, v: ValueId) -> Result<Slice, String> {
         let slice = self.slice(v)?;
-        if self.holders(slice.region).holds(slice, v) {
+        if self.holders(slice).holds(slice, v) {
             return Ok(slice);
         }
-        Err(format!("{v} is read at {slice:?}, which does not hold it any more"))
+        Err(format!("{v} is read at {slice:?}, which does not hold it any more, or not yet"))
     }
 
-    /// Parameters and states are in memory from the start, except those that the schedule loads; inputs are
-    /// uploaded into their slices before the first instruction. The second loop detects sources that overlap
-    /// each other.
+    /// Checks that no move in flight reads or writes bytes that are about to be written.
+    fn may_write(&self, slice: Slice) -> Result<(), String> {
+        let used = |copying: &Copying| copying.from.overlaps(&slice) || copying.to.overlaps(&slice);
+        match self.in_flight.iter().find(|(_, copying)| used(copying)) {
+            Some((id, _)) => {
+                Err(format!("{slice:?} is written while `{}` is in flight", node_label(self.graph, *id)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Parameters and states are in memory from the start; inputs are uploaded into their slices before the first
+    /// instruction. The second loop detects sources that overlap each other.
     fn load_sources(&mut self) -> Result<(), CheckError> {
-        let sources: Vec<ValueId> =
-            self.graph.values().filter(|(_, v)| v.def == Def::Source).map(|(id, _)| id).collect();
-        let sources: Vec<ValueId> = sources.into_iter().filter(|v| !self.loaded[v.index()]).collect();
+        let sources: Vec<ValueId> = self.graph.sources().map(|(id, _)| id).collect();
         let fail = |what: String| CheckError { instr: None, what };
         for &v in &sources {
             let slice = self.slice(v).map_err(fail)?;
@@ -180,7 +197,7 @@ impl Replay<'_> {
             if slice.region != region {
                 return Err(fail(format!("{v} lies in the wrong region")));
             }
-            self.holders(region).write(slice, Some(v));
+            self.holders(slice).write(slice, Some(v));
         }
         for &v in &sources {
             self.expect(v).map_err(fail)?;
@@ -188,17 +205,28 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// The slice that a node writes its result `v` to: in a transient region, or the storage of a state that `v` updates.
+    fn written(&self, v: ValueId) -> Result<Slice, String> {
+        let slice = self.slice(v)?;
+        if slice.region == Region::Transient || self.is_home(slice, v)? {
+            return Ok(slice);
+        }
+        Err(format!("{v} is written outside of the transient region"))
+    }
+
     /// Replays a launch: the inputs must be intact, an output may overlap an input only in place, and outputs must be
     /// disjoint. The workspace must overlap neither inputs nor outputs.
-    fn launch(&mut self, node: &Node, workspace: Option<Slice>) -> Result<(), String> {
+    fn launch(&mut self, id: NodeId, workspace: Option<Slice>) -> Result<(), String> {
+        let node: &Node = self.graph.node(id);
+        if matches!(node.op, Op::Move(_)) {
+            return Err("a move is launched as a kernel".to_owned());
+        }
         let ins = node.inputs.iter().map(|&v| self.expect(v)).collect::<Result<Vec<_>, _>>()?;
         let mut written: Vec<Slice> = vec![];
         for (k, out) in node.outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
-            let slice = self.slice(v)?;
-            if slice.region != Region::Transient && !self.is_home(slice, v)? {
-                return Err(format!("{v} is written outside of the transient region"));
-            }
+            let slice = self.written(v)?;
+            self.may_write(slice)?;
             for (j, input) in ins.iter().enumerate() {
                 let in_place = *input == slice && node.op.rules().alias(k).contains(&j);
                 if input.overlaps(&slice) && slice.bytes.0 > 0 && !in_place {
@@ -213,16 +241,59 @@ impl Replay<'_> {
             }
         }
         if let Some(space) = workspace {
-            let outside = space.region != Region::Transient || space.end() > self.memory.transient.0;
+            let outside = (space.space, space.region) != (Space::Device, Region::Transient)
+                || space.end() > self.memory.device.transient.0;
             if outside || ins.iter().chain(&written).any(|s| s.overlaps(&space)) {
                 return Err(format!("its scratch {space:?} overlaps an operand or the end"));
             }
-            self.transient.write(space, None);
+            self.may_write(space)?;
+            self.holders(space).write(space, None);
         }
         let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         for (v, slice) in outputs.into_iter().zip(written) {
-            self.holders(slice.region).write(slice, Some(v));
+            self.holders(slice).write(slice, Some(v));
         }
+        self.issued[id.index()] += 1;
+        Ok(())
+    }
+
+    /// Operand and result of a move.
+    fn operands(&self, id: NodeId, workspace: Option<Slice>) -> Result<(ValueId, ValueId), String> {
+        let node = self.graph.node(id);
+        let is_move = matches!(node.op, Op::Move(_)) && workspace.is_none();
+        if let (true, &[from], &[Some(to)]) = (is_move, &node.inputs[..], &node.outputs[..]) {
+            return Ok((from, to));
+        }
+        Err("it is no move of one value, or has a workspace".to_owned())
+    }
+
+    /// Replays the start of a move: the operand must be intact. Until the move is waited for, its destination holds
+    /// nothing.
+    fn start(&mut self, id: NodeId, workspace: Option<Slice>) -> Result<(), String> {
+        let (operand, result) = self.operands(id, workspace)?;
+        if self.issued[id.index()] != 0 {
+            return Err("it is started twice".to_owned());
+        }
+        let from = self.expect(operand)?;
+        let to = self.written(result)?;
+        if from.overlaps(&to) {
+            return Err(format!("{result} is written over its operand {operand}"));
+        }
+        self.may_write(to)?;
+        self.holders(to).write(to, None);
+        self.in_flight.insert(id, Copying { from, to });
+        self.issued[id.index()] = 1;
+        Ok(())
+    }
+
+    /// Replays the wait for a move: from here on the destination holds the result.
+    fn wait(&mut self, id: NodeId, workspace: Option<Slice>) -> Result<(), String> {
+        let (_, result) = self.operands(id, workspace)?;
+        let Some(Copying { to, .. }) = self.in_flight.remove(&id) else {
+            return Err("it is waited for without a start, or twice".to_owned());
+        };
+        self.holders(to).write(to, Some(result));
+        self.issued[id.index()] = 2;
         Ok(())
     }
 
@@ -236,50 +307,31 @@ impl Replay<'_> {
         Ok(false)
     }
 
-    /// A loaded parameter is read from the weight file, with the same bytes at any time, so it must never be
-    /// updated.
-    fn load(&mut self, v: ValueId) -> Result<(), String> {
-        let updated = self.news[v.index()].is_some();
-        let slice = self.slice(v)?;
-        match self.graph.spec(v).role {
-            Role::Param(_) if !updated && slice.region == Region::Transient => {
-                self.transient.write(slice, Some(v));
-                Ok(())
-            }
-            Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) => {
-                Err(format!("{v} is not a parameter, so there is nothing to load"))
-            }
-        }
-    }
-
-    /// Replays the copy of the new value of an update; each update may be copied only once.
-    fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
-        if self.news[to.index()] != Some(from) || !self.copied.insert((from, to)) {
-            return Err(format!("the copy of {from} to {to} is not an update that remains to be done"));
-        }
-        self.expect(from)?;
-        let slice = self.slice(to)?;
-        // From here on the storage holds the new value, so a later read of the old value is an error.
-        self.persistent.write(slice, Some(from));
-        Ok(())
-    }
-
-    /// At the end, all outputs are in memory, every state holds its new value, and all other persistent values
-    /// are unchanged.
+    /// At the end, every move is complete, all outputs are in memory, every state holds its new value, and all other
+    /// persistent values are unchanged.
     fn end(&mut self) -> Result<(), String> {
+        for (id, node) in self.graph.nodes() {
+            let wanted = if matches!(node.op, Op::Move(_)) { 2 } else { 1 };
+            if self.issued[id.index()] != wanted {
+                let label = node_label(self.graph, id);
+                return Err(format!(
+                    "{label} ({id}) has {} of its {wanted} instructions",
+                    self.issued[id.index()]
+                ));
+            }
+        }
         let outputs: Vec<ValueId> = self.graph.outputs.iter().map(|(_, v)| *v).collect();
         for v in outputs {
             self.expect(v)?;
         }
-        for (v, value) in self.graph.values() {
+        for (v, value) in self.graph.sources() {
             let survives = match value.spec.role {
-                Role::Param(_) => !self.loaded[v.index()],
-                Role::State(_) => true,
+                Role::Param(_) | Role::State(_) => true,
                 Role::Input | Role::Activation | Role::Grad => false,
             };
             let wanted = self.news[v.index()].unwrap_or(v);
-            if survives && !self.persistent.holds(self.slice(v)?, wanted) {
+            let slice = self.slice(v)?;
+            if survives && !self.holders(slice).holds(slice, wanted) {
                 return Err(format!("at the end of the step the storage of {v} does not hold {wanted}"));
             }
         }

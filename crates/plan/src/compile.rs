@@ -2,16 +2,14 @@
 //! each value ([`place`]), and check the result. Invariant: the graph is verified after every pass, and every plan
 //! returned from this file has been replayed by the checker.
 
-use crate::liveness::{Buffer, buffers};
-use crate::pack::{PackItem, Problem, solve};
-use crate::schedule::schedule;
-use crate::sharing::Sharing;
-use crate::updates::Updates;
+use crate::liveness::{Buffer, buffers, homes};
+use crate::pack::{PackItem, Packing, Problem, solve};
+use crate::schedule::{default_window, moved, schedule};
 use crate::{
-    Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, RecomputePolicy,
-    Region, Schedule, Slice, Target, Weights, check, check_target, passes,
+    Extent, Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
+    RecomputePolicy, Region, Schedule, Slice, Target, Weights, check, check_target, passes,
 };
-use plimsoll_graph::{Bytes, DType, Def, Graph, Node, Op, TooLarge, ValueId};
+use plimsoll_graph::{Bytes, DType, Graph, Node, Op, Role, Space, TooLarge, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// A compiled step: everything that is needed to execute, print, compare and hash it.
@@ -25,6 +23,8 @@ pub struct Plan {
     pub kernels: Vec<KernelId>,
     /// Address of every value.
     pub memory: MemoryPlan,
+    /// Where parameters are stored between uses.
+    pub weights: Weights,
 }
 
 impl Plan {
@@ -39,9 +39,16 @@ impl Plan {
         }
     }
 
-    /// Bytes of the parameters that each step reads from the weight file; zero if all parameters are resident.
+    /// Bytes of the parameters that each step copies into the arena; zero if all parameters are resident.
     pub fn streamed(&self) -> Bytes {
-        self.schedule.loads().map(|v| self.graph.spec(v).bytes(&self.graph.bounds)).sum()
+        let is_param = |v: ValueId| matches!(self.graph.spec(v).role, Role::Param(_));
+        let moves = self.graph.nodes().filter_map(|(id, _)| moved(&self.graph, id));
+        let into_arena = moves.filter(|&(from, to)| {
+            is_param(from)
+                && self.graph.spec(from).space != Space::Device
+                && self.graph.spec(to).space == Space::Device
+        });
+        into_arena.map(|(from, _)| self.graph.spec(from).bytes(&self.graph.bounds)).sum()
     }
 }
 
@@ -87,7 +94,7 @@ pub(crate) fn compile_owned(
     let kernels =
         graph.nodes.iter().map(|node| target.kernel_of(&graph, node)).collect::<Result<Vec<_>, _>>()?;
     let memory = place(&graph, &schedule, &kernels, target, persistent)?;
-    let plan = Plan { graph, schedule, kernels, memory };
+    let plan = Plan { graph, schedule, kernels, memory, weights: policy.weights };
     check(&plan.graph, &plan.schedule, &plan.memory)?;
     check_target(&plan, target)?;
     Ok(plan)
@@ -143,13 +150,29 @@ pub(crate) fn lowered(
     }
     match policy.weights {
         Weights::Trained => {}
-        Weights::Resident => graph = verified("layout", passes::layout(&graph, target)?)?,
-        Weights::Streamed => {
+        Weights::Resident | Weights::Streamed { .. } => {
             graph = verified("layout", passes::layout(&graph, target)?)?;
-            graph = verified("stream", passes::stream(&graph))?;
         }
     }
-    let schedule = schedule(&graph, policy.weights, Sharing::default());
+    let offload = match policy.weights {
+        Weights::Streamed { from, .. } => Offload::parameters(from),
+        Weights::Resident | Weights::Trained => policy.offload,
+    };
+    if offload.to == Space::Host && !offload.is_empty() && target.arena_in_host() {
+        return Err(PlanError::NoSpace { space: offload.to, target: target.name.clone() });
+    }
+    if !offload.is_empty() {
+        graph = verified("offload", passes::offload(&graph, &offload, target.arena_in_host()))?;
+    }
+    if !graph.updates.is_empty() {
+        graph = verified("updates", passes::store_updates(graph))?;
+    }
+    let window = match (policy.weights, policy.window) {
+        (Weights::Streamed { prefetch: false, .. }, _) => Bytes::ZERO,
+        (_, Some(window)) => window,
+        (_, None) => default_window(&graph),
+    };
+    let schedule = schedule(&graph, window);
     Ok((graph, schedule))
 }
 
@@ -185,8 +208,8 @@ pub(crate) fn has_matmuls(precision: Precision, target: &Target) -> Result<(), P
     Err(PlanError::BadPolicy { field: "precision", why })
 }
 
-/// Assigns an address to every value and workspace. Parameters and states are placed in the persistent region; all
-/// other values, and the workspaces, share the transient region, where two of them overlap only if their lifetimes do
+/// Assigns an address to every value and workspace. Parameters and states are placed in the persistent regions; all
+/// other values, and the workspaces, share the transient regions, where two of them overlap only if their lifetimes do
 /// not.
 fn place(
     graph: &Graph,
@@ -196,52 +219,47 @@ fn place(
     shared: &mut Persistent,
 ) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
-    place_persistent(graph, schedule, target, shared, &mut slices);
-    place_transient(graph, schedule, kernels, target, Sharing::default(), slices, shared.bytes())
-}
-
-/// Assigns addresses in the transient region to all values without a slice. `persistent` is the size of the other
-/// region.
-pub(crate) fn place_transient(
-    graph: &Graph,
-    schedule: &Schedule,
-    kernels: &[KernelId],
-    target: &Target,
-    sharing: Sharing,
-    mut slices: Vec<Option<Slice>>,
-    persistent: Bytes,
-) -> Result<MemoryPlan, PlanError> {
-    let buffers = buffers(graph, schedule, sharing);
-    let scratch = scratch(graph, schedule, kernels, target);
-    let item = |bytes: Bytes, birth, death| PackItem { size: bytes.0, birth, death };
+    place_persistent(graph, target, shared, &mut slices);
+    let buffers = buffers(graph, schedule, true);
+    let mut transient = [Bytes::ZERO; 2];
+    for (k, space) in [Space::Host, Space::File].into_iter().enumerate() {
+        let items = buffers.iter().filter(|buffer| buffer.space == space).map(item).collect();
+        let packing = packed(&Problem { items, align: target.alignment })?;
+        for (buffer, &offset) in buffers.iter().filter(|buffer| buffer.space == space).zip(&packing.offsets) {
+            place_buffer(buffer, offset, &mut slices);
+        }
+        transient[k] = Bytes(packing.height);
+    }
+    let [host, file] = transient;
+    let persistent = |space| shared.bytes(space);
+    let arena: Vec<&Buffer> = buffers.iter().filter(|buffer| buffer.space == Space::Device).collect();
+    let scratch = workspaces(graph, schedule, kernels, target);
     // Lifetimes are counted in instants (see `Buffer`): instant 0 is the upload of the inputs, so instruction i is
     // instant i + 1, and a workspace lives for the instant of its launch only.
-    let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
-    let end = schedule.instrs.len() as u32 + 1;
-    let during = |i: usize| if sharing.lifetimes { (i as u32 + 1, i as u32 + 1) } else { (0, end) };
-    let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, during(i).0, during(i).1));
-    let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
-    let too_large = || TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX));
-    let packing = solve(&problem).ok_or_else(too_large)?;
-    let slice = |k: usize, bytes| Slice { region: Region::Transient, offset: packing.offsets[k], bytes };
-    for (k, buffer) in buffers.iter().enumerate() {
-        for (_, v) in &buffer.values {
-            slices[v.index()] = Some(slice(k, buffer.bytes));
-        }
+    let during = |&(i, bytes): &(usize, Bytes)| {
+        let instant = i as u32 + 1;
+        PackItem { size: bytes.0, birth: instant, death: instant }
+    };
+    let items = arena.iter().copied().map(item).chain(scratch.iter().map(during)).collect();
+    let problem = Problem { items, align: target.alignment };
+    let packing = packed(&problem)?;
+    for (buffer, &offset) in arena.iter().zip(&packing.offsets) {
+        place_buffer(buffer, offset, &mut slices);
     }
     let mut workspaces = vec![None; schedule.instrs.len()];
-    for (k, &(i, bytes)) in scratch.iter().enumerate() {
-        workspaces[i] = Some(slice(buffers.len() + k, bytes));
+    for (&(i, bytes), &offset) in scratch.iter().zip(&packing.offsets[arena.len()..]) {
+        workspaces[i] = Some(Slice { space: Space::Device, region: Region::Transient, offset, bytes });
     }
     // The bill names the values that are live at the instant of the peak. Items with an index past the buffers are
     // workspaces, which are no values.
     let bound = problem.lower_bound();
     let live: Vec<usize> = problem.live_at(bound.instant);
-    let holder = |b: &Buffer| b.holder(bound.instant);
-    let live_at_peak: Vec<ValueId> = live.iter().filter_map(|&k| buffers.get(k)).map(holder).collect();
+    let live_at_peak: Vec<ValueId> =
+        live.iter().filter_map(|&k| arena.get(k)).map(|buffer| buffer.holder(bound.instant)).collect();
     Ok(MemoryPlan {
-        persistent,
-        transient: Bytes(packing.height),
+        device: Extent { persistent: persistent(Space::Device), transient: Bytes(packing.height) },
+        host: Extent { persistent: persistent(Space::Host), transient: host },
+        file: Extent { persistent: persistent(Space::File), transient: file },
         slices,
         workspaces,
         lower_bound: Bytes(bound.bytes),
@@ -252,24 +270,32 @@ pub(crate) fn place_transient(
     })
 }
 
-/// Gives resident parameters and states consecutive addresses, in the order of the graph. A new value of a state that
-/// its op writes in place gets the address of the state.
-fn place_persistent(
-    graph: &Graph,
-    schedule: &Schedule,
-    target: &Target,
-    shared: &mut Persistent,
-    slices: &mut [Option<Slice>],
-) {
-    // Streamed parameters are not placed here: they are loaded in every step, into the transient region.
-    let mut loaded = vec![false; graph.values.len()];
-    schedule.loads().for_each(|v| loaded[v.index()] = true);
-    for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
-        if !loaded[id.index()] {
-            slices[id.index()] = shared.place(graph, &value.spec, target.alignment);
-        }
+/// A buffer as an item of a packing.
+pub(crate) fn item(buffer: &Buffer) -> PackItem {
+    PackItem { size: buffer.bytes.0, birth: buffer.birth, death: buffer.death }
+}
+
+/// Solves a packing problem.
+pub(crate) fn packed(problem: &Problem) -> Result<Packing, PlanError> {
+    let too_large = || TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX));
+    Ok(solve(problem).ok_or_else(too_large)?)
+}
+
+/// Gives all values of a buffer the address of the buffer.
+fn place_buffer(buffer: &Buffer, offset: u64, slices: &mut [Option<Slice>]) {
+    for (_, v) in &buffer.values {
+        let slice = Slice { space: buffer.space, region: Region::Transient, offset, bytes: buffer.bytes };
+        slices[v.index()] = Some(slice);
     }
-    for (v, home) in Updates::of(graph, Sharing::default()).home.iter().enumerate() {
+}
+
+/// Gives parameters and states consecutive addresses in their spaces, in the order of the graph. The new value of a state
+/// has the address of the state.
+fn place_persistent(graph: &Graph, target: &Target, shared: &mut Persistent, slices: &mut [Option<Slice>]) {
+    for (id, value) in graph.sources() {
+        slices[id.index()] = shared.place(graph, &value.spec, target.alignment);
+    }
+    for (v, home) in homes(graph).iter().enumerate() {
         if let Some(state) = home {
             slices[v] = slices[state.index()];
         }
@@ -277,13 +303,18 @@ fn place_persistent(
 }
 
 /// Returns (index of the instruction, bytes of workspace) for each launch whose kernel needs a workspace.
-fn scratch(graph: &Graph, schedule: &Schedule, kernels: &[KernelId], target: &Target) -> Vec<(usize, Bytes)> {
+pub(crate) fn workspaces(
+    graph: &Graph,
+    schedule: &Schedule,
+    kernels: &[KernelId],
+    target: &Target,
+) -> Vec<(usize, Bytes)> {
     let workspace = |(i, instr): (usize, &Instr)| match *instr {
         Instr::Launch(id) => {
             let kernel = kernels[id.index()];
             Some((i, target.kernels.workspace(kernel, graph, graph.node(id), target.workers)))
         }
-        Instr::Load(_) | Instr::Copy { .. } => None,
+        Instr::Start(_) | Instr::Wait(_) => None,
     };
     schedule.instrs.iter().enumerate().filter_map(workspace).filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
 }

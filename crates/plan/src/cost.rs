@@ -3,16 +3,84 @@
 //! tensor size is computed here.
 
 use crate::kernels::widened;
-use crate::{KernelId, Target};
-use plimsoll_graph::{Counts, DType, Graph, Node, PrecisionClass, TensorSpec};
+use crate::schedule::queue;
+use crate::{Instr, KernelId, Plan, Queue, Schedule, Target};
+use plimsoll_graph::ops::Move;
+use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionClass, TensorSpec};
+use std::collections::BTreeMap;
 
-/// Predicted seconds of a step of size `counts` on `target`.
-pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
-    graph.nodes.iter().map(|node| node_seconds(graph, node, target, counts)).sum()
+/// Predicted seconds of a copy in a queue.
+fn copy_seconds(target: &Target, queue: Queue, bytes: Bytes) -> f64 {
+    let rates = &target.rates;
+    let link = rates.link.unwrap_or_default();
+    let bytes = bytes.0 as f64;
+    match queue {
+        // Read and written once.
+        Queue::Compute => 2.0 * bytes / rates.memory + rates.launch,
+        Queue::In => bytes / link.to_device + link.latency,
+        Queue::Out => bytes / link.to_host + link.latency,
+        Queue::Read | Queue::Write => bytes / rates.storage,
+    }
 }
 
-/// Predicted seconds of one node in a step of size `counts`.
+/// Predicted seconds of a step of size `counts`: the sum of [`instruction_seconds`].
+pub fn plan_seconds(plan: &Plan, target: &Target, counts: Counts) -> f64 {
+    instruction_seconds(plan, target, counts).into_iter().sum()
+}
+
+/// Predicted seconds by which each instruction of a plan delays the kernels of a step of size `counts`: the instructions are
+/// replayed over the queues of the device. A launch takes its own time, longer by the measured factor of the link while
+/// copies run. A move takes the time of its own queue from its start on, and the wait for it delays the kernels by what is
+/// left of that time. A copy within the arena runs among the kernels.
+pub fn instruction_seconds(plan: &Plan, target: &Target, counts: Counts) -> Vec<f64> {
+    replayed(&plan.graph, &plan.schedule, target, counts)
+}
+
+/// As [`instruction_seconds`], of a schedule without kernels and addresses.
+pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, counts: Counts) -> Vec<f64> {
+    let slower = target.rates.link.unwrap_or_default().slower_kernels;
+    let mut now = 0.0_f64;
+    let mut free = [0.0_f64; Queue::ALL.len()];
+    let mut complete: BTreeMap<NodeId, f64> = BTreeMap::new();
+    let mut delay = |instr: &Instr| {
+        let seconds = match *instr {
+            Instr::Launch(id) => {
+                let seconds = node_seconds(graph, graph.node(id), target, counts);
+                let link_is_busy = [Queue::In, Queue::Out].into_iter().any(|queue| free[queue as usize] > now);
+                if link_is_busy { seconds * slower } else { seconds }
+            }
+            Instr::Start(id) => {
+                let seconds = node_seconds(graph, graph.node(id), target, counts);
+                match queue(graph, id) {
+                    Some(Queue::Compute) | None => seconds,
+                    Some(queue) => {
+                        let end = free[queue as usize].max(now) + seconds;
+                        free[queue as usize] = end;
+                        complete.insert(id, end);
+                        0.0
+                    }
+                }
+            }
+            Instr::Wait(id) => (complete.get(&id).copied().unwrap_or(0.0) - now).max(0.0),
+        };
+        now += seconds;
+        seconds
+    };
+    schedule.instrs.iter().map(&mut delay).collect()
+}
+
+/// Predicted seconds of the kernels of a graph without moves, in a step of size `counts` on `target`.
+pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
+    let kernels = graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_)));
+    kernels.map(|node| node_seconds(graph, node, target, counts)).sum()
+}
+
+/// Predicted seconds of one node in a step of size `counts`; of a move, those of the copy alone.
 pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
+    if let Op::Move(Move { to }) = node.op {
+        let from = graph.spec(node.inputs[0]);
+        return copy_seconds(target, Queue::of(from.space, to), from.bytes_at(counts));
+    }
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
     if outs.is_empty() {

@@ -1,7 +1,7 @@
 //! Errors of planning. Invariant: each states the numbers involved and what the user can do.
 
-use crate::{Bill, CheckError};
-use plimsoll_graph::{DType, NodeId, TooLarge, VerifyError};
+use crate::{Bill, CheckError, Ledger};
+use plimsoll_graph::{Bytes, DType, NodeId, Space, TooLarge, VerifyError};
 use std::fmt;
 
 /// Reasons why a graph cannot be planned.
@@ -10,6 +10,24 @@ use std::fmt;
 pub enum PlanError {
     /// The plan exceeds the memory limit.
     OverBudget(Box<Bill>),
+    /// What is kept outside the arena exceeds the room there.
+    OverRoom {
+        /// The space.
+        space: Space,
+        /// Bytes that the program keeps there.
+        needed: Bytes,
+        /// Bytes that it may use.
+        room: Bytes,
+        /// The bytes by purpose; they sum to `needed`.
+        ledger: Ledger,
+    },
+    /// The target has no such space: its arena is host memory.
+    NoSpace {
+        /// The space.
+        space: Space,
+        /// Name of the target.
+        target: String,
+    },
     /// A gradient is required through an op that is not differentiable.
     NotDifferentiable {
         /// The node.
@@ -76,6 +94,17 @@ impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OverBudget(bill) => bill.fmt(f),
+            Self::OverRoom { space, needed, room, ledger } => write!(
+                f,
+                "{needed} must be kept in {} between their uses, where {room} are allowed ({})",
+                place_name(*space),
+                ledger.line()
+            ),
+            Self::NoSpace { space, target } => write!(
+                f,
+                "nothing can be kept in {} on `{target}`, whose arena is host memory; it can be kept on disk",
+                place_name(*space)
+            ),
             Self::NotDifferentiable { node, label } => {
                 write!(f, "node {node} ({label}) has no gradient; freeze what lies before it")
             }
@@ -99,12 +128,23 @@ impl fmt::Display for PlanError {
     }
 }
 
+/// Name of a space in messages.
+fn place_name(space: Space) -> &'static str {
+    match space {
+        Space::Device => "the arena",
+        Space::Host => "host memory",
+        Space::File => "a file on disk",
+    }
+}
+
 impl std::error::Error for PlanError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Verify { source, .. } => Some(source),
             Self::Check(error) => Some(error),
             Self::OverBudget(_)
+            | Self::OverRoom { .. }
+            | Self::NoSpace { .. }
             | Self::NotDifferentiable { .. }
             | Self::Unsupported { .. }
             | Self::BadPolicy { .. }

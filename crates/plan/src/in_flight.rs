@@ -1,19 +1,12 @@
-//! Staging buffers for in-flight steps: the inputs of a submitted step wait in the arena until it runs, and its
-//! outputs until they are copied out. Invariant: these buffers are ordinary staging and therefore in the
-//! ledger; the host's buffers are reported separately.
+//! Buffers for in-flight steps: the inputs of a submitted step wait in the arena until it runs, and its outputs until they
+//! are copied out; both have a place in pinned host memory from and to which they are copied. Invariant: the buffers in the
+//! arena are ordinary staging and therefore in the ledger; those in host memory are part of the host's space.
 
-use crate::{Plan, Program, Staging};
-use plimsoll_graph::{Bytes, DType, Graph, ValueId};
+use crate::{Location, Program, Staging};
+use plimsoll_graph::{Bytes, Graph, Space, ValueId};
 
 /// Number of weight elements that are transferred at once.
 pub const PIECE: u64 = 1 << 18;
-
-/// Number of pieces of weights buffered in host memory: one is prepared while the others are transferred.
-const PIECES: u64 = 4;
-
-/// Number of streamed weights, of the size of the largest, buffered in host memory: one is read from disk while
-/// another waits for the launches that still use its destination.
-const WEIGHTS: u64 = 2;
 
 /// Default number of in-flight steps: one runs while the next is queued.
 pub const PIPELINE_DEPTH: usize = 2;
@@ -41,10 +34,27 @@ pub enum Direction {
     Out,
 }
 
+/// Where the inputs or outputs of an in-flight step are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlightPlace {
+    /// Position in the arena.
+    pub arena: Location,
+    /// Position in pinned host memory.
+    pub host: Location,
+}
+
+impl InFlightPlace {
+    /// The place of what follows `bytes` bytes, which are padded.
+    pub fn behind(self, bytes: Bytes) -> Self {
+        let moved = |from: Location| Location { at: (Bytes(from.at) + bytes).0, ..from };
+        Self { arena: moved(self.arena), host: moved(self.host) }
+    }
+}
+
 impl Program {
     /// Reserves buffers for `depth` in-flight steps, unless the arena is in host memory.
     pub fn with_pipeline_depth(mut self, depth: usize) -> Self {
-        if self.target().space == HOST {
+        if self.target().arena_in_host() {
             return self;
         }
         let depth = depth.clamp(1, MAX_IN_FLIGHT);
@@ -69,28 +79,31 @@ impl Program {
         self.in_flight.map_or(1, |buffers| buffers.depth)
     }
 
-    /// Offset in the arena of the inputs or outputs of step `number`; `None` if the step uses the plan's own
-    /// addresses.
-    pub fn in_flight_address(&self, number: u64, direction: Direction) -> Option<u64> {
+    /// Place of the inputs or outputs of step `number`; `None` if the step uses the plan's own addresses.
+    pub fn in_flight_place(&self, number: u64, direction: Direction) -> Option<InFlightPlace> {
         let buffers = self.in_flight.filter(|buffers| buffers.depth > 1)?;
         let slot = number.checked_rem(buffers.depth as u64)?;
-        let first = Bytes(self.staging_address(buffers.first + direction as usize));
-        Some((first + buffers.step[direction as usize] * slot).0)
+        let each = buffers.step[direction as usize];
+        let in_arena = Bytes(self.staging_address(buffers.first + direction as usize)) + each * slot;
+        let before = match direction {
+            Direction::In => Bytes::ZERO,
+            Direction::Out => buffers.step[0] * buffers.depth as u64,
+        };
+        let in_host = self.in_flight_base() + before + each * slot;
+        Some(InFlightPlace {
+            arena: Location::in_arena(in_arena.0),
+            host: Location { space: Space::Host, at: in_host.0 },
+        })
     }
 
-    /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in
-    /// the ledger, which describes the arena.
-    pub fn host_staging(&self) -> [Bytes; 2] {
-        let Some(InFlightBuffers { depth, step: [inputs, outputs], .. }) = self.in_flight else {
-            return [Bytes::ZERO; 2];
+    /// Bytes of pinned host memory for the inputs and outputs of in-flight steps.
+    pub(crate) fn in_flight_bytes(&self) -> Bytes {
+        let Some(InFlightBuffers { depth, step: [inputs, outputs], .. }) =
+            self.in_flight.filter(|b| b.depth > 1)
+        else {
+            return Bytes::ZERO;
         };
-        let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();
-        let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
-        // One more step than the depth: if the space at the end of the host's buffer is too short for the next step, it
-        // is left unused.
-        let of = |step: Bytes| step * (depth as u64).saturating_add(1);
-        let weights = (weight * WEIGHTS).max(Bytes(PIECES) * PIECE * DType::F32.size());
-        [of(inputs) + weights, of(outputs)]
+        (inputs + outputs) * depth as u64
     }
 
     /// Size that a value of `bytes` occupies in a staging buffer, padded to the alignment of the target.
@@ -103,6 +116,3 @@ impl Program {
         values.iter().map(|&(_, v)| self.padded(graph.spec(v).bytes(&graph.bounds))).sum()
     }
 }
-
-/// Name of the memory space of targets whose arena is in host memory.
-pub const HOST: &str = "host";

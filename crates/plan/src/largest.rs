@@ -2,19 +2,19 @@
 //! ledger. Invariant: each tensor is in memory at the peak, and storage shared by several values is listed
 //! once.
 
-use crate::{LedgerEntry, Plan, Program, Region};
-use plimsoll_graph::{Def, Graph, Role, ValueId, node_label};
+use crate::{LedgerEntry, Plan, Program};
+use plimsoll_graph::{Def, Graph, Role, Space, ValueId, node_label};
 use std::collections::BTreeSet;
 
 impl Program {
-    /// Returns the `n` largest tensors at the peak, largest first.
+    /// Returns the `n` largest tensors in the arena at the peak, largest first.
     pub fn largest_tensors(&self, n: usize) -> Vec<LedgerEntry> {
         let (peak, _) = self.peak_at();
         let mut seen = BTreeSet::new();
         let mut tensors: Vec<LedgerEntry> = vec![];
         for (i, (name, plan)) in self.plans().iter().enumerate() {
             let mut add = |v: ValueId| {
-                let at = plan.memory.slice(v).map(|slice| self.address(i, slice));
+                let at = plan.memory.slice(v).map(|slice| self.location(i, slice));
                 if at.is_none_or(|at| seen.insert(at)) {
                     let label = label(&plan.graph, v);
                     let label = if self.plans().len() == 1 { label } else { format!("{name}: {label}") };
@@ -35,8 +35,8 @@ impl Program {
 }
 
 fn persistent(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
-    let stays = |v| plan.memory.slice(v).is_some_and(|slice| slice.region == Region::Persistent);
-    plan.graph.values().filter(move |(v, value)| value.def == Def::Source && stays(*v)).map(|(v, _)| v)
+    let stays = |v| plan.memory.persistent_slice(v).is_some_and(|slice| slice.space == Space::Device);
+    plan.graph.sources().map(|(v, _)| v).filter(move |v| stays(*v))
 }
 
 /// Label of a value: its own name, or the name of the node that computes it.

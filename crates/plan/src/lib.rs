@@ -27,14 +27,13 @@ mod sharing;
 mod target;
 mod timeline;
 pub mod training;
-mod updates;
 
 pub use bill::{Bill, LimitKind, Remedy};
 pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
-pub use cost::{node_seconds, step_seconds};
+pub use cost::{instruction_seconds, node_seconds, plan_seconds, step_seconds};
 pub use error::PlanError;
-pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
+pub use in_flight::{Direction, InFlightPlace, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
     ADAFACTOR_ROWS, BIAS_ROWS, Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, GateFusion, INT8_STEP,
     InstructionSet, KernelId, Kernels, LONGEST_GATED, LossSizes, MAX_EXPERTS, MAX_HEADS, ROUTE_CHUNK,
@@ -44,14 +43,14 @@ pub use kernels::{
     router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
-pub use memory::{MemoryPlan, Persistent, Region, Slice};
-pub use passes::{Precision, RecomputePolicy};
+pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
+pub use passes::{Offload, Precision, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
-pub use program::{InputId, OutputId, Program, Staging};
-pub use schedule::{Instr, Schedule};
-pub use search::{Build, Search, Streaming, fit, grow, largest};
+pub use program::{InputId, Location, OutputId, Program, Staging};
+pub use schedule::{Instr, Queue, Schedule, moved};
+pub use search::{Build, Room, Search, Streaming, fit, grow, largest};
 pub use sharing::Sharing;
-pub use target::{Rates, Reserved, Target};
+pub use target::{ArenaMemory, Link, Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{
     Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training, TrainingChoice,

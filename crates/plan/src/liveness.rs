@@ -2,15 +2,14 @@
 //! the storage of an input only if the op's alias rule allows it and the input is not read later.
 
 use crate::schedule::{Instr, Schedule};
-use crate::sharing::Sharing;
-use crate::updates::Updates;
-use plimsoll_graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
+use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Space, ValueId};
 
 /// Storage used by one value, or by several values one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     /// Pairs (first instant at which the value is in this buffer, value), in order of time.
     pub(crate) values: Vec<(u32, ValueId)>,
+    pub(crate) space: Space,
     pub(crate) bytes: Bytes,
     /// Lifetime in instants: 0 is the upload of the inputs, i + 1 is instruction i, and the last instant is the
     /// download of the outputs.
@@ -26,16 +25,60 @@ impl Buffer {
     }
 }
 
-/// Computes the transient buffers of a schedule.
-pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, sharing: Sharing) -> Vec<Buffer> {
-    let deaths = deaths(graph, schedule);
-    let home = Updates::of(graph, sharing).home;
+/// Instants of the instructions of each node.
+struct Instants {
+    /// Instant at which the outputs of a node begin to be written, and that at which its inputs have been read, indexed by
+    /// node: the same for a launch, the start and the wait of a move. Zero for a node without instructions.
+    of_node: Vec<(u32, u32)>,
+    /// The instant after all instructions.
+    end: u32,
+}
+
+impl Instants {
+    fn of(graph: &Graph, schedule: &Schedule) -> Self {
+        let mut of_node = vec![(0, 0); graph.nodes.len()];
+        for (i, instr) in schedule.instrs.iter().enumerate() {
+            let instant = i as u32 + 1;
+            match *instr {
+                Instr::Launch(id) => of_node[id.index()] = (instant, instant),
+                Instr::Start(id) => of_node[id.index()].0 = instant,
+                Instr::Wait(id) => of_node[id.index()].1 = instant,
+            }
+        }
+        Self { of_node, end: schedule.instrs.len() as u32 + 1 }
+    }
+
+    /// Instant after which each value is not read any more, indexed by value; at least the instant at which it is complete.
+    fn deaths(&self, graph: &Graph) -> Vec<u32> {
+        let mut deaths = vec![0; graph.values.len()];
+        for (id, node) in graph.nodes() {
+            let (_, done) = self.of_node[id.index()];
+            let outputs = node.outputs.iter().flatten();
+            for v in node.inputs.iter().chain(outputs) {
+                deaths[v.index()] = done.max(deaths[v.index()]);
+            }
+        }
+        // Outputs are downloaded after the last instruction.
+        for (_, v) in &graph.outputs {
+            deaths[v.index()] = self.end;
+        }
+        deaths
+    }
+}
+
+/// Computes the transient buffers of a schedule, in all spaces. With `reuses_operands`, a launch writes an output over an
+/// input that is not read later, if the op's alias rule allows it.
+pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool) -> Vec<Buffer> {
+    let instants = Instants::of(graph, schedule);
+    let deaths = instants.deaths(graph);
+    let home = homes(graph);
     let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
     let mut buffers: Vec<Buffer> = vec![];
     let mut open = |values: &mut [Option<usize>], v: ValueId, birth: u32, death: u32| {
         values[v.index()] = Some(buffers.len());
         buffers.push(Buffer {
             values: vec![(birth, v)],
+            space: graph.spec(v).space,
             bytes: graph.spec(v).bytes(&graph.bounds),
             birth,
             death,
@@ -47,26 +90,24 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, sharing: Sharing) -> V
         open(&mut of_value, v, 0, deaths[v.index()].max(1));
     }
     let mut merges: Vec<(u32, ValueId, ValueId)> = vec![];
-    for (i, instr) in schedule.instrs.iter().enumerate() {
-        let instant = i as u32 + 1;
-        let id = match *instr {
-            Instr::Launch(id) => id,
-            Instr::Load(v) => {
-                open(&mut of_value, v, instant, deaths[v.index()].max(instant));
-                continue;
-            }
-            Instr::Copy { .. } => continue,
+    for instr in &schedule.instrs {
+        let (id, is_launch) = match *instr {
+            Instr::Launch(id) => (id, true),
+            Instr::Start(id) => (id, false),
+            Instr::Wait(_) => continue,
         };
+        let (instant, _) = instants.of_node[id.index()];
         let mut taken = vec![];
         for (k, out) in graph.node(id).outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
+            // A new value that is written into the storage of its state lives in the persistent region.
             if home[v.index()].is_some() {
                 continue;
             }
-            // Storage is free if this instruction is the last reader. A value that is written directly into the
-            // storage of a state is in the persistent region, so its storage is not available.
+            // An old value that was written into a state's storage is in the persistent region, so its storage is not
+            // available.
             let free = |old: ValueId| deaths[old.index()] == instant && home[old.index()].is_none();
-            match reusable(graph, id, k, v, free, &taken).filter(|_| sharing.operands) {
+            match reusable(graph, id, k, v, free, &taken).filter(|_| reuses_operands && is_launch) {
                 Some(old) => {
                     taken.push(old);
                     merges.push((instant, old, v));
@@ -81,34 +122,39 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, sharing: Sharing) -> V
         buffers[buffer].values.push((instant, v));
         buffers[buffer].death = buffers[buffer].death.max(deaths[v.index()]);
     }
-    if !sharing.lifetimes {
-        let end = schedule.instrs.len() as u32 + 1;
-        buffers.iter_mut().for_each(|buffer| (buffer.birth, buffer.death) = (0, end));
-    }
     buffers
 }
 
-/// Instant of the last read of every value, indexed by value.
-fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
-    let mut deaths = vec![0; graph.values.len()];
-    for (i, instr) in schedule.instrs.iter().enumerate() {
-        let instant = i as u32 + 1;
-        match *instr {
-            Instr::Launch(id) => {
-                for v in &graph.node(id).inputs {
-                    deaths[v.index()] = instant;
-                }
+/// The buffers that the new values of the states in the arena would need if they were not written over the old values: each
+/// lives from its launch to the copy after the last read of it and of the old value.
+pub(crate) fn new_states(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
+    let instants = Instants::of(graph, schedule);
+    let deaths = instants.deaths(graph);
+    let computed = graph.updates.iter().filter_map(|&(state, new)| match graph.value(new).def {
+        Def::Node(id, _) if graph.spec(state).space == Space::Device => Some((state, new, id)),
+        Def::Node(..) | Def::Source => None,
+    });
+    computed
+        .map(|(state, new, id)| {
+            let (birth, _) = instants.of_node[id.index()];
+            Buffer {
+                values: vec![(birth, new)],
+                space: Space::Device,
+                bytes: graph.spec(new).bytes(&graph.bounds),
+                birth,
+                death: birth.max(deaths[new.index()]).max(deaths[state.index()]),
             }
-            Instr::Copy { from, .. } => deaths[from.index()] = instant,
-            Instr::Load(_) => {}
-        }
+        })
+        .collect()
+}
+
+/// The state into whose storage each value is written, indexed by value: the new value of every update.
+pub(crate) fn homes(graph: &Graph) -> Vec<Option<ValueId>> {
+    let mut homes = vec![None; graph.values.len()];
+    for &(state, new) in &graph.updates {
+        homes[new.index()] = Some(state);
     }
-    // Outputs are downloaded after the last instruction.
-    let end = schedule.instrs.len() as u32 + 1;
-    for (_, v) in &graph.outputs {
-        deaths[v.index()] = end;
-    }
-    deaths
+    homes
 }
 
 /// Returns the input whose storage output `k` = `v` of a node may reuse, among the values that are `free` after
@@ -125,10 +171,8 @@ fn reusable(
     let allowed = node.op.rules().alias(k);
     let bytes = graph.spec(v).bytes(&graph.bounds);
     allowed.iter().map(|&j| node.inputs[j]).find(|old| {
-        let computed = match graph.spec(*old).role {
-            Role::Activation | Role::Grad => true,
-            Role::Param(_) | Role::Input | Role::State(_) => false,
-        };
+        // A fetched copy of a state may be overwritten; what exists before the step may not.
+        let computed = graph.value(*old).def != Def::Source;
         // If the value is also an operand at a position without an alias rule, it may still be read after its
         // storage has been overwritten.
         let elsewhere = (0..node.inputs.len()).any(|j| node.inputs[j] == *old && !allowed.contains(&j));

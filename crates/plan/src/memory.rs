@@ -1,24 +1,27 @@
-//! Addresses of the values of a plan. Invariant: offsets in the persistent region depend only on the graph's
-//! parameters and the policy, not on the bounds, so that several plans can share one set of weights.
+//! Addresses of the values of a plan, in each memory space. Invariant: offsets in the persistent regions depend only on
+//! the graph's parameters and states and the policy, not on the bounds, so that several plans can share one set of
+//! weights.
 
-use plimsoll_graph::{Bytes, Graph, Pieces, Role, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Graph, Pieces, Role, Space, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A region of the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// A region of a memory space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Region {
-    /// Resident parameters and states, which live for the whole run.
+    /// Parameters and states between their uses, which live for the whole run.
     Persistent,
-    /// Inputs, activations, outputs, workspaces and streamed parameters, which live for at most one step.
+    /// Inputs, activations, outputs, workspaces and copies of parameters and states, which live for at most one step.
     Transient,
 }
 
 /// An address range assigned by the planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Slice {
-    /// Region that the range is in.
+    /// Memory space that the range is in.
+    pub space: Space,
+    /// Region of the space that the range is in.
     pub region: Region,
     /// Offset in bytes from the start of the region.
     pub offset: u64,
@@ -34,39 +37,82 @@ impl Slice {
 
     /// Whether the two ranges share a byte; an empty range shares none.
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.region == other.region && self.offset.max(other.offset) < self.end().min(other.end())
+        (self.space, self.region) == (other.space, other.region)
+            && self.offset.max(other.offset) < self.end().min(other.end())
+    }
+}
+
+/// Sizes of the two regions of a space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Size of the persistent region.
+    pub persistent: Bytes,
+    /// Size of the transient region.
+    pub transient: Bytes,
+}
+
+impl Extent {
+    /// Size of one of the regions.
+    pub fn of(&self, region: Region) -> Bytes {
+        match region {
+            Region::Persistent => self.persistent,
+            Region::Transient => self.transient,
+        }
     }
 }
 
 /// Addresses of all values and workspaces of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Size of the persistent region.
-    pub persistent: Bytes,
-    /// Size of the transient region.
-    pub transient: Bytes,
+    /// Sizes of the regions of the arena.
+    pub device: Extent,
+    /// Sizes of the regions of pinned host memory.
+    pub host: Extent,
+    /// Sizes of the regions of the scratch file.
+    pub file: Extent,
     /// Slice of each value, indexed by value; `None` for a value without storage because nothing reads it.
     pub slices: Vec<Option<Slice>>,
     /// Workspace of each instruction, indexed by instruction; `None` if it needs none.
     pub workspaces: Vec<Option<Slice>>,
-    /// Largest sum of simultaneously live bytes in the transient region; no packing can be smaller.
+    /// Largest sum of simultaneously live bytes in the transient region of the arena; no packing can be smaller.
     pub lower_bound: Bytes,
-    /// Values live at that peak, one per buffer.
+    /// Values live in the arena at that peak, one per buffer.
     pub live_at_peak: Vec<ValueId>,
     /// Index of the instruction at which the peak falls.
     pub peak_instr: usize,
 }
 
-/// Layout of a persistent region that several plans share: each parameter and state has the same address in all
+impl MemoryPlan {
+    /// Slice of a value; `None` if it has no storage.
+    pub fn slice(&self, value: ValueId) -> Option<Slice> {
+        self.slices[value.index()]
+    }
+
+    /// Slice of a value that lives for the whole run; `None` for all other values.
+    pub fn persistent_slice(&self, value: ValueId) -> Option<Slice> {
+        self.slice(value).filter(|slice| slice.region == Region::Persistent)
+    }
+
+    /// Sizes of the regions of a space.
+    pub fn extent(&self, space: Space) -> Extent {
+        match space {
+            Space::Device => self.device,
+            Space::Host => self.host,
+            Space::File => self.file,
+        }
+    }
+}
+
+/// Layout of the persistent regions that several plans share: each parameter and state has the same address in all
 /// of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
     rows: Vec<(PersistentSlot, Slice)>,
     by_name: BTreeMap<String, Vec<usize>>,
-    end: Bytes,
+    ends: BTreeMap<Space, Bytes>,
 }
 
-/// Identity of a tensor in the persistent region, apart from its name.
+/// Identity of a tensor in a persistent region, apart from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PersistentSlot {
     /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
@@ -75,13 +121,13 @@ struct PersistentSlot {
 }
 
 impl Persistent {
-    /// Creates an empty region.
+    /// Creates empty regions.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the address of a parameter or state, assigning the next free address if it has none; `None` for
-    /// other roles.
+    /// Returns the address of a parameter or state in the space of its type, assigning the next free address if it has
+    /// none; `None` for other roles.
     pub(crate) fn place(&mut self, graph: &Graph, spec: &TensorSpec, align: u64) -> Option<Slice> {
         let (name, pieces) = match spec.role {
             Role::Param(p) => (&graph.params[p.index()].name, graph.params[p.index()].pieces.clone()),
@@ -97,21 +143,15 @@ impl Persistent {
         }
         named.push(self.rows.len());
         let bytes = spec.bytes(&graph.bounds);
-        let slice = Slice { region: Region::Persistent, offset: self.end.0, bytes };
-        self.end = (self.end + bytes).align_up(align);
+        let end = self.ends.entry(spec.space).or_default();
+        let slice = Slice { space: spec.space, region: Region::Persistent, offset: end.0, bytes };
+        *end = (*end + bytes).align_up(align);
         self.rows.push((resident, slice));
         Some(slice)
     }
 
-    /// Size of the region.
-    pub fn bytes(&self) -> Bytes {
-        self.end
-    }
-}
-
-impl MemoryPlan {
-    /// Slice of a value; `None` if it has no storage.
-    pub fn slice(&self, value: ValueId) -> Option<Slice> {
-        self.slices[value.index()]
+    /// Size of the region in a space.
+    pub fn bytes(&self, space: Space) -> Bytes {
+        self.ends.get(&space).copied().unwrap_or_default()
     }
 }

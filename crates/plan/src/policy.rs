@@ -1,6 +1,8 @@
 //! Options of compilation, with one field per pass. Invariant: every field is read in one place.
 
-use crate::{Precision, RecomputePolicy};
+use crate::{Offload, Precision, RecomputePolicy};
+use plimsoll_graph::{Bytes, Space};
+use serde::{Deserialize, Serialize};
 
 /// Options of compilation. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +16,13 @@ pub struct Policy {
     pub remat: RecomputePolicy,
     /// Ops to fuse.
     pub fuse: Fuse,
-    /// Where parameters are stored between uses.
+    /// Where parameters are stored between uses, and in which layout.
     pub weights: Weights,
+    /// Parameters and states of a training graph that are kept outside the arena.
+    pub offload: Offload,
+    /// Bytes that are fetched into the arena ahead of the launch that reads them, and bytes that are stored behind the
+    /// launch that wrote them; zero copies between launches, and `None` takes what lets copies and kernels overlap.
+    pub window: Option<Bytes>,
 }
 
 /// Which ops are fused.
@@ -31,16 +38,23 @@ pub enum Fuse {
 }
 
 /// Where parameters are stored between uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Weights {
     /// In the arena, read once before the first step.
     #[default]
     Resident,
     /// In the arena and updated by training: in the row order of their file, never packed for a kernel.
     Trained,
-    /// In the weight file, and read in every step immediately before use: needs less memory, but costs the time
-    /// to read them.
-    Streamed,
+    /// Outside the arena in the layout that kernels read, and copied into it in every step shortly before use: needs less
+    /// memory, and costs time where the copies take longer than the kernels.
+    Streamed {
+        /// The space in which the weights lie between uses.
+        from: Space,
+        /// Whether they are copied ahead of the launches that read them, which needs memory for about two layers, or
+        /// directly before.
+        prefetch: bool,
+    },
 }
 
 /// Options of automatic differentiation.
@@ -59,6 +73,8 @@ impl Default for Policy {
             remat: RecomputePolicy::None,
             fuse: Fuse::default(),
             weights: Weights::Resident,
+            offload: Offload::default(),
+            window: None,
         }
     }
 }

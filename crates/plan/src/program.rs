@@ -3,8 +3,11 @@
 //! size of the arena is the sum of these three.
 
 use crate::in_flight::InFlightBuffers;
-use crate::{Bill, Instr, Ledger, LimitKind, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
-use plimsoll_graph::{Bytes, Def, Graph, Param, ParamId, Role, ValueId, node_label};
+use crate::{
+    Bill, Instr, Ledger, LimitKind, Offload, Plan, PlanError, Region, Remedy, Slice, Target, Weights,
+    plan_seconds,
+};
+use plimsoll_graph::{Bytes, Graph, Param, ParamId, Role, Space, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -16,7 +19,7 @@ use std::fmt::Write as _;
 /// and before anything is allocated:
 /// ```
 /// use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
-/// use plimsoll_plan::{PlanError, Policy, Program, Search, Target, compile};
+/// use plimsoll_plan::{PlanError, Policy, Program, Room, Search, Target, compile};
 ///
 /// let target = Target::named("cpu")?;
 /// let mut build = |tokens| {
@@ -40,7 +43,7 @@ use std::fmt::Write as _;
 ///
 /// // The largest step that fits; if not even 512 tokens fit, the error contains a bill of the missing memory.
 /// let budget = Bytes(4_000_000);
-/// let search = Search { floor: 512, ceiling: target.saturation, step: 64, budget };
+/// let search = Search { floor: 512, ceiling: target.saturation, step: 64, budget, room: Room::UNLIMITED };
 /// let fitting = Program::largest_bounds(search, &mut build)?;
 /// assert!(fitting.peak() <= budget);
 /// assert!((512..4096).contains(&fitting.plans()[0].1.graph.bounds.tokens));
@@ -74,6 +77,22 @@ pub struct Staging {
     pub label: String,
     /// Size of the buffer.
     pub bytes: Bytes,
+}
+
+/// A position in a memory space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// The memory space.
+    pub space: Space,
+    /// Offset in bytes from the start of the space; in [`Space::Device`], from the start of the arena.
+    pub at: u64,
+}
+
+impl Location {
+    /// A position in the arena.
+    pub fn in_arena(at: u64) -> Self {
+        Self { space: Space::Device, at }
+    }
 }
 
 /// An input of one of a program's plans, resolved from its name by [`Program::input`].
@@ -142,7 +161,8 @@ impl Program {
     pub fn arena_bytes_from(&self, k: usize) -> Bytes {
         let unused = &self.alternatives[..k];
         let used = self.plans.iter().enumerate().filter(|(i, _)| !unused.contains(i));
-        self.transient_base() + used.map(|(_, (_, p))| p.memory.transient).max().unwrap_or_default()
+        self.transient_base(Space::Device)
+            + used.map(|(_, (_, p))| p.memory.device.transient).max().unwrap_or_default()
     }
 
     /// Whether the plans are those of `other` for steps of another size: the same names, and every resident parameter at the
@@ -151,8 +171,8 @@ impl Program {
         let weights = |program: &Self| -> Vec<_> {
             let of_plan = |(i, (name, plan)): (usize, &(String, Plan))| {
                 let of_param = |(v, _, param): (ValueId, ParamId, &Param)| {
-                    let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
-                    let at = slice.map(|slice| (program.address(i, slice), slice.bytes));
+                    let slice = plan.memory.persistent_slice(v);
+                    let at = slice.map(|slice| (program.location(i, slice), slice.bytes));
                     // The role holds an index into the tables of one graph.
                     (
                         param.name.clone(),
@@ -204,13 +224,13 @@ impl Program {
         &self.staging
     }
 
-    /// Offset in the arena of a slice of plan number `plan`.
-    pub fn address(&self, plan: usize, slice: Slice) -> u64 {
+    /// Position of a slice of plan number `plan`.
+    pub fn location(&self, plan: usize, slice: Slice) -> Location {
         let region = match slice.region {
-            Region::Persistent => self.persistent_before(plan),
-            Region::Transient => self.transient_base(),
+            Region::Persistent => self.persistent_before(slice.space, plan),
+            Region::Transient => self.transient_base(slice.space),
         };
-        (region + Bytes(slice.offset)).0
+        Location { space: slice.space, at: (region + Bytes(slice.offset)).0 }
     }
 
     /// Offset in the arena of staging buffer `k`.
@@ -221,7 +241,28 @@ impl Program {
     /// Exact size of the arena, which is a single allocation; with several replicas, the bytes that one replica
     /// addresses.
     pub fn arena_bytes(&self) -> Bytes {
-        self.transient_base() + self.transient()
+        self.transient_base(Space::Device) + self.transient()
+    }
+
+    /// Exact size of a space: of the arena, of pinned host memory, or of the scratch file.
+    pub fn space_bytes(&self, space: Space) -> Bytes {
+        match space {
+            Space::Device => self.arena_bytes(),
+            Space::Host => self.transient_base(space) + self.transient_of(space) + self.in_flight_bytes(),
+            Space::File => self.transient_base(space) + self.transient_of(space),
+        }
+    }
+
+    /// What a space other than the arena holds, by purpose; the entries sum to [`Program::space_bytes`].
+    pub fn space_ledger(&self, space: Space) -> Ledger {
+        let mut ledger = Ledger::new();
+        let counted = self.add_persistent(space, &mut ledger);
+        ledger.add("copies on their way", self.transient_of(space));
+        if space == Space::Host {
+            ledger.add("inputs and outputs of steps in flight", self.in_flight_bytes());
+        }
+        ledger.add("padding", self.persistent_before(space, self.plans.len()) - counted);
+        ledger
     }
 
     /// Total memory use: the arena, the memory outside it, and the memory reserved by the target.
@@ -244,7 +285,7 @@ impl Program {
     /// memory, and the largest sum of live bytes.
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
-        let each = self.transient_base() - self.persistent() + live;
+        let each = self.transient_base(Space::Device) - self.persistent() + live;
         let all = each * self.replicas as u64;
         self.persistent() + all + self.kept_beside() + self.target.reserved()
     }
@@ -259,14 +300,13 @@ impl Program {
     /// Index of the plan with the largest transient region, and the label of the instruction at its peak.
     pub fn peak_at(&self) -> (usize, String) {
         // On equal sizes the first plan is chosen, hence the reversed index.
-        let by_size = |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.transient, std::cmp::Reverse(*i));
+        let by_size =
+            |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.device.transient, std::cmp::Reverse(*i));
         let Some((i, (name, plan))) = self.plans.iter().enumerate().max_by_key(by_size) else {
             return (0, "nothing".to_owned());
         };
         let label = match plan.schedule.instrs.get(plan.memory.peak_instr) {
-            Some(Instr::Launch(id)) => node_label(&plan.graph, *id),
-            Some(Instr::Load(v)) => load_label(&plan.graph, *v),
-            Some(Instr::Copy { to, .. }) => format!("update of {to}"),
+            Some(Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) => node_label(&plan.graph, *id),
             None => "load".to_owned(),
         };
         (i, if self.plans.len() == 1 { label } else { format!("{name}: {label}") })
@@ -275,7 +315,7 @@ impl Program {
     /// Breakdown of the memory at the peak; it sums to [`Program::peak`] exactly.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new();
-        let mut padding = self.persistent() - self.add_persistent(&mut ledger);
+        let mut padding = self.persistent() - self.add_persistent(Space::Device, &mut ledger);
         let (peak, _) = self.peak_at();
         if let Some((_, plan)) = self.plans.get(peak) {
             let live = add_transient(plan, &mut ledger);
@@ -345,9 +385,7 @@ impl Program {
 
     /// Predicted seconds of one full step of every plan.
     pub fn seconds(&self) -> f64 {
-        let computing = |p: &Plan| step_seconds(&p.graph, &self.target, p.graph.bounds.full());
-        let reading = self.streamed().0 as f64 / self.target.rates.storage;
-        self.plans.iter().map(|(_, p)| computing(p)).sum::<f64>() + reading
+        self.plans.iter().map(|(_, p)| plan_seconds(p, &self.target, p.graph.bounds.full())).sum()
     }
 
     /// Largest token bound of all plans.
@@ -355,9 +393,21 @@ impl Program {
         self.plans.iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
     }
 
-    /// Bytes of the parameters that one step of every plan reads from weight files; zero if all are resident.
+    /// Bytes of the parameters that one step of every plan copies into the arena; zero if all are resident.
     pub fn streamed(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
+    }
+
+    /// Where the parameters of the plans are stored between uses: streamed if those of any plan are.
+    pub fn weights(&self) -> Weights {
+        let mut all = self.plans.iter().map(|(_, plan)| plan.weights);
+        let first = all.clone().next().unwrap_or_default();
+        all.find(|weights| matches!(weights, Weights::Streamed { .. })).unwrap_or(first)
+    }
+
+    /// What the plans keep outside the arena.
+    pub fn offload(&self) -> Offload {
+        self.plans.iter().fold(Offload::default(), |all, (_, plan)| all.and(Offload::of(&plan.graph)))
     }
 
     /// Whether any plan streams parameters.
@@ -368,7 +418,7 @@ impl Program {
     /// Creates the error message for a program that exceeds `budget`.
     pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
         Bill {
-            space: self.target.space.clone(),
+            space: self.target.space.name().to_owned(),
             line: LimitKind::Budget,
             budget,
             ledger: self.ledger(),
@@ -389,20 +439,20 @@ impl Program {
         Err(PlanError::OverBudget(Box::new(self.bill(budget, vec![]))))
     }
 
-    /// Adds the contents of the persistent region to the ledger, counting shared bytes once.
-    fn add_persistent(&self, ledger: &mut Ledger) -> Bytes {
+    /// Adds the contents of the persistent region of a space to the ledger, counting shared bytes once.
+    fn add_persistent(&self, space: Space, ledger: &mut Ledger) -> Bytes {
         let mut seen = BTreeSet::new();
         let mut sum = Bytes::ZERO;
         for (i, (_, plan)) in self.plans.iter().enumerate() {
-            for (v, value) in plan.graph.values().filter(|(_, v)| v.def == Def::Source) {
-                let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+            for (v, value) in plan.graph.sources() {
+                let slice = plan.memory.persistent_slice(v).filter(|slice| slice.space == space);
                 let Some(slice) = slice else { continue };
                 let label = match value.spec.role {
                     Role::Param(_) => "params",
                     Role::State(s) => plan.graph.states[s.index()].kind.label(),
                     Role::Input | Role::Activation | Role::Grad => continue,
                 };
-                if slice.bytes > Bytes::ZERO && seen.insert(self.address(i, slice)) {
+                if slice.bytes > Bytes::ZERO && seen.insert(self.location(i, slice)) {
                     ledger.add(label, slice.bytes);
                     sum += slice.bytes;
                 }
@@ -411,15 +461,15 @@ impl Program {
         sum
     }
 
-    /// Size of the persistent region, the first region of the arena: weights and states.
+    /// Size of the persistent region of the arena, which is its first region: weights and states.
     pub fn persistent(&self) -> Bytes {
-        self.persistent_before(self.plans.len())
+        self.persistent_before(Space::Device, self.plans.len())
     }
 
-    /// Offset of the weights of plan number `plan` in the arena: plans that share their weights all start at 0,
+    /// Offset of the weights of plan number `plan` in a space: plans that share their weights all start at 0,
     /// others follow each other. For the number of plans, the size of the persistent region.
-    fn persistent_before(&self, plan: usize) -> Bytes {
-        let all = self.plans.iter().map(|(_, p)| p.memory.persistent);
+    fn persistent_before(&self, space: Space, plan: usize) -> Bytes {
+        let all = self.plans.iter().map(|(_, p)| p.memory.extent(space).persistent);
         match self.shared {
             false => all.take(plan).sum(),
             true if plan == self.plans.len() => all.max().unwrap_or_default(),
@@ -437,25 +487,33 @@ impl Program {
         self.host_extra.iter().map(|s| s.bytes).sum()
     }
 
-    /// Offset of the transient region in the arena.
-    fn transient_base(&self) -> Bytes {
-        self.persistent() + self.staging_before(self.staging.len())
+    /// Offset of the transient region in a space. In the arena, staging buffers lie before it.
+    fn transient_base(&self, space: Space) -> Bytes {
+        let persistent = self.persistent_before(space, self.plans.len());
+        match space {
+            Space::Device => persistent + self.staging_before(self.staging.len()),
+            Space::Host | Space::File => persistent,
+        }
     }
 
-    /// Size of the transient region, which plans use in turn: the largest transient size of a plan.
+    /// Size of the transient region of the arena, which plans use in turn: the largest transient size of a plan.
     pub(crate) fn transient(&self) -> Bytes {
-        self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
+        self.transient_of(Space::Device)
+    }
+
+    /// Size of the transient region of a space.
+    fn transient_of(&self, space: Space) -> Bytes {
+        self.plans.iter().map(|(_, p)| p.memory.extent(space).transient).max().unwrap_or_default()
+    }
+
+    /// Offset in pinned host memory of the buffers of steps in flight, which lie behind the regions of the plans.
+    pub(crate) fn in_flight_base(&self) -> Bytes {
+        self.transient_base(Space::Host) + self.transient_of(Space::Host)
     }
 }
 
 /// Ledger entry of parameters in the transient region.
 const STREAMED: &str = "streamed params";
-
-/// Label of an instruction that loads the parameter `v`.
-pub(crate) fn load_label(graph: &Graph, v: ValueId) -> String {
-    let of = graph.param_values().find(|(value, ..)| *value == v);
-    of.map_or_else(|| format!("load of {v}"), |(.., param)| format!("load of {}", param.name))
-}
 
 /// Serializes a value for the digest.
 fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
@@ -488,6 +546,6 @@ pub(crate) fn transient_label(graph: &Graph, v: ValueId) -> &'static str {
         Role::Activation => "activations",
         Role::Grad => "activation gradients",
         Role::Param(_) => STREAMED,
-        Role::State(s) => graph.states[s.index()].kind.label(),
+        Role::State(_) => "fetched states",
     }
 }

@@ -1,27 +1,22 @@
-//! Execution order of a plan. Invariant: every read comes after the write that it depends on.
+//! Execution order of a plan: kernel launches, and moves that are started early and waited for late, so that copies and
+//! kernels overlap. Invariant: an instruction may rely on everything that an earlier launch wrote and on every move that
+//! was waited for before it, and on nothing else. A move starts after all launches and waits before it; two moves that are
+//! both started and not waited for have no order.
 
-use crate::Weights;
-use crate::passes::streamed;
-use crate::sharing::Sharing;
-use crate::updates::Updates;
-use plimsoll_graph::{Graph, NodeId, ValueId};
+use plimsoll_graph::{Bytes, Def, Graph, NodeId, Op, Phase, Space, ValueId};
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
 
 /// One instruction of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Instr {
-    /// Read a parameter from its weight file into its slice.
-    Load(ValueId),
-    /// Execute a node.
+    /// Execute a node that is no move.
     Launch(NodeId),
-    /// Copy the new value of an update into the storage of its state.
-    Copy {
-        /// The new value.
-        from: ValueId,
-        /// The state.
-        to: ValueId,
-    },
+    /// Begin to copy the operand of a move node to its result.
+    Start(NodeId),
+    /// Wait until the copy of a move node is complete.
+    Wait(NodeId),
 }
 
 /// The instructions of a step, in execution order.
@@ -31,35 +26,357 @@ pub struct Schedule {
     pub instrs: Vec<Instr>,
 }
 
-/// Schedules the nodes in the order of the graph. Each node comes after the loads of its streamed parameters
-/// and before the copies to states that are not read afterwards. A new value that is written directly into its
-/// state's storage needs no copy.
-pub(crate) fn schedule(graph: &Graph, weights: Weights, sharing: Sharing) -> Schedule {
-    let streamed = match weights {
-        Weights::Resident | Weights::Trained => vec![false; graph.values.len()],
-        Weights::Streamed => streamed(graph),
-    };
-    let updates = Updates::of(graph, sharing);
-    let copy = |&(to, from): &(ValueId, ValueId)| Instr::Copy { from, to };
-    let mut instrs: Vec<Instr> = updates.before.iter().map(copy).collect();
-    for (id, node) in graph.nodes() {
-        for (k, &v) in node.inputs.iter().enumerate() {
-            if streamed[v.index()] && !node.inputs[..k].contains(&v) {
-                instrs.push(Instr::Load(v));
+/// The queue of a device in which a move runs. Moves of one queue run one after another; queues run concurrently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Queue {
+    /// The queue of kernels: copies within the arena.
+    Compute,
+    /// From pinned host memory to the arena.
+    In,
+    /// From the arena to pinned host memory.
+    Out,
+    /// From the scratch file, to host memory or to an arena in host memory.
+    Read,
+    /// To the scratch file.
+    Write,
+}
+
+impl Queue {
+    /// All queues.
+    pub const ALL: [Self; 5] = [Self::Compute, Self::In, Self::Out, Self::Read, Self::Write];
+
+    /// The queue of copies from one space to another.
+    pub fn of(from: Space, to: Space) -> Self {
+        match (from, to) {
+            (Space::File, _) => Self::Read,
+            (_, Space::File) => Self::Write,
+            (Space::Host, Space::Device) => Self::In,
+            (Space::Device, Space::Host) => Self::Out,
+            (Space::Device, Space::Device) | (Space::Host, Space::Host) => Self::Compute,
+        }
+    }
+
+    /// Name in traces and timelines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::In => "in",
+            Self::Out => "out",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// Operand and result of a move node; `None` for other nodes.
+pub fn moved(graph: &Graph, id: NodeId) -> Option<(ValueId, ValueId)> {
+    let node = graph.node(id);
+    if let (Op::Move(_), &[from], &[Some(to)]) = (&node.op, &node.inputs[..], &node.outputs[..]) {
+        return Some((from, to));
+    }
+    None
+}
+
+/// The queue of a move node.
+pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
+    moved(graph, id).map(|(from, to)| Queue::of(graph.spec(from).space, graph.spec(to).space))
+}
+
+/// Bytes that are fetched ahead of the launch that reads them, and bytes that are stored behind the launch that wrote
+/// them, where the caller gives no other number: all that one layer needs in one phase, and all that two nodes need. A
+/// layer computes for about as long as the next layer's weights take to arrive; an update of the optimizer computes for a
+/// much shorter time than its states take, so that the queue must have the next copy when one ends.
+pub fn default_window(graph: &Graph) -> Bytes {
+    let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
+    let mut of_reader = 0;
+    let fetched: Vec<bool> = fetched_values(graph);
+    for node in graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_))) {
+        let bytes: u64 = node
+            .inputs
+            .iter()
+            .enumerate()
+            .filter(|(k, v)| fetched[v.index()] && !node.inputs[..*k].contains(v))
+            .map(|(_, &v)| graph.spec(v).bytes(&graph.bounds).0)
+            .fold(0, u64::saturating_add);
+        of_reader = bytes.max(of_reader);
+        if let Some(layer) = node.layer {
+            let sum = of_layer.entry((layer, phase_index(node.phase))).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    Bytes(of_layer.into_values().max().unwrap_or(0).max(of_reader.saturating_mul(2)))
+}
+
+fn phase_index(phase: Phase) -> u8 {
+    match phase {
+        Phase::Forward => 0,
+        Phase::Recompute | Phase::Backward => 1,
+        Phase::Update => 2,
+    }
+}
+
+/// Whether each value is a copy in the arena of a value elsewhere.
+fn fetched_values(graph: &Graph) -> Vec<bool> {
+    let mut fetched = vec![false; graph.values.len()];
+    for (id, _) in graph.nodes() {
+        let Some((from, to)) = moved(graph, id) else { continue };
+        fetched[to.index()] = graph.spec(to).space == Space::Device && graph.spec(from).space != Space::Device;
+    }
+    fetched
+}
+
+/// Distance of a space from the kernels.
+fn distance(space: Space) -> u8 {
+    match space {
+        Space::Device => 0,
+        Space::Host => 1,
+        Space::File => 2,
+    }
+}
+
+/// What a move does for the launches around it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Brings a value closer to the kernels: started before its first reader.
+    Fetch,
+    /// Takes a value away: waited for after its start.
+    Store,
+    /// A copy within a space: started and waited for at once.
+    Local,
+}
+
+/// Schedules the nodes in the order of the graph. Fetches start early: as soon as at most `window` bytes are fetched ahead
+/// of the launches that read them. Stores are waited for late: as soon as more than `window` bytes are on their way.
+pub(crate) fn schedule(graph: &Graph, window: Bytes) -> Schedule {
+    let mut scheduler = Scheduler::new(graph, window.0);
+    scheduler.prefetch();
+    for (id, _) in graph.nodes() {
+        match scheduler.kind(id) {
+            None => {
+                scheduler.wait_for_inputs(id);
+                scheduler.emit(Instr::Launch(id));
+                scheduler.read_by(id);
+                scheduler.prefetch();
+            }
+            Some(Kind::Fetch) => {}
+            Some(Kind::Store) => scheduler.store(id),
+            Some(Kind::Local) => {
+                scheduler.wait_for_inputs(id);
+                scheduler.emit(Instr::Start(id));
+                scheduler.emit(Instr::Wait(id));
+                scheduler.state[id.index()] = MoveState::Done;
             }
         }
-        instrs.push(Instr::Launch(id));
-        instrs.extend(updates.copies[id.index()].iter().map(copy));
     }
-    Schedule { instrs }
+    while scheduler.wait_for_oldest_store() {}
+    Schedule { instrs: scheduler.instrs }
+}
+
+/// Progress of a move node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MoveState {
+    Open,
+    Started,
+    Done,
+}
+
+struct Scheduler<'a> {
+    graph: &'a Graph,
+    window: u64,
+    instrs: Vec<Instr>,
+    /// Progress of each node; of a launch `Done` after it was emitted.
+    state: Vec<MoveState>,
+    /// Fetches that were not started, in the order of their nodes, by queue.
+    fetches: BTreeMap<Queue, VecDeque<NodeId>>,
+    /// Bytes of each queue that were fetched, or are on their way, and not read yet.
+    ahead: BTreeMap<Queue, u64>,
+    /// Started stores that were not waited for, oldest first.
+    stores: VecDeque<NodeId>,
+    /// Bytes of `stores`.
+    storing: u64,
+    /// Stores whose operand is still on its way to an intermediate space, by that move.
+    next_hops: BTreeMap<NodeId, NodeId>,
+}
+
+impl<'a> Scheduler<'a> {
+    fn new(graph: &'a Graph, window: u64) -> Self {
+        let mut scheduler = Self {
+            graph,
+            window,
+            instrs: Vec::with_capacity(graph.nodes.len()),
+            state: vec![MoveState::Open; graph.nodes.len()],
+            fetches: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            stores: VecDeque::new(),
+            storing: 0,
+            next_hops: BTreeMap::new(),
+        };
+        for (id, _) in graph.nodes() {
+            if let (Some(Kind::Fetch), Some(queue)) = (scheduler.kind(id), queue(graph, id)) {
+                scheduler.fetches.entry(queue).or_default().push_back(id);
+            }
+        }
+        scheduler
+    }
+
+    fn emit(&mut self, instr: Instr) {
+        self.instrs.push(instr);
+        if let Instr::Launch(id) = instr {
+            self.state[id.index()] = MoveState::Done;
+        }
+    }
+
+    /// `None` for a launch.
+    fn kind(&self, id: NodeId) -> Option<Kind> {
+        let (from, to) = moved(self.graph, id)?;
+        let [from, to] = [from, to].map(|v| distance(self.graph.spec(v).space));
+        Some(match from.cmp(&to) {
+            std::cmp::Ordering::Greater => Kind::Fetch,
+            std::cmp::Ordering::Less => Kind::Store,
+            std::cmp::Ordering::Equal => Kind::Local,
+        })
+    }
+
+    fn bytes(&self, id: NodeId) -> u64 {
+        moved(self.graph, id).map_or(0, |(from, _)| self.graph.spec(from).bytes(&self.graph.bounds).0)
+    }
+
+    /// The node that defines a value.
+    fn definer(&self, v: ValueId) -> Option<NodeId> {
+        match self.graph.value(v).def {
+            Def::Node(id, _) => Some(id),
+            Def::Source => None,
+        }
+    }
+
+    /// Makes the inputs of a node available: starts the moves that bring them, if nothing did before, and waits.
+    fn wait_for_inputs(&mut self, id: NodeId) {
+        let inputs = self.graph.node(id).inputs.clone();
+        // All of them are started before the first wait, so that they come together.
+        for &v in &inputs {
+            if let Some(from) = self.definer(v) {
+                self.start_fetch(from);
+            }
+        }
+        for &v in &inputs {
+            if let Some(from) = self.definer(v) {
+                self.wait_for(from);
+            }
+        }
+    }
+
+    /// Starts a fetch that was not started.
+    fn start_fetch(&mut self, id: NodeId) {
+        if self.kind(id) != Some(Kind::Fetch) || self.state[id.index()] != MoveState::Open {
+            return;
+        }
+        let Some(queue) = queue(self.graph, id) else { return };
+        self.wait_for_inputs(id);
+        self.emit(Instr::Start(id));
+        self.state[id.index()] = MoveState::Started;
+        if let Some(open) = self.fetches.get_mut(&queue) {
+            open.retain(|&other| other != id);
+        }
+        let bytes = self.bytes(id);
+        let ahead = self.ahead.entry(queue).or_default();
+        *ahead = ahead.saturating_add(bytes);
+        // The bytes of an intermediate space were read by this move.
+        self.read_by(id);
+    }
+
+    /// Waits for a started move.
+    fn wait_for(&mut self, id: NodeId) {
+        if self.state[id.index()] != MoveState::Started {
+            return;
+        }
+        self.emit(Instr::Wait(id));
+        self.state[id.index()] = MoveState::Done;
+        if let Some(at) = self.stores.iter().position(|&store| store == id) {
+            self.stores.remove(at);
+            self.storing = self.storing.saturating_sub(self.bytes(id));
+        }
+        if let Some(next) = self.next_hops.remove(&id) {
+            self.store(next);
+        }
+    }
+
+    /// Counts the fetched inputs of a node, which was emitted, as read. Each has one reader.
+    fn read_by(&mut self, id: NodeId) {
+        let inputs = &self.graph.node(id).inputs;
+        for (k, &v) in inputs.iter().enumerate() {
+            let Some(from) = self.definer(v).filter(|_| !inputs[..k].contains(&v)) else { continue };
+            if self.kind(from) == Some(Kind::Fetch)
+                && let Some(queue) = queue(self.graph, from)
+            {
+                let bytes = self.bytes(from);
+                let ahead = self.ahead.entry(queue).or_default();
+                *ahead = ahead.saturating_sub(bytes);
+            }
+        }
+    }
+
+    /// Starts the next fetches of every queue, in order, as far as the window allows. The queue that is farthest from the
+    /// kernels is last: it fills the room that the others have made.
+    fn prefetch(&mut self) {
+        if self.window == 0 {
+            return;
+        }
+        for queue in Queue::ALL {
+            while let Some(&next) = self.fetches.get(&queue).and_then(VecDeque::front) {
+                let ahead = self.ahead.get(&queue).copied().unwrap_or(0);
+                let fits = ahead.saturating_add(self.bytes(next)) <= self.window;
+                if !fits || !self.is_available(next) {
+                    break;
+                }
+                self.start_fetch(next);
+            }
+        }
+    }
+
+    /// Whether the operand of a fetch is there, or on its way to the space it is fetched from by an earlier fetch.
+    fn is_available(&self, id: NodeId) -> bool {
+        let Some((from, _)) = moved(self.graph, id) else { return false };
+        self.definer(from).is_none_or(|from| match self.kind(from) {
+            Some(Kind::Fetch) => self.state[from.index()] != MoveState::Open,
+            Some(Kind::Store | Kind::Local) | None => self.state[from.index()] == MoveState::Done,
+        })
+    }
+
+    /// Starts a store, after making room for it in the window. A store from an intermediate space follows when the move
+    /// there is waited for.
+    fn store(&mut self, id: NodeId) {
+        let from = moved(self.graph, id).and_then(|(from, _)| self.definer(from));
+        if let Some(from) = from
+            && self.kind(from) == Some(Kind::Store)
+            && self.state[from.index()] == MoveState::Started
+        {
+            self.next_hops.insert(from, id);
+            return;
+        }
+        let bytes = self.bytes(id);
+        while self.storing.saturating_add(bytes) > self.window && self.wait_for_oldest_store() {}
+        self.wait_for_inputs(id);
+        self.emit(Instr::Start(id));
+        self.state[id.index()] = MoveState::Started;
+        self.stores.push_back(id);
+        self.storing = self.storing.saturating_add(bytes);
+        if self.window == 0 {
+            self.wait_for(id);
+        }
+    }
+
+    /// Waits for the oldest store; false if there is none.
+    fn wait_for_oldest_store(&mut self) -> bool {
+        let Some(&oldest) = self.stores.front() else { return false };
+        self.wait_for(oldest);
+        true
+    }
 }
 
 impl Schedule {
-    /// Parameters that are read from the weight file in every step, in reading order.
-    pub fn loads(&self) -> impl Iterator<Item = ValueId> {
-        self.instrs.iter().filter_map(|instr| match *instr {
-            Instr::Load(v) => Some(v),
-            Instr::Launch(_) | Instr::Copy { .. } => None,
-        })
+    /// Number of instructions that start a move.
+    pub fn moves(&self) -> usize {
+        self.instrs.iter().filter(|instr| matches!(instr, Instr::Start(_))).count()
     }
 }

@@ -3,8 +3,8 @@
 //! has no memory formula of its own.
 
 use crate::{Bill, PlanError, Program, Remedy, Weights};
-use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
+use plimsoll_graph::{Bytes, Space};
 
 /// Range and budget of a search for the number of tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,45 @@ pub struct Search {
     pub step: u64,
     /// Memory budget.
     pub budget: Bytes,
+    /// Room for what is kept outside the arena.
+    pub room: Room,
+}
+
+/// Bytes that a program may use in spaces other than the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Pinned host memory.
+    pub host: Bytes,
+    /// Scratch files.
+    pub file: Bytes,
+}
+
+impl Room {
+    /// As much as any program needs.
+    pub const UNLIMITED: Self = Self { host: Bytes(u64::MAX), file: Bytes(u64::MAX) };
+
+    /// The limit of a space; `None` for the arena, whose limit is the memory budget.
+    fn of(&self, space: Space) -> Option<Bytes> {
+        match space {
+            Space::Device => None,
+            Space::Host => Some(self.host),
+            Space::File => Some(self.file),
+        }
+    }
+
+    /// Checks that a program has room outside the arena.
+    ///
+    /// # Errors
+    /// [`PlanError::OverRoom`] with the first space that is too small.
+    pub fn admits(&self, program: &Program) -> Result<(), PlanError> {
+        for space in [Space::Host, Space::File] {
+            let needed = program.space_bytes(space);
+            if let Some(room) = self.of(space).filter(|room| needed > *room) {
+                return Err(PlanError::OverRoom { space, needed, room, ledger: program.space_ledger(space) });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// When weights are streamed.
@@ -52,33 +91,67 @@ pub type Build<'a> = &'a mut dyn FnMut(u64, Weights) -> Result<Program, PlanErro
 ///
 /// # Errors
 /// [`PlanError::OverBudget`] if nothing fits, with the bill of the smallest program tried. If a smaller step or
-/// streaming would fit, the bill lists it with its cost.
+/// streaming would fit, the bill lists it with its cost. [`PlanError::OverRoom`] if weights must be streamed and no space
+/// has room for them.
 pub fn fit(
     tokens: Option<u64>,
     search: Search,
     stream: Streaming,
     build: Build<'_>,
 ) -> Result<Program, PlanError> {
-    let streamed = |build: Build<'_>| place(tokens, search.streamed(), &mut |t| build(t, Weights::Streamed));
     if stream == Streaming::Always {
-        return streamed(build);
+        return streamed(tokens, search, build);
     }
     let mut refused = match place(tokens, search, &mut |t| build(t, Weights::Resident)) {
         Err(PlanError::OverBudget(bill)) => bill,
         other => return other,
     };
     if stream == Streaming::Auto && refused.remedies.is_empty() {
-        return streamed(build);
+        return match streamed(tokens, search, build) {
+            // What the arena lacks is the reason for both.
+            Err(PlanError::OverRoom { .. }) => Err(PlanError::OverBudget(refused)),
+            other => other,
+        };
     }
-    match streamed(build) {
+    match streamed(tokens, search, build) {
         Ok(fitting) => {
             let resident = build(tokens.unwrap_or(search.floor), Weights::Resident)?;
             offer(&mut refused, remedy("--stream-weights always".to_owned(), &resident, &fitting));
         }
-        Err(PlanError::OverBudget(_)) => {}
+        Err(PlanError::OverBudget(_) | PlanError::OverRoom { .. }) => {}
         Err(error) => return Err(error),
     }
     Err(PlanError::OverBudget(refused))
+}
+
+/// Returns the program with streamed weights: from pinned host memory if the target has it and it has room, otherwise from
+/// a file; copied ahead if there is memory for it.
+fn streamed(tokens: Option<u64>, search: Search, build: Build<'_>) -> Result<Program, PlanError> {
+    let search = search.streamed();
+    let smallest = tokens.unwrap_or(search.floor);
+    let mut refused = None;
+    for from in [Space::Host, Space::File] {
+        let least = match build(smallest, Weights::Streamed { from, prefetch: false }) {
+            Ok(program) => program,
+            // An arena in host memory has no other host memory to stream from.
+            Err(PlanError::NoSpace { .. }) if from == Space::Host => continue,
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = search.room.admits(&least) {
+            refused.get_or_insert(error);
+            continue;
+        }
+        let ahead = place(tokens, search, &mut |t| build(t, Weights::Streamed { from, prefetch: true }));
+        match ahead {
+            Err(PlanError::OverBudget(_)) => {}
+            other => return other,
+        }
+        return place(tokens, search, &mut |t| build(t, Weights::Streamed { from, prefetch: false }));
+    }
+    Err(refused.unwrap_or_else(|| PlanError::BadPolicy {
+        field: "offload",
+        why: "there is no space to stream weights from".to_owned(),
+    }))
 }
 
 /// Returns the program for `tokens`, or for the most tokens that fit.

@@ -1,56 +1,58 @@
-//! Which values may share memory, and the memory of a program whose values share less: `plimsoll plan --explain` prints
-//! what each kind of sharing saves. Invariant: every execution uses the default, in which all kinds are on.
+//! The memory of a program whose values share less: `plimsoll plan --explain` prints what each kind of sharing saves.
+//! Invariant: only sizes are computed here; every plan that runs shares memory in all ways.
 
-use crate::compile::place_transient;
-use crate::schedule::schedule;
-use crate::{Plan, PlanError, Program, Region, Weights, check, check_target};
-use plimsoll_graph::{Bytes, Def};
+use crate::compile::{item, packed, workspaces};
+use crate::liveness::{Buffer, buffers, new_states};
+use crate::pack::{PackItem, Problem};
+use crate::{Plan, PlanError, Program};
+use plimsoll_graph::{Bytes, Space};
 
-/// The kinds of sharing between the values of a step. The default is all of them.
+/// A kind of sharing between the values of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sharing {
+pub enum Sharing {
     /// Values and workspaces share addresses if their lifetimes do not overlap. Without, each has its addresses for the
     /// whole step.
-    pub lifetimes: bool,
+    Lifetimes,
     /// An op writes its result over an operand that is not read later, if its alias rule allows it.
-    pub operands: bool,
+    Operands,
     /// An update writes the new value of a parameter or state over the old one. Without, it writes to other addresses, and
     /// a copy follows.
-    pub states: bool,
+    States,
 }
 
-impl Default for Sharing {
-    fn default() -> Self {
-        Self { lifetimes: true, operands: true, states: true }
-    }
+impl Sharing {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Lifetimes, Self::Operands, Self::States];
 }
 
 impl Program {
-    /// Returns the peak of the program if its values shared memory only as in `sharing`. All steps are planned and checked
-    /// again, with other addresses.
-    pub fn peak_with(&self, sharing: Sharing) -> Result<Bytes, PlanError> {
+    /// Returns the peak of the program if its values did not share memory in one of the ways.
+    pub fn peak_without(&self, sharing: Sharing) -> Result<Bytes, PlanError> {
         let mut program = self.clone();
         for (_, plan) in &mut program.plans {
-            self.share(plan, sharing)?;
+            plan.memory.device.transient = self.transient_without(plan, sharing)?;
         }
         Ok(program.peak())
     }
 
-    /// Assigns other addresses to the values of a plan that are not in the persistent region.
-    fn share(&self, plan: &mut Plan, sharing: Sharing) -> Result<(), PlanError> {
-        let weights = if plan.schedule.loads().next().is_some() { Weights::Streamed } else { Weights::Trained };
-        plan.schedule = schedule(&plan.graph, weights, sharing);
-        let values = plan.graph.values.iter().zip(&plan.memory.slices);
-        let slices = values.map(|(value, slice)| {
-            let stays = value.def == Def::Source || sharing.states;
-            slice.filter(|slice| stays && slice.region == Region::Persistent)
-        });
-        let (slices, persistent) = (slices.collect(), plan.memory.persistent);
+    /// Size of the transient region of the arena of a plan without a kind of sharing.
+    fn transient_without(&self, plan: &Plan, sharing: Sharing) -> Result<Bytes, PlanError> {
+        let Plan { graph, schedule, kernels, .. } = plan;
         let target = self.target();
-        plan.memory =
-            place_transient(&plan.graph, &plan.schedule, &plan.kernels, target, sharing, slices, persistent)?;
-        check(&plan.graph, &plan.schedule, &plan.memory)?;
-        check_target(plan, target)?;
-        Ok(())
+        let mut all = buffers(graph, schedule, sharing != Sharing::Operands);
+        if sharing == Sharing::States {
+            all.extend(new_states(graph, schedule));
+        }
+        let mut items: Vec<PackItem> =
+            all.iter().filter(|buffer: &&Buffer| buffer.space == Space::Device).map(item).collect();
+        for (i, bytes) in workspaces(graph, schedule, kernels, target) {
+            let instant = i as u32 + 1;
+            items.push(PackItem { size: bytes.0, birth: instant, death: instant });
+        }
+        if sharing == Sharing::Lifetimes {
+            let end = schedule.instrs.len() as u32 + 1;
+            items.iter_mut().for_each(|item| (item.birth, item.death) = (0, end));
+        }
+        Ok(Bytes(packed(&Problem { items, align: target.alignment })?.height))
     }
 }

@@ -15,8 +15,8 @@ pub struct Target {
     pub name: String,
     /// One-line description with the source of the figures.
     pub about: String,
-    /// Name of the memory space that contains the arena.
-    pub space: String,
+    /// The memory that contains the arena.
+    pub space: ArenaMemory,
     /// Size of that memory; zero if it must be queried from the machine.
     pub memory: Bytes,
     /// Alignment of every slice in bytes.
@@ -37,6 +37,26 @@ pub struct Target {
     pub slower: BTreeMap<String, f64>,
     /// Kernel table of the machine.
     pub kernels: Kernels,
+}
+
+/// The memory that contains an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArenaMemory {
+    /// Host memory, which the arena shares with the process.
+    Host,
+    /// The memory of a GPU.
+    Device,
+}
+
+impl ArenaMemory {
+    /// Name in target files and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Device => "device",
+        }
+    }
 }
 
 /// Memory used outside the arena.
@@ -70,9 +90,34 @@ pub struct Rates {
     pub memory: f64,
     /// Fixed overhead of a launch in seconds.
     pub launch: f64,
-    /// Bytes of parameters per second from weight file to arena, for streamed weights.
+    /// Bytes per second from and to a scratch file.
     #[serde(default = "storage")]
     pub storage: f64,
+    /// Bytes per second from pinned host memory to the arena, and back; `None` if the arena is host memory, or if the
+    /// target file was written before they were measured.
+    #[serde(default)]
+    pub link: Option<Link>,
+}
+
+/// Rates of the link between pinned host memory and the memory of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Bytes per second to the GPU.
+    pub to_device: f64,
+    /// Bytes per second from the GPU.
+    pub to_host: f64,
+    /// Fixed time of a copy in seconds.
+    pub latency: f64,
+    /// Time of kernels while copies run in both directions, divided by their time alone.
+    pub slower_kernels: f64,
+}
+
+impl Default for Link {
+    /// PCI Express 4.0 with 16 lanes: 31.5 GB/s in each direction, of which copies of large blocks reach about 80 %.
+    fn default() -> Self {
+        Self { to_device: 2.5e10, to_host: 2.5e10, latency: 1e-5, slower_kernels: 1.0 }
+    }
 }
 
 /// Default for target files without `rates.storage`: a SATA III SSD, 6 Gbit/s in 8b/10b code, that is 600 MB/s
@@ -128,7 +173,8 @@ impl Target {
 
     /// Checks the values that the planner relies on.
     fn check(&self) -> Result<(), String> {
-        let Rates { f32, bf16, tf32, fp8, int8, memory, launch, storage } = self.rates;
+        let Rates { f32, bf16, tf32, fp8, int8, memory, launch, storage, link } = self.rates;
+        let Link { to_device, to_host, latency, slower_kernels } = link.unwrap_or_default();
         let [tf32, fp8, int8] = [tf32, fp8, int8].map(|rate| rate.unwrap_or(bf16));
         for (key, rate) in [
             ("f32", f32),
@@ -138,6 +184,8 @@ impl Target {
             ("int8", int8),
             ("memory", memory),
             ("storage", storage),
+            ("link.to_device", to_device),
+            ("link.to_host", to_host),
         ] {
             if !(1.0..=1e24).contains(&rate) {
                 return Err(format!("rates.{key} = {rate} is not a rate between 1 and 1e24"));
@@ -153,8 +201,15 @@ impl Target {
                 return Err(format!("slower.{kernel} = {factor} is not a factor between 1e-3 and 1e6"));
             }
         }
-        if !(0.0..=1e6).contains(&launch) {
-            return Err(format!("rates.launch = {launch} is not a time between 0 and 1e6 s"));
+        for (key, time) in [("launch", launch), ("link.latency", latency)] {
+            if !(0.0..=1e6).contains(&time) {
+                return Err(format!("rates.{key} = {time} is not a time between 0 and 1e6 s"));
+            }
+        }
+        if !(1.0..=1e3).contains(&slower_kernels) {
+            return Err(format!(
+                "rates.link.slower_kernels = {slower_kernels} is not a factor between 1 and 1e3"
+            ));
         }
         for (key, number) in [("workers", self.workers), ("saturation", self.saturation)] {
             if number == 0 {
@@ -193,7 +248,7 @@ impl Target {
     /// Checks that names, which are printed, fit on one line and are printable.
     fn check_texts(&self) -> Result<(), String> {
         let labels = self.reserved.iter().map(|row| &row.label);
-        let mut texts = [&self.name, &self.about, &self.space].into_iter().chain(labels);
+        let mut texts = [&self.name, &self.about].into_iter().chain(labels);
         match texts.find(|text| text.chars().any(char::is_control) || text.len() > 1000) {
             Some(text) => {
                 Err(format!("the text {} is not printable, or too long", shown(&format!("{text:?}"))))
@@ -205,11 +260,16 @@ impl Target {
     /// Returns the machine with `workers` workers, each of which computes and moves as much as before.
     pub fn with_workers(mut self, workers: u64) -> Self {
         let more = workers as f64 / self.workers.max(1) as f64;
-        let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _ } = &mut self.rates;
+        let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _, link: _ } = &mut self.rates;
         let rates = [f32, bf16, memory].into_iter().chain([tf32, fp8, int8].into_iter().flatten());
         rates.for_each(|rate| *rate *= more);
         self.workers = workers;
         self
+    }
+
+    /// Whether the arena is host memory. Pinned host memory is then no space of its own.
+    pub fn arena_in_host(&self) -> bool {
+        self.space == ArenaMemory::Host
     }
 
     /// Returns the kernel of a node.

@@ -4,10 +4,9 @@
 #![expect(clippy::arithmetic_side_effects, reason = "sums of sizes of a plan, which fit its arena")]
 
 use crate::liveness::buffers;
-use crate::program::{load_label, transient_label};
-use crate::sharing::Sharing;
-use crate::{Instr, Plan, Program, Region, Slice, Staging, node_seconds};
-use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, ValueId, node_label};
+use crate::program::transient_label;
+use crate::{Instr, Plan, Program, Slice, Staging, instruction_seconds};
+use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, Space, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Name of the ledger line of bytes that hold no tensor.
@@ -56,7 +55,7 @@ pub struct TimelinePlan {
 pub struct TimelineInstruction {
     /// Label, with the parameter or layer: `linear layers.3.fc1`.
     pub label: String,
-    /// Name of the op; `load` and `copy` for loads and copies.
+    /// Name of the op; `start` and `wait` for the two instructions of a move.
     pub op: &'static str,
     /// Transformer layer, if any.
     pub layer: Option<u32>,
@@ -64,7 +63,8 @@ pub struct TimelineInstruction {
     pub phase: Phase,
     /// Name of the kernel of a launch.
     pub kernel: Option<&'static str>,
-    /// Expected seconds in a step of the largest size.
+    /// Expected seconds by which the instruction delays the kernels of a step of the largest size: of a launch those of its
+    /// kernel, of a wait those of a copy that is not complete.
     pub seconds: f64,
 }
 
@@ -109,7 +109,8 @@ impl Program {
         for (name, plan) in self.plans() {
             let count = plan.schedule.instrs.len();
             plans.push(TimelinePlan { name: name.clone(), first: instructions.len(), count });
-            instructions.extend((0..count).map(|i| self.instruction(plan, i)));
+            let seconds = instruction_seconds(plan, self.target(), plan.graph.bounds.full());
+            instructions.extend(seconds.into_iter().enumerate().map(|(i, s)| instruction(plan, i, s)));
         }
         let last = instructions.len().saturating_sub(1);
         let mut tensors = self.lasting(last);
@@ -136,38 +137,6 @@ impl Program {
         }
     }
 
-    fn instruction(&self, plan: &Plan, i: usize) -> TimelineInstruction {
-        let graph = &plan.graph;
-        let step = |label: String, op| TimelineInstruction {
-            label,
-            op,
-            layer: None,
-            phase: Phase::Forward,
-            kernel: None,
-            seconds: 0.0,
-        };
-        match plan.schedule.instrs[i] {
-            Instr::Launch(id) => {
-                let node = graph.node(id);
-                TimelineInstruction {
-                    layer: node.layer,
-                    phase: node.phase,
-                    kernel: Some(plan.kernels[id.index()].name()),
-                    seconds: node_seconds(graph, node, self.target(), graph.bounds.full()),
-                    ..step(node_label(graph, id), node.op.name())
-                }
-            }
-            Instr::Load(v) => TimelineInstruction {
-                layer: layer_of_reader(graph, v),
-                seconds: graph.spec(v).bytes(&graph.bounds).0 as f64 / self.target().rates.storage,
-                ..step(load_label(graph, v), "load")
-            },
-            Instr::Copy { to, .. } => {
-                TimelineInstruction { phase: Phase::Update, ..step(format!("update of {to}"), "copy") }
-            }
-        }
-    }
-
     /// Parameters, states and staging buffers.
     fn lasting(&self, last: usize) -> Vec<TimelineTensor> {
         let tensor = |name: String, address, bytes, layer, line: String| TimelineTensor {
@@ -188,8 +157,8 @@ impl Program {
             for (v, _, param) in graph.param_values() {
                 of_params.entry(param.name.clone()).or_insert(layers[v.index()]);
             }
-            for (v, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
-                let slice = plan.memory.slice(v).filter(|s| s.region == Region::Persistent);
+            for (v, value) in graph.sources() {
+                let slice = plan.memory.persistent_slice(v).filter(|slice| slice.space == Space::Device);
                 let Some(slice) = slice.filter(|s| s.bytes > Bytes::ZERO) else { continue };
                 let (name, line) = match value.spec.role {
                     Role::Param(p) => (&graph.params[p.index()].name, "params"),
@@ -199,7 +168,7 @@ impl Program {
                     }
                     Role::Input | Role::Activation | Role::Grad => continue,
                 };
-                let address = self.address(index, slice);
+                let address = self.location(index, slice).at;
                 if seen.insert(address) {
                     // States have the name of their parameter after a word: `grad layers.3.fc1.weight`.
                     let param = name.split_once(' ').and_then(|(_, param)| of_params.get(param).copied());
@@ -229,7 +198,7 @@ impl Program {
                         plan: Some(index),
                         birth: first + birth,
                         death: first + death,
-                        address: self.address(index, slice),
+                        address: self.location(index, slice).at,
                         bytes: slice.bytes,
                         layer,
                         phase: Some(phase),
@@ -237,7 +206,8 @@ impl Program {
                     });
                 }
             };
-        for buffer in buffers(graph, &plan.schedule, Sharing::default()) {
+        for buffer in buffers(graph, &plan.schedule, true).iter().filter(|buffer| buffer.space == Space::Device)
+        {
             for (k, &(from, v)) in buffer.values.iter().enumerate() {
                 // A value that is overwritten in place is replaced at the instant of the next one.
                 let until = buffer.values.get(k + 1).map_or(buffer.death, |(next, _)| next.saturating_sub(1));
@@ -342,6 +312,26 @@ impl TimelineLines {
     }
 }
 
+/// Instruction `i` of a plan, which delays the kernels by `seconds`.
+fn instruction(plan: &Plan, i: usize, seconds: f64) -> TimelineInstruction {
+    let graph = &plan.graph;
+    let (Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) = plan.schedule.instrs[i];
+    let node = graph.node(id);
+    let launch = TimelineInstruction {
+        label: node_label(graph, id),
+        op: node.op.name(),
+        layer: node.layer,
+        phase: node.phase,
+        kernel: Some(plan.kernels[id.index()].name()),
+        seconds,
+    };
+    match plan.schedule.instrs[i] {
+        Instr::Launch(_) => launch,
+        Instr::Start(_) => TimelineInstruction { op: "start", kernel: None, ..launch },
+        Instr::Wait(_) => TimelineInstruction { op: "wait", kernel: None, ..launch },
+    }
+}
+
 /// Layer of the first node that reads each value, indexed by value.
 fn layers_of_readers(graph: &Graph) -> Vec<Option<u32>> {
     let mut layers = vec![None; graph.values.len()];
@@ -349,10 +339,6 @@ fn layers_of_readers(graph: &Graph) -> Vec<Option<u32>> {
         node.inputs.iter().for_each(|v| layers[v.index()] = node.layer);
     }
     layers
-}
-
-fn layer_of_reader(graph: &Graph, v: ValueId) -> Option<u32> {
-    graph.nodes.iter().find(|node| node.inputs.contains(&v)).and_then(|node| node.layer)
 }
 
 /// Name, layer and phase of output `k` of a node.
@@ -363,7 +349,7 @@ fn written_by(graph: &Graph, id: NodeId, k: u32) -> (String, Option<u32>, Phase)
     (name, node.layer, node.phase)
 }
 
-/// Name of an input, or of a parameter that is loaded in every step.
+/// Name of a value that exists before the step.
 fn source_name(graph: &Graph, v: ValueId) -> String {
     match graph.spec(v).role {
         Role::Param(p) => graph.params[p.index()].name.clone(),

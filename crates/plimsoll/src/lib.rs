@@ -74,13 +74,11 @@
 //! ```
 //!
 //! # A new op
-//! An op is a struct of attributes with [`plimsoll_graph::OpRules`]: types, gradient, cost, aliasing, precision and sharding. The rules of
-//! an op `y = -x`:
+//! An op is a struct of attributes with [`plimsoll_graph::OpRules`]: types, gradient, cost, aliasing and precision. The rules of an op `y = -x`:
 //! ```
 //! use plimsoll::graph::ops::Scale;
 //! use plimsoll::graph::{
-//!     Bounds, Cost, Counts, DType, Dim, NotDifferentiable, Op, OpRules, Placement, PrecisionClass, RuleError, ShardError,
-//!     TensorSpec, Vjp,
+//!     Bounds, Cost, Counts, DType, Dim, NotDifferentiable, Op, OpRules, PrecisionClass, RuleError, TensorSpec, Vjp,
 //! };
 //!
 //! struct Negate;
@@ -112,10 +110,6 @@
 //!
 //!     fn precision(&self) -> PrecisionClass {
 //!         PrecisionClass::Elementwise
-//!     }
-//!
-//!     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-//!         Ok(vec![ins[0]])
 //!     }
 //! }
 //!

@@ -5,7 +5,8 @@ use crate::process::NAME;
 use crate::{RuntimeError, machine};
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Bill, Ledger, LimitKind, PlanError, Program, Staging};
+use plimsoll_plan::{Bill, Ledger, LimitKind, PlanError, Program, Room, Staging};
+use std::path::PathBuf;
 
 /// The memory budget of a run in bytes, and the memory entries of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,11 +17,27 @@ pub struct Budget {
     pub on_host: bool,
     /// Budget of the process in host memory, where plans are in GPU memory; `None` without a limit.
     pub host_memory: Option<Bytes>,
+    /// Room for what plans keep outside the arena.
+    pub room: Room,
+    /// Folder for the scratch files of plans that keep anything on disk.
+    pub scratch: PathBuf,
     /// Host memory that the process takes beside the plans, one labelled entry per purpose.
     pub process: Vec<Staging>,
 }
 
 impl Budget {
+    /// A budget of host memory, with any room on disk and without entries of the process.
+    pub fn unlimited(bytes: Bytes) -> Self {
+        Self {
+            bytes,
+            on_host: true,
+            host_memory: None,
+            room: Room::UNLIMITED,
+            scratch: std::env::temp_dir(),
+            process: vec![],
+        }
+    }
+
     /// Returns this budget with other entries of the process.
     pub fn with(&self, process: Vec<Staging>) -> Self {
         Self { process, ..self.clone() }
@@ -152,12 +169,7 @@ mod tests {
         let mut process = Process::default();
         process.add("heap", 70);
         process.add("nothing", 0);
-        let budget = |bytes| Budget {
-            bytes: Bytes(bytes),
-            on_host: true,
-            host_memory: None,
-            process: process.lines.clone(),
-        };
+        let budget = |bytes| Budget::unlimited(Bytes(bytes)).with(process.lines.clone());
         assert_eq!((budget(100).process_bytes(), budget(100).for_plans()), (Bytes(70), Bytes(30)));
         assert_eq!(budget(50).for_plans(), Bytes::ZERO);
         let mut more = Process { lines: process.lines.clone() };

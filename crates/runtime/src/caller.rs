@@ -7,8 +7,7 @@ use crate::hub::CONFIG;
 use crate::model::{pieces, read_config, read_pieces};
 use crate::session::WeightSource;
 use plimsoll_data::weights::Weights;
-use plimsoll_exec::ParamSource;
-use plimsoll_graph::{Bounds, Graph, Param};
+use plimsoll_graph::{Bounds, Param};
 use plimsoll_models::CallerConfig;
 use std::ops::Range;
 use std::path::Path;
@@ -89,9 +88,5 @@ impl WeightSource for CallerModel {
             }
             Ok(())
         })
-    }
-
-    fn stream(&self, _: &Graph) -> Option<ParamSource> {
-        None
     }
 }

@@ -4,7 +4,7 @@
 use crate::RuntimeError;
 use crate::session::{SearchPoint, SearchStage, bounds};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Fuse, Plan, Precision, Program, Sharing, Target, Weights, step_seconds};
+use plimsoll_plan::{Fuse, Plan, Precision, Program, Sharing, Target, Weights, plan_seconds};
 use serde_json::{Value, json};
 
 /// Memory and time of a plan.
@@ -46,29 +46,24 @@ impl Effect {
     }
 }
 
-/// Expected seconds of one full step of a plan, without reading streamed weights.
+/// Expected seconds of one full step of a plan.
 pub fn seconds(program: &Program, plan: &Plan) -> f64 {
-    step_seconds(&plan.graph, program.target(), plan.graph.bounds.full())
+    plan_seconds(plan, program.target(), plan.graph.bounds.full())
 }
 
 /// The sharing of memory between values, which every plan has; `with` is the cost of the program.
 pub fn sharing(program: &Program, with: PlanCost) -> Result<Vec<Effect>, RuntimeError> {
-    let all = Sharing::default();
     let kinds = [
         (
+            Sharing::Lifetimes,
             "values share memory when their lifetimes do not overlap",
             "every value at its own addresses",
-            Sharing { lifetimes: false, ..all },
         ),
-        ("results in place of operands", "every result at other addresses", Sharing { operands: false, ..all }),
-        (
-            "states updated in place",
-            "new states computed at other addresses, then copied",
-            Sharing { states: false, ..all },
-        ),
+        (Sharing::Operands, "results in place of operands", "every result at other addresses"),
+        (Sharing::States, "states updated in place", "new states computed at other addresses, then copied"),
     ];
-    let effect = |(name, instead, sharing): (&str, &str, Sharing)| {
-        let without = PlanCost { bytes: program.peak_with(sharing)?, ..with };
+    let effect = |(sharing, name, instead): (Sharing, &str, &str)| {
+        let without = PlanCost { bytes: program.peak_without(sharing)?, ..with };
         Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
     };
     kinds.into_iter().map(effect).collect()
@@ -84,7 +79,7 @@ pub fn of_stage<'a>(
     program: &Program,
 ) -> Result<Vec<Effect>, RuntimeError> {
     let tokens = bounds::tokens(program);
-    let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+    let weights = program.weights();
     let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
     let build = |fuse: Option<Fuse>, precision, weights, replicas, depth| {
         let mut stage = stage(precision);

@@ -58,12 +58,19 @@
 //!
 //! Planning alone, as `plimsoll plan` does:
 //! ```
-//! use plimsoll_plan::Streaming;
+//! use plimsoll_plan::{Room, Streaming};
 //! use plimsoll_runtime::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_runtime::RuntimeError> {
 //! let target = price::target("cpu")?;
-//! let request = price::Request { tokens: Some(4096), budget: None, stream: Streaming::Auto, precision: None, target };
+//! let request = price::Request {
+//!     tokens: Some(4096),
+//!     budget: None,
+//!     stream: Streaming::Auto,
+//!     room: Room::UNLIMITED,
+//!     precision: None,
+//!     target,
+//! };
 //! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
 //! assert_eq!(program.ledger().total(), program.peak());
 //!
@@ -124,7 +131,7 @@ pub use plimsoll_data::printable::{EscapedPath, is_printable};
 pub use plimsoll_exec::Machine;
 pub use plimsoll_exec::heap::{Heap, limit_slack};
 pub use plimsoll_graph::Bytes;
-pub use plimsoll_plan::{Precision, Streaming, Target};
+pub use plimsoll_plan::{Precision, Room, Streaming, Target};
 pub use process::bill_whole_process;
 pub use sequence_model::{DecoderModel, ModelParts, OpenedModel, OwnTokenizer, check_decoder, find_in_decoder};
 pub use session::Usage;

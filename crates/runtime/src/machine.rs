@@ -8,6 +8,7 @@ use plimsoll_graph::Bytes;
 use serde_json::{Value, json};
 use std::fs;
 use std::num::NonZero;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use plimsoll_exec::memory::{Memory, available};
@@ -58,6 +59,11 @@ fn parse_limit(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
         _ => return Err(bad().into()),
     };
     Ok(decimal(number, unit).map(Bytes).ok_or_else(bad)?)
+}
+
+/// Free bytes on the disk of a folder; larger than any disk if they are unknown.
+pub fn free_on_disk(folder: &Path) -> Bytes {
+    plimsoll_exec::disk::free(folder).unwrap_or(Bytes(u64::MAX))
 }
 
 /// Returns `number * unit` without floating-point arithmetic, so that `1.5` GiB is exact; `None` for more than three

@@ -10,13 +10,11 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::tokenize::{bpe, bpe::Bpe, esm};
 use plimsoll_data::train::Vocabulary;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
-use plimsoll_exec::ParamSource;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{
     Encoder, HeadConfig, Output, SequenceModel, candidates, derived, mlp_head, tied_tensors,
 };
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -29,7 +27,7 @@ pub struct EncoderModel {
     pub name: String,
     /// The architecture, which builds the graph.
     pub encoder: Encoder,
-    /// The weights, shared with executors that stream them.
+    /// The weights, shared with the thread that computes their digests.
     pub weights: Arc<Weights>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
@@ -242,12 +240,6 @@ impl EncoderModel {
         })
     }
 
-    /// Returns a reader of the parameters of `graph` that owns its share of the weights, for
-    /// [`plimsoll_exec::Executor::attach`].
-    pub fn source(&self, graph: &Graph) -> ParamSource {
-        stream(&self.weights, graph, |tensor| self.place(tensor))
-    }
-
     /// Where the values of a tensor come from. `check` has made sure that there is a source for every tensor.
     fn place(&self, tensor: &str) -> Slice {
         match self.find(tensor) {
@@ -255,22 +247,6 @@ impl EncoderModel {
             None => Slice::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
         }
     }
-}
-
-/// Returns a reader of the parameters of `graph` that owns its share of `weights`. Each tensor is looked up once with
-/// `place`, so that reading a parameter allocates nothing.
-pub(crate) fn stream(weights: &Arc<Weights>, graph: &Graph, place: impl Fn(&str) -> Slice) -> ParamSource {
-    let weights = weights.clone();
-    let found = pieces(graph).map(|piece| (piece.tensor.clone(), place(&piece.tensor)));
-    let places: BTreeMap<String, Slice> = found.collect();
-    Box::new(move |param, elements, out| {
-        let done = read_pieces(param, elements, out, &mut |piece, range, out| {
-            let place = places.get(&piece.tensor);
-            let unknown = || RuntimeError::bug(format!("{} is not of this model", piece.tensor));
-            place.ok_or_else(unknown)?.read(&weights, range, out)
-        });
-        Ok(done?)
-    })
 }
 
 /// Checks that two tied tensors of the model `name` have equal shapes and values; reads a bounded number of elements at a

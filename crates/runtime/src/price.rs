@@ -11,10 +11,10 @@ use plimsoll_data::bounded;
 use plimsoll_data::pack::MAX_PACKS;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::HubEnv;
-use plimsoll_graph::Bytes;
+use plimsoll_graph::{Bytes, Space};
 use plimsoll_models::{Encoder, Output, SequenceModel, known};
 use plimsoll_plan::{
-    Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target, Weights,
+    Dump, KernelId, PIPELINE_DEPTH, Policy, Precision, Program, Room, Staging, Streaming, Target, Weights,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,8 @@ pub struct Request {
     pub budget: Option<Bytes>,
     /// Whether weights may be streamed: left in their files and read in every step.
     pub stream: Streaming,
+    /// Room for weights that are streamed.
+    pub room: Room,
     /// Element type of weights and activations; `None` takes the best type of the target.
     pub precision: Option<Precision>,
     /// The machine to plan for; a CPU's workers are the threads of the run.
@@ -39,7 +41,7 @@ pub struct Request {
 impl Request {
     /// The most replicas of a run with a long input; always 1 on a GPU.
     fn most_replicas(&self) -> usize {
-        match self.target.space == HOST {
+        match self.target.arena_in_host() {
             true => most_replicas(self.threads(), self.threads(), self.stream),
             false => 1,
         }
@@ -57,9 +59,9 @@ impl Request {
 
     /// Element type of weights and activations, chosen as a run on the target would choose it.
     fn precision(&self) -> Result<Precision, RuntimeError> {
-        let Target { name, space, rates, .. } = &self.target;
+        let Target { name, rates, .. } = &self.target;
         match self.precision {
-            asked if space != HOST => Ok(asked.unwrap_or(Precision::Bf16)),
+            asked if !self.target.arena_in_host() => Ok(asked.unwrap_or(Precision::Bf16)),
             // A CPU other than this machine's: bf16 tiles are not recorded as such, but visible in its rates.
             None if name != CPU && rates.bf16 < TILES * rates.f32 => Ok(Precision::F32),
             None if name != CPU => Ok(Precision::Bf16),
@@ -141,7 +143,7 @@ pub fn sequence_model(model: &str) -> Result<SequenceModel, RuntimeError> {
 /// # Errors
 /// The target is a GPU, which has no number of threads to choose.
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
-    match target.space == HOST {
+    match target.arena_in_host() {
         true => Ok(target.with_workers(threads as u64)),
         false => Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into()),
     }
@@ -157,7 +159,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     let bytes = budget(request)?;
     // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
-    let budget = Budget { bytes, on_host: true, host_memory: None, process };
+    let budget = Budget { room: request.room, ..Budget::unlimited(bytes) }.with(process);
     let space = SearchSpace {
         target: &|replicas| Ok(request.target_of(replicas)),
         depth: PIPELINE_DEPTH,
@@ -179,10 +181,14 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
 /// `PlanError::OverBudget` without remedies where it does not fit the budget.
 pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeError> {
     let policy = Policy { precision: request.precision()?, ..Policy::default() };
-    let budget =
-        Budget { bytes: budget(request)?, on_host: true, host_memory: None, process: process(request).lines };
+    let budget = Budget::unlimited(budget(request)?).with(process(request).lines);
     let (target, tokens) = (request.target_of(1), request.tokens.unwrap_or(LONGEST));
-    let weights = if request.stream == Streaming::Always { Weights::Streamed } else { Weights::Resident };
+    let from = if target.arena_in_host() { Space::File } else { Space::Host };
+    let weights = match request.stream {
+        // Without prefetch, because that takes less memory: a step that fits so is run.
+        Streaming::Always => Weights::Streamed { from, prefetch: false },
+        Streaming::Auto | Streaming::Never => Weights::Resident,
+    };
     let point = SearchPoint { target: &target, depth: PIPELINE_DEPTH, replicas: 1 };
     let stage = stage(sequence_model(model)?, request, policy);
     let program = stage.program(&point, tokens, weights, &mut |_, _| {})?;
@@ -269,7 +275,9 @@ impl Process {
 pub fn kernels(program: &Program) -> Value {
     let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
-        kernels.entry(node.op.name()).or_default().insert(kernel.name());
+        if *kernel != KernelId::Move {
+            kernels.entry(node.op.name()).or_default().insert(kernel.name());
+        }
     }
     json!(kernels)
 }
@@ -287,6 +295,7 @@ pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
         "ledger": entries,
         "peak_bytes": program.peak().0,
         "host_staging_bytes": host_staging(program).0,
+        "disk_bytes": program.space_bytes(Space::File).0,
         "streamed_bytes_per_step": program.streamed().0,
         "lower_bound_bytes": program.lower_bound().0,
         "peak_instruction": program.peak_at().1,
@@ -299,7 +308,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let target = program.target();
     let model = EscapedPath(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
-    if target.space == HOST {
+    if target.arena_in_host() {
         text += &lanes_line(program);
     }
     if let Some((_, plan)) = program.plans().first() {
@@ -313,13 +322,16 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
         );
         text += &match program.streamed() {
             Bytes::ZERO => "weights are resident\n".to_owned(),
-            streamed => format!("weights stream from disk: {streamed} per step\n"),
+            streamed => format!("weights stream from {}: {streamed} per step\n", streamed_from(program)),
         };
     }
     let (bound, waste) = (program.lower_bound(), program.packing_waste());
     text += &format!("{}\n", program.ledger());
-    if host_staging(program) > Bytes::ZERO {
-        text += &format!("host staging {}, which is not memory of the GPU\n", host_staging(program));
+    for space in [Space::Host, Space::File] {
+        let ledger = program.space_ledger(space);
+        if ledger.total() > Bytes::ZERO {
+            text += &format!("{} {}: {}\n", place_of(space), ledger.total(), ledger.line());
+        }
     }
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
@@ -342,9 +354,26 @@ fn lanes_line(program: &Program) -> String {
     }
 }
 
-/// Host memory through which inputs and outputs of steps are transferred.
+/// Name of a space other than the arena.
+fn place_of(space: Space) -> &'static str {
+    match space {
+        Space::Device => "arena",
+        Space::Host => "pinned host memory",
+        Space::File => "on disk",
+    }
+}
+
+/// Where the streamed weights of a program lie between their uses.
+pub fn streamed_from(program: &Program) -> &'static str {
+    match program.weights() {
+        Weights::Streamed { from: Space::File, .. } => "disk",
+        Weights::Streamed { .. } | Weights::Resident | Weights::Trained => "host memory",
+    }
+}
+
+/// Pinned host memory of a program.
 fn host_staging(program: &Program) -> Bytes {
-    program.host_staging().into_iter().sum()
+    program.space_bytes(Space::Host)
 }
 
 #[cfg(test)]

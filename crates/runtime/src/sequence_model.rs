@@ -3,17 +3,14 @@
 //! before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::model::{
-    Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, stream, weights_of,
-};
+use crate::model::{Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, weights_of};
 use crate::session::WeightSource;
 use crate::{EncoderModel, ModelError, Observer, RuntimeError, Tokenizer, adapter, leftovers};
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::train::{IdWidth, TokenizerKind, Vocabulary};
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
-use plimsoll_exec::ParamSource;
-use plimsoll_graph::{Bounds, Graph, Param};
+use plimsoll_graph::{Bounds, Param};
 use plimsoll_models::{DecoderConfig, Output, SequenceModel, decoder_candidates, reads_bytes};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,7 +31,7 @@ pub struct ModelParts<'a> {
     pub architecture: SequenceModel,
     /// The tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// The weights.
+    /// The weights, shared with the thread that computes their digests.
     pub weights: &'a dyn WeightSource,
 }
 
@@ -64,7 +61,7 @@ pub struct DecoderModel {
     pub name: String,
     /// The architecture, which builds the graph.
     pub config: DecoderConfig,
-    /// The weights, shared with executors that stream them.
+    /// The weights, shared with the thread that computes their digests.
     pub weights: Arc<Weights>,
     /// The tokenizer, with the tokens that it puts before and after a text.
     pub tokenizer: Tokenizer,
@@ -180,10 +177,6 @@ impl WeightSource for DecoderModel {
         read_pieces(param, range, out, &mut |piece, range, out| {
             self.place(&piece.tensor).read(&self.weights, range, out)
         })
-    }
-
-    fn stream(&self, graph: &Graph) -> Option<ParamSource> {
-        Some(stream(&self.weights, graph, |tensor| self.place(tensor)))
     }
 }
 

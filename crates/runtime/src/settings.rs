@@ -7,7 +7,7 @@ use crate::{Device, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Policy, Precision, Streaming, Target};
+use plimsoll_plan::{Policy, Precision, Room, Streaming, Target};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -28,9 +28,13 @@ pub struct Settings {
     pub budget: Option<Bytes>,
     /// Memory budget of the process on the host; on a CPU the smaller of the two budgets applies.
     pub host_memory: Option<Bytes>,
+    /// Bytes that a run may keep in scratch files; `None` is all that is free on the disk.
+    pub disk: Option<Bytes>,
+    /// Folder for scratch files; `None` is the system's folder for temporary files.
+    pub scratch: Option<PathBuf>,
     /// Tokens of a step; `None` is the most that fit, up to the target's saturation.
     pub tokens: Option<u64>,
-    /// Whether weights may be streamed: left in their files and read in every step.
+    /// Whether weights may be streamed: kept in pinned host memory or on disk, and copied to the arena in every step.
     pub stream: Streaming,
     /// When the size of steps follows the free memory; `None` is one size for the whole run.
     pub dynamic: Option<Dynamic>,
@@ -58,6 +62,8 @@ impl Default for Settings {
             replicas: Replicas::Auto,
             budget: None,
             host_memory: None,
+            disk: None,
+            scratch: None,
             tokens: None,
             stream: Streaming::Auto,
             dynamic: None,
@@ -172,7 +178,13 @@ impl Settings {
             None => machine::parse_budget("80%", self.free()?)?,
         };
         let bytes = if on_host { host_memory.map_or(bytes, |host| host.min(bytes)) } else { bytes };
-        Ok(Budget { bytes, on_host, host_memory, process: vec![] })
+        let scratch = self.scratch.clone().unwrap_or_else(std::env::temp_dir);
+        let on_disk = machine::free_on_disk(&scratch);
+        let room = Room {
+            host: host_memory.unwrap_or_else(|| plimsoll_exec::memory::available().free),
+            file: self.disk.map_or(on_disk, |disk| disk.min(on_disk)),
+        };
+        Ok(Budget { bytes, on_host, host_memory, room, scratch, process: vec![] })
     }
 }
 

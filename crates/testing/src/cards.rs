@@ -3,9 +3,9 @@
 
 use crate::{Call, HookedDevice, Hooks};
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_exec::{Device, DeviceError, DeviceKind, GraphCapture, Holder, Machine, Recorder};
+use plimsoll_exec::{Device, DeviceError, DeviceInfo, DeviceKind, GraphCapture, Holder, Machine, Recorder};
 use plimsoll_graph::{Bytes, Counts};
-use plimsoll_plan::{Precision, Target};
+use plimsoll_plan::{ArenaMemory, Precision, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -169,7 +169,7 @@ impl Machine for Card {
     fn target(&self) -> Result<Target, DeviceError> {
         let target = CpuDevice::target(1, Isa::detect());
         let target = target.map_err(|e| DeviceError::Machine { source: Box::new(e) })?;
-        Ok(Target { space: "card".to_owned(), ..target })
+        Ok(Target { space: ArenaMemory::Device, ..target })
     }
 
     fn depth(&self) -> usize {
@@ -193,7 +193,7 @@ impl Machine for Card {
         let (delay, memory, arena) = (self.delay, Arc::clone(&self.memory), Bytes::ZERO);
         memory.devices.fetch_add(1, Ordering::Relaxed);
         let recording = Recording { at: self.records_at, ..Recording::default() };
-        let card = CardHooks { name, fails_at, launches, delay, recording, memory, arena };
+        let card = CardHooks { name, fails_at, launches, delay, recording, memory, arena, since: 0 };
         Ok(vec![Box::new(HookedDevice::new(Box::new(CpuDevice::new(1)), card))])
     }
 }
@@ -207,6 +207,8 @@ struct CardHooks {
     recording: Recording,
     memory: Arc<Memory>,
     arena: Bytes,
+    /// Steps since the last trim.
+    since: u64,
 }
 
 /// Simulated graph capture. Launches issued during a capture are not executed, as on a GPU.
@@ -230,9 +232,9 @@ impl CardHooks {
 impl Hooks for CardHooks {
     fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
         match call {
-            Call::AllocArena(bytes) => {
-                self.memory.take(bytes)?;
-                self.arena = bytes;
+            Call::Allocate(allocation) => {
+                self.memory.take(allocation.arena)?;
+                self.arena = allocation.arena;
                 Ok(())
             }
             Call::Launch(_) => {
@@ -243,7 +245,7 @@ impl Hooks for CardHooks {
                 }
                 Ok(())
             }
-            Call::Upload | Call::Download | Call::Copy | Call::Wait | Call::Fetch | Call::Collect(_) => {
+            Call::Upload | Call::Download(_) | Call::Start(_) | Call::Complete(_) | Call::Synchronize => {
                 self.works()
             }
             Call::SetMapped(_) | Call::Fill => Ok(()),
@@ -254,24 +256,22 @@ impl Hooks for CardHooks {
         self.recording.on
     }
 
-    fn name(&self, _: &dyn Device) -> String {
-        self.name.clone()
-    }
-
     /// Two in-flight steps, as on a GPU, although the CPU computes each step at its submission.
-    fn depth(&self, _: &dyn Device) -> usize {
-        2
+    fn info(&self, inner: DeviceInfo) -> DeviceInfo {
+        DeviceInfo { name: self.name.clone(), depth: 2, ..inner }
     }
 
     fn recorder<'a>(&'a mut self, _: &'a mut dyn Device) -> Option<&'a mut dyn Recorder> {
         Some(&mut self.recording)
     }
 
-    fn clear_interval(&self, _: &dyn Device) -> u64 {
-        self.memory.clear_interval.load(Ordering::Relaxed)
-    }
-
-    fn trim(&mut self, _: &mut dyn Device) -> Result<Bytes, DeviceError> {
+    fn begin_step(&mut self, _: &mut dyn Device) -> Result<Bytes, DeviceError> {
+        let interval = self.memory.clear_interval.load(Ordering::Relaxed);
+        self.since += 1;
+        if interval == 0 || self.since < interval {
+            return Ok(Bytes::ZERO);
+        }
+        self.since = 0;
         Ok(self.memory.trim(self.arena))
     }
 }

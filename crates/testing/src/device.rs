@@ -1,33 +1,31 @@
 //! A device that passes its calls on to another device, with hooks before and after them. Invariant: without a hook, every
 //! call has the result of the other device.
 
-use plimsoll_exec::{Device, DeviceError, Launch, OnStart, Recorder, Ticket, Tracer};
-use plimsoll_graph::Bytes;
-use plimsoll_plan::Kernels;
+use plimsoll_exec::{Allocation, Device, DeviceError, DeviceInfo, Launch, OnStart, Recorder, Tracer, Transfer};
+use plimsoll_graph::{Bytes, Space};
+use plimsoll_plan::{Location, Queue};
 
 /// A call of a device that hooks can observe and refuse.
 #[derive(Clone, Copy, Debug)]
 pub enum Call<'a> {
-    /// [`Device::alloc_arena`] with the size of the arena.
-    AllocArena(Bytes),
+    /// [`Device::allocate`].
+    Allocate(&'a Allocation<'a>),
     /// [`Device::set_mapped`] with the size of the part that has memory.
     SetMapped(Bytes),
-    /// [`Device::upload`] or [`Device::feed`].
+    /// [`Device::upload`].
     Upload,
-    /// [`Device::download`].
-    Download,
+    /// [`Device::download`] from this position.
+    Download(Location),
     /// [`Device::fill`].
     Fill,
-    /// [`Device::copy`].
-    Copy,
     /// [`Device::launch`].
     Launch(&'a Launch<'a>),
-    /// [`Device::wait`].
-    Wait,
-    /// [`Device::fetch`].
-    Fetch,
-    /// [`Device::collect`] of this ticket.
-    Collect(Ticket),
+    /// [`Device::start`] of this transfer.
+    Start(&'a Transfer),
+    /// [`Device::complete`] of this transfer.
+    Complete(&'a Transfer),
+    /// [`Device::synchronize`].
+    Synchronize,
 }
 
 /// How a [`HookedDevice`] differs from `inner`, the device that it wraps. By default no method changes anything.
@@ -47,14 +45,9 @@ pub trait Hooks: Send {
         false
     }
 
-    /// Replaces [`Device::name`].
-    fn name(&self, inner: &dyn Device) -> String {
-        inner.name()
-    }
-
-    /// Replaces [`Device::depth`].
-    fn depth(&self, inner: &dyn Device) -> usize {
-        inner.depth()
+    /// Changes the result of [`Device::info`].
+    fn info(&self, inner: DeviceInfo) -> DeviceInfo {
+        inner
     }
 
     /// Replaces [`Device::recorder`].
@@ -62,97 +55,98 @@ pub trait Hooks: Send {
         inner.recorder()
     }
 
-    /// Replaces [`Device::clear_interval`].
-    fn clear_interval(&self, inner: &dyn Device) -> u64 {
-        inner.clear_interval()
-    }
-
-    /// Replaces [`Device::trim`].
-    fn trim(&mut self, inner: &mut dyn Device) -> Result<Bytes, DeviceError> {
-        inner.trim()
+    /// Replaces [`Device::begin_step`].
+    fn begin_step(&mut self, inner: &mut dyn Device) -> Result<Bytes, DeviceError> {
+        inner.begin_step()
     }
 }
 
-/// A device that passes its calls on to another device, apart from the differences of its [`Hooks`].
+/// A device that passes its calls on to another device, apart from the differences of its [`Hooks`]. Where `inner` has its
+/// arena in host memory, this device has the host's space of a GPU too: bytes that transfers copy when they are started.
 pub struct HookedDevice<H> {
     inner: Box<dyn Device>,
+    host: Vec<u8>,
     hooks: H,
 }
 
 impl<H: Hooks> HookedDevice<H> {
     /// Wraps `inner`.
     pub fn new(inner: Box<dyn Device>, hooks: H) -> Self {
-        Self { inner, hooks }
+        Self { inner, host: vec![], hooks }
     }
 
     /// Passes `call` on by `pass`, between its two hooks.
     fn call<T>(
         &mut self,
         call: Call<'_>,
-        pass: impl FnOnce(&mut dyn Device) -> Result<T, DeviceError>,
+        pass: impl FnOnce(&mut dyn Device, &mut [u8]) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         self.hooks.before(call, &mut *self.inner)?;
-        let result = pass(&mut *self.inner)?;
+        let result = pass(&mut *self.inner, &mut self.host)?;
         self.hooks.after(call, &mut *self.inner)?;
         Ok(result)
     }
 }
 
+/// A range of the host's space.
+fn range(host: &mut [u8], at: u64, bytes: Bytes) -> Result<&mut [u8], DeviceError> {
+    let end = at.checked_add(bytes.0).filter(|&end| end <= host.len() as u64);
+    let end = end.ok_or(DeviceError::OutsideArena { at, bytes })?;
+    Ok(&mut host[at as usize..end as usize])
+}
+
 impl<H: Hooks> Device for HookedDevice<H> {
-    fn name(&self) -> String {
-        self.hooks.name(&*self.inner)
+    fn info(&self) -> DeviceInfo {
+        self.hooks.info(self.inner.info())
     }
 
-    fn kernels(&self) -> Kernels {
-        self.inner.kernels()
-    }
-
-    fn workers(&self) -> u64 {
-        self.inner.workers()
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.call(Call::AllocArena(bytes), |inner| inner.alloc_arena(bytes))
-    }
-
-    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
-        self.inner.set_borders(borders)
+    fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
+        self.hooks.before(Call::Allocate(memory), &mut *self.inner)?;
+        self.inner.allocate(&Allocation { host: Bytes::ZERO, ..*memory })?;
+        self.host = vec![0; memory.host.0 as usize];
+        self.hooks.after(Call::Allocate(memory), &mut *self.inner)
     }
 
     fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.call(Call::SetMapped(bytes), |inner| inner.set_mapped(bytes))
+        self.call(Call::SetMapped(bytes), |inner, _| inner.set_mapped(bytes))
     }
 
-    fn persistent(&mut self, bytes: Bytes) {
-        self.inner.persistent(bytes);
+    fn prepare(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
+        self.inner.prepare(launches, report)
     }
 
-    fn takes_weights(&self) -> bool {
-        self.inner.takes_weights()
+    fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.call(Call::Upload, |inner, host| match to.space {
+            Space::Host => {
+                range(host, to.at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
+                Ok(())
+            }
+            Space::Device | Space::File => inner.upload(to, bytes),
+        })
     }
 
-    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.inner.prepare(launch)
+    fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.call(Call::Download(from), |inner, host| match from.space {
+            Space::Host => {
+                out.copy_from_slice(range(host, from.at, Bytes(out.len() as u64))?);
+                Ok(())
+            }
+            Space::Device | Space::File => inner.download(from, out),
+        })
     }
 
-    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
-        self.inner.prepare_all(launches, report)
+    fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        self.call(Call::Fill, |inner, host| match at.space {
+            Space::Host => {
+                range(host, at.at, bytes)?.fill(byte);
+                Ok(())
+            }
+            Space::Device | Space::File => inner.fill(at, bytes, byte),
+        })
     }
 
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.call(Call::Upload, |inner| inner.upload(at, bytes))
-    }
-
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.call(Call::Download, |inner| inner.download(at, out))
-    }
-
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.call(Call::Fill, |inner| inner.fill(at, bytes, byte))
-    }
-
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.call(Call::Copy, |inner| inner.copy(from, to, bytes))
+    fn begin_step(&mut self) -> Result<Bytes, DeviceError> {
+        self.hooks.begin_step(&mut *self.inner)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
@@ -160,31 +154,34 @@ impl<H: Hooks> Device for HookedDevice<H> {
         if self.hooks.is_capturing() {
             return self.hooks.before(call, &mut *self.inner);
         }
-        self.call(call, |inner| inner.launch(launch))
+        self.call(call, |inner, _| inner.launch(launch))
     }
 
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        self.call(Call::Wait, |inner| inner.wait())
+    fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let Transfer { from, to, bytes, .. } = *transfer;
+        self.call(Call::Start(transfer), |inner, host| match transfer.queue() {
+            Queue::In => inner.upload(to, range(host, from.at, bytes)?),
+            Queue::Out => inner.download(from, range(host, to.at, bytes)?),
+            Queue::Compute | Queue::Read | Queue::Write => inner.start(transfer),
+        })
     }
 
-    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError> {
-        self.inner.stage(ways)
+    fn wait_for(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        match transfer.queue() {
+            Queue::In | Queue::Out => Ok(()),
+            Queue::Compute | Queue::Read | Queue::Write => self.inner.wait_for(transfer),
+        }
     }
 
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.call(Call::Upload, |inner| inner.feed(at, bytes))
+    fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        self.call(Call::Complete(transfer), |inner, _| match transfer.queue() {
+            Queue::In | Queue::Out => Ok(()),
+            Queue::Compute | Queue::Read | Queue::Write => inner.complete(transfer),
+        })
     }
 
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        self.call(Call::Fetch, |inner| inner.fetch(at, bytes))
-    }
-
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.call(Call::Collect(ticket), |inner| inner.collect(ticket, out))
-    }
-
-    fn depth(&self) -> usize {
-        self.hooks.depth(&*self.inner)
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.call(Call::Synchronize, |inner, _| inner.synchronize())
     }
 
     fn recorder(&mut self) -> Option<&mut dyn Recorder> {
@@ -193,22 +190,6 @@ impl<H: Hooks> Device for HookedDevice<H> {
 
     fn tracer(&mut self) -> &mut dyn Tracer {
         self.inner.tracer()
-    }
-
-    fn arithmetic(&self) -> String {
-        self.inner.arithmetic()
-    }
-
-    fn matmul_provider(&self) -> Option<String> {
-        self.inner.matmul_provider()
-    }
-
-    fn clear_interval(&self) -> u64 {
-        self.hooks.clear_interval(&*self.inner)
-    }
-
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        self.hooks.trim(&mut *self.inner)
     }
 }
 
@@ -243,14 +224,15 @@ mod tests {
     fn a_refused_call_does_not_reach_the_device() {
         let hooks = Counting { refused: 2, fills: 0, completed: 0 };
         let mut device = HookedDevice::new(Box::new(CpuDevice::new(1)), hooks);
-        device.alloc_arena(Bytes(64)).expect("memory");
-        device.fill(0, Bytes(64), 1).expect("not refused");
-        device.fill(0, Bytes(64), 2).expect_err("refused");
+        device.allocate(&Allocation::arena(Bytes(64))).expect("memory");
+        let [start, second] = [0, 1].map(Location::in_arena);
+        device.fill(start, Bytes(64), 1).expect("not refused");
+        device.fill(start, Bytes(64), 2).expect_err("refused");
         let mut bytes = [0; 64];
-        device.download(0, &mut bytes).expect("copied");
+        device.download(start, &mut bytes).expect("copied");
         assert_eq!((bytes, device.hooks.completed), ([1; 64], 3));
         // An error of the device itself is passed on, and is no completed call.
-        device.download(1, &mut bytes).expect_err("outside of the arena");
+        device.download(second, &mut bytes).expect_err("outside of the arena");
         assert_eq!(device.hooks.completed, 3);
     }
 }

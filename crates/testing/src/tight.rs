@@ -6,7 +6,7 @@ use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Launch, Machine};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Precision, Target};
+use plimsoll_plan::{Location, Precision, Target};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -154,7 +154,7 @@ impl Machine for TightMachine {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let hooks = || TightHooks { script: Arc::clone(&self.0) };
+        let hooks = || TightHooks { script: Arc::clone(&self.0), weights: Bytes::ZERO };
         let tight = |cpu| Box::new(HookedDevice::new(cpu, hooks())) as Box<dyn Device>;
         Ok(cpu().open()?.into_iter().map(tight).collect())
     }
@@ -163,6 +163,8 @@ impl Machine for TightMachine {
 /// Makes a CPU a device of a [`TightMachine`].
 struct TightHooks {
     script: Arc<Script>,
+    /// Size of the weights and states, the first bytes of the arena.
+    weights: Bytes,
 }
 
 impl TightHooks {
@@ -178,7 +180,7 @@ impl TightHooks {
 
     /// Overwrites everything behind the first `bytes` bytes, so that a step that reads it computes NaN.
     fn overwrite_behind(&self, bytes: Bytes, cpu: &mut dyn Device) -> Result<(), DeviceError> {
-        cpu.fill(bytes.0, Bytes(self.mapped().0 - bytes.0), 0xFF)
+        cpu.fill(Location::in_arena(bytes.0), Bytes(self.mapped().0 - bytes.0), 0xFF)
     }
 
     /// Panics if an operand of `launch` is in memory that was given back.
@@ -194,9 +196,10 @@ impl TightHooks {
 impl Hooks for TightHooks {
     fn before(&mut self, call: Call<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
         match call {
-            Call::AllocArena(bytes) => {
+            Call::Allocate(allocation) => {
                 self.script.pass(Place::Arena)?;
-                self.note_mapped(bytes);
+                self.weights = allocation.weights;
+                self.note_mapped(allocation.arena);
                 Ok(())
             }
             Call::SetMapped(bytes) => {
@@ -208,14 +211,15 @@ impl Hooks for TightHooks {
                 self.overwrite_behind(bytes, cpu)
             }
             Call::Upload => self.script.pass(Place::Upload),
-            Call::Download => self.script.pass(Place::Download),
-            Call::Fetch => self.script.pass(Place::Fetch),
+            Call::Download(from) if from.at < self.weights.0 => self.script.pass(Place::Download),
+            // An output lies behind the weights and states.
+            Call::Download(_) => self.script.pass(Place::Fetch),
             Call::Launch(launch) => {
                 self.script.pass(Place::Launch(launch.op.name()))?;
                 self.check_operands(launch);
                 Ok(())
             }
-            Call::Fill | Call::Copy | Call::Wait | Call::Collect(_) => Ok(()),
+            Call::Fill | Call::Start(_) | Call::Complete(_) | Call::Synchronize => Ok(()),
         }
     }
 

@@ -14,9 +14,10 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_models::{Encoder, HeadConfig};
-use plimsoll_plan::{HOST, Precision, Program, Staging, Target, step_seconds};
+use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::explain::{self, Effect};
+use plimsoll_runtime::price::streamed_from;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session;
 use plimsoll_runtime::{
@@ -148,11 +149,13 @@ impl Machine for PlannedMachine {
 /// # Errors
 /// `VirusError::TargetOfOtherCpu` for a CPU other than the local one, whose use (threads, replicas) is unknown.
 pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
-    match (&*target.name, &*target.space) {
-        ("cpu", _) => Ok(Device::Cpu),
-        (name, HOST) => Err(VirusError::TargetOfOtherCpu { target: name.to_owned() }),
-        _ => Ok(Device::machines(vec![Arc::new(PlannedMachine { target, depth })])?),
+    if target.name == "cpu" {
+        return Ok(Device::Cpu);
     }
+    if target.arena_in_host() {
+        return Err(VirusError::TargetOfOtherCpu { target: target.name });
+    }
+    Ok(Device::machines(vec![Arc::new(PlannedMachine { target, depth })])?)
 }
 
 /// Plans a prediction.
@@ -365,9 +368,7 @@ fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads,
                     Some(encoder) => of_sequences(tokens[encoder]),
                     None => of_sequences(tokens_of(length).max(1) as f64),
                 };
-                // Streamed weights are read from storage once in every step.
-                let reading = plan.streamed().0 as f64 / program.target().rates.storage;
-                let step = step_seconds(&plan.graph, program.target(), counts) + reading;
+                let step = plan_seconds(plan, program.target(), counts);
                 seconds += sequences_of_a_window * share * step / program.replicas() as f64;
             }
         }
@@ -454,7 +455,7 @@ impl Planned {
                 program.plans().first().map_or_else(String::new, |(_, plan)| plan.matmul_dtype().to_string());
             let weights = match program.streamed() {
                 Bytes::ZERO => "weights are resident".to_owned(),
-                streamed => format!("weights stream from disk: {streamed} per step"),
+                streamed => format!("weights stream from {}: {streamed} per step", streamed_from(program)),
             };
             let (count, about) = (self.stages.len(), stage.about());
             let _ = writeln!(text, "stage {} of {count}: {about}", number + 1);

@@ -7,7 +7,7 @@ use plimsoll_data::codons::tokens_of;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
 use plimsoll_models::{CallerConfig, Encoder, FRAMES, HeadConfig, Output, mlp_head};
-use plimsoll_plan::{HOST, Policy, Precision, Program, Staging};
+use plimsoll_plan::{Policy, Precision, Program, Staging};
 use plimsoll_runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
 use plimsoll_runtime::session::{self, PlanPart};
 
@@ -163,7 +163,7 @@ impl Shape {
             parts,
             longest: self.longest(stage),
             // On a GPU the waiting data is not in the memory that the ledger accounts for; `journal` reports its size.
-            finish: Box::new(move |program, replicas| match program.target().space == HOST {
+            finish: Box::new(move |program, replicas| match program.target().arena_in_host() {
                 true => {
                     let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
                     program.host_extra(waiting)

@@ -10,6 +10,7 @@ const HOMES: &[&str] = &[
     "crates/exec/src/arena.rs",
     "crates/exec/src/disk.rs",
     "crates/exec/src/heap.rs",
+    "crates/exec/src/scratch_file.rs",
     "crates/cuda/",
 ];
 

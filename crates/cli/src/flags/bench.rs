@@ -1,11 +1,11 @@
 //! Flags of `plimsoll bench`. Invariant: the work is one of a model, a single GEMM or a calibration.
 
-use super::machine::Machine;
+use super::machine::{Machine, StreamingFlags};
 use super::{at_least, print, print_beside};
-use crate::error::CliError;
+use crate::error::{CliError, usage};
 use clap::{ArgGroup, Args};
 use plimsoll_report::timeline::{self, Planned};
-use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, hub};
+use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, Streaming, hub};
 use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,6 +61,9 @@ pub struct Bench {
 
     #[command(flatten)]
     machine: Machine,
+
+    #[command(flatten)]
+    streaming: StreamingFlags,
 }
 
 /// Description of the keys printed by `--json`.
@@ -130,7 +133,11 @@ impl Bench {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         self.check_outputs()?;
-        let (settings, repeats) = (self.machine.settings_of_one()?, self.repeats as usize);
+        let repeats = self.repeats as usize;
+        let settings = self.streaming.applied_to(self.machine.settings_of_one()?)?;
+        if settings.stream != Streaming::Auto && self.model.is_none() {
+            return Err(usage("--stream-weights: only the weights of a --model are streamed; omit the flag"));
+        }
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;
             print(&if self.json { format!("{:#}", done.to_json()) } else { done.to_string() })?;

@@ -228,9 +228,8 @@ impl Embed {
             journal: self.resume.journal(),
             commit_every: self.resume.commit_every(),
             settings: Settings {
-                stream: self.streaming.stream(),
                 dynamic: self.dynamic.dynamic,
-                ..self.machine.settings(self.prefetch)?
+                ..self.streaming.applied_to(self.machine.settings(self.prefetch)?)?
             },
         })
     }

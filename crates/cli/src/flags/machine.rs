@@ -7,7 +7,8 @@ use super::{at_least_one, step_tokens};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::dynamic::Dynamic;
-use plimsoll_runtime::{Device, Settings, Streaming, machine};
+use plimsoll_runtime::{Bytes, Device, Settings, Streaming, machine};
+use std::path::PathBuf;
 
 /// Flags that select the machine.
 #[derive(Debug, Args)]
@@ -53,9 +54,18 @@ const DEPTH: usize = 2;
 /// Flag of the commands that can stream weights.
 #[derive(Debug, Args)]
 pub struct StreamingFlags {
-    /// When to read weights from disk in every step, which takes less memory and more time
+    /// When to keep weights outside the memory of the device and copy them to it in every step, which takes less memory and
+    /// may take more time: on a GPU they are kept in pinned host memory, or on disk where that has no room; on a CPU on disk
     #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
     stream_weights: When,
+
+    /// Maximum size of the scratch file in which streamed weights are kept on disk, such as 60GB [default: what is free]
+    #[arg(long, value_name = "SIZE", help_heading = "Machine")]
+    disk: Option<String>,
+
+    /// Folder for the scratch file, which disappears with the process in any case [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER", help_heading = "Machine")]
+    scratch: Option<PathBuf>,
 }
 
 /// Flag of the commands whose steps can follow the free memory.
@@ -108,6 +118,31 @@ impl StreamingFlags {
             When::Never => Streaming::Never,
             When::Always => Streaming::Always,
         }
+    }
+
+    /// The room for scratch files; `None` if it is not given.
+    pub fn disk(&self) -> Result<Option<Bytes>, CliError> {
+        let free = || {
+            let folder = self.scratch.clone().unwrap_or_else(std::env::temp_dir);
+            plimsoll_runtime::machine::free_on_disk(&folder)
+        };
+        Ok(self.disk.as_deref().map(|text| machine::parse_budget(text, free())).transpose()?)
+    }
+
+    /// The room for scratch files of a plan, which writes none itself.
+    pub fn disk_of_plan(&self) -> Result<Option<Bytes>, CliError> {
+        match self.scratch {
+            Some(_) => Err(usage("--scratch: a plan writes no scratch file; omit the flag")),
+            None => self.disk(),
+        }
+    }
+
+    /// The settings of a run, with the values of these flags.
+    pub fn applied_to(&self, settings: Settings) -> Result<Settings, CliError> {
+        if let Some(folder) = self.scratch.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(usage(format!("--scratch: {} is no folder", folder.display())));
+        }
+        Ok(Settings { stream: self.stream(), disk: self.disk()?, scratch: self.scratch.clone(), ..settings })
     }
 }
 

@@ -17,7 +17,8 @@ use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
-    Device, Failure, InputFiles, OutputGuard, RuntimeError, Settings, Silent, Streaming, Target, hub, machine,
+    Device, Failure, InputFiles, OutputGuard, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
+    machine,
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
@@ -45,11 +46,11 @@ pub struct Plan {
 
     /// Plan a training run instead: the fastest plan inside the budget, which chooses values for the keys that the
     /// configuration leaves at auto
-    #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
+    #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "disk", "host_memory", "dump_after"])]
     train: Option<PathBuf>,
 
     /// Plan a training run with the configuration of another trainer, as `plimsoll train --from-config` reads it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["train", "model", "predict", "tokens", "stream_weights", "dump_after"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["train", "model", "predict", "tokens", "stream_weights", "disk", "host_memory", "dump_after"])]
     from_config: Option<PathBuf>,
 
     /// Trainer that the file of --from-config is for; needed only if the keys in the file do not show it
@@ -104,6 +105,10 @@ pub struct Plan {
 
     #[command(flatten)]
     streaming: StreamingFlags,
+
+    /// Host memory beside a GPU in which streamed weights may be kept, such as 64GiB [default: no limit]
+    #[arg(long, value_name = "SIZE", conflicts_with = "predict")]
+    host_memory: Option<String>,
 
     /// Output format of the plan
     #[arg(long, value_enum, default_value_t = Format::Text)]
@@ -351,6 +356,16 @@ impl Plan {
         files
     }
 
+    /// Room for streamed weights.
+    fn room(&self) -> Result<Room, CliError> {
+        let of_host = |text: &str| machine::parse_budget(text, machine::available().free);
+        let host = self.host_memory.as_deref().map(of_host).transpose()?;
+        Ok(Room {
+            host: host.unwrap_or(Room::UNLIMITED.host),
+            file: self.streaming.disk_of_plan()?.unwrap_or(Room::UNLIMITED.file),
+        })
+    }
+
     /// Plans a step that computes embeddings.
     fn inference(&self, model: &str) -> Result<String, CliError> {
         let target = match (self.target(price::target)?, self.threads) {
@@ -362,6 +377,7 @@ impl Plan {
             tokens: self.tokens,
             budget,
             stream: self.streaming.stream(),
+            room: self.room()?,
             precision: self.precision.chosen(),
             target,
         };
@@ -472,8 +488,7 @@ impl Plan {
             budget,
             precision: self.precision.chosen(),
             tokens: self.tokens,
-            stream: self.streaming.stream(),
-            ..Settings::default()
+            ..self.streaming.applied_to(Settings::default())?
         };
         let inputs = if input.is_empty() { vec![] } else { nucleotide_files(input)?.paths() };
         let mut options = usual_options(inputs, models, *length, settings);

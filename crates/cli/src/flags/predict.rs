@@ -303,8 +303,8 @@ impl Predict {
     }
 
     fn options(&self, listing: &Listing) -> Result<Options, CliError> {
-        let (stream, dynamic) = (self.streaming.stream(), self.dynamic.dynamic);
-        let settings = Settings { stream, dynamic, ..self.machine.settings(self.prefetch)? };
+        let settings = self.streaming.applied_to(self.machine.settings(self.prefetch)?)?;
+        let settings = Settings { dynamic: self.dynamic.dynamic, ..settings };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let inputs = listing.paths();
         let caller = self.caller_options()?;

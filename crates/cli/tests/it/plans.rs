@@ -22,6 +22,7 @@ fn every_known_model_has_a_plan_on_every_target() {
             let wanted = [
                 "bounds",
                 "digest",
+                "disk_bytes",
                 "host_staging_bytes",
                 "ledger",
                 "lower_bound_bytes",

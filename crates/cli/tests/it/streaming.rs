@@ -110,6 +110,6 @@ fn plans_say_what_streams() {
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "2GB"];
     folder.run(&words).assert_code(0).matches("plan_3b_streamed");
     folder.run(&[&words[..], &["--stream-weights", "never"]].concat()).assert_code(4).matches("plan_3b_never");
-    let dump = folder.run(&[&words[..], &["--dump-after", "stream"]].concat());
+    let dump = folder.run(&[&words[..], &["--dump-after", "offload"]].concat());
     assert!(dump.assert_code(0).stdout().starts_with("graph T <= "), "{}", dump.stdout());
 }

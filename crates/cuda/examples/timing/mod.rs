@@ -32,7 +32,7 @@ pub fn seconds(device: &mut CudaDevice, launch: &Launch<'_>, batches: usize) -> 
     for _ in 0..=batches {
         let start = Instant::now();
         (0..LAUNCHES).try_for_each(|_| device.launch(launch))?;
-        device.wait()?;
+        device.synchronize()?;
         seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
     }
     let seconds = &mut seconds[1..];

@@ -1,8 +1,9 @@
 //! Tests of the device arena: it grows and shrinks, in place and returning memory to the card where it is expandable.
 
 use plimsoll_cuda::{CudaDevice, Options};
-use plimsoll_exec::Device;
+use plimsoll_exec::{Allocation, Device};
 use plimsoll_graph::Bytes;
+use plimsoll_plan::Location;
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +25,7 @@ fn taken(device: &CudaDevice, before: Bytes) -> i64 {
 }
 
 fn alloc(device: &mut CudaDevice, mib: u64) {
-    device.alloc_arena(Bytes(mib * MIB)).unwrap_or_else(|e| panic!("{e}"));
+    device.allocate(&Allocation::arena(Bytes(mib * MIB))).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]
@@ -33,23 +34,23 @@ fn an_expandable_arena_grows_in_place_and_gives_back_what_it_does_not_use() {
     let before = device.memory().expect("asked").0;
     alloc(&mut device, 64);
     assert_eq!(taken(&device, before), 64);
-    device.upload(8, b"it stays where it was").expect("inside");
+    device.upload(Location::in_arena(8), b"it stays where it was").expect("inside");
 
     alloc(&mut device, 2048);
     assert_eq!(taken(&device, before), 2048, "what was missing is added, nothing is there twice");
     let mut found = [0; 21];
-    device.download(8, &mut found).expect("inside");
+    device.download(Location::in_arena(8), &mut found).expect("inside");
     assert_eq!(&found, b"it stays where it was", "no address changed");
-    device.fill(2047 * MIB, Bytes(MIB), 1).expect("the new part is there");
+    device.fill(Location::in_arena(2047 * MIB), Bytes(MIB), 1).expect("the new part is there");
 
     alloc(&mut device, 100);
     assert_eq!(taken(&device, before), 2048, "pages stay until they are asked for");
-    assert!(device.fill(100 * MIB, Bytes(1), 0).is_err(), "but are not used");
+    assert!(device.fill(Location::in_arena(100 * MIB), Bytes(1), 0).is_err(), "but are not used");
     assert_eq!(device.trim().expect("trimmed"), Bytes(1948 * MIB));
     assert_eq!(taken(&device, before), 100);
     assert_eq!(device.trim().expect("trimmed"), Bytes::ZERO);
-    device.fill(0, Bytes(100 * MIB), 2).expect("what is left can be used");
-    device.wait().expect("waited");
+    device.fill(Location::in_arena(0), Bytes(100 * MIB), 2).expect("what is left can be used");
+    device.synchronize().expect("waited");
     drop(device);
 }
 
@@ -61,8 +62,8 @@ fn a_plain_arena_is_replaced_as_a_whole() {
         alloc(&mut device, mib);
         assert_eq!(taken(&device, before), mib as i64);
         assert_eq!(device.trim().expect("trimmed"), Bytes::ZERO);
-        device.fill(0, Bytes(mib * MIB), 1).expect("inside");
-        device.wait().expect("waited");
+        device.fill(Location::in_arena(0), Bytes(mib * MIB), 1).expect("inside");
+        device.synchronize().expect("waited");
     }
 }
 
@@ -75,13 +76,17 @@ fn too_much_is_refused() {
         alloc(&mut device, 32);
         // More than the free memory together with the present arena, which a reallocation may return.
         for bytes in [Bytes(device.memory().expect("asked").0.0 + 64 * MIB), Bytes(1 << 50)] {
-            let error = device.alloc_arena(bytes).expect_err("there is no such memory").to_string();
+            let error =
+                device.allocate(&Allocation::arena(bytes)).expect_err("there is no such memory").to_string();
             assert!(error.contains(&bytes.to_string()), "{error}");
-            assert!(device.fill(0, Bytes(1), 0).is_err(), "what was there is not used any more");
+            assert!(
+                device.fill(Location::in_arena(0), Bytes(1), 0).is_err(),
+                "what was there is not used any more"
+            );
             device.trim().expect("trimmed");
         }
         alloc(&mut device, 64);
-        device.fill(0, Bytes(64 * MIB), 1).expect("inside");
-        device.wait().expect("waited");
+        device.fill(Location::in_arena(0), Bytes(64 * MIB), 1).expect("inside");
+        device.synchronize().expect("waited");
     }
 }

@@ -5,10 +5,10 @@
 
 use plimsoll_cuda::{CudaDevice, cards};
 use plimsoll_exec::reference::{Tensor, eval};
-use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, Launch, Operand};
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
-use plimsoll_plan::{CudaKernel, KernelId};
+use plimsoll_plan::{CudaKernel, KernelId, Location};
 
 /// Number of heads; not a multiple of the number of heads that one block processes.
 const HEADS: u32 = 5;
@@ -54,8 +54,8 @@ impl Batch {
         let mut ins: Vec<Operand> = shapes.into_iter().map(place).collect();
         let out = ins.pop().expect("the output");
         ins.truncate(if self.op.rotary { 4 } else { 2 });
-        self.device.alloc_arena(Bytes(end)).expect("memory");
-        self.device.fill(0, Bytes(end), 0xFF).expect("fill");
+        self.device.allocate(&Allocation::arena(Bytes(end))).expect("memory");
+        self.device.fill(Location::in_arena(0), Bytes(end), 0xFF).expect("fill");
         let op = Op::Attention(self.op);
         let launch = Launch {
             op: &op,
@@ -65,17 +65,17 @@ impl Batch {
             workspace: None,
             counts,
         };
-        self.device.prepare(&launch).expect("a kernel");
+        self.device.prepare(std::slice::from_ref(&launch), &mut |_| {}).expect("a kernel");
         let qkv: Vec<u8> = rows.iter().flatten().flat_map(|&x| narrow(x, self.dtype).to_le_bytes()).collect();
         let spans: Vec<u8> = self.spans().into_iter().flat_map(i32::to_le_bytes).collect();
         let [cosines, sines] =
             self.tables().map(|t| t.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>());
         for (operand, bytes) in ins.iter().zip([qkv, spans, cosines, sines]) {
-            self.device.upload(operand.at, &bytes).expect("upload");
+            self.device.upload(Location::in_arena(operand.at), &bytes).expect("upload");
         }
         self.device.launch(&launch).expect("launch");
         let mut bytes = vec![0; out.spec.bytes_at(counts).0 as usize];
-        self.device.download(out.at, &mut bytes).expect("download");
+        self.device.download(Location::in_arena(out.at), &mut bytes).expect("download");
         let row = self.op.width() as usize * 2;
         self.spans().chunks(2).map(|s| bytes[s[0] as usize * row..s[1] as usize * row].to_vec()).collect()
     }

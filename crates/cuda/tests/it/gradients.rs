@@ -3,10 +3,10 @@
 
 use crate::matmuls::{decode, encode, found, full, on_hopper, random};
 use plimsoll_cuda::CudaDevice;
-use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad, LinearWeightGrad};
 use plimsoll_graph::{Bytes, DType, Dim, Op, TensorSpec};
-use plimsoll_plan::{CudaKernel, KernelId, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts};
+use plimsoll_plan::{CudaKernel, KernelId, Location, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts};
 
 const T: Dim = Dim::Tokens(1);
 
@@ -37,8 +37,8 @@ impl Product {
             end += spec.bytes_at(full(rows)).align_up(256).0;
             Operand { at, spec }
         });
-        device.alloc_arena(Bytes(end + scratch.0)).expect("memory");
-        device.fill(0, Bytes(end), 0xFF).expect("fill");
+        device.allocate(&Allocation::arena(Bytes(end + scratch.0))).expect("memory");
+        device.fill(Location::in_arena(0), Bytes(end), 0xFF).expect("fill");
         let mut made = Self { device, op, kernel, ins: [a, b], out, workspace: (end, scratch), rows };
         made.issue(rows, true);
         made
@@ -54,7 +54,11 @@ impl Product {
             workspace: Some(self.workspace),
             counts: full(rows),
         };
-        let result = if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) };
+        let result = if preparing {
+            self.device.prepare(std::slice::from_ref(&launch), &mut |_| {})
+        } else {
+            self.device.launch(&launch)
+        };
         result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
     }
 
@@ -71,11 +75,13 @@ impl Product {
     fn run(&mut self, values: &[Vec<f64>; 2], rows: u64) -> Vec<u8> {
         for (operand, values) in self.ins.iter().zip(values) {
             let fed = operand.spec.elements_at(full(rows)) as usize;
-            self.device.upload(operand.at, &encode(&values[..fed], &operand.spec)).expect("upload");
+            self.device
+                .upload(Location::in_arena(operand.at), &encode(&values[..fed], &operand.spec))
+                .expect("upload");
         }
         self.issue(rows, false);
         let mut bytes = vec![0; self.out.bytes(full(rows)).0 as usize];
-        self.device.download(self.out.at, &mut bytes).expect("download");
+        self.device.download(Location::in_arena(self.out.at), &mut bytes).expect("download");
         bytes
     }
 }

@@ -3,10 +3,10 @@
 
 use plimsoll_cuda::{CudaDevice, cards};
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
-use plimsoll_plan::{CudaKernel, KernelId};
+use plimsoll_plan::{CudaKernel, KernelId, Location};
 
 /// Tokens of a full step.
 const FULL: u64 = 1000;
@@ -98,8 +98,8 @@ impl Case {
             out.at = operands.last().expect("the residual").at;
         }
         let scratch = Bytes(32 << 20);
-        device.alloc_arena(Bytes(end + scratch.0)).expect("memory");
-        device.fill(0, Bytes(end), 0xFF).expect("fill");
+        device.allocate(&Allocation::arena(Bytes(end + scratch.0))).expect("memory");
+        device.fill(Location::in_arena(0), Bytes(end), 0xFF).expect("fill");
         let (op, workspace) = (Op::Linear(linear), (end, scratch));
         let mut case = Self { device, op, ins: operands, out, workspace, rows, values: vec![] };
         case.launch(rows, true);
@@ -125,14 +125,18 @@ impl Case {
         let outs = [Some(self.out.clone())];
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
-        if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) }
+        if preparing {
+            self.device.prepare(std::slice::from_ref(&launch), &mut |_| {})
+        } else {
+            self.device.launch(&launch)
+        }
     }
 
     /// Runs a step of `rows` rows, starting with row `shift` of the operands, and returns the bytes of the
     /// whole output.
     fn run(&mut self, rows: u64, shift: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.out.bytes(full(self.rows)).0 as usize];
-        self.device.fill(self.out.at, Bytes(bytes.len() as u64), 0xFF).expect("fill");
+        self.device.fill(Location::in_arena(self.out.at), Bytes(bytes.len() as u64), 0xFF).expect("fill");
         for (operand, values) in self.ins.iter().zip(&self.values) {
             let by_token = operand.spec.shape[0] == Dim::Tokens(1);
             let mut values = values.clone();
@@ -141,10 +145,10 @@ impl Case {
             }
             let fed = if by_token { rows * operand.spec.row_elements() } else { values.len() as u64 };
             let data = encode(&values[..fed as usize], &operand.spec);
-            self.device.upload(operand.at, &data).expect("upload");
+            self.device.upload(Location::in_arena(operand.at), &data).expect("upload");
         }
         self.launch(rows, false);
-        self.device.download(self.out.at, &mut bytes).expect("download");
+        self.device.download(Location::in_arena(self.out.at), &mut bytes).expect("download");
         bytes
     }
 
@@ -468,7 +472,7 @@ fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
     // Behind all operands, at the offset where the case has its workspace.
     let y = Operand { at: case.workspace.0, ..at.clone() };
     let counts = full(case.rows);
-    device.alloc_arena(Bytes(y.at) + y.bytes(counts)).expect("memory");
+    device.allocate(&Allocation::arena(Bytes(y.at) + y.bytes(counts))).expect("memory");
     let outs = [Some(y.clone()), None, None];
     let launch = Launch {
         op: &op,
@@ -478,13 +482,13 @@ fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
         workspace: None,
         counts,
     };
-    device.prepare(&launch).expect("a norm");
+    device.prepare(std::slice::from_ref(&launch), &mut |_| {}).expect("a norm");
     for (operand, values) in ins.iter().zip([&case.values[0], &case.values[params], &case.values[params + 1]]) {
-        device.upload(operand.at, &encode(values, &operand.spec)).expect("upload");
+        device.upload(Location::in_arena(operand.at), &encode(values, &operand.spec)).expect("upload");
     }
     device.launch(&launch).expect("a norm");
     let mut bytes = vec![0; y.bytes(counts).0 as usize];
-    device.download(y.at, &mut bytes).expect("download");
+    device.download(Location::in_arena(y.at), &mut bytes).expect("download");
     decode(&bytes, &y.spec)
 }
 
@@ -581,12 +585,12 @@ fn what_is_chosen_is_told_and_is_no_part_of_the_arithmetic() {
     assert!(one.matmul_kernels()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.matmul_kernels());
     assert_eq!(one.matmul_kernels(), same.matmul_kernels());
     assert_ne!(one.matmul_kernels(), other.matmul_kernels());
-    assert_eq!(one.arithmetic(), other.arithmetic());
+    assert_eq!(one.info().arithmetic, other.info().arithmetic);
     let name = &one.card().name;
     assert!(
-        one.arithmetic().starts_with(name) && one.arithmetic().contains("products 3 ("),
+        one.info().arithmetic.starts_with(name) && one.info().arithmetic.contains("products 3 ("),
         "{}",
-        one.arithmetic()
+        one.info().arithmetic
     );
 }
 
@@ -626,7 +630,7 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
             let linear = Linear { tf32, ..linear };
             let mut case = Case::new(n, k, dtype, linear, false);
             let expected = case.run(FULL, 0);
-            let arithmetic = case.device.arithmetic();
+            let arithmetic = case.device.info().arithmetic;
             let surveyed = Case::on(CudaDevice::surveying(0).expect("a card"), (n, k), dtype, linear, false);
             let candidates = surveyed.device.candidates();
             refused += candidates.iter().filter(|one| one.equal == Some(false)).count();
@@ -636,7 +640,7 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
                 let chosen = case.device.matmul_kernels().join("");
                 assert!(chosen.ends_with(&format!(": {}", one.name)), "{chosen}: not {}", one.name);
                 assert!(case.run(FULL, 0) == expected, "{}: other bits", case.name());
-                assert_eq!(case.device.arithmetic(), arithmetic);
+                assert_eq!(case.device.info().arithmetic, arithmetic);
                 if linear.epilogue == Epilogue::Residual {
                     let device = CudaDevice::with_matmul(0, &one.name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, true);

@@ -3,10 +3,10 @@
 
 use crate::matmuls::found;
 use plimsoll_cuda::CudaDevice;
-use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Dropout, Route, RouterLoss, RouterLossGrad};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op, TensorSpec, packs};
-use plimsoll_plan::{CudaKernel, KernelId, route_bytes, router_loss_bytes, router_loss_grad_bytes};
+use plimsoll_plan::{CudaKernel, KernelId, Location, route_bytes, router_loss_bytes, router_loss_grad_bytes};
 
 const EXPERTS: u64 = 40;
 const TOP_K: u64 = 2;
@@ -159,19 +159,19 @@ impl PackedOp {
         let outs: Vec<Option<Operand>> =
             self.outputs.iter().map(|shape| Some(place(TensorSpec::activation(*shape, DType::F32)))).collect();
         let workspace = Some((end, Bytes((self.workspace)(counts))));
-        device.alloc_arena(Bytes(end + (self.workspace)(counts)))?;
-        device.fill(0, Bytes(end + (self.workspace)(counts)), 0xFF)?;
+        device.allocate(&Allocation::arena(Bytes(end + (self.workspace)(counts))))?;
+        device.fill(Location::in_arena(0), Bytes(end + (self.workspace)(counts)), 0xFF)?;
         for (operand, input) in ins.iter().zip(&self.inputs) {
-            device.upload(operand.at, &input.bytes(step, words))?;
+            device.upload(Location::in_arena(operand.at), &input.bytes(step, words))?;
         }
         let kernel = KernelId::Cuda(self.kernel);
         let launch = Launch { op: &self.op, kernel, ins: &ins, outs: &outs, workspace, counts };
-        device.prepare(&launch)?;
+        device.prepare(std::slice::from_ref(&launch), &mut |_| {})?;
         device.launch(&launch)?;
         let mut results = vec![];
         for out in outs.iter().flatten() {
             let mut bytes = vec![0; out.bytes(counts).0 as usize];
-            device.download(out.at, &mut bytes)?;
+            device.download(Location::in_arena(out.at), &mut bytes)?;
             results.push(bytes);
         }
         Ok(results)

@@ -5,7 +5,7 @@ use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_embed::{Destination, Options, Pool, ValueType, embed};
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{PlanError, Program, Reserved};
+use plimsoll_plan::{PlanError, Program, Reserved, Room};
 use plimsoll_runtime::price::{Request, program, to_json, to_text};
 use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Streaming};
@@ -26,7 +26,8 @@ fn planned_bytes_are_the_arena() {
         target.reserved.push(Reserved { label: "context".to_owned(), bytes: Bytes(12_345) });
         let model = fixture("goldens/esm2/config.json").display().to_string();
         let (precision, stream) = (None, Streaming::Never);
-        let request = Request { tokens: Some(tokens), budget: None, stream, precision, target };
+        let request =
+            Request { tokens: Some(tokens), budget: None, stream, room: Room::UNLIMITED, precision, target };
         let program = program(&model, &request).expect("planned");
         let (peak, executors) = (program.peak(), start(&settings, 1, program));
         assert_eq!(peak, memory.mapped() + Bytes(12_345));
@@ -121,7 +122,7 @@ fn planned(threads: usize, budget: Option<Bytes>) -> Result<plimsoll_plan::Progr
     let Settings { budget, precision, stream, .. } = settings(threads, budget);
     let target = CpuDevice::target(threads, Isa::detect()).expect("a target");
     let model = fixture("goldens/esm2/config.json").display().to_string();
-    program(&model, &Request { tokens: None, budget, stream, precision, target })
+    program(&model, &Request { tokens: None, budget, stream, room: Room::UNLIMITED, precision, target })
 }
 
 /// Runs `embed` and returns its memory line.

@@ -4,30 +4,81 @@
 
 use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
-use crate::device::{Device, DeviceError, Launch, Operand, Recorder, Ticket, Tracer};
-use crate::host::{Clock, Fetched};
+use crate::device::{Device, DeviceError, DeviceInfo, Launch, Operand, Recorder, Tracer};
+use crate::executor::POISON;
+use crate::host::Clock;
+use crate::progress::OnStart;
 use crate::scaled::QuantizedFormat;
-use plimsoll_graph::{Bytes, Counts, DType, TensorSpec};
-use plimsoll_plan::{KernelId, Kernels};
+use crate::transfer::{Allocation, Transfer};
+use plimsoll_graph::{Bytes, Counts, DType, Space, TensorSpec};
+use plimsoll_plan::{KernelId, Kernels, Location, Queue};
+use std::collections::BTreeMap;
 
-/// Runs plans for the target `null` with the reference kernels.
-#[derive(Debug, Default)]
+/// Runs plans for the target `null` with the reference kernels. Its spaces are byte vectors.
+#[derive(Debug)]
 pub struct ReferenceDevice {
+    moves: Moves,
     arena: Vec<u8>,
-    fetched: Fetched,
+    host: Vec<u8>,
+    file: Vec<u8>,
+    /// Transfers that were started and not waited for, by id.
+    started: BTreeMap<usize, Transfer>,
     clock: Clock,
 }
 
+/// When a reference device copies the bytes of a transfer. Between its start and the wait for it a real device may copy at
+/// any instant, so a plan must give the same bits both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// At its start.
+    AtStart,
+    /// At the wait for it. At its start the destination is filled with NaN.
+    AtWait,
+}
+
+impl Default for ReferenceDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl ReferenceDevice {
-    /// A device without an arena.
+    /// A device without memory, which copies at the start of a transfer.
     pub fn new() -> Self {
-        Self::default()
+        Self::moving(Moves::AtStart)
+    }
+
+    /// A device without memory.
+    pub fn moving(moves: Moves) -> Self {
+        Self {
+            moves,
+            arena: vec![],
+            host: vec![],
+            file: vec![],
+            started: BTreeMap::new(),
+            clock: Clock::default(),
+        }
+    }
+
+    /// Bytes of a range of a space.
+    fn bytes(&mut self, at: Location, bytes: Bytes) -> Result<&mut [u8], DeviceError> {
+        let space = match at.space {
+            Space::Device => &mut self.arena,
+            Space::Host => &mut self.host,
+            Space::File => &mut self.file,
+        };
+        let end = at.at.checked_add(bytes.0).filter(|&end| end <= space.len() as u64);
+        let end = end.ok_or(DeviceError::OutsideArena { at: at.at, bytes })?;
+        Ok(&mut space[at.at as usize..end as usize])
     }
 
     fn range(&mut self, at: u64, bytes: Bytes) -> Result<&mut [u8], DeviceError> {
-        let end = at.checked_add(bytes.0).filter(|&end| end <= self.arena.len() as u64);
-        let end = end.ok_or(DeviceError::OutsideArena { at, bytes })?;
-        Ok(&mut self.arena[at as usize..end as usize])
+        self.bytes(Location::in_arena(at), bytes)
+    }
+
+    fn copy(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        let data = self.bytes(transfer.from, transfer.bytes)?.to_vec();
+        self.upload(transfer.to, &data)
     }
 
     fn tensor(&mut self, operand: &Operand, counts: Counts) -> Result<Tensor, DeviceError> {
@@ -71,62 +122,78 @@ fn shape(spec: &TensorSpec, counts: Counts) -> Vec<usize> {
 }
 
 impl Device for ReferenceDevice {
-    fn name(&self) -> String {
-        "reference".to_owned()
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "reference".to_owned(),
+            kernels: Kernels::Reference,
+            workers: 1,
+            depth: 1,
+            takes_weights: true,
+            arithmetic: "reference".to_owned(),
+            matmul_provider: None,
+        }
     }
 
-    fn kernels(&self) -> Kernels {
-        Kernels::Reference
-    }
-
-    fn workers(&self) -> u64 {
-        1
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.arena = vec![0; bytes.0 as usize];
+    fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
+        self.arena = vec![0; memory.arena.0 as usize];
+        self.host = vec![POISON; memory.host.0 as usize];
+        self.file = vec![POISON; memory.file.0 as usize];
+        self.started.clear();
         Ok(())
     }
 
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.range(at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
+    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        // The arena is a vector, of which no part can be given back. What is behind the border is overwritten instead, so
+        // that a step that reads it fails a test.
+        let rest = Bytes(self.arena.len() as u64).saturating_sub(bytes);
+        self.fill(Location::in_arena(bytes.0), rest, POISON)
+    }
+
+    fn prepare(&mut self, _: &[Launch<'_>], _: OnStart<'_>) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        out.copy_from_slice(self.range(at, Bytes(out.len() as u64))?);
+    fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.bytes(to, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
         Ok(())
     }
 
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.range(at, bytes)?.fill(byte);
+    fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError> {
+        out.copy_from_slice(self.bytes(from, Bytes(out.len() as u64))?);
         Ok(())
     }
 
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        let data = self.range(from, bytes)?.to_vec();
-        self.upload(to, &data)
-    }
-
-    fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
+    fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        self.bytes(at, bytes)?.fill(byte);
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), DeviceError> {
+    fn begin_step(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(Bytes::ZERO)
+    }
+
+    fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        if self.moves == Moves::AtStart || transfer.queue() == Queue::Compute {
+            return self.copy(transfer);
+        }
+        self.fill(transfer.to, transfer.bytes, POISON)?;
+        self.started.insert(transfer.id, *transfer);
         Ok(())
     }
 
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        let bytes = self.range(at, bytes)?.to_vec();
-        Ok(self.fetched.put(&bytes))
+    fn wait_for(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        match self.started.remove(&transfer.id) {
+            Some(started) => self.copy(&started),
+            None => Ok(()),
+        }
     }
 
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.fetched.take(ticket, out)
+    fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
+        self.wait_for(transfer)
     }
 
-    fn depth(&self) -> usize {
-        1
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     fn recorder(&mut self) -> Option<&mut dyn Recorder> {
@@ -137,51 +204,10 @@ impl Device for ReferenceDevice {
         &mut self.clock
     }
 
-    fn stage(&mut self, _: [Bytes; 2]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.upload(at, bytes)
-    }
-
-    fn matmul_provider(&self) -> Option<String> {
-        None
-    }
-
-    fn clear_interval(&self) -> u64 {
-        0
-    }
-
-    fn persistent(&mut self, _: Bytes) {}
-
-    fn set_borders(&mut self, _: &[Bytes]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        // The arena is a vector, of which no part can be given back. What is behind the border is overwritten instead, so
-        // that a step that reads it fails a test.
-        let rest = Bytes(self.arena.len() as u64).saturating_sub(bytes);
-        self.fill(bytes.0, rest, 0xFF)
-    }
-
-    fn takes_weights(&self) -> bool {
-        true
-    }
-
-    fn arithmetic(&self) -> String {
-        "reference".to_owned()
-    }
-
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        Ok(Bytes::ZERO)
-    }
-
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         match launch.kernel {
             KernelId::Reference(_) => {}
-            KernelId::Cpu(_) | KernelId::Cuda(_) => return Err(launch.wrong_kernel()),
+            KernelId::Cpu(_) | KernelId::Cuda(_) | KernelId::Move => return Err(launch.wrong_kernel()),
         }
         let start = self.clock.start();
         let counts = launch.counts;
@@ -195,7 +221,7 @@ impl Device for ReferenceDevice {
                 op: launch.op.name(),
                 why: format!("its result is no {}", operand.spec),
             })?;
-            self.upload(operand.at, &bytes)?;
+            self.upload(Location::in_arena(operand.at), &bytes)?;
         }
         self.clock.note(start, "compute", launch.op.name());
         Ok(())
@@ -216,12 +242,12 @@ mod tests {
         for (dtype, half, ulp) in [(DType::Bf16, BF16, 2.0_f64.powi(-7)), (DType::F16, F16, 2.0_f64.powi(-10))]
         {
             let mut device = ReferenceDevice::new();
-            device.alloc_arena(Bytes(192)).expect("an arena");
+            device.allocate(&Allocation::arena(Bytes(192))).expect("an arena");
             let spec = TensorSpec::activation([Dim::Fixed(3)], dtype);
             let place = |at| Operand { at, spec: spec.clone() };
             let give = |device: &mut ReferenceDevice, at, data: [f64; 3]| {
                 let bytes = bytes_of(&Tensor::f64(&[3], data.to_vec()), dtype).expect("floats");
-                device.upload(at, &bytes).expect("inside");
+                device.upload(Location::in_arena(at), &bytes).expect("inside");
             };
             give(&mut device, 0, [1.0, 1.0, 1.0 + ulp]);
             give(&mut device, 64, [0.5 * ulp, 0.75 * ulp, 0.5 * ulp]);
@@ -238,7 +264,7 @@ mod tests {
                 })
                 .expect("launched");
             let mut out = [0; 6];
-            device.download(128, &mut out).expect("inside");
+            device.download(Location::in_arena(128), &mut out).expect("inside");
             let found = out.chunks_exact(2).map(|b| half.widen(u16::from_le_bytes([b[0], b[1]])));
             assert_eq!(found.collect::<Vec<_>>(), [1.0, 1.0 + ulp, 1.0 + 2.0 * ulp]);
         }

@@ -46,7 +46,7 @@ mod tensor;
 #[cfg(test)]
 mod testing;
 
-pub use device::ReferenceDevice;
+pub use device::{Moves, ReferenceDevice};
 pub use error::ReferenceError;
 pub(crate) use half::{BF16, F16};
 pub use machine::ReferenceMachine;
@@ -76,6 +76,8 @@ pub fn eval(
         Op::AttentionGrad(op) => attention_grad::eval(op, &mut operands),
         Op::BatchNorm(op) => batch_norm::eval(op, &mut operands),
         Op::Concat(_) => concat::eval(&mut operands),
+        // As a function, a move is the identity; devices do not launch it.
+        Op::Move(_) => return keep(ins.iter().map(|x| (*x).clone()).collect(), outs),
         Op::Embed(op) => embed::eval(op, &mut operands),
         Op::Gelu(_) => gelu::eval(&mut operands),
         Op::GeluGrad(_) => gelu::eval_grad(&mut operands),

@@ -1,21 +1,20 @@
 //! Tests of the executor's guarantees: no allocation in a step, refusals, and states that persist.
 
-use crate::rig::{ByName, On, bare, in_own_process, load, output, run, stream};
+use crate::rig::{ByName, FROM_FILE, On, bare, in_own_process, load, load_as, output, run};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_exec::half::f32_to_bf16;
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{
-    Data, DeviceError, Executor, Param, ParamSource, PersistentTensor, StartProgress, StartStage, load_all,
+    Data, DeviceError, Executor, Param, PersistentTensor, StartProgress, StartStage, load_all,
 };
 use plimsoll_graph::ops::{Add, Epilogue, Linear};
-use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Op, VerifyError};
+use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Op, Space, VerifyError};
 use plimsoll_models::{Encoder, Output, known};
-use plimsoll_plan::{Policy, Precision, Program, Staging, Target, Weights, compile};
+use plimsoll_plan::{Location, Policy, Precision, Program, Staging, Target, Weights, compile};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -101,7 +100,7 @@ fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
         let tensors = executor.persistent_tensors();
         let [PersistentTensor { at, spec, .. }] = tensors.as_slice() else { panic!("{tensors:?}") };
         assert_eq!(spec.dtype, DType::Bf16);
-        let [copy, second] = [0, 1].map(|k| program.staging_address(k));
+        let [copy, second] = [0, 1].map(|k| Location::in_arena(program.staging_address(k)));
         let mut reported = vec![];
         let copies = BTreeMap::from([(*at, [Some(copy), Some(second)])]);
         executor
@@ -193,11 +192,8 @@ fn lanes_share_their_weights() {
             });
         }
     });
-    assert!(
-        replicas[1].device().name().starts_with("cpu (replica 2 of 3, "),
-        "{}",
-        replicas[1].device().name()
-    );
+    let name = replicas[1].device().info().name;
+    assert!(name.starts_with("cpu (replica 2 of 3, "), "{name}");
 }
 
 /// The counter includes all threads of the process, also those of concurrent tests, so this test runs alone in a
@@ -205,7 +201,7 @@ fn lanes_share_their_weights() {
 /// the test repeats until one occurs.
 #[test]
 fn a_step_allocates_nothing() {
-    use Weights::{Resident, Streamed};
+    use Weights::Resident;
     if !in_own_process("executor::a_step_allocates_nothing") {
         return;
     }
@@ -218,27 +214,23 @@ fn a_step_allocates_nothing() {
         (Some(cpu), "esm2", How::Timed, Resident),
         (Some(cpu), "esm2", How::Submitted, Resident),
         (Some(cpu), "dnabert_s", How::Run, Resident),
-        (Some(cpu), "esm2", How::Run, Streamed),
-        (Some(cpu), "esm2", How::Timed, Streamed),
-        (Some(cpu), "dnabert_s", How::Run, Streamed),
+        (Some(cpu), "esm2", How::Run, FROM_FILE),
+        (Some(cpu), "esm2", How::Timed, FROM_FILE),
+        (Some(cpu), "dnabert_s", How::Run, FROM_FILE),
         (Some(bf16), "esm2", How::Run, Resident),
         (Some(bf16), "dnabert_s", How::Run, Resident),
-        (Some(bf16), "esm2", How::Run, Streamed),
+        (Some(bf16), "esm2", How::Run, FROM_FILE),
         (Some(int8), "esm2", How::Run, Resident),
         (Some(int8), "dnabert_s", How::Run, Resident),
-        (Some(int8), "esm2", How::Run, Streamed),
+        (Some(int8), "esm2", How::Run, FROM_FILE),
         (gpu, "esm2", How::Run, Resident),
         (gpu, "esm2", How::Timed, Resident),
         (gpu, "esm2", How::Submitted, Resident),
-        (gpu, "esm2", How::Submitted, Streamed),
+        (gpu, "esm2", How::Submitted, FROM_FILE),
     ] {
         let Some(on) = on else { continue };
         let graph = small(model).expect("verified");
-        let mut executor = match weights {
-            Resident | Weights::Trained => load(on, &graph, true, |_, _, out| out.fill(0.01)),
-            Streamed => stream(on, &graph, true, constant(0.01)),
-        }
-        .expect("planned");
+        let mut executor = load_as(on, &graph, true, weights, |_, _, out| out.fill(0.01)).expect("planned");
         let counts = Counts { tokens: 60, sequences: 2, packs: 1 };
         let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
         let (ids, spans, mut outs) = ([5; 60], [0, 20, 20, 60], [vec![]]);
@@ -267,40 +259,29 @@ fn a_step_allocates_nothing() {
     }
 }
 
-fn constant(value: f32) -> ParamSource {
-    Box::new(move |_, _, out| {
-        out.fill(value);
-        Ok(())
-    })
-}
-
-/// A step reads the number of bytes that the plan states for streamed weights, without rows that only pad panels. A
-/// plan with resident weights reads them when its reader is attached, and none in a step.
+/// Every parameter is read once, when it is loaded, wherever it lies between its uses; a step reads nothing, and copies the
+/// bytes that the plan states for streamed weights.
 #[test]
-fn a_step_reads_each_parameter_once() {
+fn a_parameter_is_read_once() {
     let graph = small("esm2").expect("verified");
-    for weights in [Weights::Resident, Weights::Streamed] {
+    for weights in [Weights::Resident, FROM_FILE] {
         let mut executor = bare(On::Reference, &graph, true, weights).expect("planned");
-        let counter = Arc::new(AtomicU64::new(0));
-        let count = counter.clone();
-        let source = move |_: &Param, range: Range<u64>, out: &mut [f32]| {
-            count.fetch_add(4 * (range.end - range.start), Ordering::Relaxed);
+        let mut count = 0;
+        let mut read = |_: &Param, range: Range<u64>, out: &mut [f32]| {
+            count += 4 * (range.end - range.start);
             out.fill(0.01);
             Ok(())
         };
-        executor.attach(0, Box::new(source)).expect("attached");
+        executor.load(0, &mut read).expect("loaded");
         let params = 4 * graph_params(&executor);
-        let (once, each) = match weights {
-            Weights::Resident | Weights::Trained => (params, 0),
-            Weights::Streamed => (0, params),
-        };
-        assert_eq!(counter.swap(0, Ordering::Relaxed), once, "{weights:?}");
-        assert_eq!(executor.program().streamed().0, each, "{weights:?}");
+        assert_eq!(count, params, "{weights:?}");
+        let streamed = if weights == FROM_FILE { params } else { 0 };
+        assert_eq!(executor.program().streamed().0, streamed, "{weights:?}");
+        assert_eq!(executor.program().space_bytes(Space::File).0 >= params, weights == FROM_FILE);
         for _ in 0..2 {
             executor.input_i32(0, "ids", &[5, 6]).expect("ids");
             executor.input_i32(0, "spans", &[0, 2]).expect("spans");
             executor.run(0, Counts { tokens: 2, sequences: 1, packs: 1 }).expect("a run");
-            assert_eq!(counter.swap(0, Ordering::Relaxed), each, "{weights:?}");
         }
     }
 }
@@ -312,23 +293,18 @@ fn graph_params(executor: &Executor) -> u64 {
 #[test]
 fn a_parameter_that_cannot_be_read_is_named() {
     let graph = small("esm2").expect("verified");
-    let counts = Counts { tokens: 2, sequences: 1, packs: 1 };
-    let mut executor = bare(On::Cpu(Isa::detect(), 2), &graph, true, Weights::Streamed).expect("planned");
-    executor.load(0, &mut |_, _, _| panic!("nothing of it is resident")).expect("loaded");
-    executor.input_i32(0, "ids", &[5, 6]).expect("ids");
-    executor.input_i32(0, "spans", &[0, 2]).expect("spans");
-    let error = executor.run(0, counts).expect_err("no reader");
-    assert!(std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("no reader")), "{error}");
-    let bad = |param: &Param, _: Range<u64>, out: &mut [f32]| {
-        out.fill(0.0);
-        match param.name.contains("layer.1.LayerNorm") {
-            true => Err("the disk is gone".into()),
-            false => Ok(()),
-        }
-    };
-    executor.attach(0, Box::new(bad)).expect("attached");
-    let error = executor.run(0, counts).expect_err("an unreadable parameter");
-    assert_eq!(error.to_string(), "cannot load `encoder.layer.1.LayerNorm.weight`");
+    for weights in [Weights::Resident, FROM_FILE] {
+        let mut executor = bare(On::Cpu(Isa::detect(), 2), &graph, true, weights).expect("planned");
+        let mut bad = |param: &Param, _: Range<u64>, out: &mut [f32]| {
+            out.fill(0.0);
+            match param.name.contains("layer.1.LayerNorm") {
+                true => Err("the disk is gone".into()),
+                false => Ok(()),
+            }
+        };
+        let error = executor.load(0, &mut bad).expect_err("an unreadable parameter");
+        assert_eq!(error.to_string(), "cannot load `encoder.layer.1.LayerNorm.weight`");
+    }
 }
 
 #[test]

@@ -1,17 +1,20 @@
 //! Errors of a device that a test asks for.
 
-use plimsoll_exec::{Device, DeviceError};
+use plimsoll_exec::{Device, DeviceError, DeviceInfo};
+use plimsoll_plan::Queue;
 use plimsoll_testing::{Call, Hooks};
 
 /// Makes a device with `depth` in-flight steps on which some copies to the host fail.
 pub struct Faults {
     pub depth: usize,
-    /// Numbers of the fetches that fail, among all fetches.
-    pub fetches: Vec<u64>,
-    /// Numbers of the tickets that return a data error when they are collected.
-    pub tickets: Vec<u64>,
-    /// Number of fetches so far.
-    pub count: u64,
+    /// Numbers of the copies to the host that cannot be started, among all of them.
+    pub starts: Vec<u64>,
+    /// Numbers of the copies whose completion returns a data error, among those that were started.
+    pub completions: Vec<u64>,
+    /// Number of copies whose start was asked for so far.
+    pub started: u64,
+    /// Number of copies that were completed so far.
+    pub completed: u64,
 }
 
 fn error(why: &str) -> DeviceError {
@@ -20,21 +23,22 @@ fn error(why: &str) -> DeviceError {
 
 impl Hooks for Faults {
     fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
-        if !matches!(call, Call::Fetch) {
+        if !matches!(call, Call::Start(transfer) if transfer.queue() == Queue::Out) {
             return Ok(());
         }
-        self.count += 1;
-        if self.fetches.contains(&(self.count - 1)) { Err(error("no copy")) } else { Ok(()) }
+        self.started += 1;
+        if self.starts.contains(&(self.started - 1)) { Err(error("no copy")) } else { Ok(()) }
     }
 
     fn after(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
-        match call {
-            Call::Collect(ticket) if self.tickets.contains(&ticket.0) => Err(error("bad data")),
-            _ => Ok(()),
+        if !matches!(call, Call::Complete(_)) {
+            return Ok(());
         }
+        self.completed += 1;
+        if self.completions.contains(&(self.completed - 1)) { Err(error("bad data")) } else { Ok(()) }
     }
 
-    fn depth(&self, _: &dyn Device) -> usize {
-        self.depth
+    fn info(&self, inner: DeviceInfo) -> DeviceInfo {
+        DeviceInfo { depth: self.depth, ..inner }
     }
 }

@@ -43,12 +43,7 @@ impl Golden {
     /// An executor whose parameters are streamed in every step.
     fn streaming(&self, on: On, bounds: Bounds, outputs: &[Output], fuse: bool) -> Executor {
         let graph = self.encoder.graph(bounds, outputs).expect("verified");
-        let mut read = self.reader();
-        let source = Box::new(move |param: &Param, range: Range<u64>, out: &mut [f32]| {
-            read(param, range, out);
-            Ok(())
-        });
-        stream(on, &graph, fuse, source).unwrap_or_else(|e| panic!("{e}"))
+        stream(on, &graph, fuse, self.reader()).unwrap_or_else(|e| panic!("{e}"))
     }
 
     fn reader(&self) -> impl FnMut(&Param, Range<u64>, &mut [f32]) + Send + use<> {

@@ -346,7 +346,8 @@ impl Case {
 #[test]
 fn every_op_has_a_case() {
     let cases = cases();
-    for name in Op::NAMES {
+    // A move is no kernel; tests of streamed weights and of offload run it.
+    for name in Op::NAMES.iter().filter(|name| **name != "move") {
         assert!(cases.iter().any(|case| case.op.name() == *name), "{name} has no case");
     }
     let mut names: Vec<&str> = cases.iter().map(|case| &case.name[..]).collect();

@@ -3,9 +3,9 @@
 
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, CudaError};
-use plimsoll_exec::reference::ReferenceMachine;
-use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Prepared, Submitted};
-use plimsoll_graph::{Counts, Graph, Param, packs};
+use plimsoll_exec::reference::{Moves, ReferenceDevice};
+use plimsoll_exec::{Data, Device, DeviceError, Executor, Prepared, Submitted};
+use plimsoll_graph::{Counts, Graph, Param, Space, packs};
 use plimsoll_plan::{
     Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile,
 };
@@ -103,7 +103,8 @@ impl On {
     /// An executor of programs for steps of several sizes.
     pub fn executor_of(self, programs: Prepared) -> Executor {
         let device: Box<dyn Device> = match self {
-            Self::Reference | Self::Narrow(_) => ReferenceMachine.open().expect("the reference").swap_remove(0),
+            // Of the two ways to move, the one that shows a read before its wait.
+            Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::moving(Moves::AtWait)),
             Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => {
                 Box::new(CpuDevice::with_isa(threads, isa))
             }
@@ -123,7 +124,7 @@ pub fn load(
     load_as(on, graph, fuse, Weights::Resident, read)
 }
 
-/// A loaded executor of one graph whose weights are `Resident` or `Trained`.
+/// A loaded executor of one graph.
 pub fn load_as(
     on: On,
     graph: &Graph,
@@ -140,11 +141,17 @@ pub fn load_as(
     Ok(executor)
 }
 
+/// Weights that are streamed from a file, which every device has.
+pub const FROM_FILE: Weights = Weights::Streamed { from: Space::File, prefetch: true };
+
 /// An executor of one graph that streams its parameters in every step.
-pub fn stream(on: On, graph: &Graph, fuse: bool, source: ParamSource) -> Result<Executor, PlanError> {
-    let mut executor = bare(on, graph, fuse, Weights::Streamed)?;
-    executor.attach(0, source).unwrap_or_else(|e| panic!("{e}"));
-    Ok(executor)
+pub fn stream(
+    on: On,
+    graph: &Graph,
+    fuse: bool,
+    read: impl FnMut(&Param, Range<u64>, &mut [f32]),
+) -> Result<Executor, PlanError> {
+    load_as(on, graph, fuse, FROM_FILE, read)
 }
 
 /// An executor of one graph without parameters.

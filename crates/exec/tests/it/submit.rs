@@ -5,10 +5,10 @@ use crate::faulty::Faults;
 use crate::rig::{ByName, On, load, output, run};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, Options};
-use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
-use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
+use plimsoll_exec::{Allocation, Data, Device, DeviceError, Executor, Span, Submitted};
+use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Space};
 use plimsoll_models::{Encoder, Output};
-use plimsoll_plan::{Precision, Program, Target, Weights};
+use plimsoll_plan::{ArenaMemory, Precision, Program, Target, Weights};
 use plimsoll_testing::HookedDevice;
 use std::ops::Range;
 
@@ -43,11 +43,11 @@ fn on_gpu(graph: &plimsoll_graph::Graph, options: Options, placed: Weights) -> E
         Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_pipeline_depth(options.depth);
     let device = CudaDevice::with(0, options).expect("there");
     let mut executor = Executor::new(Box::new(device), program).expect("started");
-    let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
+    let mut read = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
         weights(param, range, out);
         Ok(())
     };
-    executor.attach(0, Box::new(source)).expect("loaded");
+    executor.load(0, &mut read).expect("loaded");
     executor
 }
 
@@ -144,22 +144,22 @@ fn a_failed_request_of_outputs_touches_no_other_step() {
     let graph = graph();
     let (target, plan) = On::Cpu(Isa::detect(), 1).plan(&graph, true, Weights::Resident).expect("planned");
     // The arena of a card, of which several steps may be in flight.
-    let target = Target { space: "card".to_owned(), ..target };
+    let target = Target { space: ArenaMemory::Device, ..target };
     let (failed, fine) = ([0, 1, 2, 3], [3, 1, 4, 2]);
     let wanted = pipelined(&mut encoder(On::Cpu(Isa::detect(), 1)), &fine);
     // Each step has two outputs: the second one of step `bad` cannot be requested, and the first one has a data error.
-    for (depth, bad) in [1, 2, 3].into_iter().flat_map(|depth| failed.map(|bad| (depth, bad))) {
+    for (depth, bad) in [2, 3, 4].into_iter().flat_map(|depth| failed.map(|bad| (depth, bad))) {
         let plans = vec![("test".to_owned(), plan.clone())];
         let program = Program::new(target.clone(), plans, vec![]).with_pipeline_depth(depth);
-        let (fetches, tickets) = (vec![2 * bad + 1], vec![2 * bad]);
-        let faults = Faults { depth, fetches, tickets, count: 0 };
+        let (starts, completions) = (vec![2 * bad + 1], vec![2 * bad]);
+        let faults = Faults { depth, starts, completions, started: 0, completed: 0 };
         let device = HookedDevice::new(Box::new(CpuDevice::new(1)), faults);
         let mut executor = Executor::new(Box::new(device), program).expect("started");
-        let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
+        let mut read = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
             weights(param, range, out);
             Ok(())
         };
-        executor.attach(0, Box::new(source)).expect("loaded");
+        executor.load(0, &mut read).expect("loaded");
         let (mut open, mut found) = (std::collections::VecDeque::new(), vec![]);
         let mut collect = |executor: &mut Executor, step| {
             let mut outs = [vec![], vec![]];
@@ -180,7 +180,7 @@ fn a_failed_request_of_outputs_touches_no_other_step() {
                         assert_eq!(why.as_deref(), Some("no copy"), "{error}");
                         errors += 1;
                         // The failed step counts as in flight as long as older steps are.
-                        if open.len() + 1 == depth && depth > 1 {
+                        if open.len() + 1 == depth {
                             assert!(submit(&mut executor, n).is_err(), "depth {depth}");
                         }
                         open.drain(..).for_each(|step| collect(&mut executor, step));
@@ -239,7 +239,9 @@ fn every_use_of_a_gpu_gives_the_same_bits() {
         })
         .collect();
     for options in every_use() {
-        for placed in [Weights::Resident, Weights::Streamed] {
+        let streamed = |from| [true, false].map(|prefetch| Weights::Streamed { from, prefetch });
+        let streamed = [Space::Host, Space::File].map(streamed).concat();
+        for placed in [vec![Weights::Resident], streamed].concat() {
             let mut executor = on_gpu(&graph, options, placed);
             assert_eq!(executor.depth(), options.depth);
             let found = pipelined(&mut executor, &steps);
@@ -267,7 +269,7 @@ fn a_full_gpu_gives_the_same_bits() {
     let mut bytes = 1 << 38;
     while bytes >= 1 << 21 {
         let Ok(mut holder) = CudaDevice::new(0) else { break };
-        match holder.alloc_arena(Bytes(bytes)) {
+        match holder.allocate(&Allocation::arena(Bytes(bytes))) {
             Ok(()) => holders.push(holder),
             Err(_) => bytes /= 2,
         }

@@ -32,8 +32,4 @@ impl OpRules for Add {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        if ins[0] == ins[1] { Ok(vec![ins[0]]) } else { Err(ShardError("its inputs must be placed alike")) }
-    }
 }

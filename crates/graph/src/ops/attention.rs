@@ -181,19 +181,6 @@ impl OpRules for Attention {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        // Heads are independent, so q, k and v may be split by columns. A fused qkv may not: a range of its
-        // columns would not contain whole heads of all three.
-        let qkv = &ins[..self.operands()];
-        if qkv.iter().any(|&p| p != qkv[0]) {
-            return Err(ShardError("q, k and v must be placed alike"));
-        }
-        match (qkv[0], self.qkv) {
-            (Placement::Replicate, _) | (Placement::Shard(1), Qkv::Separate) => Ok(vec![qkv[0]; 2]),
-            (Placement::Shard(_) | Placement::Partial, _) => Err(ShardError("it needs whole sequences")),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -51,13 +51,4 @@ impl OpRules for AttentionGrad {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        let forward = self.forward.inputs();
-        let outs = self.forward.shard(&ins[1..=forward])?;
-        if ins[0] != outs[0] || ins[forward + 1..].iter().ne(&outs) {
-            return Err(ShardError("do, o and lse must be placed as q is"));
-        }
-        Ok(vec![outs[0]; self.forward.operands()])
-    }
 }

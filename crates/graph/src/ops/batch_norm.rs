@@ -41,8 +41,4 @@ impl OpRules for BatchNorm {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(&ins[..1], &ins[1..])?])
-    }
 }

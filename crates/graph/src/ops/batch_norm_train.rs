@@ -67,13 +67,6 @@ impl OpRules for BatchNormTrain {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate => Ok(vec![ins[0]; 5]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("its statistics need the whole batch")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for BatchNormTrainGrad {

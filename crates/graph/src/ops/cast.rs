@@ -39,8 +39,4 @@ impl OpRules for Cast {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![ins[0]])
-    }
 }

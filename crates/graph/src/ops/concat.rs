@@ -61,10 +61,6 @@ impl OpRules for Concat {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(ins, &[])?])
-    }
 }
 
 impl GradientOrUpdateOp for ConcatGrad {

@@ -101,13 +101,6 @@ impl OpRules for LinearCrossEntropy {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins.iter().all(|&p| p == Placement::Replicate) {
-            true => Ok(vec![Placement::Replicate; if self.z_loss != 0.0 { 4 } else { 2 }]),
-            false => Err(ShardError("the loss needs whole logits and all rows")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for LinearCrossEntropyGrad {

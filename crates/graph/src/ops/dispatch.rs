@@ -63,14 +63,6 @@ fn rows(per_token: u32, columns: u64, dtype: DType) -> TensorSpec {
     TensorSpec::activation([Dim::Tokens(u64::from(per_token)), Dim::Fixed(columns)], dtype)
 }
 
-/// Rows are gathered from all tokens, so dimension 0 must not be split; columns may be.
-fn shard_columns(ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-    match ins[0] {
-        Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
-        Placement::Shard(_) | Placement::Partial => Err(ShardError("rows move between all tokens")),
-    }
-}
-
 impl OpRules for Dispatch {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3)?;
@@ -97,10 +89,6 @@ impl OpRules for Dispatch {
 
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
-    }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        shard_columns(ins)
     }
 }
 
@@ -153,10 +141,6 @@ impl OpRules for Combine {
 
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
-    }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        shard_columns(ins)
     }
 }
 

@@ -65,11 +65,4 @@ impl OpRules for Dropout {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate => Ok(vec![ins[0]]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("positions count in the whole tensor")),
-        }
-    }
 }

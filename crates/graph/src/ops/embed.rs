@@ -71,8 +71,4 @@ impl OpRules for Embed {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(&ins[..1], &ins[1..])?])
-    }
 }

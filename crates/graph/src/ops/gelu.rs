@@ -41,13 +41,6 @@ impl OpRules for Gelu {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate | Placement::Shard(_) => Ok(vec![ins[0]]),
-            Placement::Partial => Err(ShardError("its input must be reduced first")),
-        }
-    }
 }
 
 impl OpRules for GeluGrad {
@@ -72,12 +65,5 @@ impl OpRules for GeluGrad {
 
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
-    }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        if ins[0] != ins[1] {
-            return Err(ShardError("its inputs must be placed alike"));
-        }
-        Gelu {}.shard(&ins[..1])
     }
 }

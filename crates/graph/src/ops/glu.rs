@@ -62,10 +62,6 @@ impl OpRules for Glu {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(ins, &[])?])
-    }
 }
 
 impl GradientOrUpdateOp for GluGrad {

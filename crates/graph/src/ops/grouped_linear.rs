@@ -91,13 +91,6 @@ impl OpRules for GroupedLinear {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins.iter().all(|&p| p == Placement::Replicate) {
-            true => Ok(vec![Placement::Replicate]),
-            false => Err(ShardError("experts are not cut")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for GroupedLinearInputGrad {

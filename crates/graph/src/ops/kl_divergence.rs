@@ -49,13 +49,6 @@ impl OpRules for KlDivergence {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins.iter().all(|&p| p == Placement::Replicate) {
-            true => Ok(vec![Placement::Replicate]),
-            false => Err(ShardError("the loss needs all rows")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for KlDivergenceGrad {

@@ -51,9 +51,4 @@ impl OpRules for LayerNorm {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        // x may be split by rows, gamma and beta must be whole; all three outputs are split as x is.
-        Ok(vec![row_parallel(&ins[..1], &ins[1..])?; 3])
-    }
 }

@@ -38,13 +38,4 @@ impl OpRules for LayerNormGrad {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        let rows = row_parallel(&ins[..4], &ins[4..])?;
-        let sums = match rows {
-            Placement::Shard(_) => Placement::Partial,
-            Placement::Replicate | Placement::Partial => rows,
-        };
-        Ok(vec![rows, sums, sums])
-    }
 }

@@ -207,32 +207,4 @@ impl OpRules for Linear {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        let bias = if self.bias { ins[2] } else { Placement::Replicate };
-        let norm = self.prologue != Prologue::None;
-        if norm && ins[self.norm_at()..].iter().any(|&p| p != Placement::Replicate) {
-            return Err(ShardError("gamma and beta must be whole"));
-        }
-        match (ins[0], ins[1], bias) {
-            (Placement::Replicate | Placement::Shard(0), Placement::Replicate, Placement::Replicate) => {
-                Ok(vec![ins[0]])
-            }
-            // Column parallel: the rows of W are split, and the bias with them.
-            (Placement::Replicate, Placement::Shard(0), b)
-                if (!self.bias || b == Placement::Shard(0)) && self.epilogue.gate().is_none() =>
-            {
-                Ok(vec![Placement::Shard(1)])
-            }
-            // Row parallel: K is split. A bias would be added once per device.
-            (Placement::Shard(1), Placement::Shard(1), _)
-                if !self.bias && !norm && self.epilogue == Epilogue::None =>
-            {
-                Ok(vec![Placement::Partial])
-            }
-            (Placement::Replicate | Placement::Shard(_) | Placement::Partial, _, _) => {
-                Err(ShardError("x, w and b are cut along dimensions that do not meet"))
-            }
-        }
-    }
 }

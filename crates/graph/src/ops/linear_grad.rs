@@ -49,16 +49,6 @@ impl OpRules for LinearInputGrad {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match (ins[0], ins[1]) {
-            (Placement::Replicate | Placement::Shard(0), Placement::Replicate) => Ok(vec![ins[0]]),
-            (Placement::Shard(1), Placement::Shard(0)) => Ok(vec![Placement::Partial]),
-            (Placement::Replicate | Placement::Shard(_) | Placement::Partial, _) => {
-                Err(ShardError("dy and w are cut along dimensions that do not meet"))
-            }
-        }
-    }
 }
 
 impl OpRules for LinearWeightGrad {
@@ -90,13 +80,5 @@ impl OpRules for LinearWeightGrad {
 
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Matmul
-    }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        let outputs = 1 + usize::from(self.bias);
-        match row_parallel(ins, &[])? {
-            Placement::Shard(_) => Ok(vec![Placement::Partial; outputs]),
-            p @ (Placement::Replicate | Placement::Partial) => Ok(vec![p; outputs]),
-        }
     }
 }

@@ -22,6 +22,7 @@ mod layer_norm;
 mod layer_norm_grad;
 mod linear;
 mod linear_grad;
+mod movement;
 mod optimizer;
 mod quantize;
 mod relu;
@@ -55,6 +56,7 @@ pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
 pub use linear::{Epilogue, Linear, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
+pub use movement::Move;
 pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, CountSteps, Ema, GradScale, Sgd};
 pub use quantize::{Quantize, Quantized};
 pub use relu::{Relu, ReluGrad};
@@ -66,7 +68,7 @@ pub use segment_mean::{SegmentMean, SegmentMeanGrad};
 pub use select_rows::{SelectRows, SelectRowsGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 
-use crate::{Bounds, Builder, Counts, DType, Dim, Node, Placement, TensorSpec, ValueId};
+use crate::{Bounds, Builder, Counts, DType, Dim, Node, Space, TensorSpec, ValueId};
 use std::fmt;
 
 /// Static properties of an op: everything that is known without executing it.
@@ -87,9 +89,6 @@ pub trait OpRules {
 
     /// How the precision pass treats the op.
     fn precision(&self) -> PrecisionClass;
-
-    /// Placements of the outputs for the given placements of the inputs.
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError>;
 }
 
 /// Error: the inputs of an op are invalid.
@@ -107,10 +106,6 @@ impl std::error::Error for RuleError {}
 /// Error: the op has no gradient. Automatic differentiation reports it with the name of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotDifferentiable;
-
-/// Error: the op cannot run on inputs with this distribution over devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardError(pub &'static str);
 
 /// Work and memory traffic of one launch, from which its time is predicted. The numbers are floating-point, because products of
 /// three sizes may exceed 64 bits.
@@ -186,23 +181,6 @@ fn columns(spec: &TensorSpec) -> f64 {
 /// Bytes of a tensor that cross the memory bus once, for costs.
 fn traffic(spec: &TensorSpec, counts: Counts) -> f64 {
     spec.bytes_at(counts).0 as f64
-}
-
-/// Placement of the output of an op that processes rows independently: activations may be split along dimension
-/// 0, weights must be whole.
-fn row_parallel(activations: &[Placement], weights: &[Placement]) -> Result<Placement, ShardError> {
-    let first = activations.first().copied().unwrap_or_default();
-    if weights.iter().any(|&p| p != Placement::Replicate) {
-        return Err(ShardError("its weights must be whole"));
-    }
-    if activations.iter().any(|&p| p != first) {
-        return Err(ShardError("its inputs must be placed alike"));
-    }
-    match first {
-        Placement::Replicate | Placement::Shard(0) => Ok(first),
-        Placement::Shard(_) => Err(ShardError("it needs whole rows")),
-        Placement::Partial => Err(ShardError("its input must be reduced first")),
-    }
 }
 
 fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {

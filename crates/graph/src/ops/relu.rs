@@ -35,10 +35,6 @@ impl OpRules for Relu {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Gelu {}.shard(ins)
-    }
 }
 
 impl GradientOrUpdateOp for ReluGrad {

@@ -91,10 +91,6 @@ impl OpRules for RmsNorm {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(&ins[..1], &ins[1..])?; 2])
-    }
 }
 
 impl GradientOrUpdateOp for RmsNormGrad {

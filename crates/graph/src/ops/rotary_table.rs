@@ -38,8 +38,4 @@ impl OpRules for RotaryTable {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(&[], ins)?; 2])
-    }
 }

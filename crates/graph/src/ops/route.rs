@@ -113,13 +113,6 @@ impl OpRules for Route {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate => Ok(vec![ins[0]; 6]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("rows are sorted over all tokens")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for RouteGrad {
@@ -182,15 +175,6 @@ impl OpRules for RouterLoss {
 
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
-    }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate => Ok(vec![ins[0]; 3]),
-            Placement::Shard(_) | Placement::Partial => {
-                Err(ShardError("its means are over the tokens of packs"))
-            }
-        }
     }
 }
 

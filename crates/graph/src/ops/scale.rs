@@ -36,8 +36,4 @@ impl OpRules for Scale {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![ins[0]])
-    }
 }

@@ -58,13 +58,6 @@ impl OpRules for SegmentMean {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("it needs whole sequences")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for SegmentMeanGrad {

@@ -48,13 +48,6 @@ impl OpRules for SelectRows {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Elementwise
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins[0] {
-            Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
-            Placement::Shard(_) | Placement::Partial => Err(ShardError("it needs all rows of its columns")),
-        }
-    }
 }
 
 impl GradientOrUpdateOp for SelectRowsGrad {

@@ -41,10 +41,6 @@ impl OpRules for Softmax {
     fn precision(&self) -> PrecisionClass {
         PrecisionClass::Sensitive
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        Ok(vec![row_parallel(ins, &[])?])
-    }
 }
 
 impl GradientOrUpdateOp for SoftmaxGrad {

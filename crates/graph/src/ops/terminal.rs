@@ -39,13 +39,6 @@ impl<T: GradientOrUpdateOp> OpRules for T {
     fn precision(&self) -> PrecisionClass {
         self.class()
     }
-
-    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        match ins.iter().all(|&p| p == Placement::Replicate) {
-            true => Ok(vec![Placement::Replicate; 8]),
-            false => Err(ShardError("it needs whole tensors")),
-        }
-    }
 }
 
 /// Type with the shape and the element type of `x`.

@@ -80,6 +80,8 @@ pub enum KernelId {
     Cpu(CpuKernel),
     /// A kernel for NVIDIA GPUs.
     Cuda(CudaKernel),
+    /// No kernel: a copy in a queue of the device.
+    Move,
 }
 
 impl KernelId {
@@ -89,6 +91,7 @@ impl KernelId {
             Self::Reference(_) => "reference",
             Self::Cpu(kernel) => kernel.name(),
             Self::Cuda(kernel) => kernel.name(),
+            Self::Move => "move",
         }
     }
 
@@ -98,6 +101,7 @@ impl KernelId {
             Self::Reference(kernel) => kernel.weights(),
             Self::Cpu(kernel) => kernel.weights(),
             Self::Cuda(kernel) => kernel.weights(),
+            Self::Move => Layout::RowMajor,
         }
     }
 
@@ -106,7 +110,7 @@ impl KernelId {
     pub fn widens(self) -> bool {
         match self {
             Self::Cpu(kernel) => kernel.widens(),
-            Self::Reference(_) | Self::Cuda(_) => false,
+            Self::Reference(_) | Self::Cuda(_) | Self::Move => false,
         }
     }
 
@@ -116,6 +120,7 @@ impl KernelId {
             Self::Reference(kernel) => kernel.dtypes(),
             Self::Cpu(kernel) => kernel.dtypes(),
             Self::Cuda(kernel) => kernel.dtypes(),
+            Self::Move => &[],
         }
     }
 }
@@ -173,6 +178,9 @@ impl Kernels {
 
     /// Returns the kernel of a node: the first that accepts it and reads weights in their current layout.
     pub fn of(self, graph: &Graph, node: &Node) -> Option<KernelId> {
+        if let Op::Move(_) = node.op {
+            return Some(KernelId::Move);
+        }
         let weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).layout);
         let as_wanted = |id: &KernelId| match node.op.weights() {
             [] => id.weights() == Layout::RowMajor,
@@ -197,6 +205,7 @@ impl Kernels {
             KernelId::Reference(_) => Bytes::ZERO,
             KernelId::Cpu(kernel) => kernel.workspace(self.instructions(), graph, node, workers),
             KernelId::Cuda(kernel) => kernel.workspace(graph, node),
+            KernelId::Move => Bytes::ZERO,
         };
         if id.widens() { widened(graph, node) + own } else { own }
     }
@@ -223,7 +232,7 @@ impl Kernels {
             (KernelId::Reference(kernel), _) => kernel.accepts(graph, node),
             (KernelId::Cpu(kernel), _) => kernel.accepts(self.instructions(), graph, node),
             (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, graph, node),
-            (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) => false,
+            (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) | (KernelId::Move, _) => false,
         };
         let mut dtypes =
             node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
@@ -320,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_every_op() {
-        for op in Op::NAMES {
+        for op in Op::NAMES.iter().filter(|op| **op != "move") {
             assert!(!of_op(op).is_empty(), "{op}");
         }
     }

@@ -19,14 +19,14 @@ use plimsoll_graph::{
 pub fn fuse(graph: Graph, weights: Weights) -> Graph {
     let mut fusion = Fusion { reads: graph.reads(), g: graph };
     match weights {
-        Weights::Resident | Weights::Streamed => (0..fusion.g.nodes.len()).for_each(|i| fusion.qkv(i)),
+        Weights::Resident | Weights::Streamed { .. } => (0..fusion.g.nodes.len()).for_each(|i| fusion.qkv(i)),
         Weights::Trained => {}
     }
     // A fused GELU is applied to sums that are not rounded to 16 bits. In training, whether a linear before a GELU can be
     // fused depends on what is recomputed (its gradient reads the linear's output), and recomputation must not change
     // bits, so it is never fused.
     let gelu = match weights {
-        Weights::Resident | Weights::Streamed => true,
+        Weights::Resident | Weights::Streamed { .. } => true,
         Weights::Trained => false,
     };
     for i in 0..fusion.g.nodes.len() {
@@ -168,14 +168,14 @@ impl Fusion {
         self.set_inputs(i, std::iter::once(out).chain(inputs[3..].iter().copied()).collect());
     }
 
-    /// Whether three values are parameters of equal element type, layout and placement, without another reader and
+    /// Whether three values are parameters of equal element type, layout and space, without another reader and
     /// without updates.
     fn stackable(&self, parts: [ValueId; 3]) -> bool {
         let first = self.g.spec(parts[0]);
         parts.iter().all(|&v| {
             let spec = self.g.spec(v);
             matches!(spec.role, Role::Param(_))
-                && (spec.dtype, spec.layout, spec.placement) == (first.dtype, first.layout, first.placement)
+                && (spec.dtype, spec.layout, spec.space) == (first.dtype, first.layout, first.space)
                 && self.reads[v.index()] == 1
                 && !self.g.updates.iter().any(|(state, _)| *state == v)
         })

@@ -5,10 +5,10 @@ mod autodiff;
 mod dce;
 mod fuse;
 mod layout;
+mod offload;
 mod precision;
 mod quantize;
 mod remat;
-mod stream;
 mod tf32;
 
 use plimsoll_graph::{Def, Graph, Node, NodeId};
@@ -18,11 +18,10 @@ pub(crate) use autodiff::differentiate;
 pub use dce::dce;
 pub use fuse::{fuse, fuse_gates, fuse_norms};
 pub use layout::layout;
+pub use offload::{Offload, offload, store_updates};
 pub use precision::{Precision, inference, precision};
 pub use quantize::quantize;
 pub use remat::{RecomputePolicy, remat};
-pub use stream::stream;
-pub(crate) use stream::streamed;
 pub use tf32::tf32;
 
 /// Appends a node and sets the definition of its outputs.

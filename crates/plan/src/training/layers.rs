@@ -9,9 +9,8 @@
 
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
-use crate::sharing::Sharing;
-use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target, step_seconds};
-use plimsoll_graph::{Bytes, Count, Graph, Node, Phase, TooLarge};
+use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target};
+use plimsoll_graph::{Bytes, Count, Graph, Node, Phase, Space, TooLarge};
 
 /// Maximum number of units of a run in the small model.
 const SHOWN: u32 = 4;
@@ -199,7 +198,8 @@ impl Layers {
     /// `schedule` belong to the small model.
     #[expect(clippy::arithmetic_side_effects, reason = "`check` has summed all sizes")]
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
-        let buffers = buffers(graph, schedule, Sharing::default());
+        let buffers: Vec<Buffer> =
+            buffers(graph, schedule, true).into_iter().filter(|buffer| buffer.space == Space::Device).collect();
         self.check(graph, schedule, &buffers, target)?;
         let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
@@ -340,9 +340,4 @@ impl Timeline {
             })
             .collect()
     }
-}
-
-/// Predicted seconds of a full step of `graph`.
-pub(super) fn full(graph: &Graph, target: &Target) -> f64 {
-    step_seconds(graph, target, graph.bounds.full())
 }

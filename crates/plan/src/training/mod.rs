@@ -11,13 +11,13 @@ pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearc
 
 use crate::compile::{compile_owned, has_matmuls};
 use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
-use crate::{Fuse, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
+use crate::{Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
 use plimsoll_graph::{
-    Builder, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind, TensorSpec,
-    Value, ValueId,
+    Builder, Bytes, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind,
+    TensorSpec, Value, ValueId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +56,10 @@ pub struct Training<'a> {
     pub ema: Option<f32>,
     /// Ops to fuse.
     pub fuse: Fuse,
+    /// Parameters and states that are kept outside the arena between their uses.
+    pub offload: Offload,
+    /// Bytes that are copied ahead of and behind the launches ([`Policy::window`]).
+    pub window: Option<Bytes>,
 }
 
 /// How a parameter is trained.
@@ -225,7 +229,14 @@ impl Training<'_> {
 
     /// Compilation policy of the graphs.
     fn policy(&self, remat: &RecomputePolicy) -> Policy {
-        Policy { weights: Weights::Trained, remat: remat.clone(), fuse: self.fuse, ..Policy::default() }
+        Policy {
+            weights: Weights::Trained,
+            remat: remat.clone(),
+            fuse: self.fuse,
+            offload: self.offload,
+            window: self.window,
+            ..Policy::default()
+        }
     }
 
     /// Converts a forward graph to the precision of training.

@@ -4,11 +4,12 @@
 //! gives a slower plan of the same optimizer, nor a later optimizer.
 
 use super::frontier::Frontier;
-use super::layers::{Layers, Size, full};
+use super::layers::{Layers, Size};
 use super::{Optimizer, Solver, Training};
 use crate::compile::{has_matmuls, lowered};
-use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes};
-use plimsoll_graph::{Bytes, Def, Graph};
+use crate::cost::replayed;
+use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes, step_seconds};
+use plimsoll_graph::{Bytes, Graph, Space};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -320,7 +321,7 @@ impl Look<'_> {
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
         let step = Size::extended(search.layers, |layers| {
-            let seconds = full(&self.graph(candidate, layers)?, target);
+            let seconds = self.seconds(&self.graph(candidate, layers)?)?;
             Ok(Size { persistent: Bytes::ZERO, seconds })
         })?;
         let (again, frontier) = match &search.remat {
@@ -361,17 +362,29 @@ impl Look<'_> {
             let evaluation = training.evaluation(&evaluation, &micro)?;
             let mut persistent = Persistent::new();
             for graph in apply.iter().chain([&evaluation, &micro]) {
-                for value in graph.values.iter().filter(|v| v.def == Def::Source) {
-                    persistent.place(graph, &value.spec, target.alignment);
+                for (_, value) in graph.sources() {
+                    let home = training.offload.home(graph, value.spec.role);
+                    persistent.place(graph, &value.spec.clone().in_space(home), target.alignment);
                 }
             }
             if let Some(apply) = &apply {
                 live.set(self.live(apply, &Layers::alike(layers), &RecomputePolicy::None)?.0);
             }
-            let seconds = apply.as_ref().map_or(0.0, |graph| full(graph, target));
-            Ok(Size { persistent: persistent.bytes(), seconds })
+            let seconds = apply.as_ref().map_or(Ok(0.0), |graph| self.seconds(graph))?;
+            Ok(Size { persistent: persistent.bytes(Space::Device), seconds })
         })?;
         Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
+    }
+
+    /// Predicted seconds of a full step of `graph`, without recomputation.
+    fn seconds(&self, graph: &Graph) -> Result<f64, PlanError> {
+        let training = &self.search.training;
+        if training.offload.is_empty() {
+            return Ok(step_seconds(graph, self.target, graph.bounds.full()));
+        }
+        let policy = training.policy(&RecomputePolicy::None);
+        let (graph, schedule) = lowered(graph.clone(), &policy, self.target, &mut |_, _| {})?;
+        Ok(replayed(&graph, &schedule, self.target, graph.bounds.full()).into_iter().sum())
     }
 
     /// Largest sum of live bytes in a step of the full model, computed from the graph of the small model, and
@@ -666,7 +679,7 @@ fn thinned(n: usize) -> Vec<usize> {
 mod tests {
     use super::*;
     use crate::training::ParameterGroup;
-    use crate::{Fuse, Precision};
+    use crate::{Fuse, Offload, Precision};
     use plimsoll_graph::Bounds;
     use plimsoll_graph::ops::{AdamW, Mask};
     use plimsoll_models::{DecoderConfig, Experts, Mlp, Norm, Positions};
@@ -751,6 +764,8 @@ mod tests {
                         max_norm,
                         ema: (layers == 5).then_some(0.9),
                         fuse: Fuse::default(),
+                        offload: Offload::default(),
+                        window: None,
                     },
                     budget: Bytes(u64::MAX),
                     step_tokens: 256,

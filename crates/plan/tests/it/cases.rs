@@ -1,7 +1,7 @@
 //! Graphs and plans shared by several tests. Invariant: equal arguments give equal graphs.
 
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, StateDef, StateKind, ValueId};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Space, StateDef, StateKind, ValueId};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{
     AutodiffPolicy, Bill, MemoryPlan, Plan, PlanError, Policy, Program, Target, Weights, compile,
@@ -35,9 +35,19 @@ pub fn plan(graph: &Graph, target: &Target) -> Plan {
     compile(graph, &Policy::default(), target).unwrap_or_else(|e| panic!("{e:?}"))
 }
 
+/// Weights that are streamed from a file and copied ahead.
+pub const FROM_FILE: Weights = Weights::Streamed { from: Space::File, prefetch: true };
+
+/// Every way to stream weights on a target.
+pub fn streamed(target: &Target) -> Vec<Weights> {
+    let spaces: &[Space] = if target.arena_in_host() { &[Space::File] } else { &[Space::Host, Space::File] };
+    let of = |&from: &Space| [true, false].map(|prefetch| Weights::Streamed { from, prefetch });
+    spaces.iter().flat_map(of).collect()
+}
+
 /// Plan with streamed weights.
 pub fn streamed_plan(graph: &Graph, target: &Target) -> Plan {
-    let policy = Policy { weights: Weights::Streamed, ..Policy::default() };
+    let policy = Policy { weights: FROM_FILE, ..Policy::default() };
     compile(graph, &policy, target).unwrap_or_else(|e| panic!("{e:?}"))
 }
 
@@ -121,7 +131,7 @@ pub fn attention_block() -> Builder {
 
 /// Transient bytes above the lower bound, in thousandths of the lower bound, rounded up.
 pub fn waste_permille(memory: &MemoryPlan) -> u64 {
-    let waste = memory.transient.saturating_sub(memory.lower_bound).0;
+    let waste = memory.device.transient.saturating_sub(memory.lower_bound).0;
     (waste * 1000).div_ceil(memory.lower_bound.0.max(1))
 }
 

@@ -1,14 +1,15 @@
 //! Fault injection: the checker accepts correct plans and rejects plans with deliberate errors.
 
 use crate::cases::{
-    MEAN, bounds, gradients, mlp, model, narrow, plan, state, streamed_plan, target, with_updates,
+    FROM_FILE, MEAN, bounds, gradients, mlp, model, narrow, plan, state, streamed_plan, target, with_updates,
 };
 use crate::oracle;
 use crate::random::{graph_of, recipes, run};
-use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, ValueId};
+use plimsoll_graph::ops::AdamW;
+use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, NodeId, Space, ValueId};
 use plimsoll_plan::{
-    CpuKernel, Fuse, Instr, KernelId, Plan, Policy, Region, Slice, Target, Weights, check, check_target,
-    compile,
+    CpuKernel, Fuse, Instr, KernelId, Offload, Optimizer, ParameterGroup, Plan, Policy, Precision,
+    RecomputePolicy, Region, Slice, Target, Training, Weights, check, check_target, compile,
 };
 use proptest::prelude::*;
 
@@ -19,7 +20,13 @@ fn plans() -> Vec<(&'static str, Plan)> {
         let graph = narrow(id, layers).graph(bounds(256), MEAN).expect("verified");
         plan(&graph, &t)
     };
-    let streamed = Policy { weights: Weights::Streamed, ..gradients() };
+    let streamed = Policy { weights: FROM_FILE, ..gradients() };
+    // In host memory and on disk, copied ahead and not.
+    let moved = |weights: Weights, window: Option<Bytes>| {
+        let graph = narrow("facebook/esm2_t6_8M_UR50D", 2).graph(bounds(256), MEAN).expect("verified");
+        compile(&graph, &Policy { weights, window, ..Policy::default() }, &target("h200")).expect("planned")
+    };
+    let ways = crate::cases::streamed(&target("h200"));
     vec![
         ("esm2", with_scratch("facebook/esm2_t6_8M_UR50D", 3, plan)),
         ("dnabert", with_scratch("zhihan1996/DNABERT-S", 3, plan)),
@@ -35,7 +42,35 @@ fn plans() -> Vec<(&'static str, Plan)> {
         }),
         ("gradients", compile(&mlp(bounds(256)), &gradients(), &target("null")).expect("planned")),
         ("updates", plan(&with_updates(), &target("null"))),
+        ("from host ahead", moved(ways[0], None)),
+        ("from host", moved(ways[1], None)),
+        ("from file ahead", moved(ways[2], Some(Bytes(1 << 20)))),
+        ("from file", moved(ways[3], None)),
+        ("states on host", offloaded_step(Space::Host, None)),
+        ("states on host, all ahead", offloaded_step(Space::Host, Some(Bytes(1 << 30)))),
+        ("states in a file", offloaded_step(Space::File, Some(Bytes(0)))),
     ]
+}
+
+/// A micro-step that updates its parameters, of which all and their states are outside the arena.
+fn offloaded_step(to: Space, window: Option<Bytes>) -> Plan {
+    let offload = Offload { optimizer: true, masters: true, gradients: true, parameters: true, to };
+    let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let training = Training {
+        precision: Precision::Bf16,
+        remat: RecomputePolicy::None,
+        optimizer: Optimizer::AdamW(adam),
+        group: &|_| ParameterGroup::Decay,
+        accumulation: 1,
+        max_norm: 0.0,
+        ema: None,
+        fuse: Fuse::default(),
+        offload,
+        window,
+    };
+    let graph = crate::training::language_model(2, 16, 32, 32);
+    let program = training.program(&graph, &graph, &target("h200")).expect("planned");
+    program.plans()[0].1.clone()
 }
 
 fn verdict(p: &Plan) -> Result<(), String> {
@@ -57,9 +92,36 @@ fn agree(what: &str, p: &Plan) -> bool {
     wanted.is_some()
 }
 
-fn top(p: &Plan, region: Region) -> u64 {
+/// At most about 40 of the elements, spread over all: a test of every pair of a larger plan would take minutes.
+fn some<T>(all: Vec<T>) -> Vec<T> {
+    let step = 1 + all.len() / 40;
+    all.into_iter().step_by(step).collect()
+}
+
+/// The end of the last slice of a region.
+fn top(p: &Plan, space: Space, region: Region) -> u64 {
     let slices = p.memory.slices.iter().chain(&p.memory.workspaces).flatten();
-    slices.filter(|s| s.region == region).map(Slice::end).max().unwrap_or(0)
+    let there = slices.filter(|s| (s.space, s.region) == (space, region));
+    there.map(Slice::end).max().unwrap_or(0)
+}
+
+/// The size of a region.
+fn size(p: &mut Plan, space: Space, region: Region) -> &mut Bytes {
+    let extent = match space {
+        Space::Device => &mut p.memory.device,
+        Space::Host => &mut p.memory.host,
+        Space::File => &mut p.memory.file,
+    };
+    match region {
+        Region::Persistent => &mut extent.persistent,
+        Region::Transient => &mut extent.transient,
+    }
+}
+
+/// Makes a region large enough for a slice.
+fn make_room(p: &mut Plan, slice: Slice) {
+    let size = size(p, slice.space, slice.region);
+    *size = Bytes(size.0.max(slice.end()));
 }
 
 #[test]
@@ -89,6 +151,12 @@ fn dropped_and_resized_slices_are_caught() {
                     Region::Transient => Region::Persistent,
                 };
             });
+            caught(&what, &p, |p| {
+                let slice = p.memory.slices[i].as_mut().expect("has a slice");
+                slice.space = if slice.space == Space::Device { Space::Host } else { Space::Device };
+                let slice = *slice;
+                make_room(p, slice);
+            });
         }
         caught(name, &p, |p| p.memory.slices.truncate(p.graph.values.len() - 1));
     }
@@ -97,10 +165,17 @@ fn dropped_and_resized_slices_are_caught() {
 #[test]
 fn shrunk_regions_are_caught() {
     for (name, p) in plans() {
-        caught(name, &p, |p| p.memory.transient = Bytes(top(p, Region::Transient) - 1));
-        if p.memory.persistent > Bytes::ZERO {
-            caught(name, &p, |p| p.memory.persistent = Bytes(top(p, Region::Persistent) - 1));
+        let mut shrunk = 0;
+        for space in Space::ALL {
+            for region in [Region::Persistent, Region::Transient] {
+                let top = top(&p, space, region);
+                if top > 0 {
+                    caught(name, &p, |p| *size(p, space, region) = Bytes(top - 1));
+                    shrunk += 1;
+                }
+            }
         }
+        assert!(shrunk > 1, "{name}");
     }
 }
 
@@ -109,7 +184,7 @@ fn shrunk_regions_are_caught() {
 fn moved_and_swapped_slices_are_caught() {
     for (name, p) in plans() {
         let transient = |v: &ValueId| p.memory.slice(*v).is_some_and(|s| s.region == Region::Transient);
-        let values: Vec<ValueId> = p.graph.values().map(|(v, _)| v).filter(transient).collect();
+        let values: Vec<ValueId> = some(p.graph.values().map(|(v, _)| v).filter(transient).collect());
         let (mut broken, mut harmless) = (0, 0);
         let mut judge = |what: &str, p: &Plan| match agree(what, p) {
             true => broken += 1,
@@ -122,7 +197,8 @@ fn moved_and_swapped_slices_are_caught() {
                     let offset = p.memory.slice(u).expect("a slice").offset + shift;
                     let slice = q.memory.slices[v.index()].as_mut().expect("a slice");
                     slice.offset = offset;
-                    q.memory.transient = Bytes(q.memory.transient.0.max(slice.end()));
+                    let slice = *slice;
+                    make_room(&mut q, slice);
                     judge(&format!("{name}: {v} onto {u} + {shift}"), &q);
                 }
                 let mut q = p.clone();
@@ -140,12 +216,18 @@ fn overlapping_weights_are_caught() {
     for (name, p) in plans() {
         let survives = |v: &ValueId| p.memory.slice(*v).is_some_and(|s| s.region == Region::Persistent);
         let weights: Vec<ValueId> = p.graph.values().map(|(v, _)| v).filter(survives).collect();
-        for pair in weights.windows(2) {
+        let space = |v: ValueId| p.memory.slice(v).map(|slice| slice.space);
+        // The new value of a state has the address of the state.
+        let apart = |pair: &&[ValueId]| {
+            space(pair[0]) == space(pair[1]) && p.memory.slice(pair[0]) != p.memory.slice(pair[1])
+        };
+        for pair in weights.windows(2).filter(apart) {
             caught(name, &p, |p| {
                 let offset = p.memory.slice(pair[0]).expect("a slice").offset;
                 let slice = p.memory.slices[pair[1].index()].as_mut().expect("a slice");
                 slice.offset = offset;
-                p.memory.persistent = Bytes(p.memory.persistent.0.max(slice.end()));
+                let slice = *slice;
+                make_room(p, slice);
             });
         }
     }
@@ -156,34 +238,33 @@ fn overlapping_weights_are_caught() {
 #[test]
 fn overlapping_scratch_is_caught() {
     for (name, p) in plans() {
-        for i in 0..p.memory.workspaces.len() {
-            if p.memory.workspaces[i].is_none() {
-                continue;
-            }
-            for (v, _) in p.graph.values() {
+        let with_workspace = |i: &usize| p.memory.workspaces[*i].is_some();
+        for i in some((0..p.memory.workspaces.len()).filter(with_workspace).collect()) {
+            for v in some(p.graph.values().map(|(v, _)| v).collect()) {
                 let mut q = p.clone();
                 let at = p.memory.slice(v).expect("a slice");
                 let space = q.memory.workspaces[i].as_mut().expect("scratch");
-                (space.region, space.offset) = (at.region, at.offset);
-                q.memory.transient = Bytes(q.memory.transient.0.max(space.end()));
+                (space.space, space.region, space.offset) = (at.space, at.region, at.offset);
+                let space = *space;
+                make_room(&mut q, space);
                 agree(&format!("{name}: scratch {i} onto {v}"), &q);
             }
             caught(name, &p, |p| {
                 let space = p.memory.workspaces[i].as_mut().expect("scratch");
-                space.offset = p.memory.transient.0;
+                space.offset = p.memory.device.transient.0;
             });
         }
     }
 }
 
+/// Drops every instruction, and swaps every instruction that completes a value with every later one that reads it.
 #[test]
 fn schedules_out_of_order_are_caught() {
     for (name, p) in plans() {
         let instrs = &p.schedule.instrs;
         let reads = |i: usize, v: &ValueId| match instrs[i] {
-            Instr::Launch(id) => p.graph.node(id).inputs.contains(v),
-            Instr::Copy { from, .. } => from == *v,
-            Instr::Load(_) => false,
+            Instr::Launch(id) | Instr::Start(id) => p.graph.node(id).inputs.contains(v),
+            Instr::Wait(_) => false,
         };
         for i in 0..instrs.len() {
             caught(&format!("{name}: {i} is dropped"), &p, |p| {
@@ -193,10 +274,15 @@ fn schedules_out_of_order_are_caught() {
             caught(&format!("{name}: {i} is dropped, its scratch is not"), &p, |p| {
                 p.schedule.instrs.remove(i);
             });
+            caught(&format!("{name}: {i} is done twice"), &p, |p| {
+                p.schedule.instrs.insert(i, p.schedule.instrs[i]);
+                p.memory.workspaces.insert(i, p.memory.workspaces[i]);
+            });
             let written: Vec<ValueId> = match instrs[i] {
-                Instr::Launch(id) => p.graph.node(id).outputs.iter().flatten().copied().collect(),
-                Instr::Load(v) => vec![v],
-                Instr::Copy { .. } => continue,
+                Instr::Launch(id) | Instr::Wait(id) => {
+                    p.graph.node(id).outputs.iter().flatten().copied().collect()
+                }
+                Instr::Start(_) => continue,
             };
             for j in (i + 1)..instrs.len() {
                 if written.iter().any(|v| reads(j, v)) {
@@ -210,6 +296,57 @@ fn schedules_out_of_order_are_caught() {
     }
 }
 
+/// Moves every start to every earlier position and every wait to every later one, where another value may be in the bytes of
+/// the move, and every wait before its start: the checker and the oracle agree, some of it does harm, and some does not.
+#[test]
+fn moves_that_take_longer_are_caught_where_they_do_harm() {
+    let (mut all_broken, mut all_harmless) = (0, 0);
+    for (name, p) in plans() {
+        let (mut broken, mut harmless) = (0, 0);
+        let mut judge = |what: &str, q: &Plan| match agree(&format!("{name}: {what}"), q) {
+            true => broken += 1,
+            false => harmless += 1,
+        };
+        let last = p.schedule.instrs.len() - 1;
+        for i in 0..=last {
+            match p.schedule.instrs[i] {
+                Instr::Launch(_) => {}
+                Instr::Start(id) => {
+                    for j in (0..i).rev().step_by(1 + i / 8) {
+                        judge(&format!("the start at {i} comes at {j}"), &shifted(&p, i, j));
+                    }
+                    let wait = p.schedule.instrs.iter().position(|instr| *instr == Instr::Wait(id));
+                    let wait = wait.expect("a wait");
+                    caught(&format!("{name}: {i} waits before it starts"), &p, |p| {
+                        p.schedule.instrs.swap(i, wait)
+                    });
+                }
+                Instr::Wait(_) => {
+                    for j in (i + 1..=last).step_by(1 + (last - i) / 8) {
+                        judge(&format!("the wait at {i} comes at {j}"), &shifted(&p, i, j));
+                    }
+                }
+            }
+        }
+        println!("{name}: {broken} broken, {harmless} harmless");
+        all_broken += broken;
+        all_harmless += harmless;
+    }
+    assert!(all_broken > 100 && all_harmless > 100);
+}
+
+/// The plan with instruction `from` at position `to`.
+fn shifted(p: &Plan, from: usize, to: usize) -> Plan {
+    let mut q = p.clone();
+    let instr = q.schedule.instrs.remove(from);
+    let space = q.memory.workspaces.remove(from);
+    q.schedule.instrs.insert(to, instr);
+    q.memory.workspaces.insert(to, space);
+    q
+}
+
+/// Updates whose new value cannot be written over the old one: the move must bring the right value, once, to the right
+/// state, after the last read of the old value.
 #[test]
 fn wrong_copies_are_caught() {
     let mut g = Builder::new(bounds(64));
@@ -222,104 +359,57 @@ fn wrong_copies_are_caught() {
     g.output("y", y);
     states.into_iter().zip(news).for_each(|(s, n)| g.update(s, n));
     let p = plan(&g.finish().expect("verified"), &target("null"));
-    let is_copy = |i: &Instr| matches!(i, Instr::Copy { .. });
-    let first = p.schedule.instrs.iter().position(is_copy).expect("an update");
-    let (Instr::Copy { from: f0, to: t0 }, Instr::Copy { from: f1, to: t1 }) =
-        (p.schedule.instrs[first], p.schedule.instrs[first + 1])
-    else {
-        panic!("two updates")
-    };
-    let put = |what: &str, a: Instr, b: Instr| {
-        caught(what, &p, |p| (p.schedule.instrs[first], p.schedule.instrs[first + 1]) = (a, b));
-    };
-    put("crossed", Instr::Copy { from: f0, to: t1 }, Instr::Copy { from: f1, to: t0 });
-    put("one of them twice", Instr::Copy { from: f0, to: t0 }, Instr::Copy { from: f0, to: t0 });
-    put("into the new value", Instr::Copy { from: f0, to: f1 }, Instr::Copy { from: f1, to: t1 });
-    // A copy before the last read of the old state.
-    caught("too early", &p, |p| {
-        let copy = p.schedule.instrs.remove(first + 1);
-        let space = p.memory.workspaces.remove(first + 1);
-        p.schedule.instrs.insert(first - 1, copy);
-        p.memory.workspaces.insert(first - 1, space);
+    let moves: Vec<NodeId> = p.graph.nodes().filter(|(_, n)| n.op.name() == "move").map(|(id, _)| id).collect();
+    assert_eq!((p.schedule.moves(), moves.len()), (2, 2));
+    assert_eq!(p.graph.updates.len(), 2);
+    caught("crossed", &p, |p| {
+        let [a, b] = [0, 1].map(|k| p.graph.node(moves[k]).inputs[0]);
+        p.graph.nodes[moves[0].index()].inputs[0] = b;
+        p.graph.nodes[moves[1].index()].inputs[0] = a;
+        let [(s0, n0), (s1, n1)] = p.graph.updates[..] else { panic!("two updates") };
+        p.graph.updates = vec![(s0, n1), (s1, n0)];
     });
+    let first = p.schedule.instrs.iter().position(|i| *i == Instr::Start(moves[0])).expect("started");
+    // Before the last read of the old state.
+    for k in 0..2 {
+        caught("too early", &p, |p| *p = shifted(p, first + k, first - 1));
+    }
     // A launch must not overwrite a state, even after the last read of the state.
     let y = p.graph.output("y").expect("an output");
-    caught("a launch over a state", &p, |p| p.memory.slices[y.index()] = p.memory.slice(t0));
+    let home = p.graph.updates[0].0;
+    caught("a launch over a state", &p, |p| p.memory.slices[y.index()] = p.memory.slice(home));
 }
 
 /// A new value is written directly into its state's storage, without a copy, if the old value is not read later.
 #[test]
 fn states_are_updated_in_place() {
     let p = plan(&with_updates(), &target("null"));
-    let copies = p.schedule.instrs.iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
     let [(a, new_a), (b, new_b)] = p.graph.updates[..] else { panic!("two updates") };
-    assert_eq!((copies, p.memory.slice(a)), (1, p.memory.slice(new_a)));
-    assert_eq!(p.memory.slice(new_b).map(|s| s.region), Some(Region::Transient));
+    let is_moved = |v: ValueId| p.graph.nodes.iter().any(|n| n.op.name() == "move" && n.outputs == [Some(v)]);
+    assert_eq!((p.schedule.moves(), is_moved(new_a), is_moved(new_b)), (1, false, true));
+    assert_eq!(p.memory.slice(a), p.memory.slice(new_a));
+    assert_eq!(p.memory.slice(b), p.memory.slice(new_b));
     caught("a new value in the other state", &p, |p| {
         let others = p.memory.slice(b);
         p.memory.slices[new_a.index()] = others;
     });
-    let last = p.schedule.instrs.len() - 1;
     caught("the old state is read after it", &p, |p| {
-        let (first, second) = (0, last - 1);
-        p.graph.nodes.last_mut().expect("y").inputs[0] = a;
-        p.memory.workspaces.swap(first, second);
+        let y = p.graph.output("y").expect("an output");
+        let reader = p.graph.nodes.iter().position(|n| n.outputs == [Some(y)]).expect("it is computed");
+        p.graph.nodes[reader].inputs[0] = a;
     });
 }
 
-/// Moves every load to every earlier position: rejected exactly if another value is live in its bytes in between.
+/// A parameter that an update changes, or that is an output, stays in the arena.
 #[test]
-fn early_loads_are_caught_where_they_do_harm() {
-    for (name, p) in plans() {
-        let (mut broken, mut harmless) = (0, 0);
-        for i in 0..p.schedule.instrs.len() {
-            let Instr::Load(_) = p.schedule.instrs[i] else { continue };
-            for j in 0..i {
-                let mut q = p.clone();
-                q.schedule.instrs[j..=i].rotate_right(1);
-                q.memory.workspaces[j..=i].rotate_right(1);
-                match agree(&format!("{name}: the load at {i} comes at {j}"), &q) {
-                    true => broken += 1,
-                    false => harmless += 1,
-                }
-            }
-        }
-        println!("{name}: {broken} broken, {harmless} harmless");
-        assert!(p.schedule.loads().count() < 10 || (broken > 0 && harmless > 0), "{name}");
-    }
-}
-
-/// Only streamed parameters can be loaded: not resident parameters, and no other values.
-#[test]
-fn loads_of_anything_else_are_caught() {
-    for (name, p) in plans() {
-        let once: Vec<ValueId> = p.schedule.loads().collect();
-        for (v, _) in p.graph.values().filter(|(v, _)| !once.contains(v)) {
-            caught(&format!("{name}: {v} is loaded"), &p, |p| {
-                p.schedule.instrs.insert(0, Instr::Load(v));
-                p.memory.workspaces.insert(0, None);
-            });
-        }
-    }
-}
-
-/// The weight file contains the initial value of an updated parameter, so loading it would discard all updates.
-#[test]
-fn a_load_of_an_updated_parameter_is_caught() {
+fn a_parameter_that_is_read_after_the_step_is_not_streamed() {
     let mut g = Builder::new(bounds(64));
     let (w, x) = (g.param("w", &[4, 8]), g.input("x", &[Dim::Fixed(4), Dim::Fixed(8)], DType::F32));
-    let new = g.add(w, x);
-    g.output("y", new);
-    g.update(w, new);
+    let y = g.add(w, x);
+    g.output("y", y);
+    g.output("w", w);
     let p = streamed_plan(&g.finish().expect("verified"), &target("null"));
-    assert_eq!((verdict(&p), p.schedule.loads().count()), (Ok(()), 0));
-    caught("loaded and updated", &p, |p| {
-        let slice = p.memory.slices[w.index()].as_mut().expect("a slice");
-        *slice = Slice { region: Region::Transient, offset: p.memory.transient.0, ..*slice };
-        p.memory.transient = Bytes(slice.end());
-        p.schedule.instrs.insert(0, Instr::Load(w));
-        p.memory.workspaces.insert(0, None);
-    });
+    assert_eq!((verdict(&p), p.schedule.moves(), p.streamed()), (Ok(()), 0, Bytes::ZERO));
 }
 
 #[test]
@@ -333,9 +423,23 @@ fn a_model_with_another_models_memory_is_caught() {
 fn checker_and_oracle_agree_on_random_damage() {
     let damage = prop::collection::vec((any::<u16>(), any::<u16>(), 0..4u8), 1..4);
     let mut broken = 0;
-    run(300, (recipes(), damage, any::<bool>()), |(recipe, damage, streams)| {
+    run(600, (recipes(), damage, any::<bool>(), any::<bool>()), |(recipe, damage, streams, host)| {
         let Ok(graph) = graph_of(&recipe) else { return Ok(()) };
-        let mut p = [plan, streamed_plan][usize::from(streams)](&graph, &target("null"));
+        let t = target(if host { "h200" } else { "null" });
+        let weights = match crate::cases::streamed(&t)[..] {
+            [_, direct] if streams => direct,
+            [from_host, .., from_file] if streams => {
+                if graph.nodes.len() % 2 == 0 {
+                    from_host
+                } else {
+                    from_file
+                }
+            }
+            _ => Weights::Resident,
+        };
+        let policy = Policy { weights, ..Policy::default() };
+        // A GPU has no kernel for some of the ops.
+        let Ok(mut p) = compile(&graph, &policy, &t) else { return Ok(()) };
         for (a, b, kind) in damage {
             let n = p.memory.slices.len();
             let (a, b) = (usize::from(a) % n, usize::from(b) % n);
@@ -351,7 +455,7 @@ fn checker_and_oracle_agree_on_random_damage() {
         broken += u32::from(agree("random damage", &p));
         Ok(())
     });
-    println!("{broken} broken of 300");
+    println!("{broken} broken of 600");
     assert!(broken > 60);
 }
 

@@ -10,11 +10,12 @@
 //!
 //! Flags of `plan` and `bill`: a precision, `streamed`, `trained`, `unfused`, `gradients`.
 
+use crate::cases::FROM_FILE;
 use crate::symbolic::meaning;
-use plimsoll_graph::{Bytes, Graph};
+use plimsoll_graph::{Bytes, Graph, Space};
 use plimsoll_plan::{
-    AutodiffPolicy, Fuse, Instr, Plan, PlanError, Policy, Precision, Program, RecomputePolicy, Region, Slice,
-    Target, Weights, compile, passes,
+    AutodiffPolicy, Fuse, Instr, Offload, Plan, PlanError, Policy, Precision, Program, RecomputePolicy, Region,
+    Slice, Target, Weights, compile, moved, passes,
 };
 use std::fmt::Write as _;
 use std::fs;
@@ -136,7 +137,11 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
             kept(passes::fuse_norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }
         ("dce", []) => kept(passes::dce(graph)),
-        ("stream", []) => kept(passes::stream(graph)),
+        ("offload", [space, arena]) => {
+            let to = if *space == "file" { Space::File } else { Space::Host };
+            kept(passes::offload(graph, &Offload::parameters(to), *arena == "arena"))
+        }
+        ("updates", []) => kept(passes::store_updates(graph.clone())),
         ("quantize", [precision]) => Ok(passes::quantize(graph, precision_of(precision)?)),
         ("tf32", []) => Ok(passes::tf32(graph)),
         ("layout", [target]) => Ok(passes::layout(graph, &target_of(target)?)),
@@ -158,7 +163,9 @@ fn planned(graph: &Graph, target: &str, flags: &[&str]) -> Result<Result<Program
     let mut policy = Policy::default();
     for flag in flags {
         match *flag {
-            "streamed" => policy.weights = Weights::Streamed,
+            "from_file" => policy.weights = FROM_FILE,
+            "from_host" => policy.weights = Weights::Streamed { from: Space::Host, prefetch: true },
+            "at_once" => policy.window = Some(Bytes::ZERO),
             "trained" => policy.weights = Weights::Trained,
             "unfused" => policy.fuse = Fuse::Nothing,
             "gradients" => policy.autodiff = Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }),
@@ -178,8 +185,8 @@ fn listing(program: &Program) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
     };
-    for (v, value) in plan.graph.values() {
-        if let Some(slice) = plan.memory.slice(v).filter(|s| s.region == Region::Persistent) {
+    for (v, value) in plan.graph.sources() {
+        if let Some(slice) = plan.memory.persistent_slice(v) {
             put(&mut text, format!("{v}: {} at {}", value.spec, range(&slice)));
         }
     }
@@ -188,8 +195,11 @@ fn listing(program: &Program) -> String {
     }
     for (i, instr) in plan.schedule.instrs.iter().enumerate() {
         let line = match *instr {
-            Instr::Load(v) => format!("load {}", placed(plan, v)),
-            Instr::Copy { from, to } => format!("copy {from} to {to}"),
+            Instr::Start(id) => {
+                let (from, to) = moved(&plan.graph, id).expect("a move");
+                format!("start {} = {from}", placed(plan, to))
+            }
+            Instr::Wait(id) => format!("wait {}", moved(&plan.graph, id).expect("a move").1),
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
                 let outs: Vec<String> = node.outputs.iter().flatten().map(|&v| placed(plan, v)).collect();
@@ -208,11 +218,16 @@ fn placed(plan: &Plan, v: plimsoll_graph::ValueId) -> String {
     format!("{v}: {} at {slice}", plan.graph.spec(v))
 }
 
-/// Formats a slice; `p` denotes the persistent region, `t` the transient one.
+/// Formats a slice; `p` denotes the persistent region, `t` the transient one, after the space if it is not the arena.
 fn range(slice: &Slice) -> String {
+    let space = match slice.space {
+        Space::Device => "",
+        Space::Host => "host ",
+        Space::File => "file ",
+    };
     let region = match slice.region {
         Region::Persistent => 'p',
         Region::Transient => 't',
     };
-    format!("{region}{}..{}", slice.offset, slice.end())
+    format!("{space}{region}{}..{}", slice.offset, slice.end())
 }

@@ -18,9 +18,9 @@ fn aligned(bytes: Bytes, alignment: u64) -> Bytes {
 /// Asserts the invariants of a program, computed from its plans independently of its own methods.
 fn sound(program: &Program) {
     let alignment = program.target().alignment;
-    let persistent: Bytes = program.plans().iter().map(|(_, p)| p.memory.persistent).sum();
+    let persistent: Bytes = program.plans().iter().map(|(_, p)| p.memory.device.persistent).sum();
     let staging: Bytes = program.staging().iter().map(|s| aligned(s.bytes, alignment)).sum();
-    let transient = program.plans().iter().map(|(_, p)| p.memory.transient).max().expect("a plan");
+    let transient = program.plans().iter().map(|(_, p)| p.memory.device.transient).max().expect("a plan");
     let reserved: Bytes = program.target().reserved.iter().map(|r| r.bytes).sum();
     assert_eq!(program.arena_bytes(), persistent + staging + transient);
     assert_eq!(program.peak(), program.arena_bytes() + reserved);
@@ -51,7 +51,7 @@ fn addresses(program: &Program) {
     for (i, (_, p)) in program.plans().iter().enumerate() {
         for (v, value) in p.graph.values() {
             let Some(slice) = p.memory.slice(v) else { continue };
-            let start = program.address(i, slice);
+            let start = program.location(i, slice).at;
             assert!(start + slice.bytes.0 <= program.arena_bytes().0);
             match value.spec.role {
                 Role::Param(_) | Role::State(_) => ranges.push((start, start + slice.bytes.0)),
@@ -78,7 +78,8 @@ fn ledgers_sum_and_packing_wastes_under_two_percent() {
         for target_name in TARGETS {
             for tokens in TOKENS {
                 let plan = model(id, tokens, MEAN, target_name);
-                let MemoryPlan { transient, lower_bound, .. } = plan.memory;
+                let MemoryPlan { device, lower_bound, .. } = plan.memory;
+                let transient = device.transient;
                 println!(
                     "{id:<30} {target_name:<6} {tokens:>6} {:>16} {:>16} {:>4} permille",
                     transient.0,
@@ -162,7 +163,7 @@ fn offsets_of_weights_do_not_depend_on_bounds() {
                 let slice = |v| p.memory.slice(v).expect("a weight has an address");
                 let of = |(v, _, param): (_, _, &plimsoll_graph::Param)| (param.clone(), slice(v));
                 let slices: Vec<_> = p.graph.param_values().map(of).collect();
-                (p.memory.persistent, slices)
+                (p.memory.device.persistent, slices)
             };
             assert_eq!(weights(128), weights(9999), "{id} on {target_name}");
         }

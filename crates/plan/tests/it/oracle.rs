@@ -2,10 +2,10 @@
 //! Invariant: it uses lifetimes and overlaps only, and replays nothing, so that it is independent of the crate's
 //! checker.
 
-use plimsoll_graph::{Role, ValueId};
+use plimsoll_graph::{Def, Op, Role, Space, ValueId};
 use plimsoll_plan::{Instr, Plan, Region, Slice};
 
-/// The slice of a value and its lifetime, during which the bytes must not change: from the instant `birth` at which
+/// The slice of a value and its lifetime, during which the bytes must not change: from the instant `birth` from which on
 /// they are written (0 is before the first instruction, i + 1 is instruction i) to the last read.
 struct Life {
     v: ValueId,
@@ -16,21 +16,18 @@ struct Life {
 
 /// Describes the first error in the addresses of a plan; `None` if the plan is correct.
 pub fn fault(p: &Plan) -> Option<String> {
+    if let Some(fault) = moves(p) {
+        return Some(fault);
+    }
     let mut lives = vec![];
     for (v, value) in p.graph.values() {
         let Some(slice) = p.memory.slice(v) else { return Some(format!("{v} has no slice")) };
-        let loaded = loads(p, v) > 0;
-        if loaded && !matches!(value.spec.role, Role::Param(_)) {
-            return Some(format!("{v} is not a parameter"));
-        }
-        if loaded && p.graph.updates.iter().any(|(state, _)| *state == v) {
-            return Some(format!("{v} is loaded and updated"));
-        }
-        let source = matches!(value.spec.role, Role::Param(_) | Role::State(_)) && !loaded;
-        let survives = source || home(p, v).is_some();
+        let is_kept = value.def == Def::Source && matches!(value.spec.role, Role::Param(_) | Role::State(_));
+        let survives = is_kept || home(p, v).is_some();
         let region = if survives { Region::Persistent } else { Region::Transient };
-        let room = if survives { p.memory.persistent } else { p.memory.transient };
-        if slice.region != region || slice.end() > room.0 || slice.bytes != value.spec.bytes(&p.graph.bounds) {
+        let room = p.memory.extent(value.spec.space).of(region);
+        let fits = slice.space == value.spec.space && slice.region == region && slice.end() <= room.0;
+        if !fits || slice.bytes != value.spec.bytes(&p.graph.bounds) {
             return Some(format!("{v} lies at {slice:?}"));
         }
         let (birth, read) = life(p, v);
@@ -38,9 +35,6 @@ pub fn fault(p: &Plan) -> Option<String> {
         // only.
         let replaced = p.graph.updates.iter().any(|&(state, new)| state == v && home(p, new) == Some(v));
         let death = if survives && !replaced { usize::MAX } else { read };
-        if loaded && first_read(p, v) < birth {
-            return Some(format!("{v} is read before it is loaded"));
-        }
         lives.push(Life { v, slice, birth, death });
     }
     for (i, a) in lives.iter().enumerate() {
@@ -51,43 +45,63 @@ pub fn fault(p: &Plan) -> Option<String> {
     scratch(p, &lives)
 }
 
+/// Describes an error in the order of instructions: each move is started once and waited for once, after its operand is complete and
+/// before its result is read.
+fn moves(p: &Plan) -> Option<String> {
+    for (id, node) in p.graph.nodes() {
+        let (Op::Move(_), Some(v)) = (&node.op, node.outputs[0]) else { continue };
+        let at = |wanted: Instr| {
+            let all = p.schedule.instrs.iter().enumerate().filter(|(_, instr)| **instr == wanted);
+            all.map(|(i, _)| i).collect::<Vec<_>>()
+        };
+        let [starts, waits] = [at(Instr::Start(id)), at(Instr::Wait(id))];
+        let (&[start], &[wait]) = (&starts[..], &waits[..]) else {
+            return Some(format!("{id} has {} starts and {} waits", starts.len(), waits.len()));
+        };
+        if start > wait || first_read(p, v) <= wait {
+            return Some(format!("{v} is read before the wait for {id}"));
+        }
+    }
+    // What a launch writes is read after the launch.
+    for (i, instr) in p.schedule.instrs.iter().enumerate() {
+        let Instr::Launch(id) = *instr else { continue };
+        if let Some(v) = p.graph.node(id).outputs.iter().flatten().find(|v| first_read(p, **v) <= i) {
+            return Some(format!("{v} is read before it is computed"));
+        }
+    }
+    None
+}
+
 /// Returns the state into whose storage the new value `v` is written directly.
 fn home(p: &Plan, v: ValueId) -> Option<ValueId> {
-    let persistent = p.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+    let persistent = p.memory.persistent_slice(v);
     let mut updates = p.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
     updates.find(|&state| persistent.is_some() && p.memory.slice(state) == persistent)
 }
 
-fn loads(p: &Plan, v: ValueId) -> usize {
-    p.schedule.loads().filter(|&loaded| loaded == v).count()
-}
-
-/// Instant of the first instruction that reads a value; `usize::MAX` if there is none.
+/// Index of the first launch or start that reads a value; `usize::MAX` if there is none.
 fn first_read(p: &Plan, v: ValueId) -> usize {
     let reads = |instr: &Instr| match *instr {
-        Instr::Launch(id) => p.graph.node(id).inputs.contains(&v),
-        Instr::Copy { from, .. } => from == v,
-        Instr::Load(_) => false,
+        Instr::Launch(id) | Instr::Start(id) => p.graph.node(id).inputs.contains(&v),
+        Instr::Wait(_) => false,
     };
-    p.schedule.instrs.iter().position(reads).map_or(usize::MAX, |i| i + 1)
+    p.schedule.instrs.iter().position(reads).unwrap_or(usize::MAX)
 }
 
 fn life(p: &Plan, v: ValueId) -> (usize, usize) {
     let (mut birth, mut death) = (0, 0);
     for (i, instr) in p.schedule.instrs.iter().enumerate() {
-        match *instr {
-            Instr::Launch(id) => {
-                let node = p.graph.node(id);
-                if node.inputs.contains(&v) {
-                    death = i + 1;
-                }
-                if node.outputs.contains(&Some(v)) {
-                    birth = i + 1;
-                }
+        let (Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) = *instr;
+        let node = p.graph.node(id);
+        if node.inputs.contains(&v) {
+            death = i + 1;
+        }
+        if node.outputs.contains(&Some(v)) {
+            // A move may write at any instant until it was waited for.
+            match instr {
+                Instr::Launch(_) | Instr::Start(_) => birth = i + 1,
+                Instr::Wait(_) => death = i + 1,
             }
-            Instr::Copy { from, .. } if from == v => death = i + 1,
-            Instr::Load(loaded) if loaded == v => birth = i + 1,
-            Instr::Load(_) | Instr::Copy { .. } => {}
         }
     }
     if p.graph.outputs.iter().any(|(_, o)| *o == v) {
@@ -116,14 +130,16 @@ fn in_place(p: &Plan, old: &Life, new: &Life) -> bool {
     old.slice == new.slice && reads.all(|j| node.op.rules().alias(k).contains(&j))
 }
 
-/// Describes an error in the workspaces: each must be inside the transient region and overlap no value that is live
-/// at its instruction.
+/// Describes an error in the workspaces: each must be inside the transient region of the arena and overlap no value that is
+/// live at its instruction. A move has none.
 fn scratch(p: &Plan, lives: &[Life]) -> Option<String> {
     for (i, space) in p.memory.workspaces.iter().enumerate() {
         let Some(space) = space else { continue };
         let alive = |l: &&Life| l.birth <= i + 1 && i < l.death;
-        let outside = space.region != Region::Transient || space.end() > p.memory.transient.0;
-        if outside || lives.iter().filter(alive).any(|l| l.slice.overlaps(space)) {
+        let outside = (space.space, space.region) != (Space::Device, Region::Transient)
+            || space.end() > p.memory.device.transient.0;
+        let of_move = !matches!(p.schedule.instrs[i], Instr::Launch(_));
+        if outside || of_move || lives.iter().filter(alive).any(|l| l.slice.overlaps(space)) {
             return Some(format!("the scratch of instruction {i} is not its own"));
         }
     }

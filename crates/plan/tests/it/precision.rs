@@ -107,7 +107,7 @@ fn sixteen_bits_take_half_of_the_bytes() {
     let target = target("h200");
     let of = |precision| {
         let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target).expect("planned");
-        (plan.memory.persistent.0 as f64, plan.memory.transient.0 as f64)
+        (plan.memory.device.persistent.0 as f64, plan.memory.device.transient.0 as f64)
     };
     let (wide, narrow) = (of(Precision::F32), of(Precision::Bf16));
     assert!(narrow.0 < 0.501 * wide.0 && narrow.1 < 0.75 * wide.1, "{narrow:?} of {wide:?}");
@@ -173,7 +173,7 @@ fn quantized_values_take_half_of_the_bytes_again() {
     for (precision, on, ..) in CODES {
         let of = |precision| {
             let policy = Policy { precision, ..Policy::default() };
-            compile(&graph, &policy, &target(on)).expect("planned").memory.persistent.0
+            compile(&graph, &policy, &target(on)).expect("planned").memory.device.persistent.0
         };
         let (bf16, codes) = (of(Precision::Bf16), of(precision));
         assert!((codes as f64) < 0.502 * bf16 as f64, "{codes} of {bf16}");

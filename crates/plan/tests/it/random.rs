@@ -167,7 +167,7 @@ fn holds(graph: &Graph, fuse: bool, weights: Weights, target_name: &str) -> Plan
     let plan = compiled();
     check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{e}\n{}", plan.graph));
     assert_eq!(oracle::fault(&plan), None, "{}", plan.graph);
-    assert!(plan.memory.transient >= plan.memory.lower_bound);
+    assert!(plan.memory.device.transient >= plan.memory.lower_bound);
 
     let text = serde_json::to_string(&plan).expect("saved");
     assert_eq!(serde_json::from_str::<Plan>(&text).expect("read"), plan);
@@ -188,8 +188,10 @@ fn random_graphs_compile() {
         };
         for target_name in ["null", "cpu"] {
             let resident = [true, false].map(|fuse| holds(&graph, fuse, Weights::Resident, target_name));
-            let streamed = [true, false].map(|fuse| holds(&graph, fuse, Weights::Streamed, target_name));
-            let plans = [resident, streamed].concat();
+            let mut plans = resident.to_vec();
+            for weights in crate::cases::streamed(&target(target_name)) {
+                plans.extend([true, false].map(|fuse| holds(&graph, fuse, weights, target_name)));
+            }
             fused += usize::from(plans[0].graph.nodes.len() < plans[1].graph.nodes.len());
             for plan in &plans {
                 let (before, after) = (symbolic::meaning(&graph), symbolic::meaning(&plan.graph));
@@ -213,7 +215,8 @@ fn random_graphs_are_planned_or_refused_in_every_precision() {
         let Ok(graph) = embedding_graph(&recipe) else { return Ok(()) };
         for (k, precision) in precisions.into_iter().enumerate() {
             for target_name in ["cpu", "h200"] {
-                for weights in [Weights::Resident, Weights::Streamed] {
+                for weights in [vec![Weights::Resident], crate::cases::streamed(&target(target_name))].concat()
+                {
                     let policy = Policy { precision, weights, ..Policy::default() };
                     match compile(&graph, &policy, &target(target_name)) {
                         Ok(_) => planned[k] += 1,

@@ -2,7 +2,7 @@
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
-use plimsoll_plan::{Ledger, LimitKind, PlanError, Program, Search, Target, largest};
+use plimsoll_plan::{Ledger, LimitKind, PlanError, Program, Room, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
@@ -42,7 +42,7 @@ fn the_largest_that_fits_is_found() {
             .filter(|t| [floor, ceiling].contains(t) || t % step.max(1) == 0)
             .collect();
         for budget in (0..=42u64).flat_map(|t| [(128 * t).saturating_sub(1), 128 * t]) {
-            let search = Search { floor, ceiling, step, budget: Bytes(budget) };
+            let search = Search { floor, ceiling, step, budget: Bytes(budget), room: Room::UNLIMITED };
             let wanted = candidates.iter().copied().filter(|t| 128 * t <= budget).max();
             let mut asked = vec![];
             let found = largest(search, &mut |t| {
@@ -69,7 +69,8 @@ fn the_largest_that_fits_is_found() {
 fn esm2_takes_what_the_budget_gives() {
     let mut before = 0;
     for budget in [200_000_000, 250_000_000, 400_000_000, 1_000_000_000u64] {
-        let search = Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(budget) };
+        let search =
+            Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(budget), room: Room::UNLIMITED };
         let found = Program::largest_bounds(search, &mut esm).expect("it fits");
         let tokens = tokens_of(&found);
         assert!(found.peak() <= search.budget);
@@ -85,7 +86,7 @@ fn esm2_takes_what_the_budget_gives() {
 
 #[test]
 fn errors_of_the_builder_come_through() {
-    let search = Search { floor: 1, ceiling: 4, step: 1, budget: Bytes(1) };
+    let search = Search { floor: 1, ceiling: 4, step: 1, budget: Bytes(1), room: Room::UNLIMITED };
     let fail = || PlanError::BadPolicy { field: "test", why: "no".to_owned() };
     for result in [largest(search, &mut |_| Err(fail())), Program::exactly(3, search, &mut |_| Err(fail()))] {
         assert!(matches!(result, Err(PlanError::BadPolicy { field: "test", .. })));
@@ -94,7 +95,7 @@ fn errors_of_the_builder_come_through() {
 
 #[test]
 fn exactly_is_exact_or_refused() {
-    let search = Search { floor: 4, ceiling: 1000, step: 4, budget: Bytes(128 * 30) };
+    let search = Search { floor: 4, ceiling: 1000, step: 4, budget: Bytes(128 * 30), room: Room::UNLIMITED };
     assert_eq!(tokens_of(&Program::exactly(30, search, &mut synthetic).expect("it fits")), 30);
     assert_eq!(
         tokens_of(&Program::exactly(2, search, &mut synthetic).expect("below the floor it fits too")),
@@ -113,7 +114,8 @@ fn exactly_is_exact_or_refused() {
 }
 
 fn words(tokens: u64, budget: u64) -> String {
-    let search = Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(budget) };
+    let search =
+        Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(budget), room: Room::UNLIMITED };
     bill(Program::exactly(tokens, search, &mut synthetic_model)).to_string()
 }
 
@@ -168,7 +170,8 @@ fn the_largest_tensors_at_the_peak_have_names() {
 /// A search without a fitting step returns the bill of the smallest step.
 #[test]
 fn the_bill_of_the_search_is_that_of_the_floor() {
-    let search = Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(100_000_000) };
+    let search =
+        Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(100_000_000), room: Room::UNLIMITED };
     let refused = bill(Program::largest_bounds(search, &mut synthetic_model));
     assert_eq!(refused, synthetic_model(1024).expect("planned").bill(search.budget, vec![]));
     let text = refused.to_string();

@@ -29,6 +29,8 @@ pub fn meaning(g: &Graph) -> Meaning {
     let mut terms: Vec<Term> = vec![0; g.values.len()];
     for (v, value) in g.values() {
         terms[v.index()] = match value.spec.role {
+            // A copy in another space; its term follows with its node.
+            _ if value.def != Def::Source => 0,
             Role::Input => term(("input", g.inputs.iter().find(|(_, i)| *i == v).map(|(name, _)| name))),
             Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
             // States are identified by the position of their update.
@@ -46,6 +48,8 @@ pub fn meaning(g: &Graph) -> Meaning {
                 term(("attention", attention_terms(g, &terms, &node.inputs, a), k))
             } else if let Op::Add(_) = node.op {
                 sum(ins[0], ins[1])
+            } else if let Op::Move(_) = node.op {
+                ins[0]
             } else if let Op::Gelu(_) = node.op {
                 term(("gelu", ins[0]))
             } else {

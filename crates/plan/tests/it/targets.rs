@@ -16,7 +16,7 @@ fn every_target_plans_or_refuses() {
         match compile(&graph, &Policy::default(), &target) {
             Ok(plan) => {
                 planned += 1;
-                assert!(plan.memory.persistent > Bytes(2_590_000_000), "{name}");
+                assert!(plan.memory.device.persistent > Bytes(2_590_000_000), "{name}");
                 assert!(
                     plan.memory.slices.iter().flatten().all(|s| s.offset % target.alignment == 0),
                     "{name}"
@@ -133,7 +133,7 @@ fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
     let outputs = [plimsoll_models::Output::Mean, plimsoll_models::Output::Logits];
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(64), &outputs).expect("verified");
     for (precision, dtype) in [(Precision::Bf16, DType::Bf16), (Precision::F32, DType::F32)] {
-        for weights in [Weights::Resident, Weights::Streamed] {
+        for weights in [Weights::Resident, crate::cases::FROM_FILE] {
             let policy = Policy { precision, weights, ..Policy::default() };
             let plan = compile(&graph, &policy, &cpu).expect("planned");
             let linears =

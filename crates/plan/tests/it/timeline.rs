@@ -1,11 +1,12 @@
 //! Timelines of programs: their bytes are those of the plan, at every instruction and at the peak.
 
+use crate::cases::FROM_FILE;
 use crate::cases::{bounds, encoder, gradients, mlp, target, with_updates};
 use crate::training::{optimizers, program, small, training};
 use plimsoll_graph::{Bytes, Phase};
 use plimsoll_models::Output;
 use plimsoll_plan::{
-    PIPELINE_DEPTH, Policy, Program, RecomputePolicy, Staging, Timeline, TimelineTensor, Weights, compile,
+    PIPELINE_DEPTH, Policy, Program, RecomputePolicy, Staging, Timeline, TimelineTensor, compile,
 };
 
 /// Programs of different kinds, with their names.
@@ -17,7 +18,7 @@ fn programs() -> Vec<(String, Program)> {
         Program::new(target, vec![("one".to_owned(), plan)], vec![staging("rows", 1000)])
     };
     let esm2 = || encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(1000), &[Output::Mean]).expect("verified");
-    let streamed = Policy { weights: Weights::Streamed, ..Policy::default() };
+    let streamed = Policy { weights: FROM_FILE, ..Policy::default() };
     let mut all = vec![
         ("mlp".to_owned(), one(mlp(bounds(64)), Policy::default(), "null")),
         ("gradients".to_owned(), one(mlp(bounds(64)), gradients(), "cpu")),

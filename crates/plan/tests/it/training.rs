@@ -73,6 +73,8 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         max_norm: 1.0,
         ema: None,
         fuse: Fuse::default(),
+        offload: plimsoll_plan::Offload::default(),
+        window: None,
     }
 }
 
@@ -126,12 +128,12 @@ fn plans_share_what_survives() {
                 let place = |plan: usize, name: &str| {
                     let p = &program.plans()[plan].1;
                     let found = p.graph.param_values().find(|(.., param)| param.name == name);
-                    found.and_then(|(v, ..)| p.memory.slice(v)).map(|slice| program.address(plan, slice))
+                    found.and_then(|(v, ..)| p.memory.slice(v)).map(|slice| program.location(plan, slice))
                 };
                 // With averages, the evaluation reads no parameter.
                 let reads = names.len() - usize::from(ema.is_some());
                 for name in ["embed.weight", "layers.1.q.weight", "norm.weight"] {
-                    let places: Vec<u64> = (0..names.len()).filter_map(|i| place(i, name)).collect();
+                    let places: Vec<_> = (0..names.len()).filter_map(|i| place(i, name)).collect();
                     assert_eq!(places, vec![places[0]; reads], "{name}");
                 }
             }
@@ -269,8 +271,7 @@ fn a_step_at_once_keeps_no_gradients() {
     assert_eq!(b.ledger().get("gradients"), Bytes(4 * graph.parameter_count()));
     assert!(a.peak() < b.peak());
     let micro = &a.plans()[0].1;
-    let copies =
-        micro.schedule.instrs.iter().filter(|i| matches!(i, plimsoll_plan::Instr::Copy { .. })).count();
+    let copies = micro.schedule.moves();
     assert_eq!(copies, 0, "every state is updated in place");
 }
 
@@ -304,11 +305,11 @@ fn recomputation_keeps_less_and_computes_more() {
         |p: &Program| p.plans()[0].1.graph.nodes.iter().filter(|n| n.phase == Phase::Recompute).count();
     assert_eq!(recomputed(&none), 0);
     let selective = |ops: &[&str]| RecomputePolicy::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
-    let mut before = none.plans()[0].1.memory.transient;
+    let mut before = none.plans()[0].1.memory.device.transient;
     for remat in [selective(&["rms_norm"]), selective(&["rms_norm", "glu", "attention"]), RecomputePolicy::Full]
     {
         let program = of(remat.clone());
-        let after = program.plans()[0].1.memory.transient;
+        let after = program.plans()[0].1.memory.device.transient;
         assert!(after < before && recomputed(&program) > 0, "{remat:?}: {after}, before {before}");
         before = after;
     }
@@ -597,7 +598,7 @@ fn a_program_of_several_sizes_shares_all_that_persists() {
         let (_, of) = &program.plans()[plan];
         let states = of.graph.state_values().map(|(v, _, state)| (v, state.name.clone()));
         let all = of.graph.param_values().map(|(v, _, param)| (v, param.name.clone())).chain(states);
-        all.map(|(v, name)| (name, program.address(plan, of.memory.slice(v).expect("a place")))).collect()
+        all.map(|(v, name)| (name, program.location(plan, of.memory.slice(v).expect("a place")).at)).collect()
     };
     let first = persistent(0);
     assert!(first.keys().any(|name| name.starts_with("grad ")));

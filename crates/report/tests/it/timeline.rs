@@ -4,7 +4,7 @@ use crate::browser::Browser;
 use plimsoll_report::timeline::{Measured, Planned, write};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline::{Timeline, TimelineTensor};
-use plimsoll_runtime::{Streaming, Target};
+use plimsoll_runtime::{Room, Streaming, Target};
 use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 use std::fs;
@@ -12,8 +12,14 @@ use std::path::PathBuf;
 
 fn planned(model: &str, tokens: u64) -> Planned {
     let target = Target::named("h200").expect("built in");
-    let request =
-        Request { tokens: Some(tokens), budget: None, stream: Streaming::Never, precision: None, target };
+    let request = Request {
+        tokens: Some(tokens),
+        budget: None,
+        stream: Streaming::Never,
+        room: Room::UNLIMITED,
+        precision: None,
+        target,
+    };
     let timeline = price::program(model, &request).expect("planned").timeline();
     let budget = timeline.peak.0 + timeline.peak.0 / 10;
     Planned { title: model.to_owned(), timeline, budget: Some(budget), process: 0, measured: None }

@@ -12,7 +12,7 @@ use crate::{Level, Observer, OutOfMemory, Phase, RequestError, RuntimeError, Set
 use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Bill, Build, Ledger, LimitKind, PlanError, Program, Search, Streaming, Weights, fit};
+use plimsoll_plan::{Bill, Build, Ledger, LimitKind, PlanError, Program, Search, Streaming, fit};
 use std::sync::Arc;
 
 /// Number of largest tensors that a bill names.
@@ -219,7 +219,7 @@ impl Site {
     /// Plans the program with half the tokens, halved again until it fits the free memory; never below the longest
     /// sequence.
     fn smaller(&self, program: &Program, longest: u64, build: Build<'_>) -> Result<Program, RuntimeError> {
-        let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+        let weights = program.weights();
         let (free, mut tokens) = (self.free()?, tokens(program));
         loop {
             tokens = (tokens / 2 / TOKEN_STEP * TOKEN_STEP).max(longest);
@@ -250,7 +250,7 @@ impl Site {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
         let mut report = on_start(observer);
-        let programs = Prepared::new(programs.to_vec())?;
+        let programs = Prepared::new(programs.to_vec())?.with_scratch(&self.budget.scratch);
         // On the CPU there are no compiled kernels or chosen algorithms to keep, and while replicas were switched one
         // by one the weights of both programs would be in memory.
         if self.budget.on_host {
@@ -299,7 +299,13 @@ impl Site {
         build: Build<'_>,
     ) -> Result<Bill, RuntimeError> {
         let ceiling = tokens(program);
-        let search = Search { floor: longest.min(ceiling), ceiling, step: TOKEN_STEP, budget: bill.budget };
+        let search = Search {
+            floor: longest.min(ceiling),
+            ceiling,
+            step: TOKEN_STEP,
+            budget: bill.budget,
+            room: self.budget.room,
+        };
         // A program that already streams its weights has no streaming remedy.
         let stream = if program.is_streamed() { Streaming::Always } else { self.stream };
         match fit(Some(ceiling), search, stream, build) {
@@ -331,7 +337,8 @@ fn several() -> RuntimeError {
 /// Reports the change of arena size of each executor that is switched to another program.
 fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observer) {
     for executor in running {
-        let (name, before) = (executor.device().name(), executor.program().arena_bytes());
+        let name = executor.device().info().name;
+        let before = executor.program().arena_bytes();
         let after = program.arena_bytes();
         observer.say(Level::Detail, &format!("{name} continues with an arena of {after} instead of {before}"));
     }

@@ -2,7 +2,6 @@
 //! `plan` both use these functions, so the planned bytes are the bytes held.
 
 use plimsoll_graph::{Bounds, Bytes, Graph};
-use plimsoll_plan::HOST;
 use plimsoll_plan::{Program, Staging};
 
 /// The search for the token bound of a step tries multiples of this number.
@@ -29,7 +28,7 @@ pub fn in_flight_target(replicas: usize) -> usize {
 /// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. At most
 /// the rows of `turns` full steps, and at most the rows of all `sequences`, wait.
 pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
-    if program.target().space != HOST {
+    if !program.target().arena_in_host() {
         return program;
     }
     let bytes = Bytes(output_bytes(&program).0 * copies);

@@ -13,7 +13,7 @@ use crate::{Level, Observer, Phase, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Program, Remedy, Streaming, Weights};
+use plimsoll_plan::{Program, Remedy, Streaming};
 
 /// Request for the plan of a session.
 pub struct Request<'a> {
@@ -281,7 +281,7 @@ impl Planned<'_> {
         }
         let (target, depth) = (program.target(), program.depth());
         let point = SearchPoint { target, depth, replicas: program.replicas() };
-        let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+        let weights = program.weights();
         let smaller = of_stage.program(&point, half, weights, &mut |_, _| {})?;
         let is_smaller = smaller.arena_bytes() < program.arena_bytes();
         Ok((is_smaller && smaller.has_weights_of(program) && admits_equal_inputs(&smaller, program))

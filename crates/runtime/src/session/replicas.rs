@@ -10,9 +10,8 @@ use super::bounds::in_flight_target;
 use super::replica::{Replica, Shared};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
-use plimsoll_exec::{Data, DeviceError, Executor, Prepared};
+use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
 use plimsoll_graph::{Bytes, Counts, Dim, ValueId};
-use plimsoll_plan::HOST;
 use plimsoll_plan::{InputId, OutputId, Program};
 use serde_json::{Value, json};
 use std::any::Any;
@@ -240,14 +239,14 @@ impl<T: Send + 'static> Replicas<T> {
         };
         let (programs, size) = (first.prepared().clone(), first.size());
         let (program, replicas) = (programs.program(0), executors.len());
-        let target = match program.target().space == HOST {
+        let target = match program.target().arena_in_host() {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
             true if program.replicas() == 1 => replicas,
             true => in_flight_target(replicas),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };
         let usage = executors.iter().map(|e| {
-            let (name, arithmetic) = (e.device().name(), e.device().arithmetic());
+            let DeviceInfo { name, arithmetic, .. } = e.device().info();
             Usage { name, arithmetic, ..Usage::default() }
         });
         let usage = usage.collect();

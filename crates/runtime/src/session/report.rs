@@ -3,9 +3,9 @@
 
 use super::bounds::tokens;
 use crate::budget::Budget;
-use plimsoll_exec::Executor;
-use plimsoll_graph::{Bytes, Op};
-use plimsoll_plan::HOST;
+use crate::price::streamed_from;
+use plimsoll_exec::{DeviceInfo, Executor};
+use plimsoll_graph::{Bytes, Op, Space};
 use plimsoll_plan::{Precision, Program};
 
 /// One line per device for the reader of a run: device and precision. [`device_lines`] has the kernels.
@@ -17,7 +17,7 @@ pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<
 /// The plan against the budget, with rounded sizes, for the reader of a run: [`memory_line_with_host`] has the bytes. `kept`
 /// is the host memory for the values named by `what` of in-flight steps on a GPU.
 pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
-    let on_host = program.target().space == HOST;
+    let on_host = program.target().arena_in_host();
     let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
     let process = match budget.process_bytes() {
         process if on_host && process > Bytes::ZERO => {
@@ -31,7 +31,13 @@ pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what
     };
     let streamed = match program.streamed() {
         Bytes::ZERO => String::new(),
-        streamed => format!("; {} of weights are read from disk in every step", streamed.rounded()),
+        streamed => {
+            format!(
+                "; {} of weights are copied from {} in every step",
+                streamed.rounded(),
+                streamed_from(program)
+            )
+        }
     };
     format!(
         "memory: {peak} for the model{process}, budget {line}; {} tokens a step{host}{streamed}",
@@ -53,12 +59,10 @@ fn one_of_each_device(executors: &[Executor]) -> impl Iterator<Item = &Executor>
 /// Name of an executor's device; for one of several CPU replicas, the CPU with the number of replicas and the
 /// threads of each.
 pub(super) fn name(executor: &Executor) -> String {
-    let device = executor.device();
+    let DeviceInfo { name, arithmetic, workers, .. } = executor.device().info();
     match executor.program().replicas() {
-        1 => device.name(),
-        replicas => {
-            format!("cpu ({}, {replicas} replicas of {})", device.arithmetic(), threads(device.workers()))
-        }
+        1 => name,
+        replicas => format!("cpu ({arithmetic}, {replicas} replicas of {})", threads(workers)),
     }
 }
 
@@ -75,8 +79,9 @@ fn device_line(executor: &Executor, precision: Precision) -> String {
     let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
     let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
-    let (device, with) = (name(executor), executor.device().arithmetic());
-    let by = executor.device().matmul_provider().map_or_else(String::new, |by| format!(" by {by}"));
+    let device = name(executor);
+    let DeviceInfo { arithmetic: with, matmul_provider, .. } = executor.device().info();
+    let by = matmul_provider.map_or_else(String::new, |by| format!(" by {by}"));
     format!("{device}: precision {}, attention: {attention}, matmuls: {linear}{by} ({with})", precision.name())
 }
 
@@ -84,7 +89,7 @@ fn device_line(executor: &Executor, precision: Precision) -> String {
 /// for the process; on a GPU, the host memory (`kept`) for the values named by `what` of in-flight steps.
 pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget.bytes);
-    if program.target().space == HOST {
+    if program.target().arena_in_host() {
         return match budget.process_bytes() {
             Bytes::ZERO => line,
             process => format!("{line}; the process itself up to {process}"),
@@ -93,7 +98,7 @@ pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: By
     format!("{line}; up to {kept} of host memory for {what} in transit")
 }
 
-/// One line with the memory budget, the planned peak and its ledger, the host staging buffers, and the bytes of
+/// One line with the memory budget, the planned peak and its ledger, the pinned host memory, and the bytes of
 /// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
@@ -102,13 +107,13 @@ fn memory_line(program: &Program, budget: Bytes) -> String {
         replicas => format!(" in {replicas} replicas"),
     };
     let line = format!("memory budget {budget}; planned {peak} at {tokens} tokens a step{replicas} ({ledger})");
-    let staging: Bytes = program.host_staging().into_iter().sum();
+    let staging = program.space_bytes(Space::Host);
     let line = match staging {
         Bytes::ZERO => line,
-        staging => format!("{line}; host staging {staging}"),
+        staging => format!("{line}; pinned host memory {staging}"),
     };
     match program.streamed() {
         Bytes::ZERO => line,
-        streamed => format!("{line}; weights stream from disk: {streamed} per step"),
+        streamed => format!("{line}; weights stream from {}: {streamed} per step", streamed_from(program)),
     }
 }

@@ -188,7 +188,7 @@ impl SearchPoint<'_> {
         budget: &Budget,
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
-        let search = self.tokens(stage.longest, space.tokens, budget.for_plans());
+        let search = self.tokens(stage.longest, space.tokens, budget);
         let build: Build<'_> = &mut |tokens, weights| stage.program(self, tokens, weights, &mut *dump);
         let found = match (stage.parts.iter().any(|part| part.streams), space.tokens) {
             (true, tokens) => fit(tokens, search, stream, build),
@@ -201,7 +201,7 @@ impl SearchPoint<'_> {
     }
 
     /// Range of tokens of a step to search.
-    fn tokens(&self, longest: u64, asked: Option<u64>, budget: Bytes) -> Search {
+    fn tokens(&self, longest: u64, asked: Option<u64>, budget: &Budget) -> Search {
         let (ceiling, floor) = match self.replicas {
             1 => (self.target.saturation.max(longest), longest),
             replicas => {
@@ -212,7 +212,7 @@ impl SearchPoint<'_> {
                 (each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
             }
         };
-        Search { floor, ceiling, step: TOKEN_STEP, budget }
+        Search { floor, ceiling, step: TOKEN_STEP, budget: budget.for_plans(), room: budget.room }
     }
 }
 
@@ -269,10 +269,8 @@ mod tests {
         alternatives: &[Vec<SearchStage<'_>>],
     ) -> Result<Choice, RuntimeError> {
         let budget = |&(bytes, process): &(u64, u64)| Budget {
-            bytes: Bytes(bytes),
-            on_host: true,
-            host_memory: None,
             process: vec![Staging { label: "queues".to_owned(), bytes: Bytes(process) }],
+            ..Budget::unlimited(Bytes(bytes))
         };
         let budgets: Vec<Budget> = budgets.iter().map(budget).collect();
         let space = SearchSpace {

@@ -4,8 +4,8 @@
 use super::*;
 use crate::session::weights::{WeightSource, load_all};
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_exec::{Param, ParamSource};
-use plimsoll_graph::{Bounds, Builder, DType, Graph};
+use plimsoll_exec::Param;
+use plimsoll_graph::{Bounds, Builder, DType};
 use plimsoll_plan::{PlanError, Policy, compile};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,10 +24,6 @@ impl WeightSource for Twice {
         let twice = |at: u64| if at as usize / WIDTH == at as usize % WIDTH { 2.0 } else { 0.0 };
         elements.zip(out).for_each(|(at, x)| *x = twice(at));
         Ok(())
-    }
-
-    fn stream(&self, _: &Graph) -> Option<ParamSource> {
-        None
     }
 }
 

@@ -150,7 +150,7 @@ impl TimedSession {
 
     /// The device properties that determine the bits of results together with the plan.
     pub fn arithmetic(&self) -> String {
-        self.replicas[0].executor.device().arithmetic()
+        self.replicas[0].executor.device().info().arithmetic
     }
 
     /// Number of replicas that share the steps.
@@ -216,7 +216,7 @@ impl TimedSession {
         let of_replica = |TimedReplica { executor, .. }: &mut TimedReplica| {
             let spans = executor.spans()?;
             executor.trace(false)?;
-            Ok((executor.device().name(), spans))
+            Ok((executor.device().info().name, spans))
         };
         self.replicas.iter_mut().map(of_replica).collect()
     }

@@ -10,7 +10,7 @@ use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
 use plimsoll_graph::{Bounds, Bytes, Counts, DType, StateDef};
 use plimsoll_plan::training::{average, master, plans};
-use plimsoll_plan::{InputId, OutputId, Program};
+use plimsoll_plan::{InputId, Location, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -218,7 +218,7 @@ impl TrainSession {
             }
             PersistentKind::State(_) => None,
         };
-        let copies: BTreeMap<u64, Copies> = residents.iter().filter_map(copies_of).collect();
+        let copies: BTreeMap<Location, Copies> = residents.iter().filter_map(copies_of).collect();
         load_training(executor, &copies, source, observer)
     }
 
@@ -461,13 +461,13 @@ impl TrainSession {
         self.executor.persistent_tensors()
     }
 
-    /// Reads bytes of a persistent tensor from address `at`.
-    pub fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), RuntimeError> {
+    /// Reads bytes of a persistent tensor from position `at`.
+    pub fn read(&mut self, at: Location, out: &mut [u8]) -> Result<(), RuntimeError> {
         Ok(self.executor.download(at, out)?)
     }
 
-    /// Writes bytes of a persistent tensor at address `at`.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
+    /// Writes bytes of a persistent tensor at position `at`.
+    pub fn write(&mut self, at: Location, bytes: &[u8]) -> Result<(), RuntimeError> {
         Ok(self.executor.upload(at, bytes)?)
     }
 }

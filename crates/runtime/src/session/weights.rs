@@ -1,12 +1,11 @@
-//! Loading of weights from files into the arenas of executors. Invariant: each resident parameter is read from
-//! its file once, whatever the number of arenas.
+//! Loading of weights from files into the memory of devices. Invariant: each parameter is read from its file once,
+//! whatever the number of devices.
 
 use crate::observer::on_start;
 use crate::{EncoderModel, HeadModel, Observer, RuntimeError, machine};
 use plimsoll_data::limits;
-use plimsoll_exec::{Copies, Executor, Param, ParamSource, ReadShared};
-use plimsoll_graph::Graph;
-use plimsoll_plan::HOST;
+use plimsoll_exec::{Copies, Executor, Param, ReadShared};
+use plimsoll_plan::Location;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ops::Range;
@@ -15,29 +14,17 @@ use std::ops::Range;
 pub trait WeightSource: Sync {
     /// Reads elements `range` of a parameter into `out`, as f32.
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError>;
-
-    /// Reader of the streamed parameters of `graph`, which every step reads from disk again; `None` if the
-    /// model's weights are always resident.
-    fn stream(&self, graph: &Graph) -> Option<ParamSource>;
 }
 
 impl WeightSource for EncoderModel {
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         EncoderModel::read(self, param, range, out)
     }
-
-    fn stream(&self, graph: &Graph) -> Option<ParamSource> {
-        Some(self.source(graph))
-    }
 }
 
 impl WeightSource for HeadModel {
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         HeadModel::read(self, param, range, out)
-    }
-
-    fn stream(&self, _: &Graph) -> Option<ParamSource> {
-        None
     }
 }
 
@@ -64,28 +51,27 @@ const MAX_DRAWING_THREADS: usize = 16;
 /// Number of threads that may load weights: on the CPU the number of compute threads, which the user may have limited.
 /// Before a GPU run starts, all cores of the host are idle.
 fn readers(executors: &[Executor]) -> usize {
-    let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
-    let of_all = |executor: &Executor| executors.len() * executor.device().workers() as usize;
+    let of_host = executors.first().filter(|executor| executor.program().target().arena_in_host());
+    let of_all = |executor: &Executor| executors.len() * executor.device().info().workers as usize;
     of_host.map_or_else(machine::cores, of_all)
 }
 
 /// Loads the parameters of every plan of a training program, and their further copies ([`Executor::load_all_plans`]).
 pub(super) fn load_training(
     executor: &mut Executor,
-    copies: &BTreeMap<u64, Copies>,
+    copies: &BTreeMap<Location, Copies>,
     read: ReadShared<'_>,
     observer: &mut dyn Observer,
 ) -> Result<(), RuntimeError> {
     // The ledger of a process on the host has the buffers of at most `MAX_READER_THREADS` readers.
-    let on_host = executor.program().target().space == HOST;
+    let on_host = executor.program().target().arena_in_host();
     let most = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
     let readers = readers(std::slice::from_ref(executor)).min(most);
     limits::room_for_threads(readers + 1).map_err(RuntimeError::thread("weights"))?;
     Ok(executor.load_all_plans(copies, readers, read, &mut on_start(observer))?)
 }
 
-/// Loads the resident weights of plan `plan` into every arena, and attaches the source of streamed weights to every
-/// executor.
+/// Loads the weights of plan `plan` into the memory of every device.
 pub(crate) fn load_all(
     executors: &mut [Executor],
     plan: usize,
@@ -96,11 +82,5 @@ pub(crate) fn load_all(
     };
     let readers = readers(executors).min(MAX_READER_THREADS);
     limits::room_for_threads(readers + executors.len()).map_err(RuntimeError::thread("weights"))?;
-    plimsoll_exec::load_all(executors, plan, readers, &read)?;
-    for executor in executors {
-        if let Some(stream) = source.stream(&executor.program().plans()[plan].1.graph) {
-            executor.attach_loaded(plan, stream);
-        }
-    }
-    Ok(())
+    Ok(plimsoll_exec::load_all(executors, plan, readers, &read)?)
 }

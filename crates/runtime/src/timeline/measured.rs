@@ -4,7 +4,7 @@
 use crate::machine::resident;
 use plimsoll_exec::Machine;
 use plimsoll_graph::{Bytes, Counts};
-use plimsoll_plan::{Instr, Plan, Program, Timeline, node_seconds};
+use plimsoll_plan::{Program, Timeline, instruction_seconds};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,17 +76,6 @@ pub fn sampled<T>(machine: &dyn Machine, run: impl FnOnce() -> T) -> (T, Vec<Mem
     })
 }
 
-/// Expected seconds of each instruction of a plan in a step of `counts`.
-pub fn expected(program: &Program, plan: &Plan, counts: Counts) -> Vec<f64> {
-    let (graph, target) = (&plan.graph, program.target());
-    let of = |instr: &Instr| match *instr {
-        Instr::Launch(id) => node_seconds(graph, graph.node(id), target, counts),
-        Instr::Load(v) => graph.spec(v).bytes_at(counts).0 as f64 / target.rates.storage,
-        Instr::Copy { .. } => 0.0,
-    };
-    plan.schedule.instrs.iter().map(of).collect()
-}
-
 impl MeasuredTimeline {
     /// The timeline of a program with the times of the instructions of plan number `plan`, in a step of `counts` that
     /// started at `start`.
@@ -101,7 +90,7 @@ impl MeasuredTimeline {
         let mut timeline = program.timeline();
         let first = timeline.plans[plan].first;
         let mut seconds = vec![None; timeline.instructions.len()];
-        let expected = expected(program, &program.plans()[plan].1, counts);
+        let expected = instruction_seconds(&program.plans()[plan].1, program.target(), counts);
         for (i, (time, expected)) in times.iter().zip(expected).enumerate() {
             seconds[first + i] = Some(time.as_secs_f64());
             timeline.instructions[first + i].seconds = expected;

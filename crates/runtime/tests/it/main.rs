@@ -6,5 +6,4 @@
 mod max_pooling;
 mod models;
 mod pooling;
-mod streaming;
 mod timeline;

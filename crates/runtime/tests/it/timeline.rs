@@ -1,7 +1,7 @@
 //! Files of timelines: snapshots that Python reads, and traces.
 
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Program, Streaming};
+use plimsoll_plan::{Program, Room, Streaming};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline::{Timeline, memory_viz, to_trace};
 use serde_json::Value;
@@ -24,8 +24,14 @@ json.dump(snapshot, sys.stdout)
 
 fn program(target: &str) -> Program {
     let target = price::target(target).expect("a target");
-    let request =
-        Request { tokens: Some(512), budget: None, stream: Streaming::Never, precision: None, target };
+    let request = Request {
+        tokens: Some(512),
+        budget: None,
+        stream: Streaming::Never,
+        room: Room::UNLIMITED,
+        precision: None,
+        target,
+    };
     price::program("facebook/esm2_t6_8M_UR50D", &request).expect("planned")
 }
 

@@ -13,7 +13,7 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_graph::ops::{Concat, Relu};
 use plimsoll_graph::{Builder, DType, Dim, Op};
 use plimsoll_models::{KNOWN, Output, known};
-use plimsoll_plan::{Capability, Kernels, PlanError, Policy, Rates, Target};
+use plimsoll_plan::{Capability, Kernels, Link, PlanError, Policy, Rates, Target};
 use plimsoll_runtime::session::TimedSession;
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
 use serde_json::{Value, json};
@@ -103,6 +103,7 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
         memory: copy_rate(settings, repeats)?,
         launch: launch(settings, repeats)?,
         storage: storage.unwrap_or(settings.target()?.rates.storage),
+        link: settings.target()?.rates.link,
     })
 }
 
@@ -229,8 +230,10 @@ fn text(
         Kernels::Cpu(set) => format!("{{ cpu = \"{}\" }}", set.name()),
         Kernels::Cuda(Capability(major, minor)) => format!("{{ cuda = [{major}, {minor}] }}"),
     };
-    let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
-    let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
+    let space = quoted(space.name());
+    let memory = memory.0;
+    let reserved = reserved.collect::<String>();
+    let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage, link } = rates;
     let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
     let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
     let of_storage = match storage_is_measured {
@@ -243,8 +246,18 @@ fn text(
          workers = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
-         # {of_storage}\nstorage = {storage:.3e}\n"
+         # {of_storage}\nstorage = {storage:.3e}\n{}",
+        link.map_or_else(String::new, link_text)
     ))
+}
+
+/// The TOML table `[rates.link]`.
+fn link_text(link: Link) -> String {
+    let Link { to_device, to_host, latency, slower_kernels } = link;
+    format!(
+        "\n# Between pinned host memory and the GPU.\n[rates.link]\nto_device = {to_device:.3e}\n\
+         to_host = {to_host:.3e}\nlatency = {latency:.3e}\nslower_kernels = {slower_kernels:.3}\n"
+    )
 }
 
 /// The TOML table `[slower]` with the factor of each kernel; empty if no factors were measured.
@@ -265,7 +278,7 @@ fn quoted(text: &str) -> String {
 impl Calibration {
     /// The calibration as JSON.
     pub fn to_json(&self) -> Value {
-        let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
+        let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link } = self.target.rates;
         let storage = self.storage.then_some(storage);
         let matmuls: Value =
             self.matmuls.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
@@ -274,7 +287,7 @@ impl Calibration {
             "about": self.target.about,
             "rates": {
                 "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
-                "launch": launch, "storage": storage
+                "launch": launch, "storage": storage, "link": link
             },
             "slower": self.target.slower,
             "matmuls": matmuls,
@@ -327,6 +340,7 @@ mod tests {
             memory: 3.5e10,
             launch: 4e-6,
             storage: 2.5e9,
+            link: Some(Link { to_device: 5.2e10, to_host: 5.1e10, latency: 1e-5, slower_kernels: 1.05 }),
         };
         for (stem, storage) in [("here", true), ("odd \"name\\", false)] {
             let path = PathBuf::from(format!("{stem}.toml"));

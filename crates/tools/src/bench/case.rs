@@ -8,7 +8,7 @@ use super::{BenchWork, median};
 use crate::ToolError;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
-use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, ValueId, VerifyError};
 use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
@@ -139,7 +139,7 @@ impl BenchCase {
             name: "bench",
             graph: Box::new(move |tokens| graph(bounds(tokens, longest))),
             policy: settings.policy()?,
-            streams: false,
+            streams: true,
         };
         let stage = SearchStage {
             finish: Box::new(|program, replicas| with_outputs(program, OUTPUTS * replicas as u64, 0, None)),
@@ -323,8 +323,11 @@ impl BenchCase {
                 let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
                 (cost.flops, cost.bytes)
             }
-            Instr::Load(v) => (0.0, graph.spec(v).bytes_at(counts).0 as f64),
-            Instr::Copy { from, .. } => (0.0, 2.0 * graph.spec(from).bytes_at(counts).0 as f64),
+            Instr::Start(id) => {
+                let bytes = |&v: &ValueId| graph.spec(v).bytes_at(counts).0 as f64;
+                (0.0, graph.node(id).inputs.iter().map(bytes).sum())
+            }
+            Instr::Wait(_) => (0.0, 0.0),
         };
         let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
         self.steps.iter().map(of_step).fold((0.0, 0.0), add)
@@ -335,7 +338,7 @@ impl BenchCase {
     pub(super) fn linear_gflops(&mut self, seconds: f64) -> Result<f64, RuntimeError> {
         let linear = |graph: &Graph, instr: &Instr| match *instr {
             Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
-            Instr::Load(_) | Instr::Copy { .. } => false,
+            Instr::Start(_) | Instr::Wait(_) => false,
         };
         let (mut flops, mut spent, start) = (0.0, 0.0, Instant::now());
         loop {

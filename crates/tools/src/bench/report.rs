@@ -292,8 +292,8 @@ fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
             };
             (op, any_layer(label, node.layer), shape(graph, node), product)
         }
-        Instr::Load(v) => ("load", String::new(), graph.spec(v).to_string(), false),
-        Instr::Copy { to, .. } => ("copy", String::new(), graph.spec(to).to_string(), false),
+        Instr::Start(id) => ("start of move", String::new(), shape(graph, graph.node(id)), false),
+        Instr::Wait(id) => ("wait for move", String::new(), shape(graph, graph.node(id)), false),
     }
 }
 

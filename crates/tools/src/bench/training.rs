@@ -10,8 +10,8 @@ use plimsoll_graph::{Bounds, Counts, packs};
 use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    Fuse, InputId, Instr, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target, Training,
-    node_seconds,
+    Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target,
+    Training, node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
 use plimsoll_runtime::{RuntimeError, Settings};
@@ -84,6 +84,8 @@ fn times(
         max_norm: 1.0,
         ema: None,
         fuse: Fuse::default(),
+        offload: Offload::default(),
+        window: None,
     };
     let program = training.program(&forward, &forward, target)?;
     let mut session = TimedSession::start_single(settings, program)?;

@@ -3,7 +3,6 @@
 
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Param;
-use plimsoll_graph::Graph;
 use plimsoll_models::Output;
 use plimsoll_runtime::session::bounds::bounds;
 use plimsoll_runtime::session::{
@@ -43,10 +42,6 @@ impl WeightSource for Counted<'_> {
         let broken = out.iter().filter(|x| !x.is_finite()).count() as u64;
         self.broken.fetch_add(broken, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn stream(&self, _: &Graph) -> Option<plimsoll_exec::ParamSource> {
-        None
     }
 }
 

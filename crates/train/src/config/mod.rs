@@ -30,7 +30,10 @@ pub use optimizer::{
     Schedule, ScheduleKind, Unit, Warmup,
 };
 pub(crate) use rules::halves;
-pub use run::{Batch, DeviceChoice, Dynamic, Interval, Memory, Profile, Remat, RematPolicy, Run};
+pub use run::{
+    Batch, DeviceChoice, Dynamic, Interval, Memory, Offload, OffloadPart, OffloadPolicy, OffloadTo, Profile,
+    Remat, RematPolicy, Run,
+};
 pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};
 

@@ -3,8 +3,9 @@
 
 use super::unread::unread;
 use super::{
-    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind,
-    PrecisionKind, Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit, Warmup,
+    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, Offload,
+    OffloadPolicy, OffloadTo, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling, ScheduleKind,
+    TrainConfig, Unit, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
@@ -351,6 +352,10 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
         (
             remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
             "memory.remat_every applies only to memory.remat every_n; remove it".to_owned(),
+        ),
+        (
+            c.memory.offload != Offload::Policy(OffloadPolicy::None) || c.memory.offload_to == OffloadTo::Host,
+            "memory.offload_to applies only with memory.offload; remove it".to_owned(),
         ),
         (
             c.memory.remat_layers.is_none() || !matches!(remat, Some(RematPolicy::Auto | RematPolicy::None)),

@@ -4,7 +4,7 @@
 
 use super::Auto;
 use crate::TrainError;
-use plimsoll_graph::Bytes;
+use plimsoll_graph::{Bytes, Space};
 use plimsoll_plan::{Kernels, Reserved, Target};
 use plimsoll_runtime::dynamic::{self, Thresholds};
 use plimsoll_runtime::{Device, Settings, machine};
@@ -37,8 +37,89 @@ pub struct Memory {
     /// of a micro-step and the kind of device.
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub loss_chunk: Auto<u64>,
+    /// What is kept outside the memory of the device between its uses: none (default), auto, which is the fastest choice
+    /// that fits the budget, or a list of optimizer (moments and averages), masters (f32 copies of 16-bit parameters) and
+    /// parameters. Copies run while kernels compute. Results have the same bits.
+    #[schemars(extend("changes" = "machine"))]
+    pub offload: Offload,
+    /// Where memory.offload keeps it: host (default), pinned host memory beside a GPU, or disk, a scratch file in the output
+    /// folder. On a CPU only disk.
+    #[schemars(extend("changes" = "machine"))]
+    pub offload_to: OffloadTo,
     /// Micro-steps whose size follows the free memory; null (default) is one size for the whole run.
     pub dynamic: Option<Dynamic>,
+}
+
+/// Parameters and states that are kept outside the memory of the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Offload {
+    /// A policy by name.
+    Policy(OffloadPolicy),
+    /// The listed kinds.
+    Parts(#[schemars(length(min = 1))] Vec<OffloadPart>),
+}
+
+/// Policies of what is kept outside the memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadPolicy {
+    /// Nothing.
+    None,
+    /// The fastest choice that fits the budget.
+    Auto,
+}
+
+/// A kind of parameters or states that can be kept outside the memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadPart {
+    /// Moments of the optimizer, and averages of the weights.
+    Optimizer,
+    /// f32 copies of 16-bit parameters.
+    Masters,
+    /// Parameters.
+    Parameters,
+}
+
+/// The memory that takes what is kept outside that of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadTo {
+    /// Pinned host memory.
+    Host,
+    /// A scratch file.
+    Disk,
+}
+
+impl Memory {
+    /// The choices of [`Memory::offload`], in the order in which they take more from the device: one that is given, or all
+    /// of `auto`.
+    pub fn offloads(&self) -> Vec<plimsoll_plan::Offload> {
+        use OffloadPart::{Masters, Optimizer, Parameters};
+        match &self.offload {
+            Offload::Policy(OffloadPolicy::None) => vec![plimsoll_plan::Offload::default()],
+            Offload::Parts(parts) => vec![self.offload_of(parts)],
+            Offload::Policy(OffloadPolicy::Auto) => {
+                let all = [Optimizer, Masters, Parameters];
+                (0..=all.len()).map(|n| self.offload_of(&all[..n])).collect()
+            }
+        }
+    }
+
+    fn offload_of(&self, parts: &[OffloadPart]) -> plimsoll_plan::Offload {
+        let to = match self.offload_to {
+            OffloadTo::Host => Space::Host,
+            OffloadTo::Disk => Space::File,
+        };
+        plimsoll_plan::Offload {
+            optimizer: parts.contains(&OffloadPart::Optimizer),
+            masters: parts.contains(&OffloadPart::Masters),
+            gradients: false,
+            parameters: parts.contains(&OffloadPart::Parameters),
+            to,
+        }
+    }
 }
 
 /// Micro-steps whose size follows the free memory.
@@ -355,6 +436,8 @@ impl Default for Memory {
             remat_layers: None,
             remat_every: 2,
             loss_chunk: Auto(None),
+            offload: Offload::Policy(OffloadPolicy::None),
+            offload_to: OffloadTo::Host,
             dynamic: None,
         }
     }

@@ -24,7 +24,13 @@ pub fn explain(
     }
     let subject = subject(config, observer)?;
     let candidate = found.candidate;
-    let exact = Exact { candidate, remat: found.remat.clone(), fuse: Fuse::default(), max_norm: None };
+    let exact = Exact {
+        candidate,
+        remat: found.remat.clone(),
+        fuse: Fuse::default(),
+        max_norm: None,
+        offload: found.program.offload(),
+    };
     let with = cost(&found.program, &candidate);
     let mut effects = sharing(&found.program, with)?;
     let mut add = |name: &str, instead: String, with: PlanCost, without: Option<PlanCost>| {

@@ -79,11 +79,8 @@ impl RunMemory {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let on_host = target.name == THIS_CPU;
-        let mut all = Self {
-            budget: Budget { bytes: budget, on_host, host_memory: None, process: vec![] },
-            data: vec![],
-            feed: None,
-        };
+        let mut all =
+            Self { budget: Budget { on_host, ..Budget::unlimited(budget) }, data: vec![], feed: None };
         if !on_host {
             return Ok(all);
         }

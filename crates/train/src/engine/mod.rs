@@ -29,13 +29,13 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::{Bounds, Bytes, Param};
 use plimsoll_plan::{
-    Candidate, Instr, KernelId, Ledger, ParameterGroup, PlanError, Program, Remedy, Staging, Target,
+    Candidate, Instr, KernelId, Ledger, ParameterGroup, PlanError, Program, Remedy, Room, Staging, Target,
     TrainingChoice, node_seconds,
 };
 use plimsoll_runtime::dynamic::RETRIES;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::hub::{Need, trainable};
-use plimsoll_runtime::machine::{available, holders, parse_budget};
+use plimsoll_runtime::machine::{available, free_on_disk, holders, parse_budget};
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
@@ -219,6 +219,7 @@ fn start(
         let found = program::search(&config, subject, target, prepared.for_plans(), observer);
         let TrainingChoice { program, candidate, tokens_per_second, .. } =
             found.map_err(|error| prepared.bill(error))?;
+        prepared.budget.room.admits(&program)?;
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let site = Site::new(settings, 1, None, budget.clone());
         observer.stage("planned", &site.reading());
@@ -242,6 +243,13 @@ fn start(
         dynamic.max_batch = Auto(Some(next));
         smaller.push(next);
     }
+}
+
+/// Folder for the scratch file of `memory.offload_to: disk`: where the output folder of the run is.
+fn scratch_folder(config: &TrainConfig) -> PathBuf {
+    let output = config.run.output.as_deref().map(Path::new);
+    let parent = output.and_then(Path::parent).filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
@@ -283,7 +291,9 @@ impl Prepared {
         feed.notes().iter().for_each(|note| observer.say(Level::Warning, note));
         let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
-        let budget = Budget { bytes, on_host, host_memory: None, process };
+        let scratch = scratch_folder(config);
+        let room = Room { host: available().free, file: free_on_disk(&scratch) };
+        let budget = Budget { bytes, on_host, host_memory: None, room, scratch, process };
         Ok(Self { settings, target, budget, subject, feed, held })
     }
 
@@ -435,6 +445,12 @@ impl Trainable for Engine {
     fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
         let (plan, target) = (self.session.micro_plan(), self.program().target());
         let counts = self.joined.batch().counts();
+        let of_move = |name: &str| InstructionTime {
+            instruction: name.to_owned(),
+            kernel: "",
+            expected: 0.0,
+            measured: Duration::ZERO,
+        };
         let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
@@ -446,12 +462,8 @@ impl Trainable for Engine {
                     measured: Duration::ZERO,
                 }
             }
-            Instr::Load(_) | Instr::Copy { .. } => InstructionTime {
-                instruction: "transfer".to_owned(),
-                kernel: "",
-                expected: 0.0,
-                measured: Duration::ZERO,
-            },
+            Instr::Start(_) => of_move("start of move"),
+            Instr::Wait(_) => of_move("wait for move"),
         };
         let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
         let mut times = vec![Duration::ZERO; found.len()];

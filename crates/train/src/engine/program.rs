@@ -7,11 +7,11 @@ use crate::TrainError;
 use crate::config::{ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, halves};
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
-use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param};
+use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param, Phase};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
-    Candidate, Fuse, Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice, Remedy,
-    Target, Training, TrainingChoice, TrainingSearch,
+    Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice,
+    Remedy, Target, Training, TrainingChoice, TrainingSearch,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
@@ -47,9 +47,13 @@ pub(super) fn search(
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        with_search(config, &subject, target, budget, &stopped, |search| search.find(target, &build))
+        let found = fastest(config, &mut |offload| {
+            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
+            with_search(config, &subject, target, (budget, offload), &stopped, search)
+        });
+        fitting(found)
     };
-    let bill = with_remedies(*refused, config, &other);
+    let bill = with_remedies(*refused, config, target, &other);
     match stopped() {
         true => Err(interrupted(observer).into()),
         false => Err(PlanError::OverBudget(Box::new(bill)).into()),
@@ -69,7 +73,10 @@ pub(super) fn search_alone(
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        with_search(config, subject, target, budget, &stopped, |search| search.run(target, &build))
+        fastest(config, &mut |offload| {
+            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
+            with_search(config, subject, target, (budget, offload), &stopped, search)
+        })
     };
     match plan() {
         Ok(found) => Ok(found),
@@ -93,9 +100,12 @@ pub(super) fn remedies(
     let plan = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        with_search(config, &subject, program.target(), budget, &stopped, |search| {
-            search.find(program.target(), &build)
-        })
+        let target = program.target();
+        let found = fastest(config, &mut |offload| {
+            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
+            with_search(config, &subject, target, (budget, offload), &stopped, search)
+        });
+        fitting(found)
     };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
@@ -104,7 +114,7 @@ pub(super) fn remedies(
         let megabytes = (found.program.peak() + beside).0.div_ceil(1_000_000);
         bill.offer(format!("--budget {megabytes}MB"), found.program.peak(), 1.0 / found.tokens_per_second);
     }
-    with_remedies(bill, config, &plan).remedies
+    with_remedies(bill, config, program.target(), &plan).remedies
 }
 
 /// Whether any plan of a configuration fits the memory budget.
@@ -117,9 +127,61 @@ pub(super) fn fits(
 ) -> Result<bool, TrainError> {
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    match with_search(config, subject, target, budget, stopped, |search| search.fits(target, &build)) {
-        Err(PlanError::Stopped) => Err(interrupted(observer).into()),
-        found => Ok(found?),
+    for offload in config.memory.offloads() {
+        let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
+        match with_search(config, subject, target, (budget, offload), stopped, search) {
+            Ok(false) => {}
+            Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
+            found => return Ok(found?),
+        }
+    }
+    Ok(false)
+}
+
+/// Searches with every choice of `memory.offload`, and returns the fastest plan. If none fits, the error is that of the
+/// choice that keeps most outside the memory of the device.
+fn fastest(
+    config: &TrainConfig,
+    search: &mut dyn FnMut(Offload) -> Result<TrainingChoice, PlanError>,
+) -> Result<TrainingChoice, PlanError> {
+    let mut best: Option<TrainingChoice> = None;
+    let mut refused = None;
+    for offload in config.memory.offloads() {
+        match search(offload) {
+            Ok(found) => {
+                // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
+                let is_fastest = offload.is_empty() && recomputes_nothing(&found);
+                if best.as_ref().is_none_or(|best| found.tokens_per_second > best.tokens_per_second) {
+                    best = Some(found);
+                }
+                if is_fastest {
+                    break;
+                }
+            }
+            Err(error @ (PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => refused = Some(error),
+            // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
+            Err(error @ PlanError::NoSpace { .. }) => {
+                refused.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let nothing = || PlanError::BadPolicy { field: "memory.offload", why: "there is no choice".to_owned() };
+    best.ok_or_else(|| refused.unwrap_or_else(nothing))
+}
+
+/// Whether a plan computes every node once.
+fn recomputes_nothing(found: &TrainingChoice) -> bool {
+    let nodes = || found.program.plans().iter().flat_map(|(_, plan)| &plan.graph.nodes);
+    nodes().all(|node| node.phase != Phase::Recompute)
+}
+
+/// `None` in place of an error that nothing fits.
+fn fitting(found: Result<TrainingChoice, PlanError>) -> Result<Option<TrainingChoice>, PlanError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(PlanError::OverBudget(_) | PlanError::TooLarge { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -134,7 +196,7 @@ fn with_search<T>(
     config: &TrainConfig,
     subject: &TrainedModel,
     target: &Target,
-    budget: Bytes,
+    (budget, offload): (Bytes, Offload),
     stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
 ) -> Result<T, PlanError> {
@@ -144,7 +206,7 @@ fn with_search<T>(
     let logits = Logits::of(config, subject, target)?;
     let chunk = |tokens| logits.chunk(tokens);
     let search = TrainingSearch {
-        training: training(config, &group, optimizers[0]),
+        training: Training { offload, ..training(config, &group, optimizers[0]) },
         budget,
         step_tokens: config.batch.tokens,
         tokens,
@@ -218,6 +280,8 @@ fn training<'a>(
         max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
         ema: config.optimizer.ema.map(|decay| decay as f32),
         fuse: Fuse::default(),
+        offload: Offload::default(),
+        window: None,
     }
 }
 
@@ -232,6 +296,8 @@ pub(super) struct Exact {
     pub(super) fuse: Fuse,
     /// Largest gradient norm, in place of that of the configuration.
     pub(super) max_norm: Option<f32>,
+    /// What is kept outside the memory of the device.
+    pub(super) offload: Offload,
 }
 
 impl Exact {
@@ -242,6 +308,7 @@ impl Exact {
             accumulation: self.candidate.accumulation,
             max_norm: self.max_norm.unwrap_or(of_config.max_norm),
             fuse: self.fuse,
+            offload: self.offload,
             ..of_config
         }
     }

@@ -2,8 +2,11 @@
 //! Invariant: every offered remedy was planned within the budget; its cost is the expected time per token relative to
 //! the plan of the bill.
 
-use crate::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
-use plimsoll_plan::{Bill, PlanError, TrainingChoice};
+use crate::config::{
+    Memory, ModelKind, Offload, OffloadPolicy, OffloadTo, OptimizerKind, PrecisionKind, Remat, RematPolicy,
+    TrainConfig,
+};
+use plimsoll_plan::{Bill, PlanError, Target, TrainingChoice};
 use serde_json::{Value, json};
 
 /// Keys and values of one remedy, as passed to `--set`.
@@ -15,9 +18,10 @@ type Settings = Vec<(String, Value)>;
 pub(super) fn with_remedies(
     mut bill: Bill,
     config: &TrainConfig,
+    target: &Target,
     plan: &dyn Fn(&TrainConfig) -> Result<Option<TrainingChoice>, PlanError>,
 ) -> Bill {
-    let single = settings(config);
+    let single = settings(config, target);
     let planned = |settings: &Settings| {
         let other = config.with(settings.iter().map(|(key, value)| (key, value))).ok();
         let other = other.filter(|other| other != config && other.is_sound())?;
@@ -94,7 +98,7 @@ fn least_that_fits<'a>(
 
 /// Lists the changes that may be offered: first changes that leave the result bit-identical, then number formats, then
 /// changes to what is trained.
-fn settings(config: &TrainConfig) -> Vec<Settings> {
+fn settings(config: &TrainConfig, target: &Target) -> Vec<Settings> {
     let mut all: Vec<Settings> = vec![];
     let mut add = |wanted: bool, key: &str, value: Value| {
         if wanted {
@@ -117,6 +121,13 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     add(c.optimizer.ema.is_some(), "optimizer.ema", Value::Null);
     let holds_more = c.batch.pack_tokens.0.is_some_and(|tokens| tokens > c.longest_sequence());
     add(holds_more && c.model.kind != ModelKind::Head, "batch.pack_tokens", json!("auto"));
+    if c.memory.offload == Offload::Policy(OffloadPolicy::None) {
+        let mut offload = vec![("memory.offload".to_owned(), json!(OffloadPolicy::Auto))];
+        if target.arena_in_host() {
+            offload.push(("memory.offload_to".to_owned(), json!(OffloadTo::Disk)));
+        }
+        all.insert(0, offload);
+    }
     let auto = Remat::Policy(RematPolicy::Auto);
     if c.memory.remat != auto {
         let mut remat = vec![("memory.remat".to_owned(), json!(auto))];

@@ -1,4 +1,4 @@
-//! Access to the tensors of a checkpoint inside the arena: the model's tensors with the names of the Hugging Face Hub,
+//! Access to the tensors of a checkpoint in the memory of a device: the model's tensors with the names of the Hugging Face Hub,
 //! those of the averaged model, and the optimizer state. Invariant: elements are read and written in place; a parameter that stacks several tensors
 //! is stored as several tensors of the file.
 
@@ -8,6 +8,7 @@ use crate::{StatePart, Stored};
 use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
 use plimsoll_exec::{PersistentKind, PersistentTensor};
 use plimsoll_graph::{Param, ParamPiece, StateKind};
+use plimsoll_plan::Location;
 use plimsoll_plan::training::{average as averaged, averaged_steps};
 use plimsoll_runtime::session::TrainSession;
 use std::collections::BTreeMap;
@@ -22,12 +23,12 @@ pub(super) struct Store {
     seed: u64,
 }
 
-/// A tensor of a checkpoint file, of which the arena holds all rows or a contiguous range of rows.
+/// A tensor of a checkpoint file, of which the device holds all rows or a contiguous range of rows.
 struct Tensor {
     stored: Stored,
-    /// Arena offset of the first element in `there`, the range of elements that the arena holds; the other elements
-    /// keep their initial values.
-    at: u64,
+    /// Position of the first element in `there`, the range of elements that the device holds; the other elements keep
+    /// their initial values.
+    at: Location,
     there: Range<u64>,
     piece: Option<ParamPiece>,
 }
@@ -72,7 +73,7 @@ impl Store {
             }
             file.extend(subject.kept().into_iter().map(|kept| {
                 let stored = Stored { name: kept.name, dtype: DType::F32, shape: kept.piece.shape.clone() };
-                Tensor { stored, at: 0, there: 0..0, piece: Some(kept.piece) }
+                Tensor { stored, at: Location::in_arena(0), there: 0..0, piece: Some(kept.piece) }
             }));
             // Tied weights are one parameter with one name, and appear once in the file.
             file.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
@@ -111,7 +112,7 @@ impl Store {
         out.resize(((elements.end - elements.start) * size) as usize, 0);
         let (a, b) = (elements.start.max(t.there.start), elements.end.min(t.there.end));
         if let Some(piece) = t.piece.as_ref().filter(|_| a > elements.start || b < elements.end) {
-            // Rows outside the arena are not used by the model, so they keep their initial values.
+            // Rows that the device does not hold are not used by the model, so they keep their initial values.
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
             subject.tensor(self.seed, piece, elements.start, &mut values)?;
             for (x, bytes) in values.iter().zip(out.chunks_exact_mut(size as usize)) {
@@ -126,12 +127,12 @@ impl Store {
         }
         if a < b {
             let place = ((a - elements.start) * size) as usize..((b - elements.start) * size) as usize;
-            session.read(t.at + (a - t.there.start) * size, &mut out[place])?;
+            session.read(behind(t.at, (a - t.there.start) * size), &mut out[place])?;
         }
         Ok(())
     }
 
-    /// Writes the elements from `start` on; elements outside the arena are ignored.
+    /// Writes the elements from `start` on; elements that the device does not hold are ignored.
     pub fn write(
         &self,
         session: &mut TrainSession,
@@ -146,10 +147,15 @@ impl Store {
         let (a, b) = (start.max(t.there.start), end.min(t.there.end));
         if a < b {
             let place = ((a - start) * size) as usize..((b - start) * size) as usize;
-            session.write(t.at + (a - t.there.start) * size, &bytes[place])?;
+            session.write(behind(t.at, (a - t.there.start) * size), &bytes[place])?;
         }
         Ok(())
     }
+}
+
+/// The position `bytes` bytes behind another.
+fn behind(start: Location, bytes: u64) -> Location {
+    Location { at: start.at + bytes, ..start }
 }
 
 fn row(piece: &ParamPiece) -> u64 {
@@ -161,7 +167,7 @@ fn pieces_of(resident: &PersistentTensor, param: &Param, subject: &TrainedModel)
     let (mut at, mut tensors) = (resident.at, vec![]);
     for piece in &param.pieces {
         tensors.extend(piece_of(resident, piece, at, subject));
-        at += (piece.rows.1 - piece.rows.0) * row(piece) * resident.spec.dtype.size();
+        at = behind(at, (piece.rows.1 - piece.rows.0) * row(piece) * resident.spec.dtype.size());
     }
     tensors
 }
@@ -170,7 +176,7 @@ fn pieces_of(resident: &PersistentTensor, param: &Param, subject: &TrainedModel)
 fn piece_of(
     resident: &PersistentTensor,
     piece: &ParamPiece,
-    at: u64,
+    at: Location,
     subject: &TrainedModel,
 ) -> Option<Tensor> {
     let stored = Stored {

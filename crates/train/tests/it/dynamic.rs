@@ -216,7 +216,6 @@ fn a_lack_of_memory_is_met_with_smaller_micro_steps() {
         ("first launch", launch("embed"), vec![6]),
         ("backward", late(launch("attention_grad"), 1), vec![6]),
         ("accumulation", late(launch("accumulate"), 5), vec![6]),
-        ("outputs", Fault::once(Place::Fetch, 5), vec![6]),
         ("first launch of the update", launch("grad_scale"), vec![6]),
         ("checkpoint", late(Fault::once(Place::Download, 3), 2), vec![4]),
         // Behind step 4, an evaluation runs first.

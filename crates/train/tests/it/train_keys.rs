@@ -24,6 +24,8 @@ enum Changes {
     Loop,
     /// The digest of the plans, or whether planning succeeds.
     Plan,
+    /// [`Changes::Plan`] on a GPU.
+    PlanOnGpu,
     /// The output folder of the run.
     Place,
     /// The losses of a run of a real model, or the choices in its record.
@@ -32,7 +34,7 @@ enum Changes {
     Sizes,
 }
 
-use Changes::{Data, Loop, Place, Plan, Real, Sizes, Update};
+use Changes::{Data, Loop, Place, Plan, PlanOnGpu, Real, Sizes, Update};
 
 /// A head, with the defaults of the keys of [`BASE`] that it does not read.
 const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c model.layers=4 model.intermediate=1024 \
@@ -146,6 +148,8 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("memory.dynamic.target", DYNAMIC, "0.8", Sizes),
     ("memory.dynamic.warning", DYNAMIC, "0.94", Sizes),
     ("memory.loss_chunk", "", "7", Plan),
+    ("memory.offload", ADAMW, "[optimizer]", PlanOnGpu),
+    ("memory.offload_to", "optimizer.kind=adamw memory.offload=[optimizer]", "disk", PlanOnGpu),
     ("memory.remat", "", "full", Plan),
     ("memory.remat_every", "memory.remat=every_n", "1", Plan),
     ("memory.remat_layers", "memory.remat=full", "[1,1]", Plan),
@@ -256,6 +260,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
             format!("{seen} {:?} {}", names(&folder), folder.0.join("tensorboard").exists())
         }
         Plan => priced::found(c, &priced::target(c, "cpu")?, &mut Silent)?.program.digest()?,
+        PlanOnGpu => priced::found(c, &priced::target(c, "h100")?, &mut Silent)?.program.digest()?,
         Place => c.folder(Path::new("run.yaml")).display().to_string(),
         Real => {
             let folder = Folder::new(&format!("train-key-{key}"));

@@ -206,7 +206,7 @@ fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
             PersistentKind::Param(_) => "params",
             PersistentKind::State(state) => state.kind.label(),
         };
-        assert!(seen.insert(resident.at), "two tensors at {}", resident.at);
+        assert!(seen.insert(resident.at), "two tensors at {:?}", resident.at);
         let elements: u64 = resident.spec.shape.iter().filter_map(|d| d.fixed()).product();
         *sums.entry(label).or_default() += elements * resident.spec.dtype.size();
     }

@@ -5,12 +5,14 @@ use super::{DENSE, MASKED, MIXTURES, gpu};
 use crate::executor::ALLOCATOR;
 use crate::rig::{ByName, On, in_own_process};
 use plimsoll_cpu::Isa;
-use plimsoll_cuda::{CudaMachine, Options};
+use plimsoll_cuda::CudaMachine;
 use plimsoll_exec::{Executor, Machine, PersistentKind, PersistentTensor};
-use plimsoll_graph::ops::{AdamW, Sgd};
-use plimsoll_graph::{Counts, Graph, Param};
+use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
+use plimsoll_graph::{Bytes, Counts, Graph, Param, Space, StateKind};
 use plimsoll_plan::training::plans;
-use plimsoll_plan::{Fuse, Optimizer, ParameterGroup, Precision, RecomputePolicy, Training};
+use plimsoll_plan::{
+    ArenaMemory, Fuse, Offload, Optimizer, ParameterGroup, Precision, RecomputePolicy, Target, Training,
+};
 use stats_alloc::Region;
 use std::collections::BTreeMap;
 
@@ -24,6 +26,34 @@ struct Run<'a> {
     what: String,
 }
 
+/// Options of a run that its fixture leaves open.
+#[derive(Clone)]
+struct Options {
+    accumulation: u64,
+    remat: RecomputePolicy,
+    /// Whether gradients are clipped; a head never clips.
+    clips: bool,
+    optimizer: Optimizer,
+    ema: Option<f32>,
+    offload: Offload,
+    window: Option<Bytes>,
+}
+
+impl Options {
+    /// The options of the fixture's reference run.
+    fn of(fixture: &Fixture) -> Self {
+        Self {
+            accumulation: 1,
+            remat: RecomputePolicy::None,
+            clips: true,
+            optimizer: optimizer(fixture),
+            ema: None,
+            offload: Offload::default(),
+            window: None,
+        }
+    }
+}
+
 /// Creates a run with the options of the fixture's reference run, except for the arguments, and loads its parameters.
 fn start<'a>(
     fixture: &'a Fixture,
@@ -32,6 +62,18 @@ fn start<'a>(
     accumulation: u64,
     remat: RecomputePolicy,
 ) -> Run<'a> {
+    let target = on.target().expect("a target");
+    start_with(fixture, graph, (on, target), Options { accumulation, remat, ..Options::of(fixture) })
+}
+
+/// Creates a run with these options on a target, and loads its parameters.
+fn start_with<'a>(
+    fixture: &'a Fixture,
+    graph: &Graph,
+    (on, target): (On, Target),
+    options: Options,
+) -> Run<'a> {
+    let Options { accumulation, remat, clips, optimizer, ema, offload, window } = options;
     let head = matches!(fixture.model, Model::Head(_));
     let precision = match on {
         On::Narrow(precision) | On::CpuNarrow(.., precision) | On::Cuda(precision) => precision,
@@ -40,14 +82,16 @@ fn start<'a>(
     let training = Training {
         precision,
         remat,
-        optimizer: optimizer(fixture),
+        optimizer,
         group: &group,
         accumulation,
-        max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
-        ema: None,
+        max_norm: if head || !clips { 0.0 } else { fixture.hyper("max_norm") as f32 },
+        ema,
         fuse: Fuse::default(),
+        offload,
+        window,
     };
-    let program = training.program(graph, &evaluation(graph), &on.target().expect("a target"));
+    let program = training.program(graph, &evaluation(graph), &target);
     let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));
     let mut read = |p: &Param, range: std::ops::Range<u64>, out: &mut [f32]| {
         out.copy_from_slice(&fixture.parameter(p)[range.start as usize..range.end as usize]);
@@ -161,6 +205,23 @@ impl Run<'_> {
             }
         }
         assert_eq!(losses.len(), STEPS);
+    }
+
+    /// The bytes of all parameters and states but gradients, which a step uses up, by name.
+    fn persistent(&mut self) -> BTreeMap<String, Vec<u8>> {
+        let mut all = BTreeMap::new();
+        for PersistentTensor { what, at, spec } in self.executor.persistent_tensors() {
+            let name = match what {
+                PersistentKind::Param(param) => param.name,
+                PersistentKind::State(state) if state.kind == StateKind::Gradient => continue,
+                PersistentKind::State(state) => state.name,
+            };
+            let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
+            let mut values = vec![0xFF; (elements * spec.dtype.size()) as usize];
+            self.executor.download(at, &mut values).expect("inside its space");
+            all.insert(name, values);
+        }
+        all
     }
 
     /// The present values of all parameters.
@@ -310,6 +371,79 @@ fn recomputation_changes_no_bit() {
     }
 }
 
+/// Where parameters and states lie changes no bit: of losses, norms, parameters and states, with updates in the micro-step
+/// and after it, for every optimizer, and whatever is copied ahead. The reference device copies at the wait and fills what
+/// it copies to with NaN before.
+#[test]
+fn offload_changes_no_bit() {
+    const NOTHING: Offload =
+        Offload { optimizer: false, masters: false, gradients: false, parameters: false, to: Space::Device };
+    let one = |offload: fn(&mut Offload)| {
+        let mut one = NOTHING;
+        offload(&mut one);
+        one
+    };
+    let kinds = [
+        one(|o| o.optimizer = true),
+        one(|o| o.masters = true),
+        one(|o| o.gradients = true),
+        one(|o| o.parameters = true),
+        Offload { optimizer: true, masters: true, gradients: true, parameters: true, ..NOTHING },
+    ];
+    let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
+    let optimizers = [
+        Optimizer::AdamW(adam),
+        Optimizer::AdamW8bit(adam),
+        Optimizer::Adafactor(adafactor),
+        Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: true }),
+    ];
+    let isa = Isa::detect();
+    let cpus = [On::Cpu(isa, 2), On::CpuNarrow(isa, 2, Precision::Bf16)];
+    let references = [On::Reference, On::Narrow(Precision::Bf16), On::Narrow(Precision::Fp16)];
+    let fixture = Fixture::open("llama");
+    let graph = fixture.graph(fixture.bounds());
+    let mut compared = 0;
+    for (n, on) in references.into_iter().chain(cpus).chain(gpu()).enumerate() {
+        let has_host = !matches!(on, On::Cpu(..) | On::CpuNarrow(..));
+        // The reference device has the host's space of a GPU if its target says so.
+        let target = on.target().expect("a target");
+        let space = if has_host { ArenaMemory::Device } else { ArenaMemory::Host };
+        let target = Target { space, ..target };
+        for (k, &optimizer) in optimizers.iter().enumerate() {
+            for (accumulation, clips) in [(1, false), (1, true), (3, true)] {
+                // Each combination is with one of the devices at least.
+                if (k + accumulation as usize + n) % 2 == 1 && n != 1 {
+                    continue;
+                }
+                let ema = (k == 0).then_some(0.9);
+                let options = Options { accumulation, clips, optimizer, ema, ..Options::of(&fixture) };
+                let mut ran = |offload, window| {
+                    let options = Options { offload, window, ..options.clone() };
+                    let mut run = start_with(&fixture, &graph, (on, target.clone()), options);
+                    let steps = [1, 2, 3].map(|t| run.step(t));
+                    compared += 1;
+                    (steps, run.evaluate(), run.persistent())
+                };
+                let wanted = ran(NOTHING, None);
+                let spaces: &[Space] = if has_host { &[Space::Host, Space::File] } else { &[Space::File] };
+                for (j, &to) in spaces.iter().enumerate() {
+                    for (i, kind) in kinds.into_iter().enumerate() {
+                        let window = [Some(Bytes(0)), None, Some(Bytes(1 << 30))][(i + j + k) % 3];
+                        let found = ran(Offload { to, ..kind }, window);
+                        let what = format!(
+                            "{} {optimizer:?} {accumulation} {kind:?} in {to:?}, {window:?}",
+                            on.name()
+                        );
+                        assert!(found == wanted, "{what}");
+                    }
+                }
+            }
+        }
+    }
+    println!("{compared} runs");
+}
+
 /// A submitted micro-step and update allocate no memory of the host and none of a GPU. The counters include other
 /// threads and processes, so the steps are repeated until one is without an allocation, which proves the claim.
 #[test]
@@ -318,7 +452,7 @@ fn a_step_of_training_allocates_nothing() {
         return;
     }
     const MAX_STEPS: usize = 50;
-    let machine = gpu().first().map(|_| CudaMachine::new(0, Options::default()).expect("a GPU"));
+    let machine = gpu().first().map(|_| CudaMachine::new(0, plimsoll_cuda::Options::default()).expect("a GPU"));
     let devices = [Some(On::Cpu(Isa::detect(), 2)), On::cuda(Precision::F32), On::cuda(Precision::Bf16)];
     for (name, on) in ["llama", "moe_swiglu", "esm2"].iter().flat_map(|name| devices.map(|on| (name, on))) {
         let Some(on) = on else { continue };
