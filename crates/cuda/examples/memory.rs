@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             (0..sequences).flat_map(|s| [s * LENGTH, (s + 1) * LENGTH].map(|t| t as i32)).collect();
         let inputs =
             [(executor.input(0, "ids")?, Data::I32(&ids)), (executor.input(0, "spans")?, Data::I32(&spans))];
-        let open = executor.submit(0, &inputs, counts, &[(executor.output(0, &Output::Mean.name())?, 1)])?;
+        let open = executor.submit(0, &inputs, counts, &[(executor.output(0, Output::Mean.name())?, 1)])?;
         executor.collect(open, &mut [vec![]])?;
         taken("step", arena)?;
     }

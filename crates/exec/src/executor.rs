@@ -10,7 +10,7 @@ use crate::load::{Buffers, Copies, ReadParam, ReadShared, Weight, load_weights};
 use crate::progress::OnStart;
 use crate::submit::InFlightSteps;
 use crate::transfer::{Allocation, Order, Transfer};
-use plimsoll_graph::{Bytes, Counts, Op, Space, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Counts, Op, OutputRole, Space, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, Location, OutputId, Program, Queue, moved};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -253,12 +253,14 @@ impl Executor {
         self.program().input(plan, name).ok_or_else(|| unnamed(name))
     }
 
-    /// The output `name` of a plan, for [`Executor::read_f32`] and [`Executor::submit`].
+    /// The output of a plan with a role, for [`Executor::read_f32`] and [`Executor::submit`]; see
+    /// [`Graph::output`](plimsoll_graph::Graph::output).
     ///
     /// # Errors
-    /// The plan's graph has no output of this name.
-    pub fn output(&self, plan: usize, name: &str) -> Result<OutputId, DeviceError> {
-        self.program().output(plan, name).ok_or_else(|| unnamed(name))
+    /// The plan's graph has no output of this role.
+    pub fn output(&self, plan: usize, role: impl Into<OutputRole>) -> Result<OutputId, DeviceError> {
+        let role = role.into();
+        self.program().output(plan, &role).ok_or_else(|| unnamed(&role.to_string()))
     }
 
     /// Writes an i32 input for the next run of its plan.

@@ -13,6 +13,7 @@ pub mod heap;
 pub mod host;
 mod load;
 pub mod memory;
+mod output;
 mod persistent;
 mod progress;
 pub mod reference;
@@ -28,6 +29,7 @@ pub use device::{
 };
 pub use executor::{Executor, Prepared};
 pub use load::{Copies, ReadError, ReadParam, ReadShared, load_all};
+pub use output::{OutputBuffer, OutputValues};
 pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;
 pub use progress::{OnStart, StartProgress, StartStage};

@@ -4,6 +4,7 @@
 
 use crate::device::{DeviceError, Span};
 use crate::executor::Executor;
+use crate::output::OutputBuffer;
 use crate::transfer::{Order, Transfer};
 use plimsoll_graph::{Bytes, Counts, DType, ValueId};
 use plimsoll_plan::{Direction, InFlightPlace, InputId, Location, OutputId};
@@ -55,6 +56,8 @@ struct PendingOutput {
     at: Location,
     /// The transfer that brings it there; `None` if it is read in the arena, where the plan puts it.
     transfer: Option<Transfer>,
+    /// Element type: f32 or i32.
+    dtype: DType,
     /// Number of values.
     values: usize,
 }
@@ -135,8 +138,9 @@ impl Executor {
         let mut place = self.program().in_flight_place(self.open.next, Direction::Out);
         for &(output, values) in outputs {
             let at = self.output_location(output)?;
+            let dtype = self.output_dtype(output);
             let Some(InFlightPlace { arena, host }) = place else {
-                self.open.outputs.push_back(PendingOutput { at, transfer: None, values });
+                self.open.outputs.push_back(PendingOutput { at, transfer: None, dtype, values });
                 continue;
             };
             let bytes = Bytes(DType::F32.size() * values as u64);
@@ -144,7 +148,7 @@ impl Executor {
             let device = self.device_mut();
             device.start(&Transfer::in_arena(at.at, arena.at, bytes))?;
             device.start(&transfer)?;
-            self.open.outputs.push_back(PendingOutput { at: host, transfer: Some(transfer), values });
+            self.open.outputs.push_back(PendingOutput { at: host, transfer: Some(transfer), dtype, values });
             place = place.map(|place| place.behind(self.program().padded(bytes)));
         }
         Ok(())
@@ -172,11 +176,15 @@ impl Executor {
         for (i, &(output, n)) in outputs.iter().enumerate() {
             let given = outputs[..i].iter().any(|(other, _)| *other == output);
             let right = |elements| n <= elements;
-            let is_i32 = self.program().plans()[output.plan].1.graph.spec(output.value).dtype == DType::I32;
-            let dtype = if is_i32 { DType::I32 } else { DType::F32 };
-            self.fits((plan, output.plan, output.value), given, counts, dtype, &right)?;
+            self.fits((plan, output.plan, output.value), given, counts, self.output_dtype(output), &right)?;
         }
         Ok(())
+    }
+
+    /// Element type in which an output is collected.
+    fn output_dtype(&self, output: OutputId) -> DType {
+        let is_i32 = self.program().plans()[output.plan].1.graph.spec(output.value).dtype == DType::I32;
+        if is_i32 { DType::I32 } else { DType::F32 }
     }
 
     /// `Err` unless the value belongs to `plan`, was not `given` before, has this element type, and `right` accepts
@@ -191,10 +199,7 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
         let graph = &self.program().plans()[of].1.graph;
-        let name = || {
-            let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, v)| *v == value);
-            named.map_or_else(|| value.to_string(), |(name, _)| name.clone())
-        };
+        let name = || graph.interface_name(value).unwrap_or_else(|| value.to_string());
         let spec = graph.spec(value);
         match () {
             () if of != plan => refused(format!("`{}` is of plan {of}, the step of plan {plan}", name())),
@@ -204,9 +209,9 @@ impl Executor {
         }
     }
 
-    /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. An i32 value is
-    /// returned as the f32 with the same bits. `Err` if `step` is not the oldest or has another number of outputs.
-    pub fn collect(&mut self, step: Submitted, outs: &mut [Vec<f32>]) -> Result<(), DeviceError> {
+    /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. `Err` if `step` is
+    /// not the oldest or has another number of outputs, or if a buffer does not take the element type of its output.
+    pub fn collect(&mut self, step: Submitted, outs: &mut [impl OutputBuffer]) -> Result<(), DeviceError> {
         let is_due = |oldest: &InFlightStep| oldest.number == step.number && oldest.outputs == outs.len();
         if !self.open.steps.front().is_some_and(is_due) {
             let why = format!(
@@ -217,16 +222,18 @@ impl Executor {
             );
             return Err(DeviceError::Kernel { op: "collect", why });
         }
+        let mut pairs = outs.iter().zip(&self.open.outputs);
+        if let Some((_, pending)) = pairs.find(|(out, pending)| !out.takes(pending.dtype)) {
+            let why = format!("an output is in {}, which its buffer does not take", pending.dtype.name());
+            return Err(DeviceError::Kernel { op: "collect", why });
+        }
         self.open.steps.pop_front();
         // A step without outputs must be waited for here, because its staging slot for inputs is reused.
         let mut result = if outs.is_empty() { self.device_mut().synchronize() } else { Ok(()) };
         for out in outs {
             let Some(pending) = self.open.outputs.pop_front() else { break };
-            // Exactly this size: the memory ledger counts these bytes.
-            out.reserve_exact(pending.values.saturating_sub(out.len()));
-            out.resize(pending.values, 0.0);
             // All outputs are collected even after an error: the next step's outputs follow in the same queue.
-            let collected = self.read_pending(pending, bytemuck::cast_slice_mut(out));
+            let collected = self.read_pending(pending, out.resize(pending.dtype, pending.values));
             result = result.and(collected);
         }
         self.drop_abandoned();

@@ -5,8 +5,8 @@
 use crate::limits::{Count, check_logits};
 use crate::ops::*;
 use crate::{
-    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Role,
-    Space, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
+    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, OutputRole, Param, ParamId, ParamPiece,
+    Phase, Role, Space, StateDef, StateId, StateRole, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
 
@@ -25,8 +25,8 @@ pub struct Builder {
     bytes: Bytes,
     /// Parameter values, indexed by the name of the first tensor of each parameter.
     params: BTreeMap<String, Vec<ValueId>>,
-    /// State values by name.
-    states: BTreeMap<String, ValueId>,
+    /// State values by role.
+    states: BTreeMap<StateRole, ValueId>,
 }
 
 impl Builder {
@@ -41,7 +41,7 @@ impl Builder {
         for (v, _, param) in graph.param_values() {
             params.entry(first_tensor(param)).or_default().push(v);
         }
-        let states = graph.state_values().map(|(v, _, state)| (state.name.clone(), v)).collect();
+        let states = graph.state_values().map(|(v, _, state)| (state.role.clone(), v)).collect();
         let error = graph.bounds.check().err().map(VerifyError::from);
         let mut builder = Self {
             graph,
@@ -81,15 +81,16 @@ impl Builder {
         self.source(TensorSpec::activation(shape, dtype).with_role(Role::Input))
     }
 
-    /// Returns the state named `state.name`, adding it to the graph if it does not exist yet.
+    /// Returns the state with the role `state.role`, adding it to the graph if it does not exist yet.
     pub fn state(&mut self, state: StateDef, shape: &[Dim], dtype: DType) -> ValueId {
-        if let Some(&known) = self.states.get(&state.name) {
+        if let Some(&known) = self.states.get(&state.role) {
             return known;
         }
-        let (id, name) = (StateId::at(self.graph.states.len()), state.name.clone());
+        let id = StateId::at(self.graph.states.len());
+        let role = state.role.clone();
         self.graph.states.push(state);
         let v = self.source(TensorSpec::activation(shape, dtype).with_role(Role::State(id)));
-        self.states.insert(name, v);
+        self.states.insert(role, v);
         v
     }
 
@@ -138,9 +139,10 @@ impl Builder {
         value
     }
 
-    /// Makes `value` the output `name` of the graph.
-    pub fn output(&mut self, name: &str, value: ValueId) {
-        self.graph.outputs.push((name.to_owned(), value));
+    /// Makes `value` an output of the graph. A string is the name of an output without a meaning to the planner
+    /// ([`OutputRole::Named`]).
+    pub fn output(&mut self, role: impl Into<OutputRole>, value: ValueId) {
+        self.graph.outputs.push((role.into(), value));
     }
 
     /// Declares that `new` replaces the contents of `state` at the end of the step.

@@ -1,7 +1,7 @@
 //! The computation graph, as index tables of nodes and values. Invariant: nodes are in topological order, and
 //! every value is defined exactly once, by a node or as a source (input, parameter or state).
 
-use crate::{Bounds, NodeId, Op, ParamId, Role, StateId, TensorSpec, ValueId};
+use crate::{Bounds, NodeId, Op, OutputRole, ParamId, Role, StateDef, StateId, TensorSpec, ValueId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub struct Graph {
     pub states: Vec<StateDef>,
     /// Tensors supplied with every step, by name.
     pub inputs: Vec<(String, ValueId)>,
-    /// Tensors returned after every step, by name.
-    pub outputs: Vec<(String, ValueId)>,
+    /// Tensors returned after every step, each with another role.
+    pub outputs: Vec<(OutputRole, ValueId)>,
     /// Pairs (state, new): at the end of the step the storage of `state` holds the value `new`.
     pub updates: Vec<(ValueId, ValueId)>,
 }
@@ -173,46 +173,6 @@ impl ParamPiece {
     }
 }
 
-/// A tensor that persists across steps and is not stored in a weight file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StateDef {
-    /// Name, unique within a graph; graphs of one program that use the same name share the storage.
-    pub name: String,
-    /// Purpose of the state; decides its line in the memory ledger.
-    pub kind: StateKind,
-    /// Initial value of every element before the first step.
-    pub init: f32,
-}
-
-/// Purpose of a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StateKind {
-    /// Gradients accumulated over the micro-batches of a step.
-    Gradient,
-    /// Optimizer state: moments and their quantization scales.
-    Optimizer,
-    /// f32 master copy of a 16-bit parameter.
-    Master,
-    /// Averages of the trained weights, in f32, and the number of steps that they average.
-    Average,
-    /// Running statistics of batch normalisation.
-    Buffer,
-}
-
-impl StateKind {
-    /// Name of the line in the memory ledger.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Gradient => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Master => "master weights",
-            Self::Average => "averaged weights",
-            Self::Buffer => "buffers",
-        }
-    }
-}
-
 impl Graph {
     /// Creates an empty graph with steps of at most `bounds`.
     pub fn new(bounds: Bounds) -> Self {
@@ -243,14 +203,23 @@ impl Graph {
         &self.values[id.index()].spec
     }
 
-    /// Returns the output named `name`, if it exists.
-    pub fn output(&self, name: &str) -> Option<ValueId> {
-        self.outputs.iter().find(|(n, _)| n == name).map(|&(_, v)| v)
+    /// Returns the output with a role, if it exists. A string is the name of an output without a meaning to the planner
+    /// ([`OutputRole::Named`]).
+    pub fn output(&self, role: impl Into<OutputRole>) -> Option<ValueId> {
+        let role = role.into();
+        self.outputs.iter().find(|(other, _)| *other == role).map(|&(_, v)| v)
     }
 
     /// Returns the input named `name`, if it exists.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.inputs.iter().find(|(n, _)| n == name).map(|&(_, v)| v)
+    }
+
+    /// Name of the input or output that is the value `v`, if it is one.
+    pub fn interface_name(&self, v: ValueId) -> Option<String> {
+        let input = self.inputs.iter().find(|(_, value)| *value == v).map(|(name, _)| name.clone());
+        let output = || self.outputs.iter().find(|(_, value)| *value == v).map(|(role, _)| role.to_string());
+        input.or_else(output)
     }
 
     /// Iterates over all nodes with their ids, in topological order.

@@ -6,7 +6,7 @@
 //!   %0: f32[T, 8] = input x
 //!   %1: f32[32, 8] = param fc1.weight
 //!   %2: f32[24, 8] = param qkv.weight (q.weight[8, 8], k.weight[8, 8], v.weight[16, 8] rows 0..8)
-//!   %3: f32[32, 8] = state m.fc1.weight: optimizer, 0
+//!   %3: f32[32, 8] = state m fc1.weight: optimizer, 0
 //!   %4: f32[T, 32], _ = linear {"bias":false,"prologue":"none","epilogue":"none","tf32":false} %0, %1  ; layer 0
 //!   output y = %4
 //!   update %3 = %5
@@ -22,7 +22,7 @@
 use crate::ops::Move;
 use crate::{
     Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Role, Space,
-    StateDef, StateId, TensorSpec, Value, ValueId,
+    StateDef, StateId, StateRole, TensorSpec, Value, ValueId,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -62,14 +62,14 @@ impl fmt::Display for Graph {
             writeln!(f, "  {} = param {}{}", typed(self, v), param.name, pieces(param, self.spec(v)))?;
         }
         for (v, _, state) in self.state_values() {
-            let kind = name_of(state.kind);
-            writeln!(f, "  {} = state {}: {kind}, {}", typed(self, v), state.name, state.init)?;
+            let kind = name_of(state.role.kind());
+            writeln!(f, "  {} = state {}: {kind}, {}", typed(self, v), state.role, state.init)?;
         }
         for (_, node) in self.nodes() {
             writeln!(f, "  {}", node_line(self, node)?)?;
         }
-        for (name, v) in &self.outputs {
-            writeln!(f, "  output {name} = {v}")?;
+        for (role, v) in &self.outputs {
+            writeln!(f, "  output {role} = {v}")?;
         }
         for (state, new) in &self.updates {
             writeln!(f, "  update {state} = {new}")?;
@@ -219,7 +219,8 @@ impl Parser {
         if cursor.take("output ") {
             let (name, value) = cursor.0.rsplit_once(" = ").ok_or("expected `output NAME = %N`")?;
             let mut cursor = Cursor(value);
-            graph.outputs.push((name.to_owned(), cursor.value()?));
+            let Ok(role) = name.parse();
+            graph.outputs.push((role, cursor.value()?));
             return cursor.end();
         }
         if cursor.take("update ") {
@@ -322,7 +323,7 @@ impl Parser {
                 let (kind, init) = rest.split_once(", ").ok_or("expected `state NAME: KIND, INIT`")?;
                 let kind = variant(kind).ok_or("a state is a gradient, optimizer, master or buffer")?;
                 let init = init.parse().map_err(|_| format!("`{init}` is not a number"))?;
-                self.states.push((id, StateDef { name: name.to_owned(), kind, init }));
+                self.states.push((id, StateDef { role: StateRole::parsed(kind, name)?, init }));
                 Role::State(StateId::at(0))
             }
         };
@@ -536,6 +537,10 @@ mod tests {
             ("  %0: f32[T] = gelu %1  ; layer x", "line 2: `layer x` is neither a layer nor a phase"),
             ("  %0: f32[8] = state m: moment, 0", "line 2: a state is a gradient, optimizer, master or buffer"),
             ("  %0: f32[8] = state m: master, x", "line 2: `x` is not a number"),
+            (
+                "  %0: f32[8] = state m: master, 0",
+                "line 2: `m` is not the name of a state of the kind `master weights`",
+            ),
             ("  %0: f32[8] = param w (a[8] rows 0-8)", "line 2: expected `..` before `-8`"),
         ] {
             let text = if text.starts_with("  ") { format!("{head}{text}") } else { text.to_owned() };

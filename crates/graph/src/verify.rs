@@ -6,6 +6,7 @@ use crate::{
     Bytes, DType, Def, Dim, Graph, Layout, NodeId, Op, Role, Space, TensorSpec, TooLarge, Value, ValueId,
     node_label,
 };
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Error for a graph that violates a rule of the IR, which indicates a bug in this program, or that exceeds the limits of
@@ -120,7 +121,7 @@ impl Graph {
         let input = || self.inputs.iter().find(|(_, v)| *v == id).map(|(name, _)| name.clone());
         let name = match value.spec.role {
             Role::Param(p) => self.params.get(p.index()).map(|param| param.name.clone()),
-            Role::State(s) => self.states.get(s.index()).map(|state| state.name.clone()),
+            Role::State(s) => self.states.get(s.index()).map(|state| state.role.to_string()),
             Role::Input => input(),
             Role::Activation | Role::Grad => None,
         };
@@ -181,12 +182,23 @@ impl Graph {
 
     fn verify_interface(&self, defined: &[bool]) -> Result<(), VerifyError> {
         let exists = |v: ValueId| defined.get(v.index()) == Some(&true);
-        for (name, v) in self.inputs.iter().chain(&self.outputs) {
-            if !exists(*v) {
+        let inputs = self.inputs.iter().map(|(name, v)| (name as &dyn fmt::Display, *v));
+        let outputs = self.outputs.iter().map(|(role, v)| (role as &dyn fmt::Display, *v));
+        for (name, v) in inputs.chain(outputs) {
+            if !exists(v) {
                 return Err(VerifyError::graph(format!("{name} is {v}, which is not defined")));
             }
-            if self.spec(*v).space != Space::Device {
+            if self.spec(v).space != Space::Device {
                 return Err(VerifyError::graph(format!("{name} is {v}, which is not in the arena")));
+            }
+        }
+        let mut roles = BTreeSet::new();
+        for (role, _) in &self.outputs {
+            if role.is_misnamed() {
+                return Err(VerifyError::graph(format!("output {role} has the name of another role")));
+            }
+            if !roles.insert(role) {
+                return Err(VerifyError::graph(format!("there are two outputs {role}")));
             }
         }
         let mut updated = vec![false; self.values.len()];
@@ -212,7 +224,7 @@ impl Graph {
             return reads(format!("the update of {state}"), *new);
         }
         match self.outputs.iter().find(|(_, v)| updated[v.index()]) {
-            Some((name, v)) => reads(format!("output {name}"), *v),
+            Some((role, v)) => reads(format!("output {role}"), *v),
             None => Ok(()),
         }
     }

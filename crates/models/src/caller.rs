@@ -17,7 +17,7 @@ use plimsoll_graph::ops::{
     Activation, Add, Attention, Bias, Concat, Embed, Epilogue, Glu, KlDivergence, Linear, LinearCrossEntropy,
     Mask, Qkv, RotaryTable, Scale, SegmentMean,
 };
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, ParamPiece, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, OutputRole, ParamPiece, ValueId, VerifyError};
 use serde_json::{Map, Value, json};
 
 /// Hyperparameters of a caller.
@@ -282,7 +282,7 @@ impl CallerConfig {
                 }
                 let loss = total(g, &losses);
                 match teachers {
-                    None => loss.into_iter().for_each(|loss| g.output("loss", loss)),
+                    None => loss.into_iter().for_each(|loss| g.output(OutputRole::Loss, loss)),
                     Some((distillation, predictions)) => {
                         let mut divergences = vec![];
                         for ((task, &prediction), &weight) in self.tasks.iter().zip(&predictions).zip(weights) {
@@ -290,8 +290,8 @@ impl CallerConfig {
                             divergences.push(scaled(g, divergence, weight * distillation.factor()));
                         }
                         if let (Some(loss), Some(divergence)) = (loss, total(g, &divergences)) {
-                            g.output("cross_entropy", loss);
-                            g.output("distillation_loss", divergence);
+                            g.output(OutputRole::CrossEntropy, loss);
+                            g.output(OutputRole::DistillationLoss, divergence);
                             let both = match 1.0 - distillation.weight {
                                 0.0 => divergence,
                                 share => {
@@ -299,7 +299,7 @@ impl CallerConfig {
                                     g.add(loss, divergence)
                                 }
                             };
-                            g.output("loss", both);
+                            g.output(OutputRole::Loss, both);
                         }
                     }
                 }
@@ -649,8 +649,9 @@ mod tests {
         assert_eq!(of(1).count(), inference.len());
         assert!(of(0).any(|name| tensor_of_teacher(name) == Some((0, "layers.2.mlp.down.weight"))));
         assert_eq!(graph.nodes.iter().filter_map(|node| node.layer).max(), Some(1));
-        let outputs: Vec<&str> = graph.outputs.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(outputs, ["cross_entropy", "distillation_loss", "loss"]);
+        let outputs: Vec<&OutputRole> = graph.outputs.iter().map(|(role, _)| role).collect();
+        let losses = [OutputRole::CrossEntropy, OutputRole::DistillationLoss, OutputRole::Loss];
+        assert!(outputs.into_iter().eq(&losses));
         // The evaluation of several tasks is that of the first.
         let evaluated = c.evaluation_graph(bounds, &tasks, &training).expect("built");
         assert!(!names(&evaluated).contains("tasks.class.weight"));

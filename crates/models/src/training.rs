@@ -1,8 +1,8 @@
-//! The loss and the dropout that all training graphs share. Invariant: the inputs and outputs of training
-//! graphs have the names that the trainer expects, for every model.
+//! The loss and the dropout that all training graphs share. Invariant: the inputs of training graphs have the names, and
+//! the outputs the roles, that the trainer expects, for every model.
 
 use plimsoll_graph::ops::{Dropout, LinearCrossEntropy};
-use plimsoll_graph::{Builder, DType, Dim, Op, ValueId, packs};
+use plimsoll_graph::{Builder, DType, Dim, Op, OutputRole, ValueId, packs};
 
 /// Training options that change the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,16 +25,16 @@ impl Default for Training {
 
 impl Training {
     /// Adds the cross-entropy over the rows of x: (R, K), with output projection w: (V, K) and b: (V), and
-    /// targets: i32 (R), as output `loss`. With a z-loss, `loss` is the sum of both terms, which are also
-    /// outputs: `cross_entropy` and `z_loss`.
+    /// targets: i32 (R), as [`OutputRole::Loss`]. With a z-loss, this is the sum of both terms, which are also
+    /// outputs: [`OutputRole::CrossEntropy`] and [`OutputRole::ZLoss`].
     pub(crate) fn loss(&self, g: &mut Builder, x: ValueId, w: ValueId, b: Option<ValueId>, targets: ValueId) {
         let inputs: Vec<ValueId> = [x, w].into_iter().chain(b).chain([targets]).collect();
         let op = LinearCrossEntropy { bias: b.is_some(), chunk: self.chunk, z_loss: self.z_loss };
         let outs = g.node(Op::LinearCrossEntropy(op), &inputs);
-        g.output("loss", outs[0]);
+        g.output(OutputRole::Loss, outs[0]);
         if let [_, _, cross_entropy, z] = outs[..] {
-            g.output("cross_entropy", cross_entropy);
-            g.output("z_loss", z);
+            g.output(OutputRole::CrossEntropy, cross_entropy);
+            g.output(OutputRole::ZLoss, z);
         }
     }
 }

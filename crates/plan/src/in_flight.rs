@@ -112,7 +112,7 @@ impl Program {
     }
 
     /// Sum of the padded sizes of values.
-    fn all_padded(&self, graph: &Graph, values: &[(String, ValueId)]) -> Bytes {
+    fn all_padded<N>(&self, graph: &Graph, values: &[(N, ValueId)]) -> Bytes {
         values.iter().map(|&(_, v)| self.padded(graph.spec(v).bytes(&graph.bounds))).sum()
     }
 }

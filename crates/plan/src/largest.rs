@@ -43,12 +43,11 @@ fn persistent(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
 fn label(graph: &Graph, v: ValueId) -> String {
     match graph.spec(v).role {
         Role::Param(p) => return graph.params[p.index()].name.clone(),
-        Role::State(s) => return graph.states[s.index()].name.clone(),
+        Role::State(s) => return graph.states[s.index()].role.to_string(),
         Role::Input | Role::Activation | Role::Grad => {}
     }
-    let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, value)| *value == v);
-    match (named, graph.value(v).def) {
-        (Some((name, _)), _) => name.clone(),
+    match (graph.interface_name(v), graph.value(v).def) {
+        (Some(name), _) => name,
         (None, Def::Node(id, _)) => format!("what {} gives", node_label(graph, id)),
         (None, Def::Source) => v.to_string(),
     }

@@ -2,7 +2,7 @@
 //! the graph's parameters and states and the policy, not on the bounds, so that several plans can share one set of
 //! weights.
 
-use plimsoll_graph::{Bytes, Graph, Pieces, Role, Space, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Graph, Pieces, Role, Space, StateRole, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -108,14 +108,22 @@ impl MemoryPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
     rows: Vec<(PersistentSlot, Slice)>,
-    by_name: BTreeMap<String, Vec<usize>>,
+    /// Indices in `rows`.
+    by_name: BTreeMap<PersistentName, Vec<usize>>,
     ends: BTreeMap<Space, Bytes>,
+}
+
+/// Name of a tensor in a persistent region.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum PersistentName {
+    Param(String),
+    State(StateRole),
 }
 
 /// Identity of a tensor in a persistent region, apart from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PersistentSlot {
-    /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
+    /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its role.
     pieces: Pieces,
     spec: TensorSpec,
 }
@@ -130,14 +138,17 @@ impl Persistent {
     /// none; `None` for other roles.
     pub(crate) fn place(&mut self, graph: &Graph, spec: &TensorSpec, align: u64) -> Option<Slice> {
         let (name, pieces) = match spec.role {
-            Role::Param(p) => (&graph.params[p.index()].name, graph.params[p.index()].pieces.clone()),
-            Role::State(s) => (&graph.states[s.index()].name, Pieces::default()),
+            Role::Param(p) => {
+                let param = &graph.params[p.index()];
+                (PersistentName::Param(param.name.clone()), param.pieces.clone())
+            }
+            Role::State(s) => (PersistentName::State(graph.states[s.index()].role.clone()), Pieces::default()),
             Role::Input | Role::Activation | Role::Grad => return None,
         };
         // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is
         // replaced by a role without an index before comparing.
         let resident = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Input) };
-        let named = self.by_name.entry(name.clone()).or_default();
+        let named = self.by_name.entry(name).or_default();
         if let Some(&known) = named.iter().find(|&&k| self.rows[k].0 == resident) {
             return Some(self.rows[known].1);
         }

@@ -1,7 +1,7 @@
 //! Options of compilation, with one field per pass. Invariant: every field is read in one place.
 
 use crate::{Offload, Precision, RecomputePolicy};
-use plimsoll_graph::{Bytes, Space};
+use plimsoll_graph::{Bytes, OutputRole, Space};
 use serde::{Deserialize, Serialize};
 
 /// Options of compilation. The default is inference with fusion and resident weights.
@@ -60,9 +60,9 @@ pub enum Weights {
 /// Options of automatic differentiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AutodiffPolicy {
-    /// Outputs to differentiate. Their cotangents are the inputs `d {output}`; every parameter that they depend
-    /// on gets an output `grad {parameter}`.
-    pub outputs: Vec<String>,
+    /// Outputs to differentiate. Their cotangents are the inputs named by [`cotangent`](crate::passes::cotangent); every parameter
+    /// that they depend on gets an output [`OutputRole::Gradient`].
+    pub outputs: Vec<OutputRole>,
 }
 
 impl Default for Policy {

@@ -7,7 +7,7 @@ use crate::{
     Bill, Instr, Ledger, LimitKind, Offload, Plan, PlanError, Region, Remedy, Slice, Target, Weights,
     plan_seconds,
 };
-use plimsoll_graph::{Bytes, Graph, Param, ParamId, Role, Space, ValueId, node_label};
+use plimsoll_graph::{Bytes, Graph, OutputRole, Param, ParamId, Role, Space, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -214,9 +214,9 @@ impl Program {
         self.plans[plan].1.graph.input(name).map(|value| InputId { plan, value })
     }
 
-    /// Returns the output `name` of plan number `plan`, if it exists.
-    pub fn output(&self, plan: usize, name: &str) -> Option<OutputId> {
-        self.plans[plan].1.graph.output(name).map(|value| OutputId { plan, value })
+    /// Returns the output of plan number `plan` with a role, if it exists; see [`Graph::output`].
+    pub fn output(&self, plan: usize, role: impl Into<OutputRole>) -> Option<OutputId> {
+        self.plans[plan].1.graph.output(role).map(|value| OutputId { plan, value })
     }
 
     /// Staging buffers in the arena.
@@ -449,7 +449,7 @@ impl Program {
                 let Some(slice) = slice else { continue };
                 let label = match value.spec.role {
                     Role::Param(_) => "params",
-                    Role::State(s) => plan.graph.states[s.index()].kind.label(),
+                    Role::State(s) => plan.graph.states[s.index()].role.kind().label(),
                     Role::Input | Role::Activation | Role::Grad => continue,
                 };
                 if slice.bytes > Bytes::ZERO && seen.insert(self.location(i, slice)) {

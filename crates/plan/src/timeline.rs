@@ -160,20 +160,20 @@ impl Program {
             for (v, value) in graph.sources() {
                 let slice = plan.memory.persistent_slice(v).filter(|slice| slice.space == Space::Device);
                 let Some(slice) = slice.filter(|s| s.bytes > Bytes::ZERO) else { continue };
-                let (name, line) = match value.spec.role {
-                    Role::Param(p) => (&graph.params[p.index()].name, "params"),
+                // A state has the layer of its parameter where its own readers have none, as in an optimizer step.
+                let (name, param, line) = match value.spec.role {
+                    Role::Param(p) => (graph.params[p.index()].name.clone(), None, "params"),
                     Role::State(s) => {
-                        let state = &graph.states[s.index()];
-                        (&state.name, state.kind.label())
+                        let role = &graph.states[s.index()].role;
+                        (role.to_string(), role.param(), role.kind().label())
                     }
                     Role::Input | Role::Activation | Role::Grad => continue,
                 };
                 let address = self.location(index, slice).at;
                 if seen.insert(address) {
-                    // States have the name of their parameter after a word: `grad layers.3.fc1.weight`.
-                    let param = name.split_once(' ').and_then(|(_, param)| of_params.get(param).copied());
-                    let layer = layers[v.index()].or(param.flatten());
-                    tensors.push(tensor(name.clone(), address, slice.bytes, layer, line.to_owned()));
+                    let of_param = param.and_then(|param| of_params.get(param).copied()).flatten();
+                    let layer = layers[v.index()].or(of_param);
+                    tensors.push(tensor(name, address, slice.bytes, layer, line.to_owned()));
                 }
             }
         }
@@ -353,7 +353,7 @@ fn written_by(graph: &Graph, id: NodeId, k: u32) -> (String, Option<u32>, Phase)
 fn source_name(graph: &Graph, v: ValueId) -> String {
     match graph.spec(v).role {
         Role::Param(p) => graph.params[p.index()].name.clone(),
-        Role::State(s) => graph.states[s.index()].name.clone(),
+        Role::State(s) => graph.states[s.index()].role.to_string(),
         Role::Input | Role::Activation | Role::Grad => {
             let input = graph.inputs.iter().find(|(_, input)| *input == v);
             input.map_or_else(|| v.to_string(), |(name, _)| format!("input {name}"))

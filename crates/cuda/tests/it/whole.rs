@@ -62,7 +62,7 @@ fn means(
         executor.run(0, Counts { tokens: ids.len() as u64, sequences, packs: 1 }).expect("a step");
         let mut out = vec![0f32; (sequences * width) as usize];
         executor
-            .read_f32(executor.output(0, &Output::Mean.name()).expect("an output"), &mut out)
+            .read_f32(executor.output(0, Output::Mean.name()).expect("an output"), &mut out)
             .expect("means");
         assert!(out.iter().all(|x| x.is_finite()), "{width} {precision:?}");
         bits.extend(out.iter().map(|x| x.to_bits()));

@@ -1,7 +1,7 @@
 //! Tests of the gradients of a two-layer network against finite differences, through autodiff, plan, executor and
 //! reference kernels.
 
-use crate::rig::{ByName, On};
+use crate::rig::{ByName, On, gradient};
 use plimsoll_exec::Executor;
 use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};
 use plimsoll_plan::{AutodiffPolicy, Policy, Program, Target, compile};
@@ -71,8 +71,7 @@ fn loss(executor: &mut Executor) -> f64 {
 
 #[test]
 fn gradients_equal_finite_differences() {
-    let train =
-        Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() };
+    let train = Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".into()] }), ..Policy::default() };
     let mut backward = step(&train, None);
     let params: Vec<(String, u64)> = {
         let graph = network();
@@ -82,7 +81,7 @@ fn gradients_equal_finite_differences() {
     assert_eq!(params.len(), 2 + 2 * 6 - 1);
     for (name, elements) in params {
         let mut grad = vec![0.0; elements as usize];
-        backward.output_f32(0, &format!("grad {name}"), &mut grad).expect("a gradient");
+        backward.output_f32(0, gradient(&name), &mut grad).expect("a gradient");
         for i in 0..elements {
             // f32 outputs of order 1 carry errors of 1e-7: over 2h = 0.02 they become 1e-5.
             const H: f32 = 1e-2;

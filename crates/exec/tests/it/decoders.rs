@@ -3,7 +3,7 @@
 
 use crate::rig::{ByName, On, load, one_pack, output, run};
 use plimsoll_graph::ops::Mask;
-use plimsoll_graph::{Bounds, Counts, Graph, Param};
+use plimsoll_graph::{Bounds, Counts, Graph, OutputRole, Param};
 use plimsoll_models::{
     Biases, DecoderConfig, Experts, Mlp, Norm, Output, Positions, RopeScaling, Training, init_param,
 };
@@ -208,7 +208,7 @@ fn the_logits_are_those_of_the_evaluation_of_training() {
                 }
             };
             run(&mut executor, inputs, counts);
-            let wanted = f64::from(output(&mut executor, "loss", 1)[0]);
+            let wanted = f64::from(output(&mut executor, OutputRole::Loss, 1)[0]);
             let apart = (loss - wanted).abs() / wanted;
             assert!(apart < 1e-5, "{loss} and {wanted} on {}: {config:?}", on.name());
         }

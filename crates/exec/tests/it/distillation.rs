@@ -2,10 +2,10 @@
 //! inference graphs. Invariant: the formulas use neither the training graph nor the ops of the loss.
 
 use crate::evaluate::{evaluate, shape};
-use crate::rig::{ByName, On, output, run};
+use crate::rig::{ByName, On, gradient, output, run};
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Tensor;
-use plimsoll_graph::{Bounds, Counts, Graph, Param, ValueId};
+use plimsoll_graph::{Bounds, Counts, Graph, OutputRole, Param, ValueId};
 use plimsoll_models::{CallerConfig, CallerObjective, CallerTask, Distillation, Training, tensor_of_teacher};
 use plimsoll_plan::{AutodiffPolicy, Policy, Precision, Program, Weights, compile};
 use std::ops::Range;
@@ -156,7 +156,7 @@ fn graph() -> Graph {
 /// An executor of the training graph with its gradients, and the differentiated graph.
 fn executor(on: On) -> (Executor, Graph) {
     let target = on.target().expect("a target");
-    let autodiff = Some(AutodiffPolicy { outputs: vec!["loss".to_owned()] });
+    let autodiff = Some(AutodiffPolicy { outputs: vec![OutputRole::Loss] });
     let policy = Policy { autodiff, weights: Weights::Trained, ..Policy::default() };
     let plan = compile(&graph(), &policy, &target).unwrap_or_else(|e| panic!("{}: {e}", on.name()));
     let graph = plan.graph.clone();
@@ -192,7 +192,8 @@ fn losses_and_gradients_are_those_of_the_definition() {
     let slopes = checked.map(|(name, i)| (loss((name, i, H)) - loss((name, i, -H))) / (2.0 * H));
     for on in [On::Reference].into_iter().chain(On::every_cpu()).chain(On::cuda(Precision::F32)) {
         let (mut executor, graph) = executor(on);
-        let of_teachers = graph.outputs.iter().filter(|(name, _)| name.contains("teachers")).count();
+        let of_teachers =
+            graph.outputs.iter().filter(|(role, _)| role.to_string().contains("teachers")).count();
         assert_eq!(of_teachers, 0, "a teacher has a gradient");
         let give = |e: &mut Executor| {
             e.input_i32(0, "ids", &ids()).expect("ids");
@@ -204,20 +205,22 @@ fn losses_and_gradients_are_those_of_the_definition() {
             e.input_f32(0, "d loss", &[1.0]).expect("d loss");
         };
         run(&mut executor, give, COUNTS);
-        for (name, wanted) in [("loss", total), ("cross_entropy", entropy), ("distillation_loss", distillation)]
-        {
-            let found = f64::from(output(&mut executor, name, 1)[0]);
+        for (role, wanted) in [
+            (OutputRole::Loss, total),
+            (OutputRole::CrossEntropy, entropy),
+            (OutputRole::DistillationLoss, distillation),
+        ] {
+            let found = f64::from(output(&mut executor, &role, 1)[0]);
             assert!(
                 (found - wanted).abs() < 1e-5 * wanted.abs(),
-                "{}: {name} {found}, not {wanted}",
+                "{}: {role} {found}, not {wanted}",
                 on.name()
             );
         }
         for ((name, i), slope) in checked.iter().zip(slopes) {
-            let output_name = format!("grad {name}");
-            let v = graph.output(&output_name).expect("a gradient");
+            let v = graph.output(gradient(name)).expect("a gradient");
             let n = graph.spec(v).elements_at(COUNTS) as usize;
-            let found = f64::from(output(&mut executor, &output_name, n)[*i as usize]);
+            let found = f64::from(output(&mut executor, gradient(name), n)[*i as usize]);
             assert!((found - slope).abs() < 1e-5, "{}: {name}[{i}] {found}, not {slope}", on.name());
         }
     }

@@ -2,12 +2,12 @@
 //! central differences of the loop. Invariant: the loop shares no code with the ops.
 
 use crate::evaluate::evaluate;
-use crate::rig::{ByName, On, output, run};
+use crate::rig::{ByName, On, gradient, output, run};
 use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Tensor;
 use plimsoll_graph::ops::*;
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param, packs};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, OutputRole, Param, packs};
 use plimsoll_plan::passes::autodiff;
 use plimsoll_plan::{AutodiffPolicy, Policy, Program, compile};
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ fn layer(op: Route) -> Graph {
     let y = g.one(Op::Combine(Combine { top_k: k }), &[rows, gates, order, places]);
     let aux = g.one(Op::RouterLoss(LOSS), &[logits, chosen, packs]);
     g.output("y", y);
-    g.output("aux", aux);
+    g.output(OutputRole::Auxiliary, aux);
     g.finish().expect("verified")
 }
 
@@ -167,7 +167,7 @@ fn dense_pack(op: Route, tokens: &[f64], w: &Weights) -> (Vec<f64>, f64) {
 }
 
 /// All outputs of the loop: y, aux and, by central differences, the gradient of every weight.
-fn wanted(op: Route, packing: Packing) -> BTreeMap<String, Vec<f64>> {
+fn wanted(op: Route, packing: Packing) -> BTreeMap<OutputRole, Vec<f64>> {
     let w = weights(op);
     let (dy, daux) = cotangents();
     let loss = |w: &Weights| {
@@ -175,7 +175,7 @@ fn wanted(op: Route, packing: Packing) -> BTreeMap<String, Vec<f64>> {
         y.iter().zip(&dy).map(|(y, d)| y * d).sum::<f64>() + daux * aux
     };
     let (y, aux) = dense(op, packing, &w);
-    let mut wanted = BTreeMap::from([("y".to_owned(), y), ("aux".to_owned(), vec![aux])]);
+    let mut wanted = BTreeMap::from([("y".into(), y), (OutputRole::Auxiliary, vec![aux])]);
     for (name, values) in &w {
         let slope = |i: usize| {
             let moved = |by: f64| {
@@ -185,19 +185,19 @@ fn wanted(op: Route, packing: Packing) -> BTreeMap<String, Vec<f64>> {
             };
             (moved(1e-5) - moved(-1e-5)) / 2e-5
         };
-        wanted.insert(format!("grad {name}"), (0..values.len()).map(slope).collect());
+        wanted.insert(gradient(name), (0..values.len()).map(slope).collect());
     }
     wanted
 }
 
 fn outputs() -> AutodiffPolicy {
-    AutodiffPolicy { outputs: vec!["y".to_owned(), "aux".to_owned()] }
+    AutodiffPolicy { outputs: vec!["y".into(), OutputRole::Auxiliary] }
 }
 
-fn close(op: Route, name: &str, found: &[f64], wanted: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), wanted.len(), "{name}");
+fn close(op: Route, role: &OutputRole, found: &[f64], wanted: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), wanted.len(), "{role}");
     for (i, (f, w)) in found.iter().zip(wanted).enumerate() {
-        assert!((f - w).abs() <= tolerance * w.abs().max(1.0), "{op:?}: {name}[{i}] is {f}, not {w}");
+        assert!((f - w).abs() <= tolerance * w.abs().max(1.0), "{op:?}: {role}[{i}] is {f}, not {w}");
     }
 }
 
@@ -230,8 +230,8 @@ fn a_layer_of_experts_is_a_loop_over_tokens_and_experts() {
         });
         let wanted = wanted(op, packing);
         assert_eq!(graph.outputs.len(), wanted.len());
-        for (name, v) in &graph.outputs {
-            close(op, name, values.of(*v).floats().expect("floats"), &wanted[name], 1e-8);
+        for (role, v) in &graph.outputs {
+            close(op, role, values.of(*v).floats().expect("floats"), &wanted[role], 1e-8);
         }
     }
 }
@@ -242,7 +242,7 @@ fn on_cpu(
     packing: Packing,
     isa: Isa,
     threads: usize,
-    wanted: &BTreeMap<String, Vec<f64>>,
+    wanted: &BTreeMap<OutputRole, Vec<f64>>,
 ) -> Vec<Vec<f32>> {
     let target = On::Cpu(isa, threads).target().expect("a target");
     let policy = Policy { autodiff: Some(outputs()), ..Policy::default() };
@@ -264,7 +264,7 @@ fn on_cpu(
         e.input_f32(0, "d aux", &[daux as f32]).expect("d aux");
     };
     run(&mut executor, give, counts(packing));
-    wanted.iter().map(|(name, values)| output(&mut executor, name, values.len())).collect()
+    wanted.iter().map(|(role, values)| output(&mut executor, role, values.len())).collect()
 }
 
 /// f32 sums of up to 54 terms of order 1: 2e-5 is a few roundings of each.
@@ -275,9 +275,9 @@ fn a_layer_of_experts_on_the_cpu() {
         for isa in Isa::available() {
             let [one, three] = [1, 3].map(|threads| on_cpu(op, packing, isa, threads, &wanted));
             assert_eq!(one, three, "{op:?} on {}: bits differ with the threads", isa.name());
-            for (found, (name, wanted)) in one.iter().zip(&wanted) {
+            for (found, (role, wanted)) in one.iter().zip(&wanted) {
                 let found: Vec<f64> = found.iter().map(|&x| f64::from(x)).collect();
-                close(op, name, &found, wanted, 2e-5);
+                close(op, role, &found, wanted, 2e-5);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::rig::{On, bare, output, output_i32, run};
 use plimsoll_cpu::Isa;
 use plimsoll_exec::reference::Data;
 use plimsoll_graph::ops::Cast;
-use plimsoll_graph::{Builder, DType, Graph, Op, PrecisionClass, TensorSpec, ValueId};
+use plimsoll_graph::{Builder, DType, Graph, Op, OutputRole, PrecisionClass, TensorSpec, ValueId};
 use plimsoll_plan::{CpuKernel, KernelId, Precision, Weights};
 use std::collections::BTreeSet;
 
@@ -50,7 +50,7 @@ fn graph(case: &Case, dtype: DType) -> Graph {
             DType::Bf16 | DType::F16 => cast(&mut b, out, DType::F32),
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => out,
         };
-        b.output(&format!("out{i}"), wide);
+        b.output(format!("out{i}"), wide);
     }
     b.finish().unwrap_or_else(|e| panic!("{}: {e}", case.name))
 }
@@ -61,17 +61,17 @@ fn results(on: On, case: &Case, graph: &Graph) -> Vec<Data> {
     let all =
         Case { ins: case.ins.iter().map(|o| Operand { weight: false, ..o.clone() }).collect(), ..case.clone() };
     run(&mut executor, |e| give(e, &all), case.counts);
-    let out = |(name, v): &(String, ValueId)| {
+    let out = |(role, v): &(OutputRole, ValueId)| {
         let spec = graph.spec(*v);
         let elements = spec.elements_at(case.counts) as usize;
         match spec.dtype {
             DType::F32 => {
-                let out = output(&mut executor, name, elements);
+                let out = output(&mut executor, role, elements);
                 Data::Float(out.into_iter().map(f64::from).collect())
             }
-            DType::I32 => Data::I32(output_i32(&mut executor, name, elements)),
-            DType::F8 | DType::I8 => rows_of_codes(&mut executor, name, spec, case.counts),
-            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: {name} is {spec}", case.name),
+            DType::I32 => Data::I32(output_i32(&mut executor, role, elements)),
+            DType::F8 | DType::I8 => rows_of_codes(&mut executor, &role.to_string(), spec, case.counts),
+            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: {role} is {spec}", case.name),
         }
     };
     graph.outputs.iter().map(out).collect()

@@ -310,7 +310,7 @@ impl Case {
             });
         }
         for (i, out) in builder.node(self.op, &values).into_iter().enumerate() {
-            builder.output(&format!("out{i}"), out);
+            builder.output(format!("out{i}"), out);
         }
         builder.finish().unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }

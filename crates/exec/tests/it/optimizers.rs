@@ -5,7 +5,7 @@ use crate::rig::{ByName, On, bare, output, output_u8, run};
 use plimsoll_data::weights::Weights;
 use plimsoll_exec::Executor;
 use plimsoll_graph::ops::*;
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Op};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Op, OutputRole};
 use std::path::PathBuf;
 
 const STEPS: usize = 100;
@@ -41,7 +41,7 @@ impl Stepper {
         };
         let inputs: Vec<_> = operands.map(input).collect();
         for (i, out) in g.node(op, &inputs).into_iter().enumerate() {
-            g.output(&format!("out{i}"), out);
+            g.output(format!("out{i}"), out);
         }
         let executor = bare(on, &g.finish().expect("verified"), false, plimsoll_plan::Weights::Resident);
         let zeros = states.iter().map(|(shape, dtype)| match dtype {
@@ -260,10 +260,9 @@ fn the_norm_of_all_gradients_is_clipped() {
         for (grads, unscale, max_norm, [factor, ok, norm]) in cases {
             let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1, packs: 1 });
             let inputs = ["a", "b", "unscale"].map(|name| g.input(name, &[Dim::Fixed(1)], DType::F32));
-            for (name, out) in
-                ["scale", "norm"].iter().zip(g.node(Op::GradScale(GradScale { max_norm }), &inputs))
-            {
-                g.output(name, out);
+            let outs = g.node(Op::GradScale(GradScale { max_norm }), &inputs);
+            for (role, out) in [OutputRole::GradientScale, OutputRole::GradientNorm].into_iter().zip(outs) {
+                g.output(role, out);
             }
             let graph = g.finish().expect("verified");
             let mut executor = bare(on, &graph, false, plimsoll_plan::Weights::Resident).expect("planned");
@@ -273,7 +272,8 @@ fn the_norm_of_all_gradients_is_clipped() {
                 }
             };
             run(&mut executor, give, ONE);
-            let (scale, found) = (output(&mut executor, "scale", 2), output(&mut executor, "norm", 1)[0]);
+            let scale = output(&mut executor, OutputRole::GradientScale, 2);
+            let found = output(&mut executor, OutputRole::GradientNorm, 1)[0];
             let what = format!("{grads:?} x {unscale}, at most {max_norm}, on {}", on.name());
             assert_eq!(scale[1], ok, "{what}");
             if norm.is_nan() {

@@ -9,7 +9,7 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::DeviceError;
 use plimsoll_exec::reference::Tensor;
 use plimsoll_graph::ops::{Dropout, Route, RouterLoss};
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, ValueId, packs};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, OutputRole, ValueId, packs};
 use plimsoll_models::{DecoderConfig, Experts, Training, init_param};
 use plimsoll_plan::{AutodiffPolicy, Precision, Weights, passes};
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ const BOUNDS: Bounds = Bounds { tokens: 60, sequences: 9, longest: 20, packs: 5 
 /// targets.
 const PACKS: [&[usize]; 4] = [&[1, 16], &[9, 11, 4], &[1, 1], &[10]];
 
-/// All outputs by name.
-type Outputs = BTreeMap<String, Vec<f64>>;
+/// All outputs by role.
+type Outputs = BTreeMap<OutputRole, Vec<f64>>;
 
 /// A decoder with experts.
 fn config() -> DecoderConfig {
@@ -41,7 +41,7 @@ fn config() -> DecoderConfig {
 fn graph() -> Graph {
     let training = Training { chunk: 8, z_loss: 0.0, dropout: 0.2 };
     let graph = config().train_graph(BOUNDS, &training).expect("verified");
-    let policy = AutodiffPolicy { outputs: ["loss", "aux"].map(str::to_owned).to_vec() };
+    let policy = AutodiffPolicy { outputs: vec![OutputRole::Loss, OutputRole::Auxiliary] };
     passes::autodiff(&graph, &policy).expect("differentiable")
 }
 
@@ -94,8 +94,8 @@ fn weights(param: &plimsoll_graph::Param, range: std::ops::Range<u64>, out: &mut
 }
 
 /// Whether an output has the same number of elements in every step, and so can be added over steps.
-fn is_sum(name: &str) -> bool {
-    !name.starts_with("load.")
+fn is_sum(role: &OutputRole) -> bool {
+    !matches!(role, OutputRole::ExpertRows { .. })
 }
 
 /// The outputs of a step on the reference in f64.
@@ -113,12 +113,12 @@ fn evaluated(graph: &Graph, step: &Step) -> Outputs {
             None => Tensor::f64(&shape, vec![1.0]),
         }
     });
-    let output = |(name, v): &(String, ValueId)| {
+    let output = |(role, v): &(OutputRole, ValueId)| {
         let tensor = values.of(*v);
         let integers = || tensor.integers().expect("numbers").iter().map(|&x| f64::from(x)).collect();
-        (name.clone(), tensor.floats().map_or_else(integers, <[f64]>::to_vec))
+        (role.clone(), tensor.floats().map_or_else(integers, <[f64]>::to_vec))
     };
-    graph.outputs.iter().map(output).filter(|(name, _)| is_sum(name)).collect()
+    graph.outputs.iter().map(output).filter(|(role, _)| is_sum(role)).collect()
 }
 
 /// The outputs of a step on a device.
@@ -138,40 +138,43 @@ fn computed(graph: &Graph, on: On, step: &Step) -> Outputs {
         }
     };
     run(&mut executor, give, step.counts);
-    let output = |(name, v): &(String, ValueId)| {
+    let output = |(role, v): &(OutputRole, ValueId)| {
         let spec = graph.spec(*v);
         let elements = spec.elements_at(step.counts) as usize;
         if spec.dtype == DType::I32 {
-            let values = crate::rig::output_i32(&mut executor, name, elements);
-            return (name.clone(), values.into_iter().map(f64::from).collect());
+            let values = crate::rig::output_i32(&mut executor, role, elements);
+            return (role.clone(), values.into_iter().map(f64::from).collect());
         }
-        let values = crate::rig::output(&mut executor, name, elements);
-        (name.clone(), values.into_iter().map(f64::from).collect())
+        let values = crate::rig::output(&mut executor, role, elements);
+        (role.clone(), values.into_iter().map(f64::from).collect())
     };
-    graph.outputs.iter().map(output).filter(|(name, _)| is_sum(name)).collect()
+    graph.outputs.iter().map(output).filter(|(role, _)| is_sum(role)).collect()
 }
 
 /// Asserts that the outputs of all packs in one step are the sums of those of steps of some of the packs, within
 /// `tolerance` relative to the largest element of each output.
 fn joining_changes_nothing(of: impl Fn(&Step) -> Outputs, tolerance: f64, what: &str) {
     let joined = of(&Step::new(&PACKS, 0));
-    assert!(joined["aux"][0] > 0.0 && joined["dropped.0"][0] > 0.0, "{what}: nothing belongs to packs");
+    assert!(
+        joined[&OutputRole::Auxiliary][0] > 0.0 && joined[&OutputRole::DroppedRows { layer: 0 }][0] > 0.0,
+        "{what}: nothing belongs to packs"
+    );
     for each in [1, 2, 3] {
-        let mut sums: Outputs = joined.iter().map(|(name, x)| (name.clone(), vec![0.0; x.len()])).collect();
+        let mut sums: Outputs = joined.iter().map(|(role, x)| (role.clone(), vec![0.0; x.len()])).collect();
         for (i, lengths) in PACKS.chunks(each).enumerate() {
-            for (name, values) in of(&Step::new(lengths, i * each)) {
-                let sum = sums.get_mut(&name).expect("an output of the joined step");
+            for (role, values) in of(&Step::new(lengths, i * each)) {
+                let sum = sums.get_mut(&role).expect("an output of the joined step");
                 sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
             }
         }
-        for (name, joined) in &joined {
+        for (role, joined) in &joined {
             let largest = joined.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-            assert!(largest > 0.0 || name.starts_with("dropped."), "{what}: {name} is 0");
-            for (i, (sum, x)) in sums[name].iter().zip(joined).enumerate() {
+            assert!(largest > 0.0 || matches!(role, OutputRole::DroppedRows { .. }), "{what}: {role} is 0");
+            for (i, (sum, x)) in sums[role].iter().zip(joined).enumerate() {
                 let off = (sum - x).abs();
                 assert!(
                     off <= tolerance * largest,
-                    "{what}, {each} packs a step: {name}[{i}] is off by {off:e}"
+                    "{what}, {each} packs a step: {role}[{i}] is off by {off:e}"
                 );
             }
         }
@@ -211,10 +214,10 @@ fn the_number_and_the_targets_of_a_pack_matter() {
     };
     let plain = of(&|_| {});
     let number = of(&|words| words[packs::NUMBER] = 2);
-    assert!(number["loss"] != plain["loss"], "the number of a pack seeds its dropout");
+    assert!(number[&OutputRole::Loss] != plain[&OutputRole::Loss], "the number of a pack seeds its dropout");
     let targets = of(&|words| words[packs::TARGETS] *= 3);
-    assert_eq!(targets["loss"], plain["loss"]);
-    let off = targets["aux"][0] / plain["aux"][0] - 3.0;
+    assert_eq!(targets[&OutputRole::Loss], plain[&OutputRole::Loss]);
+    let off = targets[&OutputRole::Auxiliary][0] / plain[&OutputRole::Auxiliary][0] - 3.0;
     assert!(off.abs() < 1e-12, "the targets of a pack weight its router losses");
 }
 
@@ -232,7 +235,7 @@ fn graph_of(op: Op) -> Graph {
     let packs = g.input("packs", &[Dim::Packs(1), Dim::Fixed(packs::WORDS as u64)], DType::I32);
     let inputs: Vec<ValueId> = [x].into_iter().chain(second).chain([packs]).collect();
     for (i, out) in g.node(op, &inputs).into_iter().enumerate() {
-        g.output(&format!("out{i}"), out);
+        g.output(format!("out{i}"), out);
     }
     g.finish().expect("verified")
 }

@@ -5,7 +5,7 @@ use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, CudaError};
 use plimsoll_exec::reference::{Moves, ReferenceDevice};
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Prepared, Submitted};
-use plimsoll_graph::{Counts, Graph, Param, Space, packs};
+use plimsoll_graph::{Counts, Graph, OutputRole, Param, Space, packs};
 use plimsoll_plan::{
     Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile,
 };
@@ -154,6 +154,11 @@ pub fn stream(
     load_as(on, graph, fuse, FROM_FILE, read)
 }
 
+/// The role of the gradient of a parameter.
+pub fn gradient(param: &str) -> OutputRole {
+    OutputRole::Gradient { param: param.to_owned() }
+}
+
 /// An executor of one graph without parameters.
 pub fn bare(on: On, graph: &Graph, fuse: bool, weights: Weights) -> Result<Executor, PlanError> {
     let (target, plan) = on.plan(graph, fuse, weights)?;
@@ -177,7 +182,12 @@ pub trait ByName {
     fn input_i32(&mut self, plan: usize, name: &str, data: &[i32]) -> Result<(), DeviceError>;
     fn input_f32(&mut self, plan: usize, name: &str, data: &[f32]) -> Result<(), DeviceError>;
     fn input_u8(&mut self, plan: usize, name: &str, data: &[u8]) -> Result<(), DeviceError>;
-    fn output_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<(), DeviceError>;
+    fn output_f32(
+        &mut self,
+        plan: usize,
+        role: impl Into<OutputRole>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError>;
     fn submit_named(
         &mut self,
         inputs: &[(&str, Data<'_>)],
@@ -199,8 +209,13 @@ impl ByName for Executor {
         self.write_u8(self.input(plan, name)?, data)
     }
 
-    fn output_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<(), DeviceError> {
-        self.read_f32(self.output(plan, name)?, out)
+    fn output_f32(
+        &mut self,
+        plan: usize,
+        role: impl Into<OutputRole>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        self.read_f32(self.output(plan, role)?, out)
     }
 
     fn submit_named(
@@ -218,16 +233,16 @@ impl ByName for Executor {
 }
 
 /// An f32 output of `elements` elements.
-pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> {
+pub fn output(executor: &mut Executor, role: impl Into<OutputRole>, elements: usize) -> Vec<f32> {
     let mut out = vec![0.0; elements];
-    executor.output_f32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    executor.output_f32(0, role, &mut out).unwrap_or_else(|e| panic!("{e}"));
     out
 }
 
 /// An i32 output of `elements` elements.
-pub fn output_i32(executor: &mut Executor, name: &str, elements: usize) -> Vec<i32> {
+pub fn output_i32(executor: &mut Executor, role: impl Into<OutputRole>, elements: usize) -> Vec<i32> {
     let mut out = vec![0; elements];
-    executor.output(0, name).and_then(|id| executor.read_i32(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
+    executor.output(0, role).and_then(|id| executor.read_i32(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
     out
 }
 

@@ -5,8 +5,9 @@ use crate::faulty::Faults;
 use crate::rig::{ByName, On, load, output, run};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, Options};
-use plimsoll_exec::{Allocation, Data, Device, DeviceError, Executor, Span, Submitted};
-use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Space};
+use plimsoll_exec::{Allocation, Data, Device, DeviceError, Executor, OutputValues, Span, Submitted};
+use plimsoll_graph::ops::Route;
+use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Op, OutputRole, Space};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{ArenaMemory, Precision, Program, Target, Weights};
 use plimsoll_testing::HookedDevice;
@@ -327,6 +328,44 @@ fn products() -> plimsoll_graph::Graph {
     }
     g.output("y", x);
     g.finish().expect("verified")
+}
+
+/// Rows of experts are integers: they are collected as integers, and a buffer of floats does not take them.
+#[test]
+fn outputs_are_collected_in_their_element_type() {
+    let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 });
+    let logits = g.input("logits", &[Dim::Tokens(1), Dim::Fixed(3)], DType::F32);
+    let route = Route { experts: 3, top_k: 1, renormalise: false, capacity: 0 };
+    let outs = g.node(Op::Route(route), &[logits]);
+    let rows = OutputRole::ExpertRows { layer: 0 };
+    g.output("gates", outs[0]);
+    g.output(&rows, outs[4]);
+    // The kernel writes the other three as well.
+    for (name, out) in ["chosen", "order", "places"].into_iter().zip(&outs[1..]) {
+        g.output(name, *out);
+    }
+    let graph = g.finish().expect("verified");
+    let logits = [0.0, 2.0, 1.0, 0.0, 1.0, 2.0, 0.0, 2.0, 1.0, 0.0, 4.0, 1.0];
+    let counts = Counts { tokens: 4, sequences: 1, packs: 1 };
+    for on in [On::Reference, On::Cpu(Isa::detect(), 1)].into_iter().chain(On::cuda(Precision::F32)) {
+        let mut executor = crate::rig::bare(on, &graph, true, Weights::Resident).expect("planned");
+        let inputs = [(executor.input(0, "logits").expect("an input"), Data::F32(&logits))];
+        let ids =
+            [executor.output(0, &rows).expect("an output"), executor.output(0, "gates").expect("an output")];
+        let outputs = [(ids[0], 4), (ids[1], 4)];
+        // The memory of the first step is used again.
+        let mut found = [OutputValues::default(), OutputValues::zeros(DType::I32, 9)];
+        for _ in 0..2 {
+            let step = executor.submit(0, &inputs, counts, &outputs).expect("submitted");
+            executor.collect(step, &mut found).expect("collected");
+            assert_eq!(found[0], OutputValues::I32(vec![0, 0, 3, 4]), "{}", on.name());
+            assert_eq!((found[0].as_f32(), found[1].as_i32()), (&[][..], &[][..]));
+            assert!(found[1].as_f32().iter().all(|gate| *gate > 0.5) && found[1].as_f32().len() == 4);
+        }
+        let step = executor.submit(0, &inputs, counts, &outputs).expect("submitted");
+        let error = executor.collect(step, &mut [vec![], vec![]]).expect_err("integers").to_string();
+        assert!(error.contains("an output is in i32, which its buffer does not take"), "{error}");
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@
 mod fixture;
 mod steps;
 
-use crate::rig::{ByName, On, bare, output, run};
+use crate::rig::{ByName, On, bare, gradient, output, run};
 use fixture::{Fixture, Model, check, largest};
 use plimsoll_exec::Executor;
-use plimsoll_graph::{Graph, Param};
+use plimsoll_graph::{Graph, OutputRole, Param};
 use plimsoll_models::{Lora, Output, Training, TrainingTask};
 use plimsoll_plan::{AutodiffPolicy, Precision, Weights, passes};
 
@@ -17,8 +17,8 @@ const MIN_SHARE: f32 = 0.01;
 
 /// The graph with gradients of all of its losses.
 fn differentiated(graph: &Graph) -> Graph {
-    let losses = ["loss", "aux"].into_iter().filter(|name| graph.output(name).is_some());
-    let policy = AutodiffPolicy { outputs: losses.map(str::to_owned).collect() };
+    let losses = [OutputRole::Loss, OutputRole::Auxiliary].into_iter();
+    let policy = AutodiffPolicy { outputs: losses.filter(|role| graph.output(role).is_some()).collect() };
     passes::autodiff(graph, &policy).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -37,19 +37,19 @@ fn loss_and_gradients(fixture: &Fixture, on: On) {
     let mut executor = loaded(on, &graph, |p| fixture.parameter(p));
     run(&mut executor, |e| fixture.give(e, 0), fixture.counts());
     let what = |name: &str| format!("{} on {}: {name}", fixture.name, on.name());
-    check(&output(&mut executor, "loss", 1), &fixture.floats("loss"), 0.0, &what("loss"));
-    if graph.output("aux").is_some() {
+    check(&output(&mut executor, OutputRole::Loss, 1), &fixture.floats("loss"), 0.0, &what("loss"));
+    if graph.output(OutputRole::Auxiliary).is_some() {
         // The answer is the loss for each target.
         let wanted: Vec<f32> = fixture.floats("aux").iter().map(|aux| aux * fixture.targets() as f32).collect();
-        check(&output(&mut executor, "aux", 1), &wanted, 0.0, &what("aux"));
+        check(&output(&mut executor, OutputRole::Auxiliary, 1), &wanted, 0.0, &what("aux"));
     }
     let trained: Vec<&Param> =
         graph.params.iter().filter(|p| plimsoll_models::trains(plimsoll_models::Tuning::Full, p)).collect();
     let wanted: Vec<Vec<f32>> = trained.iter().map(|p| fixture.answer("grad.", p)).collect();
     let least = MIN_SHARE * wanted.iter().map(|w| largest(w)).fold(0.0, f32::max);
     for (param, wanted) in trained.iter().zip(&wanted) {
-        let name = format!("grad {}", param.name);
-        check(&output(&mut executor, &name, wanted.len()), wanted, least, &what(&name));
+        let found = output(&mut executor, gradient(&param.name), wanted.len());
+        check(&found, wanted, least, &what(&gradient(&param.name).to_string()));
     }
 }
 
@@ -174,21 +174,22 @@ fn adapters_equal_merged_weights() {
     let value = |p: &Param| if p.name.contains(".lora_") { adapter(p) } else { fixture.parameter(p) };
     let mut with = loaded(on, &adapted, value);
     run(&mut with, |e| fixture.give(e, 0), fixture.counts());
-    check(&output(&mut with, "loss", 1), &output(&mut plain, "loss", 1), 0.0, "loss");
+    let losses = [&mut with, &mut plain].map(|executor| output(executor, OutputRole::Loss, 1));
+    check(&losses[0], &losses[1], 0.0, "loss");
     let adapters = adapted.params.iter().filter(|p| p.name.ends_with(".lora_A.weight"));
     let modules: Vec<&str> = adapters.map(|p| p.name.trim_end_matches(".lora_A.weight")).collect();
     assert_eq!(modules.len(), 2 * 2);
     for module in modules {
         let (Some((_, a)), Some((_, b))) = (of(module, "lora_A"), of(module, "lora_B")) else { panic!("both") };
         let (k, n) = (a.len() / RANK, b.len() / RANK);
-        let dw = output(&mut plain, &format!("grad {module}.weight"), n * k);
+        let dw = output(&mut plain, gradient(&format!("{module}.weight")), n * k);
         let da = (0..RANK * k).map(|i| (i / k, i % k));
         let da = da.map(|(r, c)| SCALE * (0..n).map(|j| b[j * RANK + r] * dw[j * k + c]).sum::<f32>());
         let db = (0..n * RANK).map(|i| (i / RANK, i % RANK));
         let db = db.map(|(j, r)| SCALE * (0..k).map(|c| a[r * k + c] * dw[j * k + c]).sum::<f32>());
         for (leaf, wanted) in [("lora_A", da.collect::<Vec<_>>()), ("lora_B", db.collect())] {
-            let name = format!("grad {module}.{leaf}.weight");
-            check(&output(&mut with, &name, wanted.len()), &wanted, 0.0, &name);
+            let name = format!("{module}.{leaf}.weight");
+            check(&output(&mut with, gradient(&name), wanted.len()), &wanted, 0.0, &name);
         }
     }
 }
@@ -236,6 +237,6 @@ fn classifiers_read_the_pooled_state() {
             e.input_i32(0, "targets", &targets).expect("targets");
         };
         run(&mut executor, give, counts);
-        check(&output(&mut executor, "loss", 1), &[wanted as f32], 0.0, name);
+        check(&output(&mut executor, OutputRole::Loss, 1), &[wanted as f32], 0.0, name);
     }
 }

@@ -19,7 +19,9 @@ use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{
     Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable, SegmentMean,
 };
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, ParamPiece, ValueId, VerifyError};
+use plimsoll_graph::{
+    Bounds, Builder, DType, Dim, Graph, Op, OutputRole, Param, ParamPiece, ValueId, VerifyError,
+};
 
 /// Mean pooling of decoders: over all tokens of a sequence.
 const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
@@ -39,11 +41,12 @@ struct Stack<'a> {
 impl DecoderConfig {
     /// Builds the training graph for next-token prediction. Inputs `ids`: i32 (T), `spans`: i32 (S, 2),
     /// `targets`: i32 (T), with dropout also `seed`: i32 (2), and `packs`: i32 (P, 6) with dropout, with a router loss and
-    /// with an expert capacity. Output `loss`: f32 (1), the sum over all targets that are not negative. If a router loss has a
-    /// nonzero weight, output `aux`: f32 (1), the weighted sum of the router losses, each times the targets of its pack. Its
-    /// two terms are the outputs `balance_loss` and `router_z_loss`, each f32 (1) and
-    /// present if its own weight is not 0. With experts, `load.{i}`: i32 (E + 1) for each layer, the first row of every
-    /// expert and the number of rows; with an expert capacity, `dropped.{i}`: i32 (1) for each layer.
+    /// with an expert capacity. Output [`OutputRole::Loss`]: f32 (1), the sum over all targets that are not negative. If a
+    /// router loss has a nonzero weight, output [`OutputRole::Auxiliary`]: f32 (1), the weighted sum of the router losses,
+    /// each times the targets of its pack. Its two terms are the outputs [`OutputRole::BalanceLoss`] and
+    /// [`OutputRole::RouterZLoss`], each f32 (1) and present if its own weight is not 0. With experts,
+    /// [`OutputRole::ExpertRows`]: i32 (E + 1) for each layer; with an expert capacity, [`OutputRole::DroppedRows`]: i32 (1)
+    /// for each layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -56,18 +59,18 @@ impl DecoderConfig {
         let head = self.head(g);
         training.loss(g, x, head, None, targets);
         let aux = stack.aux.unwrap_or_default();
-        let mut total = |name: &str, of: fn(&moe::RouterLosses) -> ValueId| {
+        let mut total = |role: OutputRole, of: fn(&moe::RouterLosses) -> ValueId| {
             if let Some(sum) = aux.iter().map(of).reduce(|a, b| g.add(a, b)) {
-                g.output(name, sum);
+                g.output(role, sum);
             }
         };
-        total("aux", |losses| losses.sum);
+        total(OutputRole::Auxiliary, |losses| losses.sum);
         let weights = self.experts.as_ref().map_or((0.0, 0.0), |e| (e.balance, e.z));
         if weights.0 != 0.0 {
-            total("balance_loss", |losses| losses.balance);
+            total(OutputRole::BalanceLoss, |losses| losses.balance);
         }
         if weights.1 != 0.0 {
-            total("router_z_loss", |losses| losses.z);
+            total(OutputRole::RouterZLoss, |losses| losses.z);
         }
         std::mem::replace(g, Builder::new(bounds)).finish()
     }

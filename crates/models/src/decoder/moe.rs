@@ -3,7 +3,7 @@
 
 use super::{Experts, Mlp, Stack, whole};
 use plimsoll_graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
-use plimsoll_graph::{Builder, DType, Graph, Op, Param, ValueId};
+use plimsoll_graph::{Builder, DType, Graph, Op, OutputRole, Param, ValueId};
 
 /// Losses of one block's router: f32 (1) each.
 #[derive(Clone, Copy)]
@@ -67,12 +67,13 @@ impl Stack<'_> {
                 aux.push(RouterLosses { sum, balance, z });
             }
         }
+        let layer = layer as u32;
         // Only training reads the load.
         if self.aux.is_some() {
-            g.output(&format!("load.{layer}"), offsets);
+            g.output(OutputRole::ExpertRows { layer }, offsets);
         }
         if e.capacity > 0 {
-            g.output(&format!("dropped.{layer}"), dropped);
+            g.output(OutputRole::DroppedRows { layer }, dropped);
         }
         y
     }

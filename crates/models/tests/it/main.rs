@@ -44,7 +44,7 @@ fn outputs_of_layers_have_their_names() {
         let wanted =
             [Output::MeanOf(last), Output::ClsOf(0), Output::HiddenOf(3), Output::Mean, Output::ClsOf(1)];
         let graph = encoder.graph(BOUNDS, &wanted).expect("verified");
-        let mut names: Vec<&str> = graph.outputs.iter().map(|(name, _)| name.as_str()).collect();
+        let mut names: Vec<String> = graph.outputs.iter().map(|(role, _)| role.to_string()).collect();
         names.sort_unstable();
         let mut wanted = wanted.map(Output::name);
         wanted.sort_unstable();

@@ -37,8 +37,8 @@ fn tensors(name: &str) -> BTreeMap<String, Vec<u64>> {
     header.iter().filter(|(name, _)| *name != "__metadata__").map(|(n, v)| (n.clone(), shape(v))).collect()
 }
 
-fn names(values: &[(String, plimsoll_graph::ValueId)]) -> Vec<&str> {
-    values.iter().map(|(name, _)| name.as_str()).collect()
+fn names<T: ToString>(values: &[(T, plimsoll_graph::ValueId)]) -> Vec<String> {
+    values.iter().map(|(name, _)| name.to_string()).collect()
 }
 
 fn modules(graph: &Graph, keep: impl Fn(&Param) -> bool) -> BTreeSet<String> {

@@ -3,10 +3,15 @@
 //! error that names the node.
 
 use crate::{AutodiffPolicy, PlanError};
-use plimsoll_graph::{Builder, Graph, NodeId, Param, Phase, Role, ValueId, Vjp, node_label};
+use plimsoll_graph::{Builder, Graph, NodeId, OutputRole, Param, Phase, Role, ValueId, Vjp, node_label};
 
 /// Callback `(builder, parameter, gradient)`, called for each trained parameter as soon as its gradient is complete.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);
+
+/// Name of the input that is the cotangent of an output: the gradient with respect to it.
+pub fn cotangent(output: &OutputRole) -> String {
+    format!("d {output}")
+}
 
 /// Returns the graph with its backward nodes. The inputs and outputs that this adds are named in [`AutodiffPolicy`].
 pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanError> {
@@ -16,7 +21,7 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
     // Gradients are complete in the reverse order of use; outputs are declared in the order of the parameters.
     for (v, _, param) in graph.param_values() {
         if let Some(&(_, grad)) = whole.iter().find(|(p, _)| *p == v) {
-            builder.output(&format!("grad {}", param.name), grad);
+            builder.output(OutputRole::Gradient { param: param.name.clone() }, grad);
         }
     }
     builder.finish().map_err(|source| PlanError::of_graph("autodiff", source))
@@ -27,22 +32,22 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
 /// consume the gradient there and its memory is free for later ones.
 pub(crate) fn differentiate(
     graph: &Graph,
-    outputs: &[String],
+    outputs: &[OutputRole],
     trained: &dyn Fn(&Param) -> bool,
     sink: Sink<'_>,
 ) -> Result<Builder, PlanError> {
     let wanted = depends_on_params(graph, trained);
     let mut grads: Vec<Option<ValueId>> = vec![None; graph.values.len()];
     let mut builder = Builder::from_graph(graph.clone(), Phase::Backward);
-    for name in outputs {
-        let Some(y) = graph.output(name) else {
+    for role in outputs {
+        let Some(y) = graph.output(role) else {
             return Err(PlanError::BadPolicy {
                 field: "autodiff",
-                why: format!("there is no output `{name}`"),
+                why: format!("there is no output `{role}`"),
             });
         };
         let spec = graph.spec(y);
-        let dy = builder.input(&format!("d {name}"), &spec.shape, spec.dtype);
+        let dy = builder.input(&cotangent(role), &spec.shape, spec.dtype);
         accumulate(&mut builder, &mut grads[y.index()], dy);
     }
     let first_reader = first_readers(graph);

@@ -40,7 +40,7 @@ fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     let trains = graph.nodes.iter().any(|node| node.phase == Phase::Backward);
     let mut nodes = vec![false; graph.nodes.len()];
     let mut values = vec![false; graph.values.len()];
-    let interface = graph.inputs.iter().chain(&graph.outputs).map(|(_, v)| *v);
+    let interface = graph.inputs.iter().map(|(_, v)| *v).chain(graph.outputs.iter().map(|(_, v)| *v));
     let updates = graph.updates.iter().flat_map(|&(s, n)| [s, n]);
     for v in interface.chain(updates) {
         values[v.index()] = true;

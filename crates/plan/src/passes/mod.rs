@@ -13,8 +13,8 @@ mod tf32;
 
 use plimsoll_graph::{Def, Graph, Node, NodeId};
 
-pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
+pub use autodiff::{autodiff, cotangent};
 pub use dce::dce;
 pub use fuse::{fuse, fuse_gates, fuse_norms};
 pub use layout::layout;

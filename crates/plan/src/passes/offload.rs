@@ -42,7 +42,7 @@ impl Offload {
             offload.to = value.spec.space;
             match value.spec.role {
                 Role::Param(_) => offload.parameters = true,
-                Role::State(s) => match graph.states[s.index()].kind {
+                Role::State(s) => match graph.states[s.index()].role.kind() {
                     StateKind::Gradient => offload.gradients = true,
                     StateKind::Optimizer | StateKind::Average => offload.optimizer = true,
                     StateKind::Master => offload.masters = true,
@@ -69,7 +69,7 @@ impl Offload {
     pub(crate) fn home(&self, graph: &Graph, role: Role) -> Space {
         let is_moved = match role {
             Role::Param(_) => self.parameters,
-            Role::State(s) => match graph.states[s.index()].kind {
+            Role::State(s) => match graph.states[s.index()].role.kind() {
                 StateKind::Gradient => self.gradients,
                 StateKind::Optimizer | StateKind::Average => self.optimizer,
                 StateKind::Master => self.masters,

@@ -16,8 +16,8 @@ use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
 use plimsoll_graph::{
-    Builder, Bytes, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind,
-    TensorSpec, Value, ValueId,
+    Builder, Bytes, DType, Def, Dim, Graph, Moment, Node, Op, OutputRole, Param, Phase, Role, StateDef,
+    StateId, StateRole, TensorSpec, Value, ValueId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,8 @@ pub mod plans {
     }
 }
 
-/// Options of training. The graph is given separately: it has an output `loss` and optionally `aux`.
+/// Options of training. The graph is given separately: it has an output [`OutputRole::Loss`] and optionally an output
+/// [`OutputRole::Auxiliary`], which is minimized too.
 pub struct Training<'a> {
     /// Element type of weights and activations, and whether matmuls are in TF32.
     pub precision: Precision,
@@ -94,8 +95,12 @@ pub const TRAINING_DEPTH: usize = 3;
 /// Smaller parameters keep f32 moments, whose memory is negligible (Dettmers et al. 2022).
 const EIGHT_BIT_FLOOR: u64 = 4096;
 
-/// An optimizer state of a parameter: name, shape and element type.
-type StateOf = (&'static str, Vec<Dim>, DType);
+/// An optimizer state of a parameter.
+struct MomentSpec {
+    which: Moment,
+    shape: Vec<Dim>,
+    dtype: DType,
+}
 
 impl Optimizer {
     /// Number of elements of the input `hyper`.
@@ -120,27 +125,36 @@ impl Optimizer {
         }
     }
 
-    /// The update op of a parameter, and its states as (name, shape, element type).
-    fn of(self, p: &TensorSpec) -> (Op, Vec<StateOf>) {
+    /// The update op of a parameter, and its states in the order of the op's operands.
+    fn of(self, p: &TensorSpec) -> (Op, Vec<MomentSpec>) {
         let elements: u64 = p.shape.iter().filter_map(|d| d.fixed()).product();
-        let like = |name| (name, p.shape.clone(), DType::F32);
+        let of_shape = |which, shape: &[Dim], dtype| MomentSpec { which, shape: shape.to_vec(), dtype };
+        let like = |which| of_shape(which, &p.shape, DType::F32);
         match self {
             Self::AdamW8bit(adamw) if elements >= EIGHT_BIT_FLOOR => {
-                let codes = |name| (name, p.shape.clone(), DType::U8);
-                let scales = |name| (name, vec![Dim::Fixed(elements.div_ceil(BLOCK))], DType::F32);
-                let states = vec![codes("m"), scales("m_absmax"), codes("v"), scales("v_absmax")];
+                let codes = |which| of_shape(which, &p.shape, DType::U8);
+                let scales = |which| of_shape(which, &[Dim::Fixed(elements.div_ceil(BLOCK))], DType::F32);
+                let states = vec![
+                    codes(Moment::First),
+                    scales(Moment::FirstScales),
+                    codes(Moment::Second),
+                    scales(Moment::SecondScales),
+                ];
                 (Op::AdamW8bit(AdamW8bit { adamw }), states)
             }
-            Self::AdamW(adamw) | Self::AdamW8bit(adamw) => (Op::AdamW(adamw), vec![like("m"), like("v")]),
+            Self::AdamW(adamw) | Self::AdamW8bit(adamw) => {
+                (Op::AdamW(adamw), vec![like(Moment::First), like(Moment::Second)])
+            }
             Self::Adafactor(op) => match p.shape[..] {
                 [r, c] => {
-                    let states = vec![("row", vec![r], DType::F32), ("column", vec![c], DType::F32)];
-                    (Op::Adafactor(op), states)
+                    let rows = of_shape(Moment::SecondRows, &[r], DType::F32);
+                    let columns = of_shape(Moment::SecondColumns, &[c], DType::F32);
+                    (Op::Adafactor(op), vec![rows, columns])
                 }
-                _ => (Op::Adafactor(op), vec![like("v")]),
+                _ => (Op::Adafactor(op), vec![like(Moment::Second)]),
             },
             Self::Sgd(op) if op.momentum == 0.0 => (Op::Sgd(op), vec![]),
-            Self::Sgd(op) => (Op::Sgd(op), vec![like("momentum")]),
+            Self::Sgd(op) => (Op::Sgd(op), vec![like(Moment::Momentum)]),
         }
     }
 }
@@ -199,8 +213,8 @@ impl Training<'_> {
     /// only by actual readers.
     pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
         let graph = self.in_precision(forward)?;
-        let outputs: Vec<String> =
-            ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
+        let losses = [OutputRole::Loss, OutputRole::Auxiliary];
+        let outputs: Vec<_> = losses.into_iter().filter(|role| graph.output(role).is_some()).collect();
         let trained = |param: &Param| (self.group)(param) != ParameterGroup::Frozen;
         let mut common: Option<Common> = None;
         // For immediate optimizer steps: the scale that guarded the last update, and its gradient norm.
@@ -214,7 +228,7 @@ impl Training<'_> {
         };
         let mut builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
         if let Some([scale, _]) = guard {
-            builder.output("scale", scale);
+            builder.output(OutputRole::GradientScale, scale);
             builder.in_phase(Phase::Update);
             builder.in_layer(None);
             self.count_step(&mut builder, scale);
@@ -287,13 +301,14 @@ impl Training<'_> {
                     self.step(g, param, p, grad, scale, hyper);
                 }
             }
+            // In the gradient's own element type with one micro-batch per step, in f32 if several are summed.
             Common::Keep => {
                 let dtype = g.graph().spec(grad).dtype;
-                let state = g.state(gradient(&param.name), &shape, dtype);
+                let state = g.state(gradient(param), &shape, dtype);
                 g.update(state, grad);
             }
             Common::Add { keep } => {
-                let state = g.state(gradient(&param.name), &shape, DType::F32);
+                let state = g.state(gradient(param), &shape, DType::F32);
                 let sum = g.one(Op::Accumulate(Accumulate {}), &[state, grad, keep]);
                 g.update(state, sum);
             }
@@ -309,19 +324,19 @@ impl Training<'_> {
         let g = &mut Builder::from_graph(Graph::new(micro.bounds), Phase::Update);
         let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
         let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
-        let grads: BTreeMap<&str, ValueId> = micro.state_values().map(|(v, _, s)| (&*s.name, v)).collect();
+        let grads: BTreeMap<&StateRole, ValueId> = micro.state_values().map(|(v, _, s)| (&s.role, v)).collect();
         let mut pairs = vec![];
         for (v, _, param) in micro.param_values() {
-            let wanted = gradient(&param.name);
-            let Some(&grad) = grads.get(&*wanted.name) else { continue };
+            let wanted = gradient(param);
+            let Some(&grad) = grads.get(&wanted.role) else { continue };
             let spec = micro.spec(grad);
             let grad = g.state(wanted, &spec.shape, spec.dtype);
             pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param, grad));
         }
         let inputs: Vec<ValueId> = pairs.iter().map(|(.., grad)| *grad).chain([unscale]).collect();
         let scale = g.node(Op::GradScale(GradScale { max_norm: self.max_norm }), &inputs);
-        g.output("scale", scale[0]);
-        g.output("norm", scale[1]);
+        g.output(OutputRole::GradientScale, scale[0]);
+        g.output(OutputRole::GradientNorm, scale[1]);
         for (p, param, grad) in pairs {
             self.step(g, param, p, grad, scale[0], hyper);
         }
@@ -332,19 +347,19 @@ impl Training<'_> {
 
     /// Adds the update of one parameter, or of its f32 master copy if the parameter is 16-bit.
     fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
-        let name = &param.name;
+        let name = || param.name.clone();
         let spec = g.graph().spec(p).clone();
         let (op, states) = self.optimizer.with_decay((self.group)(param) == ParameterGroup::Decay).of(&spec);
         let master = match spec.dtype {
             DType::F32 => p,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
-                g.state(master(name), &spec.shape, DType::F32)
+                g.state(StateDef::zeros(StateRole::Master { param: name() }), &spec.shape, DType::F32)
             }
         };
         let states: Vec<ValueId> = states
             .into_iter()
-            .map(|(what, shape, dtype)| {
-                g.state(state(format!("{what} {name}"), StateKind::Optimizer), &shape, dtype)
+            .map(|MomentSpec { which, shape, dtype }| {
+                g.state(StateDef::zeros(StateRole::Moment { param: name(), which }), &shape, dtype)
             })
             .collect();
         let inputs: Vec<ValueId> = [&[master, grad], &states[..], &[scale, hyper]].concat();
@@ -358,8 +373,8 @@ impl Training<'_> {
             g.update(p, narrow);
         }
         if let Some(decay) = self.ema {
-            let average = g.state(average(name), &spec.shape, DType::F32);
-            let steps = g.state(averaged_steps(), &[Dim::Fixed(1)], DType::F32);
+            let average = g.state(average(param), &spec.shape, DType::F32);
+            let steps = g.state(StateDef::zeros(StateRole::AveragedSteps), &[Dim::Fixed(1)], DType::F32);
             let mean = g.one(Op::Ema(Ema { decay }), &[average, outs[0], scale, steps]);
             g.update(average, mean);
         }
@@ -368,7 +383,7 @@ impl Training<'_> {
     /// Counts the step for the warm-up of the averages, which read the number of earlier steps before.
     fn count_step(&self, g: &mut Builder, scale: ValueId) {
         if self.ema.is_some() {
-            let steps = g.state(averaged_steps(), &[Dim::Fixed(1)], DType::F32);
+            let steps = g.state(StateDef::zeros(StateRole::AveragedSteps), &[Dim::Fixed(1)], DType::F32);
             let count = g.one(Op::CountSteps(CountSteps {}), &[steps, scale]);
             g.update(steps, count);
         }
@@ -382,11 +397,16 @@ impl Training<'_> {
             return Ok(graph);
         }
         // A parameter without a gradient, such as a running mean, is not averaged.
-        let states: BTreeSet<&str> = micro.states.iter().map(|state| &*state.name).collect();
-        let trained = |param: &Param| {
-            [gradient(&param.name), average(&param.name)].iter().any(|state| states.contains(&*state.name))
-        };
-        Ok(averaged(&graph, &trained))
+        let roles = micro.states.iter().map(|state| &state.role);
+        let of_trained = roles.filter_map(|role| match role {
+            StateRole::Gradient { param } | StateRole::Average { param } => Some(param.as_str()),
+            StateRole::Master { .. }
+            | StateRole::Moment { .. }
+            | StateRole::AveragedSteps
+            | StateRole::Buffer { .. } => None,
+        });
+        let trained: BTreeSet<&str> = of_trained.collect();
+        Ok(averaged(&graph, &|param| trained.contains(&*param.name)))
     }
 }
 
@@ -397,7 +417,7 @@ fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
     let mut narrow: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     for (v, _, param) in graph.param_values().filter(|(.., param)| trained(param)) {
         let state = StateId::at(g.states.len());
-        g.states.push(average(&param.name));
+        g.states.push(average(param));
         let spec = &mut g.values[v.index()].spec;
         let role = Role::State(state);
         if spec.dtype == DType::F32 {
@@ -434,27 +454,12 @@ enum Common {
     Add { keep: ValueId },
 }
 
-/// State that stores a gradient: in the gradient's own element type with one micro-batch per step, in f32 if
-/// several are summed.
-fn gradient(name: &str) -> StateDef {
-    state(format!("grad {name}"), StateKind::Gradient)
+/// State that stores the gradient of a parameter between the micro-steps and the optimizer step.
+fn gradient(param: &Param) -> StateDef {
+    StateDef::zeros(StateRole::Gradient { param: param.name.clone() })
 }
 
-/// f32 master copy of the 16-bit parameter `name`, which the optimizer updates.
-pub fn master(name: &str) -> StateDef {
-    state(format!("master {name}"), StateKind::Master)
-}
-
-/// f32 average of the parameter `name`.
-pub fn average(name: &str) -> StateDef {
-    state(format!("ema {name}"), StateKind::Average)
-}
-
-/// Number of steps that the averages of the parameters have seen.
-pub fn averaged_steps() -> StateDef {
-    state("steps of ema".to_owned(), StateKind::Average)
-}
-
-fn state(name: String, kind: StateKind) -> StateDef {
-    StateDef { name, kind, init: 0.0 }
+/// State that stores the average of a parameter.
+fn average(param: &Param) -> StateDef {
+    StateDef::zeros(StateRole::Average { param: param.name.clone() })
 }

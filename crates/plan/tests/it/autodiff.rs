@@ -3,11 +3,15 @@
 
 use crate::cases::{attention_block, bounds, count, defined_by, gradients, mlp, target};
 use plimsoll_graph::ops::GeluGrad;
-use plimsoll_graph::{Builder, DType, Dim, Graph, Op};
+use plimsoll_graph::{Builder, DType, Dim, Graph, Op, OutputRole};
 use plimsoll_plan::{AutodiffPolicy, PlanError, Policy, compile, passes};
 
 fn differentiate(graph: &Graph) -> Result<Graph, PlanError> {
-    passes::autodiff(graph, &AutodiffPolicy { outputs: vec!["y".to_owned()] })
+    passes::autodiff(graph, &AutodiffPolicy { outputs: vec!["y".into()] })
+}
+
+fn gradient(param: &str) -> OutputRole {
+    OutputRole::Gradient { param: param.to_owned() }
 }
 
 /// Gradient ops are not differentiable: there are no second derivatives.
@@ -29,7 +33,7 @@ fn attention_has_a_gradient() {
     let graph = differentiate(&attention_block().finish().expect("verified")).expect("differentiable");
     assert_eq!((count(&graph, "attention"), count(&graph, "attention_grad")), (1, 1));
     for name in ["q", "k", "v"] {
-        let grad = graph.output(&format!("grad {name}.weight")).expect("a gradient");
+        let grad = graph.output(gradient(&format!("{name}.weight"))).expect("a gradient");
         let dy = defined_by(&graph, grad).inputs[0];
         assert_eq!(defined_by(&graph, dy).op.name(), "attention_grad", "{name}");
     }
@@ -38,7 +42,7 @@ fn attention_has_a_gradient() {
 #[test]
 fn unknown_outputs_are_refused() {
     let policy =
-        Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["loss".to_owned()] }), ..Policy::default() };
+        Policy { autodiff: Some(AutodiffPolicy { outputs: vec![OutputRole::Loss] }), ..Policy::default() };
     let error = compile(&mlp(bounds(64)), &policy, &target("null")).expect_err("there is no loss");
     assert!(matches!(error, PlanError::BadPolicy { field: "autodiff", .. }), "{error}");
     assert_eq!(error.to_string(), "policy `autodiff`: there is no output `loss`");
@@ -48,7 +52,7 @@ fn unknown_outputs_are_refused() {
 fn every_parameter_has_a_gradient_of_its_shape() {
     let graph = differentiate(&mlp(bounds(64))).expect("differentiable");
     for (v, _, param) in graph.param_values() {
-        let grad = graph.output(&format!("grad {}", param.name)).unwrap_or_else(|| panic!("{}", param.name));
+        let grad = graph.output(gradient(&param.name)).unwrap_or_else(|| panic!("{}", param.name));
         assert_eq!(graph.spec(grad).shape, graph.spec(v).shape, "{}", param.name);
     }
     assert_eq!(
@@ -66,10 +70,10 @@ fn tied_weights_accumulate() {
     let y = g.linear(h, "tied", 8, true);
     g.output("y", y);
     let graph = differentiate(&g.finish().expect("verified")).expect("differentiable");
-    let grads = graph.outputs.iter().filter(|(name, _)| name == "grad tied.weight").count();
+    let grads = graph.outputs.iter().filter(|(role, _)| *role == gradient("tied.weight")).count();
     assert_eq!((grads, count(&graph, "linear_weight_grad")), (1, 2), "{graph}");
-    for name in ["grad tied.weight", "grad tied.bias"] {
-        let sum = defined_by(&graph, graph.output(name).expect("a gradient"));
+    for name in ["tied.weight", "tied.bias"] {
+        let sum = defined_by(&graph, graph.output(gradient(name)).expect("a gradient"));
         assert!(matches!(sum.op, Op::Add(_)), "{graph}");
         let parts: Vec<&str> = sum.inputs.iter().map(|&v| defined_by(&graph, v).op.name()).collect();
         assert_eq!(parts, ["linear_weight_grad"; 2], "{graph}");
@@ -86,7 +90,7 @@ fn a_value_that_is_added_to_itself_has_twice_the_gradient() {
     let y = g.add(h, h);
     g.output("y", y);
     let graph = differentiate(&g.finish().expect("verified")).expect("differentiable");
-    let weight_grad = defined_by(&graph, graph.output("grad fc.weight").expect("a gradient"));
+    let weight_grad = defined_by(&graph, graph.output(gradient("fc.weight")).expect("a gradient"));
     let sum = defined_by(&graph, weight_grad.inputs[0]);
     assert_eq!(sum.inputs, [graph.input("d y").expect("an input"); 2]);
 }

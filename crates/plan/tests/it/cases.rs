@@ -1,7 +1,7 @@
 //! Graphs and plans shared by several tests. Invariant: equal arguments give equal graphs.
 
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Space, StateDef, StateKind, ValueId};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Space, StateDef, StateRole, ValueId};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{
     AutodiffPolicy, Bill, MemoryPlan, Plan, PlanError, Policy, Program, Target, Weights, compile,
@@ -92,7 +92,7 @@ pub fn mlp(b: Bounds) -> Graph {
 
 /// Default policy with gradients of the output `y`.
 pub fn gradients() -> Policy {
-    Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() }
+    Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".into()] }), ..Policy::default() }
 }
 
 /// Graph with two states of equal shape that are read and updated with the result of a linear. StateDef `s2` is read
@@ -150,6 +150,6 @@ pub fn defined_by(graph: &Graph, v: ValueId) -> &plimsoll_graph::Node {
 
 /// Adds an f32 state that is initialised to zero.
 pub fn state(g: &mut Builder, name: &str, shape: &[Dim]) -> ValueId {
-    let state = StateDef { name: name.to_owned(), kind: StateKind::Buffer, init: 0.0 };
-    g.state(state, shape, DType::F32)
+    let role = StateRole::Buffer { name: name.to_owned() };
+    g.state(StateDef::zeros(role), shape, DType::F32)
 }

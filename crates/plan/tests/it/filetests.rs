@@ -114,7 +114,11 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
     };
     match (name, arguments) {
         ("autodiff", outputs) => {
-            let outputs = outputs.iter().map(|name| (*name).to_owned()).collect();
+            let role = |name: &&str| {
+                let Ok(role) = name.parse();
+                role
+            };
+            let outputs = outputs.iter().map(role).collect();
             Ok(passes::autodiff(graph, &AutodiffPolicy { outputs }))
         }
         ("remat", ["full"]) => Ok(passes::remat(graph, &RecomputePolicy::Full)),
@@ -168,7 +172,7 @@ fn planned(graph: &Graph, target: &str, flags: &[&str]) -> Result<Result<Program
             "at_once" => policy.window = Some(Bytes::ZERO),
             "trained" => policy.weights = Weights::Trained,
             "unfused" => policy.fuse = Fuse::Nothing,
-            "gradients" => policy.autodiff = Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }),
+            "gradients" => policy.autodiff = Some(AutodiffPolicy { outputs: vec!["y".into()] }),
             precision => policy.precision = precision_of(precision)?,
         }
     }

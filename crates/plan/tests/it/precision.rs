@@ -60,11 +60,11 @@ fn f32_changes_nothing() {
 fn inner_layers_are_cast_on_their_way_out() {
     let id = "facebook/esm2_t6_8M_UR50D";
     let g = typed(id, Precision::Bf16, &[Output::Mean, Output::HiddenOf(2), Output::Logits]);
-    for (name, v) in &g.outputs {
-        assert_eq!(g.spec(*v).dtype, DType::F32, "{name}");
-        let Def::Node(id, _) = g.value(*v).def else { panic!("{name} is given") };
+    for (role, v) in &g.outputs {
+        assert_eq!(g.spec(*v).dtype, DType::F32, "{role}");
+        let Def::Node(id, _) = g.value(*v).def else { panic!("{role} is given") };
         let cast = matches!(g.node(id).op, Op::Cast(_));
-        assert_eq!(cast, name != "mean", "{name}");
+        assert_eq!(cast, *role != "mean".into(), "{role}");
     }
 }
 

@@ -79,7 +79,7 @@ fn extended(mut g: Builder, mut matrices: Vec<ValueId>, recipe: &Recipe) -> Resu
         matrices.extend(outs);
     }
     for (k, &i) in recipe.outputs.iter().enumerate() {
-        g.output(&format!("out{k}"), matrices[usize::from(i) % matrices.len()]);
+        g.output(format!("out{k}"), matrices[usize::from(i) % matrices.len()]);
     }
     for (&i, state) in recipe.updates.iter().zip(states) {
         let alike: Vec<ValueId> =

@@ -2,19 +2,19 @@
 //! Invariant: fused ops are expanded to their unfused form, so an incorrect rewrite by a pass changes the meaning.
 
 use plimsoll_graph::ops::{Attention, Epilogue, Glu, Linear, Prologue, Qkv};
-use plimsoll_graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
+use plimsoll_graph::{Def, Graph, Op, OutputRole, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 /// Hash of a term.
 type Term = u64;
 
-/// Meaning of a graph: (name, shape) of inputs, (name, term, shape) of outputs and (state, new value, shape) of
+/// Meaning of a graph: (name, shape) of inputs, (role, term, shape) of outputs and (state, new value, shape) of
 /// updates, each in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Meaning {
     inputs: Vec<(String, String)>,
-    outputs: Vec<(String, Term, String)>,
+    outputs: Vec<(OutputRole, Term, String)>,
     updates: Vec<(Term, Term, String)>,
 }
 
@@ -60,7 +60,7 @@ pub fn meaning(g: &Graph) -> Meaning {
     let shape = |v: &ValueId| shape(g.spec(*v));
     Meaning {
         inputs: g.inputs.iter().map(|(n, v)| (n.clone(), shape(v))).collect(),
-        outputs: g.outputs.iter().map(|(n, v)| (n.clone(), terms[v.index()], shape(v))).collect(),
+        outputs: g.outputs.iter().map(|(role, v)| (role.clone(), terms[v.index()], shape(v))).collect(),
         updates: g.updates.iter().map(|(s, n)| (terms[s.index()], terms[n.index()], shape(s))).collect(),
     }
 }

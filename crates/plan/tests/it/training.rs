@@ -5,7 +5,10 @@ use crate::oracle;
 use plimsoll_graph::ops::{
     Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
 };
-use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
+use plimsoll_graph::{
+    Bounds, Builder, Bytes, DType, Dim, Graph, Op, OutputRole, Param, Phase, Role, StateKind, StateRole,
+    ValueId,
+};
 use plimsoll_plan::{
     Fuse, Kernels, Optimizer, ParameterGroup, Plan, PlanError, Precision, Program, Rates, RecomputePolicy,
     Region, RematChoice, Target, Training, TrainingSearch, check, passes, step_seconds,
@@ -31,7 +34,7 @@ pub fn language_model(layers: u32, hidden: u64, vocab: u64, tokens: u64) -> Grap
     let x = g.rms_norm(x, "norm", 1e-5);
     let loss = Op::LinearCrossEntropy(LinearCrossEntropy { bias: false, chunk: 64, z_loss: 0.0 });
     let loss = g.one(loss, &[x, table, targets]);
-    g.output("loss", loss);
+    g.output(OutputRole::Loss, loss);
     g.finish().expect("verified")
 }
 
@@ -283,8 +286,10 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &graph).expect("planned");
     let micro = &program.plans()[0].1.graph;
-    let states: Vec<&str> = micro.state_values().map(|(.., s)| s.name.as_str()).collect();
-    assert!(states.iter().all(|name| name.starts_with("grad layers.1.")) && states.len() == 8, "{states:?}");
+    let states: Vec<&StateRole> = micro.state_values().map(|(.., state)| &state.role).collect();
+    let is_second =
+        |role: &StateRole| matches!(role, StateRole::Gradient { param } if param.starts_with("layers.1."));
+    assert!(states.iter().all(|role| is_second(role)) && states.len() == 8, "{states:?}");
     // The frozen first layer has no backward nodes.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
@@ -335,15 +340,18 @@ fn precision_is_in_the_graph() {
         let wanted = if param.name.contains("norm") { DType::F32 } else { DType::Bf16 };
         assert_eq!(graph.spec(v).dtype, wanted, "{}", param.name);
     }
-    let loss = graph.output("loss").expect("a loss");
+    let loss = graph.output(OutputRole::Loss).expect("a loss");
     assert_eq!(graph.spec(loss).dtype, DType::F32);
     let t = Training { precision: Precision::Bf16, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &small()).expect("planned");
     for (_, plan) in program.plans() {
         for (v, _, state) in plan.graph.state_values() {
             let dtype = plan.graph.spec(v).dtype;
-            assert_eq!(dtype, DType::F32, "{}", state.name);
-            assert!(matches!(state.kind, StateKind::Gradient | StateKind::Optimizer | StateKind::Master));
+            assert_eq!(dtype, DType::F32, "{}", state.role);
+            assert!(matches!(
+                state.role.kind(),
+                StateKind::Gradient | StateKind::Optimizer | StateKind::Master
+            ));
         }
         let in_region = |v: ValueId, region| plan.memory.slice(v).is_some_and(|s| s.region == region);
         let states = plan.graph.values().filter(|(_, v)| matches!(v.spec.role, Role::State(_)));
@@ -388,11 +396,11 @@ fn evaluations_read_the_averages() {
             let all = program(&t, &small()).expect("planned");
             let plan = |name: &str| &all.plans()[all.index(name).expect("a plan")].1.graph;
             let averages = |graph: &Graph| -> Vec<String> {
-                let states = graph.state_values().filter(|(.., state)| state.kind == StateKind::Average);
+                let states = graph.state_values().filter(|(.., state)| state.role.kind() == StateKind::Average);
                 let mut names: Vec<String> = states
                     .map(|(v, _, state)| {
-                        assert_eq!(graph.spec(v).dtype, DType::F32, "{}", state.name);
-                        state.name.clone()
+                        assert_eq!(graph.spec(v).dtype, DType::F32, "{}", state.role);
+                        state.role.to_string()
                     })
                     .collect();
                 names.sort();
@@ -411,7 +419,7 @@ fn evaluations_read_the_averages() {
             let line = |program: &Program| program.ledger().get(StateKind::Average.label());
             assert_eq!(line(&without), Bytes::ZERO);
             let elements = |graph: &Graph| -> u64 {
-                let states = graph.state_values().filter(|(.., state)| state.kind == StateKind::Average);
+                let states = graph.state_values().filter(|(.., state)| state.role.kind() == StateKind::Average);
                 states.map(|(v, ..)| graph.spec(v).elements_at(graph.bounds.full())).sum()
             };
             assert_eq!(line(&all), Bytes(4 * elements(update)));
@@ -596,7 +604,7 @@ fn a_program_of_several_sizes_shares_all_that_persists() {
     assert_eq!(program.plans()[2].1.graph.bounds.tokens, 256, "evaluations have the smallest size");
     let persistent = |plan: usize| -> BTreeMap<String, u64> {
         let (_, of) = &program.plans()[plan];
-        let states = of.graph.state_values().map(|(v, _, state)| (v, state.name.clone()));
+        let states = of.graph.state_values().map(|(v, _, state)| (v, state.role.to_string()));
         let all = of.graph.param_values().map(|(v, _, param)| (v, param.name.clone())).chain(states);
         all.map(|(v, name)| (name, program.location(plan, of.memory.slice(v).expect("a place")).at)).collect()
     };

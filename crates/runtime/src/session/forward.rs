@@ -7,7 +7,7 @@ use super::batch::{Batch, BatchInputs};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Executor, ReadShared};
-use plimsoll_graph::Dim;
+use plimsoll_graph::{Dim, OutputRole};
 use plimsoll_plan::{OutputId, Program};
 use std::collections::BTreeMap;
 
@@ -32,15 +32,15 @@ struct ForwardOutput {
 }
 
 impl ForwardSession {
-    /// Opens the only device of `site`, and loads the parameters that `read` returns. `output` is the name of the output
-    /// that [`ForwardSession::compute`] returns.
+    /// Opens the only device of `site`, and loads the parameters that `read` returns. [`ForwardSession::compute`] returns
+    /// the output with the role `output`.
     ///
     /// # Errors
     /// Too little free memory, errors of the device or of `read`, or a program that lacks the output or an input.
     pub fn start(
         site: &Site,
         program: Program,
-        output: &str,
+        output: &OutputRole,
         read: ReadShared<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
@@ -77,9 +77,9 @@ impl ForwardSession {
 }
 
 impl ForwardOutput {
-    fn of(program: &Program, name: &str) -> Result<Self, RuntimeError> {
-        let missing = || RuntimeError::bug(format!("the plan of an evaluation has no output `{name}`"));
-        let id = program.output(0, name).ok_or_else(missing)?;
+    fn of(program: &Program, role: &OutputRole) -> Result<Self, RuntimeError> {
+        let missing = || RuntimeError::bug(format!("the plan of an evaluation has no output `{role}`"));
+        let id = program.output(0, role).ok_or_else(missing)?;
         let shape = &program.plans()[0].1.graph.spec(id.value).shape;
         let by_sequence = matches!(shape.first(), Some(Dim::Sequences(_)));
         let width = shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;

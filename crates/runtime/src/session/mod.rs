@@ -33,7 +33,7 @@ pub use report::threads;
 pub(crate) use search::SearchPoint;
 pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
-pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update};
+pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update, cross_entropy};
 pub use weights::WeightSource;
 
 use crate::health::PlannedMemory;

@@ -11,7 +11,7 @@ use super::replica::{Replica, Shared};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
 use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
-use plimsoll_graph::{Bytes, Counts, Dim, ValueId};
+use plimsoll_graph::{Bytes, Counts, Dim, OutputRole, ValueId};
 use plimsoll_plan::{InputId, OutputId, Program};
 use serde_json::{Value, json};
 use std::any::Any;
@@ -54,7 +54,7 @@ impl Output {
     /// The outputs of a plan, in the order of its graph.
     pub(super) fn of(program: &Program, plan: usize) -> Vec<Self> {
         let graph = &program.plans()[plan].1.graph;
-        let output = |(name, value): &(String, ValueId)| {
+        let output = |(role, value): &(OutputRole, ValueId)| {
             let spec = graph.spec(*value);
             let (per, columns) = match spec.shape.first() {
                 Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
@@ -63,7 +63,7 @@ impl Output {
                 Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
             };
             let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
-            Self { id: OutputId { plan, value: *value }, name: name.clone(), per, width }
+            Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
         };
         graph.outputs.iter().map(output).collect()
     }

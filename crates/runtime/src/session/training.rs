@@ -1,15 +1,18 @@
 //! Training sessions: a model whose parameters and optimizer states stay on one device between steps. Invariant: a step
-//! runs the plans of [`plimsoll_plan::Training`]; inputs and outputs are resolved from their names once, when the session
-//! starts. Micro-steps and updates are submitted, and their results are read later, so that the device need not wait for
+//! runs the plans of [`plimsoll_plan::Training`]; inputs are resolved from their names, and outputs from their roles, once, when the
+//! session starts. Micro-steps and updates are submitted, and their results are read later, so that the device need not wait for
 //! the host.
 
 use super::admission::Site;
 use super::batch::{Batch, BatchInputs, Inputs, lacks, targets};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
-use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
-use plimsoll_graph::{Bounds, Bytes, Counts, DType, StateDef};
-use plimsoll_plan::training::{average, master, plans};
+use plimsoll_exec::{
+    Copies, Data, Executor, OutputValues, PersistentKind, PersistentTensor, ReadShared, Submitted,
+};
+use plimsoll_graph::{Bounds, Bytes, Counts, Graph, OutputRole, StateDef, StateRole};
+use plimsoll_plan::passes::cotangent;
+use plimsoll_plan::training::plans;
 use plimsoll_plan::{InputId, Location, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,8 +32,6 @@ pub struct TrainSession {
     in_flight: VecDeque<(Stage, Submitted)>,
     /// Results that were read from the device to make room for a further submission, the oldest first.
     results: VecDeque<StepResult>,
-    /// Memory for the outputs of one micro-step or update, reused.
-    outputs: [Vec<Vec<f32>>; 2],
     /// Memory for the frames of a batch, reused; empty for models without frames.
     frames: Vec<[i32; 2]>,
     /// Rows of the experts of micro-steps whose results are in `results`, the oldest first.
@@ -102,10 +103,22 @@ pub struct Update {
 struct Forward {
     plan: usize,
     inputs: BatchInputs,
-    cross_entropy: OutputId,
+    /// Role of the cross-entropy, which is among `outputs`.
+    cross_entropy: OutputRole,
+    outputs: PlanOutputs,
 }
 
-/// Plan of the forward and backward pass of a micro-batch. An input or output is `None` where the plan lacks it.
+/// The outputs of a plan that are read after every step, sorted by role, each with the memory for its values. The three
+/// lists have the same order: the executor takes and fills slices.
+struct PlanOutputs {
+    roles: Vec<OutputRole>,
+    /// The handle of each output, and its number of values.
+    requested: Vec<(OutputId, usize)>,
+    values: Vec<OutputValues>,
+}
+
+/// Plan of the forward and backward pass of a micro-batch. An input is `None` where the plan lacks it. Of the outputs, only a
+/// micro-step that updates the weights has [`OutputRole::GradientScale`].
 struct Micro {
     forward: Forward,
     loss_scale: Option<InputId>,
@@ -114,17 +127,6 @@ struct Micro {
     unscale: Option<InputId>,
     hyper: Option<InputId>,
     seed: Option<InputId>,
-    z: Option<OutputId>,
-    distillation: Option<OutputId>,
-    balance: Option<OutputId>,
-    router_z: Option<OutputId>,
-    /// Factor of the gradients, where the micro-step updates the weights; the factor is zero if a gradient was not
-    /// finite.
-    scale: Option<OutputId>,
-    /// All outputs with their numbers of values: those above in their order, the cross-entropy first, then for each layer
-    /// with experts the first row of each expert and the number of rows, then for each layer with a capacity the number of
-    /// rows that its experts dropped.
-    outputs: Vec<(OutputId, usize)>,
     /// Layers with experts.
     expert_layers: Vec<ExpertLayer>,
 }
@@ -143,9 +145,8 @@ struct Apply {
     plan: usize,
     hyper: InputId,
     unscale: InputId,
-    /// Whether the first output is the norm; the last is the factor of the gradients.
-    has_norm: bool,
-    outputs: Vec<(OutputId, usize)>,
+    /// The factor of the gradients, and their norm if the plan computes it.
+    outputs: PlanOutputs,
 }
 
 /// Number of results for which there is room from the start; more micro-steps in a step allocate.
@@ -165,8 +166,6 @@ impl TrainSession {
     ) -> Result<Self, RuntimeError> {
         let micros = Micro::all(&program)?;
         let (apply, evaluate) = (Apply::of(&program)?, evaluation(&program)?);
-        let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
-        let outputs = [micros[0].outputs.len(), of_update].map(|n| vec![vec![]; n]);
         let largest = &micros[0].forward;
         let sequences = program.plans()[largest.plan].1.graph.bounds.sequences as usize;
         let frames = Vec::with_capacity(largest.inputs.frames_of_a_sequence() * sequences);
@@ -186,7 +185,6 @@ impl TrainSession {
             evaluate,
             in_flight,
             results,
-            outputs,
             frames,
             waiting_rows,
             expert_rows,
@@ -204,17 +202,18 @@ impl TrainSession {
         let mut states = BTreeMap::new();
         for PersistentTensor { what, at, .. } in &residents {
             if let PersistentKind::State(state) = what {
-                states.insert(state.name.as_str(), (state, *at));
+                states.insert(&state.role, (state, *at));
             }
         }
         let copies_of = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
             PersistentKind::Param(param) => {
-                let wanted = [master(&param.name), average(&param.name)];
-                let place = |wanted: &StateDef| {
-                    let (state, copy) = states.get(wanted.name.as_str())?;
-                    (**state == *wanted).then_some(*copy)
+                let name = || param.name.clone();
+                let roles = [StateRole::Master { param: name() }, StateRole::Average { param: name() }];
+                let place = |role: StateRole| {
+                    let (state, copy) = states.get(&role)?;
+                    (**state == StateDef::zeros(role)).then_some(*copy)
                 };
-                Some((*at, wanted.each_ref().map(place)))
+                Some((*at, roles.map(place)))
             }
             PersistentKind::State(_) => None,
         };
@@ -279,7 +278,7 @@ impl TrainSession {
     pub fn drop_submitted(&mut self) {
         while let Some((stage, step)) = self.in_flight.pop_front() {
             // The step is repeated, or the run ends with an earlier error.
-            let _ = self.executor.collect(step, &mut self.outputs[stage as usize]);
+            let _ = self.collect_outputs(stage, step);
         }
         self.results.clear();
         self.waiting_rows.clear();
@@ -317,8 +316,9 @@ impl TrainSession {
         let Self { executor, micros, micro, frames, .. } = self;
         let micro = &micros[*micro];
         let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
-        let submitted =
-            inputs.with(|inputs| executor.submit(micro.forward.plan, inputs, counts, &micro.outputs))?;
+        let submitted = inputs.with(|inputs| {
+            executor.submit(micro.forward.plan, inputs, counts, &micro.forward.outputs.requested)
+        })?;
         self.in_flight.push_back((Stage::MicroStep, submitted));
         Ok(())
     }
@@ -336,7 +336,7 @@ impl TrainSession {
         let unscale = [unscale];
         let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
         let counts = Counts { tokens: 0, sequences: 0, packs: 1 };
-        let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs)?;
+        let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs.requested)?;
         self.in_flight.push_back((Stage::Update, submitted));
         Ok(())
     }
@@ -393,20 +393,27 @@ impl TrainSession {
             .in_flight
             .pop_front()
             .ok_or_else(|| RuntimeError::bug("a result was asked for, but no step was submitted"))?;
-        let outputs = &mut self.outputs[stage as usize];
-        self.executor.collect(step, outputs)?;
-        Ok(match stage {
-            Stage::MicroStep => {
-                self.waiting_rows.extend(self.micros[0].expert_rows(outputs));
-                StepResult::MicroStep(self.micros[0].losses(outputs)?)
+        self.collect_outputs(stage, step)?;
+        match (stage, &self.apply) {
+            (Stage::MicroStep, _) => {
+                let micro = &self.micros[self.micro];
+                self.waiting_rows.extend(micro.expert_rows());
+                Ok(StepResult::MicroStep(micro.losses()?))
             }
-            Stage::Update => {
-                let has_norm = self.apply.as_ref().is_some_and(|apply| apply.has_norm);
-                let norm = has_norm.then(|| f64::from(outputs[0][0]));
-                let moved = outputs.last().is_some_and(|scale| factor(scale) != 0.0);
-                StepResult::Update(Update { norm, moved })
-            }
-        })
+            (Stage::Update, Some(apply)) => Ok(StepResult::Update(apply.update())),
+            (Stage::Update, None) => Err(no_update()),
+        }
+    }
+
+    /// Waits for the oldest step on the device, and reads its outputs to the memory of its plan. A micro-step is of the
+    /// present size, because the size changes only while no step is in flight.
+    fn collect_outputs(&mut self, stage: Stage, step: Submitted) -> Result<(), RuntimeError> {
+        let outputs = match (stage, &mut self.apply) {
+            (Stage::MicroStep, _) => &mut self.micros[self.micro].forward.outputs,
+            (Stage::Update, Some(apply)) => &mut apply.outputs,
+            (Stage::Update, None) => return Err(no_update()),
+        };
+        Ok(self.executor.collect(step, &mut outputs.values)?)
     }
 
     /// Runs a micro-step and adds the time of instruction `i` of [`TrainSession::micro_plan`] to `times[i]`. Timing makes the
@@ -423,8 +430,8 @@ impl TrainSession {
     ) -> Result<Losses, RuntimeError> {
         self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
-        let Self { executor, micros, micro, outputs: [outputs, _], frames, .. } = self;
-        let micro = &micros[*micro];
+        let Self { executor, micros, micro, frames, .. } = self;
+        let micro = &mut micros[*micro];
         let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
         inputs.with(|inputs| {
             inputs.iter().try_for_each(|&(input, data)| match data {
@@ -433,11 +440,11 @@ impl TrainSession {
             })
         })?;
         executor.run_timed(micro.forward.plan, counts, times)?;
-        for (&(output, n), values) in micro.outputs.iter().zip(&mut *outputs) {
-            values.resize(n, 0.0);
-            executor.read_u8(output, bytemuck::cast_slice_mut(values))?;
+        let outputs = &mut micro.forward.outputs;
+        for (&(output, _), values) in outputs.requested.iter().zip(&mut outputs.values) {
+            executor.read_u8(output, values.bytes_mut())?;
         }
-        micro.losses(outputs)
+        micro.losses()
     }
 
     /// Computes the cross-entropy of a batch, summed over targets, without training.
@@ -448,11 +455,10 @@ impl TrainSession {
         self.nothing_in_flight()?;
         let Self { executor, evaluate, frames, .. } = self;
         let (inputs, counts) = evaluate.inputs.given(batch, frames)?;
-        let wanted = [(evaluate.cross_entropy, 1)];
-        let submitted = inputs.with(|inputs| executor.submit(evaluate.plan, inputs, counts, &wanted))?;
-        let mut outputs = [vec![]];
-        executor.collect(submitted, &mut outputs)?;
-        Ok(f64::from(outputs[0][0]))
+        let Forward { plan, outputs, .. } = evaluate;
+        let submitted = inputs.with(|inputs| executor.submit(*plan, inputs, counts, &outputs.requested))?;
+        executor.collect(submitted, &mut outputs.values)?;
+        evaluate.loss()
     }
 
     /// The persistent tensors (parameters and states), with their addresses for [`TrainSession::read`] and
@@ -473,17 +479,66 @@ impl TrainSession {
 }
 
 impl Forward {
-    fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
+    /// A plan whose cross-entropy is read after every step, and with it the outputs for whose roles `is_read` is true.
+    fn of(program: &Program, plan: usize, is_read: impl Fn(&OutputRole) -> bool) -> Result<Self, RuntimeError> {
         if targets(program, plan).is_empty() {
             return Err(lacks(program, plan, "input `targets`"));
         }
         let inputs = BatchInputs::of(program, plan)?;
-        // A model that also minimizes a z-loss or a distillation loss has the cross-entropy as a separate output; otherwise
-        // it is the whole loss.
-        let output = |name: &str| program.output(plan, name);
-        let cross_entropy = output("cross_entropy").or_else(|| output("loss"));
-        let cross_entropy = cross_entropy.ok_or_else(|| lacks(program, plan, "output `loss`"))?;
-        Ok(Self { plan, inputs, cross_entropy })
+        let cross_entropy = cross_entropy(&program.plans()[plan].1.graph);
+        let outputs = PlanOutputs::of(program, plan, |role| *role == cross_entropy || is_read(role));
+        outputs.number(&cross_entropy).ok_or_else(|| lacks(program, plan, "output `loss`"))?;
+        Ok(Self { plan, inputs, cross_entropy, outputs })
+    }
+
+    /// Cross-entropy of the last step that was read, summed over targets.
+    fn loss(&self) -> Result<f64, RuntimeError> {
+        let missing = || RuntimeError::bug("the plan of a loss has no output for its cross-entropy");
+        self.outputs.number(&self.cross_entropy).ok_or_else(missing)
+    }
+}
+
+/// Role of the output that is the cross-entropy of a graph: a separate one if the graph has further losses, or else the whole
+/// loss.
+pub fn cross_entropy(graph: &Graph) -> OutputRole {
+    match graph.output(OutputRole::CrossEntropy) {
+        Some(_) => OutputRole::CrossEntropy,
+        None => OutputRole::Loss,
+    }
+}
+
+impl PlanOutputs {
+    /// The outputs of a plan for whose roles `is_read` is true. They have the same number of values in every step.
+    fn of(program: &Program, plan: usize, is_read: impl Fn(&OutputRole) -> bool) -> Self {
+        let graph = &program.plans()[plan].1.graph;
+        let mut outputs: Vec<_> = graph.outputs.iter().filter(|(role, _)| is_read(role)).collect();
+        outputs.sort();
+        let n = |v| graph.spec(v).shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+        Self {
+            roles: outputs.iter().map(|(role, _)| role.clone()).collect(),
+            requested: outputs.iter().map(|&&(_, value)| (OutputId { plan, value }, n(value))).collect(),
+            values: outputs.iter().map(|(_, v)| OutputValues::zeros(graph.spec(*v).dtype, n(*v))).collect(),
+        }
+    }
+
+    /// All outputs of the last step that was read, sorted by role.
+    fn iter(&self) -> impl Iterator<Item = (&OutputRole, &OutputValues)> {
+        self.roles.iter().zip(&self.values)
+    }
+
+    /// The values of an output in f32, if the plan has it.
+    fn floats(&self, role: &OutputRole) -> Option<&[f32]> {
+        self.iter().find(|(other, _)| *other == role).map(|(_, values)| values.as_f32())
+    }
+
+    /// The first value of an output in f32, if the plan has it.
+    fn number(&self, role: &OutputRole) -> Option<f64> {
+        self.floats(role).and_then(<[f32]>::first).map(|&x| f64::from(x))
+    }
+
+    /// Whether every gradient was finite, if the plan tells: the second factor of the gradients is zero otherwise.
+    fn gradients_are_finite(&self) -> Option<bool> {
+        self.floats(&OutputRole::GradientScale).map(|scale| scale.get(1).is_some_and(|&factor| factor != 0.0))
     }
 }
 
@@ -511,55 +566,38 @@ impl Micro {
 
     fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
         let input = |name: &str| program.input(plan, name);
-        let output = |name: &str| program.output(plan, name);
-        let graph = &program.plans()[plan].1.graph;
-        // The integer outputs of a training graph are those of its experts, named after their layers.
-        let of_experts = |prefix: &str| -> Vec<(u32, OutputId, usize)> {
-            let integers = graph.outputs.iter().filter(|(_, value)| graph.spec(*value).dtype == DType::I32);
-            let mut found: Vec<_> = integers
-                .filter_map(|(name, value)| {
-                    let layer = name.strip_prefix(prefix)?.parse().ok()?;
-                    let values = graph.spec(*value).shape.iter().filter_map(|dim| dim.fixed()).product::<u64>();
-                    Some((layer, OutputId { plan, value: *value }, values as usize))
-                })
-                .collect();
-            found.sort_by_key(|(layer, ..)| *layer);
-            found
+        let updates = program.index(plans::APPLY).is_none();
+        let forward = Forward::of(program, plan, |role| match role {
+            OutputRole::GradientScale => updates,
+            OutputRole::ZLoss
+            | OutputRole::DistillationLoss
+            | OutputRole::BalanceLoss
+            | OutputRole::RouterZLoss
+            | OutputRole::ExpertRows { .. }
+            | OutputRole::DroppedRows { .. } => true,
+            OutputRole::Loss
+            | OutputRole::Auxiliary
+            | OutputRole::CrossEntropy
+            | OutputRole::GradientNorm
+            | OutputRole::Gradient { .. }
+            | OutputRole::Named(_) => false,
+        })?;
+        if updates && forward.outputs.gradients_are_finite().is_none() {
+            return Err(RuntimeError::bug("a micro-step that moves the weights has no output `scale`"));
+        }
+        let expert_layer = |(role, values): (&OutputRole, &OutputValues)| {
+            let OutputRole::ExpertRows { layer } = *role else { return None };
+            Some(ExpertLayer { layer, experts: values.as_i32().len().saturating_sub(1) })
         };
-        let (loads, dropped) = (of_experts("load."), of_experts("dropped."));
-        let expert_layers =
-            loads.iter().map(|&(layer, _, values)| ExpertLayer { layer, experts: values.saturating_sub(1) });
-        let expert_layers = expert_layers.collect();
-        let scale = match program.index(plans::APPLY) {
-            Some(_) => None,
-            None => {
-                let missing = || RuntimeError::bug("a micro-step that moves the weights has no output `scale`");
-                Some(output("scale").ok_or_else(missing)?)
-            }
-        };
-        let forward = Forward::of(program, plan)?;
-        let [z, distillation, balance, router_z] =
-            ["z_loss", "distillation_loss", "balance_loss", "router_z_loss"].map(output);
-        let one = |id: OutputId| (id, 1);
-        let outputs = std::iter::once(one(forward.cross_entropy))
-            .chain([z, distillation, balance, router_z].into_iter().flatten().map(one))
-            .chain(scale.map(|id| (id, 2)))
-            .chain(loads.into_iter().chain(dropped).map(|(_, id, values)| (id, values)))
-            .collect();
+        let expert_layers = forward.outputs.iter().filter_map(expert_layer).collect();
         Ok(Self {
             forward,
-            loss_scale: input("d loss"),
-            auxiliary_scale: input("d aux"),
+            loss_scale: input(&cotangent(&OutputRole::Loss)),
+            auxiliary_scale: input(&cotangent(&OutputRole::Auxiliary)),
             keep: input("keep"),
             unscale: input("unscale"),
             hyper: input("hyper"),
             seed: input("seed"),
-            z,
-            distillation,
-            balance,
-            router_z,
-            scale,
-            outputs,
             expert_layers,
         })
     }
@@ -582,36 +620,35 @@ impl Micro {
         Ok((inputs, counts))
     }
 
-    /// The number of rows of each expert, layer by layer, from the values of all outputs.
-    fn expert_rows<'a>(&self, outputs: &'a [Vec<f32>]) -> impl Iterator<Item = u32> + use<'a> {
-        let optional = [self.z, self.distillation, self.balance, self.router_z, self.scale];
-        let before = 1 + optional.into_iter().flatten().count();
-        let layers = outputs.iter().skip(before).take(self.expert_layers.len());
-        layers.flat_map(|offsets| {
-            offsets.windows(2).map(|pair| integer(pair[1]).saturating_sub(integer(pair[0])))
+    /// Number of rows of each expert in the last micro-step that was read, layer by layer.
+    fn expert_rows(&self) -> impl Iterator<Item = u32> {
+        let layers =
+            self.forward.outputs.iter().filter(|(role, _)| matches!(role, OutputRole::ExpertRows { .. }));
+        layers.flat_map(|(_, first_rows)| {
+            first_rows.as_i32().windows(2).map(|pair| natural(pair[1]).saturating_sub(natural(pair[0])))
         })
     }
 
-    /// The losses from the values of all outputs.
-    fn losses(&self, outputs: &[Vec<f32>]) -> Result<Losses, RuntimeError> {
-        let mut rest = outputs.iter();
-        let mut next_if = |requested: bool| requested.then(|| rest.next()).flatten();
-        let missing = || RuntimeError::bug("a micro-step has fewer outputs than were asked for");
-        let cross_entropy = f64::from(next_if(true).ok_or_else(missing)?[0]);
-        let mut optional =
-            |output: Option<OutputId>| next_if(output.is_some()).map(|values| f64::from(values[0]));
-        let (z, distillation) = (optional(self.z), optional(self.distillation));
-        let (balance, router_z) = (optional(self.balance), optional(self.router_z));
-        let moved =
-            next_if(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
-        let dropped = rest.skip(self.expert_layers.len()).map(|rows| u64::from(integer(rows[0]))).sum();
-        Ok(Losses { cross_entropy, z, distillation, balance, router_z, dropped, moved })
+    /// Losses of the last micro-step that was read.
+    fn losses(&self) -> Result<Losses, RuntimeError> {
+        let outputs = &self.forward.outputs;
+        let cross_entropy = self.forward.loss()?;
+        let dropped = outputs.iter().filter(|(role, _)| matches!(role, OutputRole::DroppedRows { .. }));
+        Ok(Losses {
+            cross_entropy,
+            z: outputs.number(&OutputRole::ZLoss),
+            distillation: outputs.number(&OutputRole::DistillationLoss),
+            balance: outputs.number(&OutputRole::BalanceLoss),
+            router_z: outputs.number(&OutputRole::RouterZLoss),
+            dropped: dropped.flat_map(|(_, rows)| rows.as_i32()).map(|&rows| u64::from(natural(rows))).sum(),
+            moved: outputs.gradients_are_finite().map(|are_finite| are_finite && cross_entropy.is_finite()),
+        })
     }
 }
 
-/// The value of an i32 output, which is returned as f32 with the same bits.
-fn integer(bits: f32) -> u32 {
-    (bits.to_bits() as i32).max(0) as u32
+/// A number of rows that a device has returned.
+fn natural(rows: i32) -> u32 {
+    rows.max(0) as u32
 }
 
 impl Apply {
@@ -619,16 +656,38 @@ impl Apply {
         let Some(plan) = program.index(plans::APPLY) else { return Ok(None) };
         let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
         let input = |name: &str| program.input(plan, name).ok_or_else(missing);
-        let output = |name: &str| program.output(plan, name);
-        let (norm, scale) = (output("norm"), output("scale").ok_or_else(missing)?);
-        let outputs = norm.map(|id| (id, 1)).into_iter().chain([(scale, 2)]).collect();
-        let (hyper, unscale) = (input("hyper")?, input("unscale")?);
-        Ok(Some(Self { plan, hyper, unscale, has_norm: norm.is_some(), outputs }))
+        let outputs = PlanOutputs::of(program, plan, |role| match role {
+            OutputRole::GradientScale | OutputRole::GradientNorm => true,
+            OutputRole::Loss
+            | OutputRole::Auxiliary
+            | OutputRole::CrossEntropy
+            | OutputRole::ZLoss
+            | OutputRole::DistillationLoss
+            | OutputRole::BalanceLoss
+            | OutputRole::RouterZLoss
+            | OutputRole::ExpertRows { .. }
+            | OutputRole::DroppedRows { .. }
+            | OutputRole::Gradient { .. }
+            | OutputRole::Named(_) => false,
+        });
+        outputs.gradients_are_finite().ok_or_else(missing)?;
+        Ok(Some(Self { plan, hyper: input("hyper")?, unscale: input("unscale")?, outputs }))
+    }
+
+    /// Result of the last update that was read.
+    fn update(&self) -> Update {
+        let moved = self.outputs.gradients_are_finite() == Some(true);
+        Update { norm: self.outputs.number(&OutputRole::GradientNorm), moved }
     }
 }
 
+/// An update is in flight whose plan is unknown.
+fn no_update() -> RuntimeError {
+    RuntimeError::bug("an update was submitted, but the program has no plan for it")
+}
+
 fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
-    Forward::of(program, index(program, plans::EVALUATE)?)
+    Forward::of(program, index(program, plans::EVALUATE)?, |_| false)
 }
 
 /// Index of the named plan.
@@ -637,15 +696,10 @@ fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
     program.index(name).ok_or_else(missing)
 }
 
-/// Factor of the gradients, the second element of the output `scale`; zero if a gradient was not finite.
-fn factor(scale: &[f32]) -> f32 {
-    scale.get(1).copied().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_graph::{Builder, Dim};
+    use plimsoll_graph::{Builder, DType, Dim};
     use plimsoll_plan::{Policy, Target, compile};
 
     #[test]

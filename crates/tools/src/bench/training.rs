@@ -6,8 +6,9 @@ use super::case::numbers;
 use super::median;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
-use plimsoll_graph::{Bounds, Counts, packs};
+use plimsoll_graph::{Bounds, Counts, OutputRole, packs};
 use plimsoll_models::{DecoderConfig, Training as Loss};
+use plimsoll_plan::passes::cotangent;
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
     Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target,
@@ -102,7 +103,7 @@ fn times(
     let program = session.program().clone();
     let missing = || RuntimeError::bug("a calibration lacks a plan of training");
     let (micro, apply) = program.index(plans::MICRO).zip(program.index(plans::APPLY)).ok_or_else(missing)?;
-    let scale = program.output(apply, "scale").ok_or_else(missing)?;
+    let scale = program.output(apply, OutputRole::GradientScale).ok_or_else(missing)?;
     let numbers = Numbers::new(longest, optimizer);
     let whole = bounds.full();
     let nothing = Counts { tokens: 0, sequences: 0, packs: 1 };
@@ -131,7 +132,7 @@ struct Numbers {
     spans: Vec<i32>,
     /// One pack with all tokens.
     packs: [i32; packs::WORDS],
-    scalars: [(&'static str, Vec<f32>); 5],
+    scalars: [(String, Vec<f32>); 5],
 }
 
 impl Numbers {
@@ -149,11 +150,11 @@ impl Numbers {
             packs: [0, TOKENS as i32, 0, (TOKENS / longest) as i32, TOKENS as i32, 0],
             spans: starts.flat_map(|start| [start as i32, (start + longest) as i32]).collect(),
             scalars: [
-                ("d loss", vec![1.0]),
-                ("d aux", vec![1.0]),
-                ("keep", vec![0.0]),
-                ("unscale", vec![1.0 / TOKENS as f32]),
-                ("hyper", hyper),
+                (cotangent(&OutputRole::Loss), vec![1.0]),
+                (cotangent(&OutputRole::Auxiliary), vec![1.0]),
+                ("keep".to_owned(), vec![0.0]),
+                ("unscale".to_owned(), vec![1.0 / TOKENS as f32]),
+                ("hyper".to_owned(), hyper),
             ],
         }
     }
@@ -168,7 +169,7 @@ impl Numbers {
             ("packs", self.packs.as_slice()),
         ];
         let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values)));
-        let scalars = self.scalars.iter().map(|(name, values)| (*name, Data::F32(values.as_slice())));
+        let scalars = self.scalars.iter().map(|(name, values)| (name.as_str(), Data::F32(values.as_slice())));
         ids.chain(scalars).filter_map(|(name, data)| Some((program.input(plan, name)?, data))).collect()
     }
 }

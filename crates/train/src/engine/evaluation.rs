@@ -13,11 +13,11 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::train::Split;
 use plimsoll_data::weights::is_hub_id;
-use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_graph::{Bounds, Bytes, OutputRole};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
 use plimsoll_runtime::adapter;
 use plimsoll_runtime::machine::available;
-use plimsoll_runtime::session::{ForwardSession, Site};
+use plimsoll_runtime::session::{ForwardSession, Site, cross_entropy};
 use plimsoll_runtime::{Device, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -226,7 +226,7 @@ pub fn evaluate(
     let name = settings.machine().name();
     let site = Site::new(&settings, 1, None, whole);
     let source = subject.source(config.run.seed);
-    let mut session = ForwardSession::start(&site, program, output, &source, observer)?;
+    let mut session = ForwardSession::start(&site, program, &output, &source, observer)?;
     let split = if feed.validates(config) { Split::Validation } else { Split::Train };
     if split == Split::Validation {
         feed.rewind()?;
@@ -282,8 +282,7 @@ pub fn evaluate(
 struct Planned {
     program: Program,
     bounds: Bounds,
-    /// Name of the output.
-    output: &'static str,
+    output: OutputRole,
     /// Values of the output of a classifier; `None` for the loss of a language model.
     classifier: Option<ClassifierOutput>,
 }
@@ -306,11 +305,9 @@ fn plan(
             None => (subject.graphs(bounds, chunk, subject.layers())?.1, None),
         };
         let output = match classifier {
-            Some(ClassifierOutput::Probabilities) => "scores",
-            Some(ClassifierOutput::Logits) => "logits",
-            // With a z-loss the cross-entropy is a separate output.
-            None if graph.output("cross_entropy").is_some() => "cross_entropy",
-            None => "loss",
+            Some(ClassifierOutput::Probabilities) => "scores".into(),
+            Some(ClassifierOutput::Logits) => "logits".into(),
+            None => cross_entropy(&graph),
         };
         let plan = compile(&graph, &policy, target)?;
         let program = Program::new(target.clone(), vec![("evaluate".to_owned(), plan)], vec![]);

@@ -136,7 +136,7 @@ pub fn open(
     };
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
-        seed: config.run.seed,
+        next: NextMicroStep { taken: None, hyper: vec![], seed: config.run.seed },
         device,
         on_host,
         machines: settings.machines(1),
@@ -148,10 +148,8 @@ pub fn open(
         held,
         kind,
         pack,
-        taken: None,
         teachers: subject.teachers()?,
         targets: VecDeque::new(),
-        hyper: vec![],
         expert_rows: vec![0; session.expert_layers().iter().map(|layer| layer.experts).sum()],
         subject,
         store,
@@ -392,7 +390,7 @@ struct Engine {
     pack: Bounds,
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
-    seed: u64,
+    next: NextMicroStep,
     /// The device that computes, with its name.
     device: String,
     /// Whether the plans are in host memory.
@@ -411,34 +409,52 @@ struct Engine {
     budget: Bytes,
     /// Host memory held by the data outside the arena.
     held: Vec<HostMemory>,
-    taken: Option<Taken>,
     /// Digests of the files of each teacher, by name. A resumed run must have the same teachers.
     teachers: Vec<BTreeMap<String, String>>,
     /// Numbers of targets of the micro-steps whose results were not read yet, the oldest first.
     targets: VecDeque<u64>,
-    /// Hyperparameters of the optimizer for the step that is beginning.
-    hyper: Vec<f32>,
     /// Rows that each expert received in the step that was finished last, layer by layer.
     expert_rows: Vec<u64>,
+}
+
+/// The micro-step that is run next.
+struct NextMicroStep {
+    /// What the micro-batch holds; `None` if the data have ended.
+    taken: Option<Taken>,
+    /// Hyperparameters of the optimizer for the step that is beginning.
+    hyper: Vec<f32>,
+    /// The run's seed.
+    seed: u64,
+}
+
+impl NextMicroStep {
+    /// The scalar inputs; `keep` and `loss_scale` as in [`MicroStep`].
+    fn micro_step(&self, keep: bool, loss_scale: f32) -> MicroStep<'_> {
+        MicroStep {
+            keep,
+            loss_scale,
+            targets: self.taken.map_or(0, |taken| taken.targets),
+            hyper: &self.hyper,
+            seed: [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32],
+        }
+    }
 }
 
 impl Trainable for Engine {
     fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError> {
         let limit = Limit { packs: most, targets: u64::MAX };
-        self.taken = self.joined.fill(&mut self.feed, Split::Train, limit)?;
-        Ok(self.taken)
+        self.next.taken = self.joined.fill(&mut self.feed, Split::Train, limit)?;
+        Ok(self.next.taken)
     }
 
     fn prepare(&mut self, hyper: &[f32]) {
-        hyper.clone_into(&mut self.hyper);
+        hyper.clone_into(&mut self.next.hyper);
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
-        let targets = self.targets_taken();
-        let seed = self.seed();
-        let step = MicroStep { keep, loss_scale, targets, hyper: &self.hyper, seed };
+        let step = self.next.micro_step(keep, loss_scale);
         self.session.submit_micro_step(self.joined.batch(), step)?;
-        self.targets.push_back(targets);
+        self.targets.push_back(step.targets);
         Ok(())
     }
 
@@ -467,9 +483,7 @@ impl Trainable for Engine {
         };
         let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
         let mut times = vec![Duration::ZERO; found.len()];
-        let targets = self.targets_taken();
-        let seed = self.seed();
-        let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
+        let step = self.next.micro_step(false, 1.0);
         self.session.timed_micro_step(self.joined.batch(), step, &mut times)?;
         found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
         Ok(found)
@@ -478,9 +492,7 @@ impl Trainable for Engine {
     fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
         let counts = self.joined.batch().counts();
         let mut times = vec![Duration::ZERO; self.session.micro_plan().schedule.instrs.len()];
-        let targets = self.targets_taken();
-        let seed = self.seed();
-        let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
+        let step = self.next.micro_step(false, 1.0);
         let session = &mut self.session;
         let taken = self.joined.batch();
         let start = Instant::now();
@@ -709,16 +721,6 @@ fn results_out_of_order() -> TrainError {
 }
 
 impl Engine {
-    /// Number of targets of the micro-batch taken last.
-    fn targets_taken(&self) -> u64 {
-        self.taken.map_or(0, |taken| taken.targets)
-    }
-
-    /// Key of dropout's random generator.
-    fn seed(&self) -> [i32; 2] {
-        [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32]
-    }
-
     fn program(&self) -> &Program {
         self.session.program()
     }

@@ -7,9 +7,8 @@ use crate::TrainError;
 use crate::{StatePart, Stored};
 use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
 use plimsoll_exec::{PersistentKind, PersistentTensor};
-use plimsoll_graph::{Param, ParamPiece, StateKind};
+use plimsoll_graph::{Param, ParamPiece, StateDef, StateRole};
 use plimsoll_plan::Location;
-use plimsoll_plan::training::{average as averaged, averaged_steps};
 use plimsoll_runtime::session::TrainSession;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,33 +37,41 @@ impl Store {
     pub fn of(session: &TrainSession, subject: &TrainedModel, seed: u64) -> Self {
         let (mut model, mut state, mut average) = (vec![], vec![], vec![]);
         let residents = session.residents();
+        // Averages by the name of their parameter.
         let averages: BTreeMap<&str, &PersistentTensor> = residents
             .iter()
             .filter_map(|resident| match &resident.what {
-                PersistentKind::State(s) if s.kind == StateKind::Average => Some((s.name.as_str(), resident)),
+                PersistentKind::State(StateDef { role: StateRole::Average { param }, .. }) => {
+                    Some((param.as_str(), resident))
+                }
                 PersistentKind::State(_) | PersistentKind::Param(_) => None,
             })
             .collect();
-        let steps = averaged_steps().name;
         for resident in &residents {
             match &resident.what {
                 PersistentKind::Param(param) => {
                     model.extend(pieces_of(resident, param, subject));
                     if !averages.is_empty() {
-                        let mean = averages.get(averaged(&param.name).name.as_str());
+                        let mean = averages.get(param.name.as_str());
                         average.extend(pieces_of(mean.unwrap_or(&resident), param, subject));
                     }
                 }
-                // The file of the averaged model has it.
-                PersistentKind::State(s) if s.kind == StateKind::Average && s.name != steps => {}
-                // Gradients are consumed within a step and therefore not part of a checkpoint.
-                PersistentKind::State(s) if s.kind == StateKind::Gradient => {}
-                PersistentKind::State(s) => {
-                    let shape: Vec<u64> = resident.spec.shape.iter().filter_map(|d| d.fixed()).collect();
-                    let stored = Stored { name: s.name.clone(), dtype: dtype(resident.spec.dtype), shape };
-                    let there = 0..stored.elements();
-                    state.push(Tensor { stored, at: resident.at, there, piece: None });
-                }
+                PersistentKind::State(s) => match &s.role {
+                    // The file of the averaged model has it.
+                    StateRole::Average { .. } => {}
+                    // Gradients are consumed within a step and therefore not part of a checkpoint.
+                    StateRole::Gradient { .. } => {}
+                    StateRole::Master { .. }
+                    | StateRole::Moment { .. }
+                    | StateRole::AveragedSteps
+                    | StateRole::Buffer { .. } => {
+                        let shape: Vec<u64> = resident.spec.shape.iter().filter_map(|d| d.fixed()).collect();
+                        let name = s.role.to_string();
+                        let stored = Stored { name, dtype: dtype(resident.spec.dtype), shape };
+                        let there = 0..stored.elements();
+                        state.push(Tensor { stored, at: resident.at, there, piece: None });
+                    }
+                },
             }
         }
         for file in [&mut model, &mut average] {

@@ -204,7 +204,7 @@ fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
     for resident in executor.persistent_tensors() {
         let label = match &resident.what {
             PersistentKind::Param(_) => "params",
-            PersistentKind::State(state) => state.kind.label(),
+            PersistentKind::State(state) => state.role.kind().label(),
         };
         assert!(seen.insert(resident.at), "two tensors at {:?}", resident.at);
         let elements: u64 = resident.spec.shape.iter().filter_map(|d| d.fixed()).product();

@@ -8,7 +8,7 @@ use plimsoll_cpu::Isa;
 use plimsoll_cuda::CudaMachine;
 use plimsoll_exec::{Executor, Machine, PersistentKind, PersistentTensor};
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
-use plimsoll_graph::{Bytes, Counts, Graph, Param, Space, StateKind};
+use plimsoll_graph::{Bytes, Counts, Graph, OutputRole, Param, Space, StateKind};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
     ArenaMemory, Fuse, Offload, Optimizer, ParameterGroup, Precision, RecomputePolicy, Target, Training,
@@ -131,7 +131,7 @@ fn optimizer(fixture: &Fixture) -> Optimizer {
 /// The loss alone.
 fn evaluation(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
-    graph.outputs.retain(|(name, _)| name == "loss");
+    graph.outputs.retain(|(role, _)| *role == OutputRole::Loss);
     graph.updates.clear();
     graph
 }
@@ -142,10 +142,10 @@ impl Run<'_> {
         self.executor.run(k, counts).unwrap_or_else(|e| panic!("{}: {plan}: {e}", self.what));
     }
 
-    fn number(&mut self, plan: &str, name: &str) -> f32 {
+    fn number(&mut self, plan: &str, role: OutputRole) -> f32 {
         let k = self.executor.program().index(plan).expect(plan);
         let mut out = [f32::NAN];
-        self.executor.output_f32(k, name, &mut out).unwrap_or_else(|e| panic!("{}: {name}: {e}", self.what));
+        self.executor.output_f32(k, &role, &mut out).unwrap_or_else(|e| panic!("{}: {role}: {e}", self.what));
         out[0]
     }
 
@@ -162,7 +162,7 @@ impl Run<'_> {
         let k = self.executor.program().index(plans::EVALUATE).expect("a plan");
         self.fixture.give(&mut self.executor, k);
         self.run(plans::EVALUATE, self.fixture.counts());
-        self.number(plans::EVALUATE, "loss") / self.fixture.targets() as f32
+        self.number(plans::EVALUATE, OutputRole::Loss) / self.fixture.targets() as f32
     }
 
     /// Runs step `t` (from 1 on) with the same batch in every micro-step. Returns the loss per target and, with
@@ -180,14 +180,14 @@ impl Run<'_> {
             self.set(plans::MICRO, "hyper", &hyper);
             self.run(plans::MICRO, self.fixture.counts());
         }
-        let loss = self.number(plans::MICRO, "loss") / targets;
+        let loss = self.number(plans::MICRO, OutputRole::Loss) / targets;
         if self.executor.program().index(plans::APPLY).is_none() {
             return (loss, None);
         }
         self.set(plans::APPLY, "unscale", &[unscale]);
         self.set(plans::APPLY, "hyper", &hyper);
         self.run(plans::APPLY, Counts { tokens: 0, sequences: 0, packs: 1 });
-        (loss, Some(self.number(plans::APPLY, "norm")))
+        (loss, Some(self.number(plans::APPLY, OutputRole::GradientNorm)))
     }
 
     /// All steps, each loss and norm compared.
@@ -213,8 +213,8 @@ impl Run<'_> {
         for PersistentTensor { what, at, spec } in self.executor.persistent_tensors() {
             let name = match what {
                 PersistentKind::Param(param) => param.name,
-                PersistentKind::State(state) if state.kind == StateKind::Gradient => continue,
-                PersistentKind::State(state) => state.name,
+                PersistentKind::State(state) if state.role.kind() == StateKind::Gradient => continue,
+                PersistentKind::State(state) => state.role.to_string(),
             };
             let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
             let mut values = vec![0xFF; (elements * spec.dtype.size()) as usize];
@@ -333,8 +333,8 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
             run.set(plans::MICRO, "hyper", &fixture.hyper_of_step(1));
             run.run(plans::MICRO, fixture.counts());
             let mut scale = [f32::NAN; 2];
-            run.executor.output_f32(k, "scale", &mut scale).expect("an output");
-            assert!(run.number(plans::MICRO, "loss").is_finite());
+            run.executor.output_f32(k, OutputRole::GradientScale, &mut scale).expect("an output");
+            assert!(run.number(plans::MICRO, OutputRole::Loss).is_finite());
             scale[1]
         };
         let before = weights(&mut run);
@@ -473,7 +473,8 @@ fn a_step_of_training_allocates_nothing() {
             inputs.iter().map(|(name, _)| (id(name), value(name))).collect::<Vec<_>>()
         });
         let inputs = values.each_ref().map(|all| all.iter().map(|(id, v)| (*id, v.data())).collect::<Vec<_>>());
-        let (loss, norm) = (run.executor.output(micro, "loss"), run.executor.output(apply, "norm"));
+        let loss = run.executor.output(micro, OutputRole::Loss);
+        let norm = run.executor.output(apply, OutputRole::GradientNorm);
         let (loss, norm) = ([(loss.expect("an output"), 1)], [(norm.expect("an output"), 1)]);
         let counts = fixture.counts();
         let (mut losses, mut norms) = ([vec![]], [vec![]]);
