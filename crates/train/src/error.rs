@@ -675,11 +675,11 @@ impl TrainError {
             remedy: match dynamic {
                 true => {
                     "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
-                    from the last checkpoint"
+                    from the last checkpoint, if there is one"
                 }
                 false => {
                     "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
-                    the same command resumes from the last checkpoint"
+                    the same command resumes from the last checkpoint, if there is one"
                 }
             },
             source: Box::new(source),

@@ -78,8 +78,8 @@ impl Ended {
 pub struct TrainReport {
     /// The run's folder.
     pub output: PathBuf,
-    /// Path of the newest checkpoint.
-    pub checkpoint: PathBuf,
+    /// Path of the newest checkpoint; `None` if the run wrote none.
+    pub checkpoint: Option<PathBuf>,
     /// Final state of the run.
     pub state: RunState,
     /// Steps done by this process.
@@ -235,7 +235,9 @@ fn train_from(
             checkpoint.record.state.clone()
         }
     };
-    check_disk(output, model.as_ref())?;
+    if config.run.writes_checkpoints() {
+        check_disk(output, model.as_ref())?;
+    }
     folder::write_config(output, &config, &mut started.written, observer)?;
     // The record lists the configuration from now on, also if the process is killed.
     started.write("running", None, watch)?;
@@ -481,9 +483,10 @@ impl Trainer<'_> {
         };
         let device = self.model.device();
         let (peak, budget) = (self.model.peak(), self.model.budget());
-        let saves = match &run.save_every {
-            Some(every) => format!("every {every} and at the end"),
-            None => "at the end".to_owned(),
+        let checkpoints = match &run.save_every {
+            Some(every) if every.is_never() => "no checkpoint".to_owned(),
+            Some(every) => format!("a checkpoint every {every} and at the end"),
+            None => "a checkpoint at the end".to_owned(),
         };
         let micro = match self.dynamic.as_ref().map(DynamicBatch::range) {
             Some([least, most]) => format!("{least} to {most}, by the free memory"),
@@ -511,7 +514,7 @@ impl Trainer<'_> {
                 memory.budget
             ),
             format!(
-                "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
+                "writes to {}: metrics.jsonl, config.yaml, run.json, and {checkpoints}",
                 EscapedPath(output)
             ),
         ];
@@ -949,9 +952,13 @@ impl Trainer<'_> {
         Ok((loss, targets))
     }
 
-    /// Saves a checkpoint of the current step unless it exists, and removes older ones.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<&Path, TrainError> {
+    /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones. Returns the
+    /// newest checkpoint.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<Option<&Path>, TrainError> {
         self.all_finished()?;
+        if !self.config.run.writes_checkpoints() {
+            return Ok(None);
+        }
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.watch.begin("writing a checkpoint", observer);
@@ -974,8 +981,7 @@ impl Trainer<'_> {
             self.stage("checkpoint", observer)?;
             self.watch.begin("training", observer);
         }
-        // `newest` is set: the checkpoint was just written or existed before.
-        Ok(self.newest.as_ref().map_or(Path::new(""), |(_, path)| path))
+        Ok(self.newest.as_ref().map(|(_, path)| path.as_path()))
     }
 
     /// Step of the checkpoint that is kept because it is the best.
@@ -988,8 +994,12 @@ impl Trainer<'_> {
         let Some(signal) = observer.stop() else { return Ok(()) };
         self.finish_steps(0, observer)?;
         let step = self.state.step;
-        let path = EscapedPath(self.save(observer)?).to_string();
-        let kept = format!("step {step} is kept in {path}; the same command resumes from it");
+        let kept = match self.save(observer)? {
+            Some(path) => {
+                format!("step {step} is kept in {}; the same command resumes from it", EscapedPath(path))
+            }
+            None => format!("step {step} is lost, because run.save_every is never"),
+        };
         Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 
@@ -1014,8 +1024,8 @@ impl Trainer<'_> {
         timeline: bool,
         observer: &mut dyn Observer,
     ) -> Result<TrainReport, TrainError> {
-        // The run saved its last step before it ended.
-        let checkpoint = self.newest.take().map(|(_, path)| path).unwrap_or_default();
+        // Without `run.save_every: never` the run saved its last step before it ended.
+        let checkpoint = self.newest.take().map(|(_, path)| path);
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);
         let run_record = json!({
@@ -1027,7 +1037,7 @@ impl Trainer<'_> {
             "stopped_early": ended == Ended::Patience,
             "state": self.state,
             "loss": self.loss,
-            "checkpoint": checkpoint.display().to_string(),
+            "checkpoint": checkpoint.as_ref().map(|path| path.display().to_string()),
             "seconds": seconds,
             "tokens_per_second": tokens_per_second,
             "device": self.model.device(),

@@ -275,14 +275,17 @@ fn summary(report: &TrainReport) -> String {
         1 => "; 1 step skipped".to_owned(),
         n => format!("; {n} steps skipped"),
     };
+    let checkpoint = match &report.checkpoint {
+        Some(path) => format!("checkpoint {}", EscapedPath(path)),
+        None => "no checkpoint (run.save_every never)".to_owned(),
+    };
     format!(
-        "step {} ({} tokens{loss}{best}{skipped}), ended by {}; {} steps here in {:.1} s, {:.0} tokens/s\ncheckpoint {}",
+        "step {} ({} tokens{loss}{best}{skipped}), ended by {}; {} steps here in {:.1} s, {:.0} tokens/s\n{checkpoint}",
         state.step,
         state.tokens,
         report.ended.key(),
         report.steps,
         report.seconds,
         report.tokens_per_second,
-        EscapedPath(&report.checkpoint),
     )
 }

@@ -443,12 +443,16 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            r.save_every.as_ref().is_none_or(Interval::is_valid),
+            r.save_every.as_ref().is_none_or(|every| every.is_valid() || every.is_never()),
             format!(
                 "run.save_every `{}` is neither a number of steps, nor a number of epochs such as 1 epoch, nor a time such as \
-                    10min; its units are s, min and h",
+                    10min (its units are s, min and h), nor never",
                 written(r.save_every.as_ref())
             ),
+        ),
+        (
+            r.writes_checkpoints() || r.keep_last == super::Run::default().keep_last,
+            "run.keep_last has no effect with run.save_every never; remove it".to_owned(),
         ),
         (
             // An evaluation decides which checkpoint is the best, so it must not depend on a clock.

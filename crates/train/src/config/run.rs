@@ -300,7 +300,8 @@ pub struct Run {
     #[schemars(range(min = 0, max = 1000000), extend("changes" = "end"))]
     pub min_delta: f64,
     /// Interval between two checkpoints: a number of steps, a number of epochs such as 1 epoch or 2 epochs, or a time such as
-    /// 10min (default; units s, min and h), after which the current step is saved. null saves only at the end and on a signal.
+    /// 10min (default; units s, min and h), after which the current step is saved. null saves only at the end and on a signal;
+    /// never writes no checkpoint, at the end neither, so a run that is interrupted starts again.
     #[schemars(extend("minimum" = 1, "maximum" = 1000000000000_u64, "changes" = "log"))]
     pub save_every: Option<Interval>,
     /// Number of newest checkpoints that are kept; older checkpoints are deleted (default 2).
@@ -336,7 +337,7 @@ pub struct Run {
 pub enum Interval {
     /// A number of optimizer steps.
     Steps(u64),
-    /// A number of epochs such as `2 epochs`, or a duration such as `10min`.
+    /// A number of epochs such as `2 epochs`, a duration such as `10min`, or `never`.
     Text(String),
 }
 
@@ -365,6 +366,11 @@ impl Interval {
         }
     }
 
+    /// Whether this is `never`.
+    pub fn is_never(&self) -> bool {
+        matches!(self, Self::Text(text) if text.trim() == "never")
+    }
+
     /// Parses a duration such as 10min; `None` if the text is not a positive duration.
     pub fn time(text: &str) -> Option<Duration> {
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -391,6 +397,13 @@ impl Interval {
     /// Whether an event is due at the end of an epoch, after which `epochs` epochs are complete.
     pub fn is_due_after_epoch(&self, epochs: u64) -> bool {
         self.epochs().is_some_and(|n| epochs.is_multiple_of(n))
+    }
+}
+
+impl Run {
+    /// Whether the run writes checkpoints.
+    pub fn writes_checkpoints(&self) -> bool {
+        !self.save_every.as_ref().is_some_and(Interval::is_never)
     }
 }
 

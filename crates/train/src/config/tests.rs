@@ -227,6 +227,8 @@ fn every_rule_can_be_broken() {
         (&["model.kind=esm2", "model.class_names=[a, 'b\tc']"], "model.class_names: give different names"),
         (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps, nor a number of epochs"),
         (&["run.save_every=0 epochs"], "run.save_every `0 epochs` is neither"),
+        (&["run.save_every=never", "run.keep_last=3"], "run.keep_last has no effect with run.save_every never"),
+        (&["run.evaluate_every=never"], "run.evaluate_every `never` is neither"),
         (
             &["run.evaluate_every=10min"],
             "run.evaluate_every `10min` is neither a number of steps nor a number of epochs",

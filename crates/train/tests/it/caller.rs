@@ -198,7 +198,10 @@ fn bad_requests_are_refused_by_name() {
 fn teacher(folder: &Path, name: &str, flags: &str) -> PathBuf {
     let run = folder.join(name);
     let flags = format!("{TASKS} model.hidden=24 model.layers=2 {flags}");
-    train(config(folder, &flags).expect("a configuration"), &run, Resume::Never).expect("trained").checkpoint
+    train(config(folder, &flags).expect("a configuration"), &run, Resume::Never)
+        .expect("trained")
+        .checkpoint
+        .expect("saved")
 }
 
 /// The values of a column of metrics.jsonl in the lines that have it.
@@ -230,7 +233,7 @@ fn a_student_learns_from_its_teachers_alone() {
     assert!(distances[39] < 0.5 * distances[0] && distances.iter().all(|&x| x >= 0.0), "{distances:?}");
     assert!(column(&run, "loss")[39] < column(&run, "loss")[0]);
     // The checkpoint is the student alone, and names the files of the teachers.
-    let model = CallerModel::open(&report.checkpoint).expect("a caller");
+    let model = CallerModel::open(report.checkpoint.as_deref().expect("saved")).expect("a caller");
     assert_eq!((model.config.hidden_size, model.config.layers), (16, 1));
     assert!(model.weights.tensors().all(|tensor| !tensor.name().contains("teacher")));
     let teachers = report.run_record["state"]["position"]["teachers"].as_array().expect("a list");
@@ -240,7 +243,8 @@ fn a_student_learns_from_its_teachers_alone() {
     );
     // Evaluating the student needs no teacher.
     fs::remove_dir_all(folder.0.join("first")).expect("removed");
-    let request = EvaluationRequest { checkpoint: report.checkpoint, data: vec![], flags: vec![] };
+    let request =
+        EvaluationRequest { checkpoint: report.checkpoint.expect("saved"), data: vec![], flags: vec![] };
     let evaluated = request.configuration(&mut Silent).expect("a configuration");
     evaluate(&request, &evaluated, Device::Cpu, &mut Silent).expect("evaluated");
 }

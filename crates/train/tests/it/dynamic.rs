@@ -116,7 +116,10 @@ fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &
         (state.step, state.epoch, state.tokens, state.targets, state.position.clone())
     };
     assert_eq!(state(found.1), state(wanted.1), "{what}");
-    let (some, others) = (values(&found.1.checkpoint), values(&wanted.1.checkpoint));
+    let (some, others) = (
+        values(found.1.checkpoint.as_deref().expect("saved")),
+        values(wanted.1.checkpoint.as_deref().expect("saved")),
+    );
     let pairs = some.iter().zip(&others).flat_map(|((_, some), (_, others))| some.iter().zip(others));
     let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 2e-4, "{what}: a weight differs by {worst}");

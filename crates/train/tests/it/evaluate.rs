@@ -43,9 +43,10 @@ fn a_language_model_has_the_validation_loss_of_its_run() {
         assert_eq!(Some(found.targets), last["validation_targets"].as_u64());
         close(found.perplexity.expect("a perplexity"), found.loss.exp());
         assert!(found.tasks.is_empty() && found.peak <= found.budget);
-        let all = evaluated(&run.checkpoint, &[&text.path("corpus.txt")], "").expect("evaluated");
+        let all = evaluated(run.checkpoint.as_deref().expect("saved"), &[&text.path("corpus.txt")], "")
+            .expect("evaluated");
         assert!(all.targets > 5 * found.targets, "{} of {}", found.targets, all.targets);
-        let last = evaluated(&run.checkpoint, &[], "").expect("evaluated");
+        let last = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "").expect("evaluated");
         assert!(last.loss != found.loss && last.targets == found.targets);
     }
 }
@@ -83,7 +84,8 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
     let proteins = fixture("goldens/pipeline/expected_500/protein.faa");
     // With the tokens at both ends these letters are `data.longest` tokens.
     let input = (proteins, Some(126));
-    let table = classified_file(&folder, &run.checkpoint, input, settings).expect("classified");
+    let table = classified_file(&folder, run.checkpoint.as_deref().expect("saved"), input, settings)
+        .expect("classified");
     let classes = fs::read_to_string(folder.path("labels.tsv")).expect("labels");
     let class = |id: &str| -> usize {
         let of = classes.lines().find_map(|line| line.strip_prefix(id)?.strip_prefix('\t'));
@@ -97,7 +99,11 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
             (class(columns[0]), columns[2..].iter().map(|x| x.parse().expect("a score")).collect())
         })
         .collect();
-    let found = evaluated(&run.checkpoint, &[&fixture("goldens/pipeline/expected_500/protein.faa")], "");
+    let found = evaluated(
+        run.checkpoint.as_deref().expect("saved"),
+        &[&fixture("goldens/pipeline/expected_500/protein.faa")],
+        "",
+    );
     let found = found.expect("evaluated");
     let task = &found.tasks[0];
     assert_eq!(task.examples, rows.len() as u64);
@@ -138,17 +144,26 @@ fn what_cannot_be_evaluated_is_refused() {
         ("run.nothing=1", 1, "run.nothing"),
         ("model.hidden=48", 1, "model.hidden"),
     ] {
-        let error = evaluated(&run.checkpoint, &[], flags).map(|_| ()).expect_err(flags);
+        let error =
+            evaluated(run.checkpoint.as_deref().expect("saved"), &[], flags).map(|_| ()).expect_err(flags);
         assert!(error.exit_code() == code && error.to_string().contains(named), "{flags}: {error}");
     }
-    let whole = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all data");
-    assert!(whole.targets > 10 * evaluated(&run.checkpoint, &[], "").expect("held out").targets);
+    let whole = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "data.validation_fraction=0")
+        .expect("all data");
+    assert!(
+        whole.targets
+            > 10 * evaluated(run.checkpoint.as_deref().expect("saved"), &[], "").expect("held out").targets
+    );
     // A run that does not evaluate holds nothing out.
     let trained = Folder::new("evaluate-nothing-held-out");
     let run = train(&trained.0, TINY, &format!("{data} run.steps=1"));
-    let error = evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("nothing held out").to_string();
+    let error = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "")
+        .map(|_| ())
+        .expect_err("nothing held out")
+        .to_string();
     assert!(error.contains("it held no data out; give the data to evaluate as DATA"), "{error}");
-    let all = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all data");
+    let all = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "data.validation_fraction=0")
+        .expect("all data");
     assert_eq!(all.targets, whole.targets);
     let head = Folder::new("evaluate-head");
     let root = fixture("").join("../examples/head");
@@ -158,14 +173,18 @@ fn what_cannot_be_evaluated_is_refused() {
         root.display()
     );
     let run = train(&head.0, &config, "");
-    evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("nothing held out");
-    let rows = evaluated(&run.checkpoint, &[], "data.validation_fraction=0").expect("all rows");
+    evaluated(run.checkpoint.as_deref().expect("saved"), &[], "").map(|_| ()).expect_err("nothing held out");
+    let rows = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "data.validation_fraction=0")
+        .expect("all rows");
     assert!(rows.targets > 70, "{}", rows.targets);
     let error = evaluated(&folder.path("checkpoints"), &[], "").map(|_| ()).expect_err("no checkpoint");
     assert_eq!(error.exit_code(), 1, "{error}");
     let adapters = Folder::new("evaluate-adapters");
     let run = train(&adapters.0, ESM, &esm("run.steps=1 model.lora.rank=2"));
-    let error = evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("adapters").to_string();
+    let error = evaluated(run.checkpoint.as_deref().expect("saved"), &[], "")
+        .map(|_| ())
+        .expect_err("adapters")
+        .to_string();
     assert!(error.contains("plimsoll merge"), "{error}");
     let other = Folder::new("evaluate-no-run");
     let error = evaluated(&other.0, &[], "").map(|_| ()).expect_err("no run").to_string();

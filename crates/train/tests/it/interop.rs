@@ -90,11 +90,11 @@ fn checkpoints_are_as_transformers_writes_them() {
         ("mixtral", "model.kind=moe_lm"),
     ] {
         let report = train(&folder.path(architecture), DECODER, &format!("{text} {flags}"));
-        check(&report.checkpoint, architecture);
+        check(report.checkpoint.as_deref().expect("saved"), architecture);
     }
-    check(&train(&folder.path("esm2"), ESM, &esm("run.steps=1")).checkpoint, "esm2");
+    check(&train(&folder.path("esm2"), ESM, &esm("run.steps=1")).checkpoint.expect("saved"), "esm2");
     let flags = esm(&format!("run.steps=1 {}", labels(&folder)));
-    check(&train(&folder.path("classes"), ESM, &flags).checkpoint, "esm2_classifier");
+    check(&train(&folder.path("classes"), ESM, &flags).checkpoint.expect("saved"), "esm2_classifier");
 }
 
 #[test]
@@ -102,13 +102,22 @@ fn tokenizers_go_with_checkpoints() {
     let folder = Folder::new("interop-tokenizers");
     let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let report = train(&folder.path("esm2"), ESM, &esm("run.steps=1"));
-    assert_eq!(read(report.checkpoint.join("vocab.txt")), read(fixture("goldens/esm2/vocab.txt")));
-    assert_eq!(json(&report.checkpoint.join("tokenizer_config.json"))["tokenizer_class"], "EsmTokenizer");
+    assert_eq!(
+        read(report.checkpoint.as_deref().expect("saved").join("vocab.txt")),
+        read(fixture("goldens/esm2/vocab.txt"))
+    );
+    assert_eq!(
+        json(&report.checkpoint.as_deref().expect("saved").join("tokenizer_config.json"))["tokenizer_class"],
+        "EsmTokenizer"
+    );
     // A model without tokenizer files gives a checkpoint with the files of ESM-2's tokenizer.
-    fs::remove_file(report.checkpoint.join("vocab.txt")).expect("there");
-    let again = format!("run.steps=1 model.from={}", report.checkpoint.display());
+    fs::remove_file(report.checkpoint.as_deref().expect("saved").join("vocab.txt")).expect("there");
+    let again = format!("run.steps=1 model.from={}", report.checkpoint.as_deref().expect("saved").display());
     let report = train(&folder.path("again"), ESM, &esm(&again));
-    assert_eq!(read(report.checkpoint.join("vocab.txt")), read(fixture("goldens/esm2/vocab.txt")));
+    assert_eq!(
+        read(report.checkpoint.as_deref().expect("saved").join("vocab.txt")),
+        read(fixture("goldens/esm2/vocab.txt"))
+    );
     let report = dna(&folder);
     assert_eq!(read(report.join("tokenizer.json")), read(fixture("goldens/dnabert_s/tokenizer.json")));
     assert_eq!(json(&report.join("tokenizer_config.json"))["cls_token"], "[CLS]");
@@ -118,7 +127,7 @@ fn tokenizers_go_with_checkpoints() {
     assert_eq!(config["architectures"][0], "BertForMaskedLM");
     let text = format!("model.kind=moe_lm data.train=[{}]", root("examples/corpus.txt").display());
     let report = train(&folder.path("bytes"), DECODER, &text);
-    assert!(!report.checkpoint.join("tokenizer.json").exists());
+    assert!(!report.checkpoint.as_deref().expect("saved").join("tokenizer.json").exists());
 }
 
 /// Trains DNABERT-S for one step; returns the checkpoint folder.
@@ -128,7 +137,7 @@ fn dna(folder: &Folder) -> PathBuf {
         fixture("goldens/dnabert_s").display(),
         fixture("goldens/pipeline/expected_500/nucleotide.fa").display()
     );
-    train(&folder.path("dna"), ESM, &flags).checkpoint
+    train(&folder.path("dna"), ESM, &flags).checkpoint.expect("saved")
 }
 
 /// Settings for f32, the precision of the expected values in these tests.
@@ -170,7 +179,7 @@ fn what_was_trained_embeds() {
     let folder = Folder::new("interop-embed");
     let report = train(&folder.path("esm2"), ESM, &esm("run.steps=1 optimizer.lr=1e-2"));
     for (trained, source, input) in [
-        (report.checkpoint, "goldens/esm2", PROTEINS),
+        (report.checkpoint.expect("saved"), "goldens/esm2", PROTEINS),
         (dna(&folder), "goldens/dnabert_s", "goldens/dnabert_s/reads.fa"),
     ] {
         let before = embedded(&folder, &fixture(source), input).expect("embedded");
@@ -239,7 +248,7 @@ fn check_scores(table: &str, rows: &[f32], checkpoint: &Path) {
 fn a_classifier_classifies() {
     let folder = Folder::new("interop-classify");
     let flags = esm(&format!("optimizer.lr=1e-2 {}", labels(&folder)));
-    let checkpoint = train(&folder.path("run"), ESM, &flags).checkpoint;
+    let checkpoint = train(&folder.path("run"), ESM, &flags).checkpoint.expect("saved");
     let table = classified(&folder, &checkpoint, wide()).expect("a table");
     let rows = embedded(&folder, &checkpoint, PROTEINS).expect("embedded");
     check_scores(&table, &rows, &checkpoint);
@@ -322,10 +331,10 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
             .folder(&run.join("config.yaml")),
         run
     );
-    let config = json(&report.checkpoint.join("config.json"));
+    let config = json(&report.checkpoint.as_deref().expect("saved").join("config.json"));
     assert_eq!(config["id2label"], serde_json::json!({"0": "host", "1": "other", "2": "virus"}));
     let request = plimsoll_train::EvaluationRequest {
-        checkpoint: report.checkpoint.clone(),
+        checkpoint: report.checkpoint.clone().expect("saved"),
         data: vec![],
         flags: vec![],
     };
@@ -370,7 +379,7 @@ fn merged(
 fn adapters_merge_into_a_model() {
     let folder = Folder::new("interop-merge");
     let flags = "optimizer.lr=1e-2 model.lora.rank=2 model.lora.alpha=6";
-    let adapter = train(&folder.path("run"), ESM, &esm(flags)).checkpoint;
+    let adapter = train(&folder.path("run"), ESM, &esm(flags)).checkpoint.expect("saved");
     let error = embedded(&folder, &adapter, PROTEINS).expect_err("no model").to_string();
     assert!(error.contains("is an adapter of") && error.contains("plimsoll merge"), "{error}");
     let output = folder.path("merged");
@@ -410,7 +419,8 @@ fn adapters_merge_into_a_model() {
 #[test]
 fn a_merge_replaces_what_a_killed_merge_left() {
     let folder = Folder::new("interop-merge-killed");
-    let adapter = train(&folder.path("run"), ESM, &esm("optimizer.lr=1e-2 model.lora.rank=2")).checkpoint;
+    let adapter =
+        train(&folder.path("run"), ESM, &esm("optimizer.lr=1e-2 model.lora.rank=2")).checkpoint.expect("saved");
     let (output, left) = (folder.path("merged"), folder.path(".merged.part"));
     let rest = left.join(".model.safetensors.1-0.part");
     std::fs::create_dir(&left).expect("a folder");
@@ -437,7 +447,7 @@ fn a_merge_replaces_what_a_killed_merge_left() {
 fn an_adapted_classifier_classifies_once_it_is_merged() {
     let folder = Folder::new("interop-merge-classes");
     let flags = esm(&format!("optimizer.lr=1e-2 model.lora.rank=2 {}", labels(&folder)));
-    let adapter = train(&folder.path("run"), ESM, &flags).checkpoint;
+    let adapter = train(&folder.path("run"), ESM, &flags).checkpoint.expect("saved");
     let config = json(&adapter.join("adapter_config.json"));
     assert_eq!(config["modules_to_save"][0], "classifier");
     let output = folder.path("merged");
@@ -466,7 +476,7 @@ fn a_head_that_was_trained_predicts() {
     let folder = Folder::new("interop-head");
     let text = fs::read_to_string(root("examples/head.yaml")).expect("the example");
     let text = text.replace("examples/head/", &format!("{}/", root("examples/head").display()));
-    let head = train(&folder.path("run"), &text, "run.epochs=1 run.patience=null").checkpoint;
+    let head = train(&folder.path("run"), &text, "run.epochs=1 run.patience=null").checkpoint.expect("saved");
     let scores = |head: PathBuf, output: &str| {
         let output = folder.path(output);
         let mut options = golden(&fixture("goldens/pipeline/reads.fa"), &output);

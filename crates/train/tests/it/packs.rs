@@ -52,7 +52,7 @@ fn losses(folder: &Folder) -> Vec<f64> {
 
 /// The tensors of the newest checkpoint, of all files.
 fn bits(report: &TrainReport) -> Vec<Vec<u8>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(&report.checkpoint)
+    let mut files: Vec<PathBuf> = fs::read_dir(report.checkpoint.as_deref().expect("saved"))
         .expect("a folder")
         .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
@@ -134,7 +134,7 @@ fn settings_of_memory_change_nothing_that_is_computed() {
         let wanted = last.expect("an evaluation")["validation_loss"].as_f64().expect("a loss");
         for packs in [1, 2, 3, 4] {
             let request = EvaluationRequest {
-                checkpoint: seen[0].2.checkpoint.clone(),
+                checkpoint: seen[0].2.checkpoint.clone().expect("saved"),
                 data: vec![],
                 flags: vec![format!("batch.micro_tokens={}", packs * pack)],
             };

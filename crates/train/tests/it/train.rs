@@ -349,9 +349,10 @@ pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
 
 /// The files of the newest checkpoint: model tensors, state tensors followed by averages if there are any; and the state of the loop.
 pub fn bits(report: &TrainReport) -> (Vec<u8>, Vec<u8>, Value) {
-    let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
+    let read = |name: &str| fs::read(report.checkpoint.as_deref().expect("saved").join(name)).expect("read");
     let state = serde_json::to_value(&report.state).expect("JSON");
-    let averages = fs::read(report.checkpoint.join("ema/model.safetensors")).unwrap_or_default();
+    let averages = fs::read(report.checkpoint.as_deref().expect("saved").join("ema/model.safetensors"))
+        .unwrap_or_default();
     (read("model.safetensors"), [read("state.safetensors"), averages].concat(), state)
 }
 
@@ -659,6 +660,20 @@ fn a_run_needs_room_for_a_checkpoint() {
     assert!(!folder.path("metrics.jsonl").exists());
 }
 
+/// `run.save_every: never` needs no room for a checkpoint and writes none: not at the best loss, on a signal or at the end.
+#[test]
+fn a_run_without_checkpoints() {
+    let folder = Folder::new("train-never");
+    let flags = "run.steps=8 run.evaluate_every=2 run.save_every=never";
+    let huge = |toy: &mut Toy| toy.is_huge = true;
+    let error = go(&folder.0, flags, &mut RecordingObserver::until(3), huge).expect_err("stopped");
+    assert!(error.to_string().contains("step 3 is lost, because run.save_every is never"), "{error}");
+    let report = go(&folder.0, flags, &mut RecordingObserver::default(), huge).expect("eight steps");
+    assert_eq!((report.steps, report.checkpoint, &report.run_record["checkpoint"]), (8, None, &Value::Null));
+    assert_eq!(record(&folder)["status"], "finished");
+    assert!(names(&folder).iter().all(|name| !name.contains("step") && name != "best"), "{:?}", names(&folder));
+}
+
 #[test]
 fn a_run_without_an_update_fails() {
     let folder = Folder::new("train-skipped");
@@ -855,7 +870,8 @@ fn the_folder_says_what_was_run() {
         serde_json::from_slice(&fs::read(folder.path("run.json")).expect("run.json")).expect("JSON");
     assert_eq!(record, report.run_record);
     assert_eq!((&record["ended"], &record["choices"]["memory.loss_chunk"]), (&json!("run.steps"), &json!(64)));
-    let model = plimsoll_data::weights::Weights::open(&report.checkpoint).expect("as others read it");
+    let model = plimsoll_data::weights::Weights::open(report.checkpoint.as_deref().expect("saved"))
+        .expect("as others read it");
     assert_eq!(model.tensors().count(), 2);
 }
 

@@ -299,7 +299,7 @@ fn four_small_batches_are_one_large_one() {
         let output = Folder::new(name);
         let report = train(&output.0, TINY, &format!("{flags} batch.micro_tokens={micro}"));
         assert_eq!(lines(&output)[0]["micro_steps"], json!(256 / micro));
-        (values(&report.checkpoint), losses(&output)[0], report.state.targets)
+        (values(report.checkpoint.as_deref().expect("saved")), losses(&output)[0], report.state.targets)
     };
     let (one, four) = (run("training-sum-1", 256), run("training-sum-4", 64));
     assert_eq!((one.2, four.2), (256, 256));
@@ -379,7 +379,7 @@ fn a_checkpoint_opens_again() {
     let report = train(&first.0, TINY, &format!("{data} run.evaluate_every=12"));
     // A learning rate of 1e-30 changes no bit of an f32 weight.
     let still = "optimizer.lr=1e-30 run.steps=1 run.evaluate_every=1";
-    let from = format!("{data} model.from={} {still}", report.checkpoint.display());
+    let from = format!("{data} model.from={} {still}", report.checkpoint.as_deref().expect("saved").display());
     let again = train(&second.0, TINY, &from);
     assert_eq!(validation(&second), validation(&first));
     assert!(bits(&again).0 == bits(&report).0, "the weights moved");
@@ -423,8 +423,10 @@ fn weights_are_averaged() {
             };
             values(&checkpoint.join("model.safetensors")).into_iter().filter_map(pick).collect()
         };
-        let mut wanted: Vec<Vec<f64>> =
-            weights(&first.checkpoint).iter().map(|(_, x)| x.iter().map(|&x| f64::from(x)).collect()).collect();
+        let mut wanted: Vec<Vec<f64>> = weights(first.checkpoint.as_deref().expect("saved"))
+            .iter()
+            .map(|(_, x)| x.iter().map(|&x| f64::from(x)).collect())
+            .collect();
         for t in 1..=6u32 {
             let d = f64::from(decay as f32).min((1.0 + f64::from(t)) / (10.0 + f64::from(t)));
             for (mean, (_, now)) in wanted.iter_mut().zip(weights(&step(t.into()))) {
@@ -459,7 +461,7 @@ fn weights_are_averaged() {
             train(&folder.0, TINY, &format!("{data} {still} {same} model.from={}", from.display()));
             validation(&folder)
         };
-        assert_eq!(report.checkpoint, step(6));
+        assert_eq!(report.checkpoint.expect("saved"), step(6));
         assert_eq!(validation(&folder), again(&folder.path("best/ema")), "{flags}");
         assert!(validation(&folder) != again(&folder.path("best")), "{flags}");
     }
@@ -486,7 +488,10 @@ fn averages_have_the_files_of_the_model() {
     ] {
         let folder = Folder::new("training-average-files");
         let report = train(&folder.0, text, &flags);
-        let (own, average) = (&report.checkpoint, report.checkpoint.join("ema"));
+        let (own, average) = (
+            report.checkpoint.as_deref().expect("saved"),
+            report.checkpoint.as_deref().expect("saved").join("ema"),
+        );
         assert_eq!(files(own), files(&average), "{name}");
         let shapes = |folder: &Path| -> Vec<(String, usize)> {
             let file = files(folder).into_iter().find(|file| file.ends_with(".safetensors")).expect("weights");
@@ -504,7 +509,10 @@ fn a_decoder_comes_from_its_checkpoint() {
     let (first, second) = (Folder::new("training-from-first"), Folder::new("training-from-second"));
     let report = train(&first.0, TINY, &data);
     let bare = TINY.replace(&TINY[..TINY.find("data:").expect("a section")], "\n");
-    let from = format!("{data} optimizer.lr=1e-30 run.steps=1 model.from={}", report.checkpoint.display());
+    let from = format!(
+        "{data} optimizer.lr=1e-30 run.steps=1 model.from={}",
+        report.checkpoint.as_deref().expect("saved").display()
+    );
     let again = train(&second.0, &bare, &from);
     assert!(bits(&again).0 == bits(&report).0, "the weights moved");
     let text = std::fs::read_to_string(second.path("config.yaml")).expect("config.yaml");
@@ -536,7 +544,7 @@ fn moved(report: &TrainReport) -> Vec<String> {
             other == name && then.iter().map(|x| x.to_bits()).eq(now.iter().map(|x| x.to_bits()))
         })
     };
-    let now = values(&report.checkpoint);
+    let now = values(report.checkpoint.as_deref().expect("saved"));
     assert!(now.len() > 10);
     let contacts = |name: &str| name.starts_with("esm.contact_head.");
     now.into_iter().filter(|(name, now)| !contacts(name) && !same(name, now)).map(|(name, _)| name).collect()
@@ -551,7 +559,8 @@ fn encoders_train_as_they_were_trained() {
     assert!(moved.iter().any(|name| name.contains("layer.0.attention.self.query.weight")), "{moved:?}");
     // The checkpoint can be the initial model of another run.
     let again = Folder::new("training-esm-again");
-    let flags = esm(&format!("model.from={} run.steps=1", report.checkpoint.display()));
+    let flags =
+        esm(&format!("model.from={} run.steps=1", report.checkpoint.as_deref().expect("saved").display()));
     train(&again.0, ESM, &flags);
 
     let dna = Folder::new("training-dna");
@@ -582,7 +591,7 @@ fn rows_that_no_model_reads_stay_what_they_were() {
             reads.display()
         );
         let report = train(&output, ESM, &flags);
-        let (wanted, found) = (row(&from), row(&report.checkpoint));
+        let (wanted, found) = (row(&from), row(report.checkpoint.as_deref().expect("saved")));
         assert!(wanted.iter().any(|x| *x != 0.0));
         for (a, b) in wanted.iter().zip(&found) {
             let most = if kind == "f32" { 0.0 } else { a.abs() / 256.0 + 1e-7 };
@@ -595,7 +604,7 @@ fn rows_that_no_model_reads_stay_what_they_were() {
 fn adapters_train_alone() {
     let folder = Folder::new("training-lora");
     let report = train(&folder.0, ESM, &esm("model.lora.rank=2"));
-    let written = values(&report.checkpoint.join("adapter_model.safetensors"));
+    let written = values(&report.checkpoint.as_deref().expect("saved").join("adapter_model.safetensors"));
     // Two matrices for each adapter of query and value, in two layers.
     assert!(written.len() == 8 && written.iter().all(|(name, _)| name.contains(".lora_")), "{written:?}");
     let up = written.into_iter().find(|(name, _)| name.contains(".lora_B"));
@@ -691,12 +700,17 @@ fn a_language_model_reads_sentence_pieces() {
     let flags = format!("{data} data.tokenizer={} data.end_token=</s>", tokenizer.display());
     let report = train(&folder.path("run"), TINY, &flags);
     assert!(report.loss.is_some_and(f64::is_finite));
-    let kept = std::fs::read(report.checkpoint.join("tokenizer.json")).expect("in the checkpoint");
+    let kept = std::fs::read(report.checkpoint.as_deref().expect("saved").join("tokenizer.json"))
+        .expect("in the checkpoint");
     assert_eq!(kept, pieces().to_string().into_bytes());
-    let config = std::fs::read_to_string(report.checkpoint.join("config.json")).expect("config.json");
+    let config = std::fs::read_to_string(report.checkpoint.as_deref().expect("saved").join("config.json"))
+        .expect("config.json");
     assert!(config.contains("\"vocab_size\": 42"), "{config}");
     // A run from the checkpoint uses the checkpoint's tokenizer.
-    let from = format!("{data} model.from={} data.end_token=</s> run.steps=1", report.checkpoint.display());
+    let from = format!(
+        "{data} model.from={} data.end_token=</s> run.steps=1",
+        report.checkpoint.as_deref().expect("saved").display()
+    );
     train(&folder.path("again"), &TINY.replace("tokenizer: bytes, ", ""), &from);
     // The run does not continue with other scores of the pieces.
     let mut other = pieces();
