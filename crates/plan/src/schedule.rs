@@ -86,10 +86,11 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 /// Bytes that are fetched ahead of the launch that reads them, and bytes that are stored behind the launch that wrote
 /// them, where the caller gives no other number: all that one layer needs in one phase, and all that two nodes need. A
 /// layer computes for about as long as the next layer's weights take to arrive; an update of the optimizer computes for a
-/// much shorter time than its states take, so that the queue must have the next copy when one ends.
+/// much shorter time than its states take, so that the queue must have the next copy when one ends. What nodes need is their
+/// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
 pub fn default_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
-    let mut of_reader = 0;
+    let (mut sum, mut squares) = (0.0, 0.0);
     let fetched: Vec<bool> = fetched_values(graph);
     for node in graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_))) {
         let bytes: u64 = node
@@ -99,13 +100,15 @@ pub fn default_window(graph: &Graph) -> Bytes {
             .filter(|(k, v)| fetched[v.index()] && !node.inputs[..*k].contains(v))
             .map(|(_, &v)| graph.spec(v).bytes(&graph.bounds).0)
             .fold(0, u64::saturating_add);
-        of_reader = bytes.max(of_reader);
+        sum += bytes as f64;
+        squares += bytes as f64 * bytes as f64;
         if let Some(layer) = node.layer {
             let sum = of_layer.entry((layer, phase_index(node.phase))).or_default();
             *sum = sum.saturating_add(bytes);
         }
     }
-    Bytes(of_layer.into_values().max().unwrap_or(0).max(of_reader.saturating_mul(2)))
+    let of_two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
+    Bytes(of_layer.into_values().max().unwrap_or(0).max(of_two_readers as u64))
 }
 
 fn phase_index(phase: Phase) -> u8 {

@@ -36,13 +36,19 @@
 //! # The memory of a model on a machine
 //! Neither weights nor the machine are needed: the configuration and the description of the target are enough.
 //! ```
-//! use plimsoll::plan::Streaming;
+//! use plimsoll::plan::{Room, Streaming};
 //! use plimsoll::runtime::{RuntimeError, price};
 //!
 //! # fn main() -> Result<(), RuntimeError> {
 //! let target = price::target("h100")?;
-//! let request =
-//!     price::Request { tokens: Some(16384), budget: None, stream: Streaming::Never, precision: None, target };
+//! let request = price::Request {
+//!     tokens: Some(16384),
+//!     budget: None,
+//!     room: Room::UNLIMITED,
+//!     stream: Streaming::Never,
+//!     precision: None,
+//!     target,
+//! };
 //! let program = price::program("facebook/esm2_t33_650M_UR50D", &request)?;
 //! println!("{}", program.ledger());
 //! assert_eq!(program.ledger().total(), program.peak());

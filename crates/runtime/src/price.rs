@@ -326,13 +326,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
         };
     }
     let (bound, waste) = (program.lower_bound(), program.packing_waste());
-    text += &format!("{}\n", program.ledger());
-    for space in [Space::Host, Space::File] {
-        let ledger = program.space_ledger(space);
-        if ledger.total() > Bytes::ZERO {
-            text += &format!("{} {}: {}\n", place_of(space), ledger.total(), ledger.line());
-        }
-    }
+    text += &format!("{}\n{}", program.ledger(), outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     let seconds = program.seconds();
@@ -352,6 +346,15 @@ fn lanes_line(program: &Program) -> String {
             Bytes(LETTERS_OF_REPLICA)
         ),
     }
+}
+
+/// Lines with the bytes of a program in pinned host memory and on disk.
+pub fn outside_the_arena(program: &Program) -> String {
+    let ledgers = [Space::Host, Space::File].map(|space| (space, program.space_ledger(space)));
+    let taken = ledgers.iter().filter(|(_, ledger)| ledger.total() > Bytes::ZERO);
+    taken
+        .map(|(space, ledger)| format!("{} {}: {}\n", place_of(*space), ledger.total(), ledger.line()))
+        .collect()
 }
 
 /// Name of a space other than the arena.

@@ -3,7 +3,7 @@
 use super::config::{PrecisionKind, TrainConfig, training_on};
 use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
-use plimsoll_graph::{Bytes, Graph, Param, Phase};
+use plimsoll_graph::{Bytes, Graph, Node, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
 use plimsoll_plan::{Optimizer, Program, Rejected, Target, TrainingChoice};
 use plimsoll_runtime::{Device, Observer, price, process};
@@ -148,7 +148,8 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         lines => format!("recomputed: {}\n", lines.join("; ")),
     };
     let (bound, waste) = (program.lower_bound(), program.packing_waste());
-    text += &format!("{}\npeak at {}\n", program.ledger(), program.peak_at().1);
+    text += &format!("{}\n{}", program.ledger(), price::outside_the_arena(program));
+    text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     text += &format!("expected {:.3} s a step, {:.0} tokens/s\n", found.seconds, found.tokens_per_second);
     text += &rejected(found);
@@ -241,7 +242,8 @@ type Ops<'a> = BTreeMap<&'a str, usize>;
 /// Describes the recomputed nodes, with one line for each range of adjacent layers with the same ops.
 fn recomputed(graph: &Graph) -> Vec<String> {
     let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
-    for node in graph.nodes.iter().filter(|n| n.phase == Phase::Recompute) {
+    let recomputed = |node: &&Node| node.phase == Phase::Recompute && !matches!(node.op, Op::Move(_));
+    for node in graph.nodes.iter().filter(recomputed) {
         *layers.entry(node.layer).or_default().entry(node.op.name()).or_default() += 1;
     }
     let mut ranges: Vec<(Option<u32>, Option<u32>, Ops<'_>)> = vec![];

@@ -46,6 +46,11 @@ impl Layers {
         Self { runs: vec![Run { layers: 1, units: layers }] }
     }
 
+    /// Layers of which the small model contains each.
+    pub fn different(layers: u32) -> Self {
+        Self::of(&(0..layers).collect::<Vec<_>>())
+    }
+
     /// Layers of the given kinds; consecutive layers of equal kind form a run.
     pub fn of<T: PartialEq>(kinds: &[T]) -> Self {
         let runs = kinds.chunk_by(|a, b| a == b).map(|run| Run { layers: 1, units: run.len() as u32 });
@@ -70,9 +75,7 @@ impl Layers {
                 Self::of(&(0..layers).map(inside).collect::<Vec<_>>())
             }
             // Node ids refer to the full model, so every layer is its own run and the small model is the full model.
-            RecomputePolicy::Layers { .. } | RecomputePolicy::Nodes(_) => {
-                Self::of(&(0..layers).collect::<Vec<_>>())
-            }
+            RecomputePolicy::Layers { .. } | RecomputePolicy::Nodes(_) => Self::different(layers),
         }
     }
 

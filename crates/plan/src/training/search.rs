@@ -314,9 +314,11 @@ impl Look<'_> {
         let Self { search, target, .. } = *self;
         let training = search.training(candidate);
         let all = Layers::alike(search.layers);
-        let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, all.shown())?;
-        let graph = training.micro_step(&forward)?;
-        let evaluation = training.evaluation(&evaluation, &graph)?;
+        let graph = self.graph(candidate, all.shown())?;
+        let sample = self.sample(all.clone()).shown();
+        let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, sample)?;
+        let sampled = training.micro_step(&forward)?;
+        let evaluation = training.evaluation(&evaluation, &sampled)?;
         // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
@@ -335,7 +337,7 @@ impl Look<'_> {
         let frontier = frontier.filter(|f| !f.is_empty());
         let choices = frontier.as_ref().map_or_else(|| vec![0], |f| thinned(f.len()));
         Ok(MicroStep {
-            graphs: RefCell::new(BTreeMap::from([(all.shown(), Rc::new(graph))])),
+            graphs: RefCell::new(BTreeMap::from([(all.shown(), Rc::new(graph)), (sample, Rc::new(sampled))])),
             evaluation: Rc::new(evaluation),
             evaluated: OnceCell::new(),
             seconds: step.seconds + again,
@@ -536,24 +538,33 @@ impl Look<'_> {
         let (layers, graph, remat) = match (&step.frontier, &self.search.remat) {
             (Some(frontier), _) if k + 1 < step.choices.len() => {
                 let ways = frontier.ways(step.choices[k]);
-                let layers = Layers::of(&ways);
+                let layers = self.sample(Layers::of(&ways));
                 let graph = self.small(open, &layers)?;
                 let shown: Vec<_> = layers.originals().into_iter().map(|layer| ways[layer as usize]).collect();
                 let remat = RecomputePolicy::Nodes(frontier.nodes(&graph, &shown));
                 (layers, graph, remat)
             }
             (None, RematChoice::Given(remat)) => {
-                let layers = Layers::under(remat, all);
+                let layers = self.sample(Layers::under(remat, all));
                 let remat = layers.shrunk(remat);
                 (layers.clone(), self.small(open, &layers)?, remat)
             }
-            (_, _) => (Layers::alike(all), self.small(open, &Layers::alike(all))?, RecomputePolicy::None),
+            (_, _) => {
+                let layers = self.sample(Layers::alike(all));
+                (layers.clone(), self.small(open, &layers)?, RecomputePolicy::None)
+            }
         };
         let (live, recomputed) = self.live(&graph, &layers, &remat)?;
         let live = live.max(open.apply.live).max(self.evaluated(step)?);
         let (peak, candidate, seconds) = (open.apply.base + live, open.candidate, open.seconds(k));
         debug_assert!(peak >= open.floor(k), "{candidate:?} {k}: {peak}, at least {}", open.floor(k));
         Ok(Tried { candidate, choice: k, recomputed, peak, seconds })
+    }
+
+    /// The layers of the small model from which memory is predicted. What is copied ahead is limited in bytes, not in layers,
+    /// so with offload all layers are in it.
+    fn sample(&self, layers: Layers) -> Layers {
+        if self.search.training.offload.is_empty() { layers } else { Layers::different(self.search.layers) }
     }
 
     /// Graph of the small model, built once.
@@ -571,8 +582,11 @@ impl Look<'_> {
         if let Some(&known) = step.evaluated.get() {
             return Ok(known);
         }
-        let (live, _) =
-            self.live(&step.evaluation, &Layers::alike(self.search.layers), &RecomputePolicy::None)?;
+        let (live, _) = self.live(
+            &step.evaluation,
+            &self.sample(Layers::alike(self.search.layers)),
+            &RecomputePolicy::None,
+        )?;
         Ok(*step.evaluated.get_or_init(|| live))
     }
 

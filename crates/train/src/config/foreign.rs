@@ -124,6 +124,16 @@ pub(super) enum Convert {
     One,
     /// torchtitan's `selective_ac_option`: `op` or a number of layers.
     RematOption,
+    /// True keeps optimizer states and masters in host memory.
+    OffloadStates,
+    /// True keeps optimizer states and masters on disk.
+    OffloadStatesToDisk,
+    /// True keeps optimizer states, masters and parameters in host memory.
+    OffloadAll,
+    /// `cpu` or `nvme`, where optimizer states and masters are kept.
+    OffloadStatesTo,
+    /// `cpu` or `nvme`, where parameters are kept.
+    OffloadParametersTo,
     /// The value is not needed; the reason is the note.
     Needless,
     /// Not converted automatically; the user has to set the key.

@@ -342,7 +342,7 @@ fn keys_of_others_lead_to_ours() {
         ("model.num_layers", "use `model.layers`"),
         ("training.mixed_precision", "use `precision.kind` (f32, bf16 or fp16)"),
         ("training.optimizer", "use `optimizer.kind` (auto, adamw"),
-        ("memory.enable_cpu_offload", "not supported: there is no offload of states"),
+        ("memory.enable_cpu_offload", "use `memory.offload` (optimizer and masters"),
         ("dynamic_batching.enabled", "use `memory.dynamic.profile` (aggressive, balanced"),
         ("data.max_length", "use `data.longest`"),
         ("gpu.float32_matmul_precision", "use `precision.kind` (tf32, for f32 on a GPU"),

@@ -6,14 +6,20 @@ use super::foreign::{Answer, Convert, ForeignKey, row};
 use super::run::{Dynamic, Profile};
 use super::schema::{faults, properties, schema};
 use super::yaml::{Node, NodeKind, parse};
-use super::{Interval, LARGEST, Model, Preset, TrainConfig, Wrong};
+use super::{Interval, LARGEST, Model, OffloadPart, OffloadTo, Preset, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
+
+/// States of an optimizer and what it updates, as other trainers offload them.
+const STATES: &[OffloadPart] = &[OffloadPart::Optimizer, OffloadPart::Masters];
+
+const PARAMETERS: &[OffloadPart] = &[OffloadPart::Parameters];
 
 /// A trainer whose configuration files can be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -590,11 +596,52 @@ impl Translation {
                     (true, None, _) => Err("it is neither op nor a number of layers".to_owned()),
                 }
             }
+            Convert::OffloadStates | Convert::OffloadStatesToDisk | Convert::OffloadAll => {
+                let to =
+                    if convert == Convert::OffloadStatesToDisk { OffloadTo::Disk } else { OffloadTo::Host };
+                match (value.as_bool(), convert) {
+                    (Some(true), Convert::OffloadAll) => self.offload(&[STATES, PARAMETERS].concat(), to),
+                    (Some(true), _) => self.offload(STATES, to),
+                    (Some(false) | None, _) => Err(format!("set `{ours}` by hand")),
+                }
+            }
+            Convert::OffloadStatesTo | Convert::OffloadParametersTo => {
+                let parts = if convert == Convert::OffloadStatesTo { STATES } else { PARAMETERS };
+                match value.as_str() {
+                    Some("cpu") => self.offload(parts, OffloadTo::Host),
+                    Some("nvme") => self.offload(parts, OffloadTo::Disk),
+                    Some(_) | None => Err("it is neither cpu nor nvme".to_owned()),
+                }
+            }
             Convert::Needless => Ok(Outcome::Idle(note.to_owned())),
             Convert::ByHand => {
                 Err(format!("set `{ours}` by hand{}{note}", if note.is_empty() { "" } else { ": " }))
             }
         }
+    }
+
+    /// Adds `parts` to what is kept outside the memory of the device.
+    fn offload(&self, parts: &[OffloadPart], to: OffloadTo) -> Result<Outcome, String> {
+        let at = |key: &str| self.tree.at(key).map(Node::to_json);
+        let earlier: Vec<OffloadPart> =
+            at("memory.offload").and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
+        let earlier_to = if at("memory.offload_to") == Some(json!(OffloadTo::Disk)) {
+            OffloadTo::Disk
+        } else {
+            OffloadTo::Host
+        };
+        if !earlier.is_empty() && earlier_to != to {
+            return Err(format!(
+                "`memory.offload_to` is one place for all, and another key asks for {}",
+                json!(earlier_to)
+            ));
+        }
+        let all: BTreeSet<OffloadPart> = earlier.iter().chain(parts).copied().collect();
+        let mut values = vec![("memory.offload".to_owned(), json!(all))];
+        if to == OffloadTo::Disk {
+            values.push(("memory.offload_to".to_owned(), json!(to)));
+        }
+        Ok(Outcome::Values(values))
     }
 
     /// A limit of the memory budget, together with an earlier one: the smaller of both counts.
@@ -1104,7 +1151,9 @@ impl Translation {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OptimizerKind, PrecisionKind, Remat, RematPolicy, ScheduleKind, Warmup};
+    use super::super::{
+        Offload, OffloadPolicy, OptimizerKind, PrecisionKind, Remat, RematPolicy, ScheduleKind, Warmup,
+    };
     use super::*;
 
     fn translated(text: &str, flags: &[&str]) -> Translated {
@@ -1302,12 +1351,51 @@ mod tests {
         assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
         assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Steps(10)));
         said(&t.missing, "`zero_optimization.stage` 2: not supported: training uses a single device");
-        assert!(
-            t.missing.iter().any(|line| line.starts_with("`zero_optimization.offload_optimizer.device` cpu: "))
-        );
+        assert_eq!(c.memory.offload, Offload::Parts(STATES.to_vec()));
         let auto =
             "`optimizer.params.weight_decay` auto: not needed: with auto the value comes from another file";
         said(&t.became, auto);
+    }
+
+    #[test]
+    fn offload() {
+        let deepspeed = |parts: &str| {
+            format!("{{\"train_micro_batch_size_per_gpu\": 4, \"zero_optimization\": {{{parts}}}}}")
+        };
+        let optimizer =
+            |device: &str| format!("\"offload_optimizer\": {{\"device\": \"{device}\", \"pin_memory\": true}}");
+        let param = |device: &str| {
+            format!("\"offload_param\": {{\"device\": \"{device}\", \"nvme_path\": \"/local\"}}")
+        };
+        let guide = |key: &str| {
+            format!("model: {{hidden_size: 512, num_experts: 8}}\nmemory: {{pool_size_gb: 20, {key}: true}}\n")
+        };
+        let titan = "[job]\ndump_folder = \"out\"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\nenable_cpu_offload = true\n[checkpoint]\ninterval = 500\n[model]\nflavor = \"8B\"\n";
+        for (text, parts, to) in [
+            (deepspeed(&optimizer("cpu")), STATES, OffloadTo::Host),
+            (deepspeed(&optimizer("nvme")), STATES, OffloadTo::Disk),
+            (deepspeed(&param("nvme")), PARAMETERS, OffloadTo::Disk),
+            (
+                deepspeed(&[optimizer("cpu"), param("cpu")].join(", ")),
+                &[STATES, PARAMETERS].concat(),
+                OffloadTo::Host,
+            ),
+            (deepspeed("\"cpu_offload\": true"), STATES, OffloadTo::Host),
+            (guide("enable_cpu_offload"), STATES, OffloadTo::Host),
+            (guide("nvme_offload"), STATES, OffloadTo::Disk),
+            (titan.to_owned(), &[STATES, PARAMETERS].concat(), OffloadTo::Host),
+        ] {
+            let t = translated(&text, &[]);
+            assert_eq!(t.config.memory.offload, Offload::Parts(parts.to_vec()), "{text}");
+            assert_eq!(t.config.memory.offload_to, to, "{text}");
+        }
+        let t = translated(&deepspeed(&[optimizer("cpu"), param("nvme")].join(", ")), &[]);
+        said(
+            &t.missing,
+            "`zero_optimization.offload_param.device` nvme: not supported: `memory.offload_to` is one place for all, and another key asks for \"host\"",
+        );
+        let none = translated(&deepspeed(&optimizer("none")), &[]);
+        assert_eq!(none.config.memory.offload, Offload::Policy(OffloadPolicy::None));
     }
 
     #[test]
@@ -1348,7 +1436,8 @@ mod tests {
         );
         assert_eq!((c.memory.budget.as_str(), &c.memory.remat), ("20GB", &Remat::Policy(RematPolicy::Full)));
         assert!(c.memory.dynamic.is_some() && c.loss.balance > 0.0);
-        for key in ["deepspeed.zero_stage", "memory.enable_cpu_offload"] {
+        assert_eq!(c.memory.offload, Offload::Parts(STATES.to_vec()));
+        for key in ["deepspeed.zero_stage"] {
             let start = format!("`{key}` ");
             assert!(
                 t.missing.iter().any(|line| line.starts_with(&start) && line.contains("not supported")),

@@ -47,9 +47,9 @@ pub(super) fn search(
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        let found = fastest(config, &mut |offload| {
+        let found = fastest(config, &mut |offloading| {
             let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, &subject, target, (budget, offload), &stopped, search)
+            with_search(config, &subject, target, (budget, offloading), &stopped, search)
         });
         fitting(found)
     };
@@ -73,10 +73,12 @@ pub(super) fn search_alone(
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        fastest(config, &mut |offload| {
+        let found = fastest(config, &mut |offloading| {
             let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, subject, target, (budget, offload), &stopped, search)
-        })
+            with_search(config, subject, target, (budget, offloading), &stopped, search)
+        })?;
+        offloads(config, &found.program)?;
+        Ok(found)
     };
     match plan() {
         Ok(found) => Ok(found),
@@ -101,9 +103,9 @@ pub(super) fn remedies(
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let target = program.target();
-        let found = fastest(config, &mut |offload| {
+        let found = fastest(config, &mut |offloading| {
             let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, &subject, target, (budget, offload), &stopped, search)
+            with_search(config, &subject, target, (budget, offloading), &stopped, search)
         });
         fitting(found)
     };
@@ -128,26 +130,37 @@ pub(super) fn fits(
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
     for offload in config.memory.offloads() {
-        let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
-        match with_search(config, subject, target, (budget, offload), stopped, search) {
-            Ok(false) => {}
-            Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
-            found => return Ok(found?),
+        for window in [None, Some(Bytes::ZERO)] {
+            let offloading = Offloading { offload, window };
+            let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
+            match with_search(config, subject, target, (budget, offloading), stopped, search) {
+                Ok(false) if offload.is_empty() => break,
+                Ok(false) => {}
+                Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
+                found => return Ok(found?),
+            }
         }
     }
     Ok(false)
 }
 
-/// Searches with every choice of `memory.offload`, and returns the fastest plan. If none fits, the error is that of the
-/// choice that keeps most outside the memory of the device.
+/// Searches with every choice of `memory.offload`, and returns the fastest plan. Where a choice does not fit, it is tried without
+/// copies ahead of their use, which takes less memory. If none fits, the error is that of the choice that keeps most outside
+/// the memory of the device.
 fn fastest(
     config: &TrainConfig,
-    search: &mut dyn FnMut(Offload) -> Result<TrainingChoice, PlanError>,
+    search: &mut dyn FnMut(Offloading) -> Result<TrainingChoice, PlanError>,
 ) -> Result<TrainingChoice, PlanError> {
     let mut best: Option<TrainingChoice> = None;
     let mut refused = None;
     for offload in config.memory.offloads() {
-        match search(offload) {
+        let ahead = match search(Offloading { offload, window: None }) {
+            Err(PlanError::OverBudget(_)) if !offload.is_empty() => {
+                search(Offloading { offload, window: Some(Bytes::ZERO) })
+            }
+            other => other,
+        };
+        match ahead {
             Ok(found) => {
                 // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
                 let is_fastest = offload.is_empty() && recomputes_nothing(&found);
@@ -170,10 +183,17 @@ fn fastest(
     best.ok_or_else(|| refused.unwrap_or_else(nothing))
 }
 
+/// What is kept outside the memory of the device, and how much of it is copied ahead ([`Training::window`]).
+#[derive(Clone, Copy)]
+struct Offloading {
+    offload: Offload,
+    window: Option<Bytes>,
+}
+
 /// Whether a plan computes every node once.
 fn recomputes_nothing(found: &TrainingChoice) -> bool {
     let nodes = || found.program.plans().iter().flat_map(|(_, plan)| &plan.graph.nodes);
-    nodes().all(|node| node.phase != Phase::Recompute)
+    nodes().all(|node| node.phase != Phase::Recompute || matches!(node.op, Op::Move(_)))
 }
 
 /// `None` in place of an error that nothing fits.
@@ -196,7 +216,7 @@ fn with_search<T>(
     config: &TrainConfig,
     subject: &TrainedModel,
     target: &Target,
-    (budget, offload): (Bytes, Offload),
+    (budget, offloading): (Bytes, Offloading),
     stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
 ) -> Result<T, PlanError> {
@@ -206,7 +226,11 @@ fn with_search<T>(
     let logits = Logits::of(config, subject, target)?;
     let chunk = |tokens| logits.chunk(tokens);
     let search = TrainingSearch {
-        training: Training { offload, ..training(config, &group, optimizers[0]) },
+        training: Training {
+            offload: offloading.offload,
+            window: offloading.window,
+            ..training(config, &group, optimizers[0])
+        },
         budget,
         step_tokens: config.batch.tokens,
         tokens,
@@ -448,6 +472,18 @@ fn remat(config: &TrainConfig) -> RematChoice {
             plimsoll_plan::RecomputePolicy::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
         }
     })
+}
+
+/// Rejects a list of what is kept outside the memory of the device if the run has nothing of it, since it would have no
+/// effect.
+fn offloads(config: &TrainConfig, program: &Program) -> Result<(), PlanError> {
+    let is_listed = matches!(config.memory.offload, crate::config::Offload::Parts(_));
+    if !is_listed || !program.offload().is_empty() {
+        return Ok(());
+    }
+    let why = "the run has nothing of what it lists: there are masters only with 16-bit parameters, and no optimizer states \
+               with sgd without momentum; remove the key";
+    Err(PlanError::BadPolicy { field: "memory.offload", why: why.to_owned() })
 }
 
 /// Rejects a list of ops to recompute if one of them is not in the model, since it would have no effect.
