@@ -125,8 +125,21 @@ pub(crate) fn lowered(
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
     }
+    let offload = match policy.weights {
+        Weights::Streamed { from, .. } => Offload::parameters(from),
+        Weights::Resident | Weights::Trained => policy.offload,
+    };
+    if offload.to == Space::Host && !offload.is_empty() && target.arena_in_host() {
+        return Err(PlanError::NoSpace { space: offload.to, target: target.name.clone() });
+    }
     if policy.remat != RecomputePolicy::None {
         graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
+    }
+    // Before fusion, so that the forward nodes have the numbers that the search for the fastest plan has seen.
+    if offload.activations {
+        let which = &policy.activations;
+        let moved = passes::offload_activations(&graph, which, offload.to, target.arena_in_host());
+        graph = verified("offload_activations", moved)?;
     }
     if policy.fuse != Fuse::Nothing {
         graph = verified("fuse", passes::fuse(graph, policy.weights))?;
@@ -153,13 +166,6 @@ pub(crate) fn lowered(
         Weights::Resident | Weights::Streamed { .. } => {
             graph = verified("layout", passes::layout(&graph, target)?)?;
         }
-    }
-    let offload = match policy.weights {
-        Weights::Streamed { from, .. } => Offload::parameters(from),
-        Weights::Resident | Weights::Trained => policy.offload,
-    };
-    if offload.to == Space::Host && !offload.is_empty() && target.arena_in_host() {
-        return Err(PlanError::NoSpace { space: offload.to, target: target.name.clone() });
     }
     if !offload.is_empty() {
         graph = verified("offload", passes::offload(&graph, &offload, target.arena_in_host()))?;

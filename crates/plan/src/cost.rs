@@ -10,7 +10,7 @@ use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionCla
 use std::collections::BTreeMap;
 
 /// Predicted seconds of a copy in a queue.
-fn copy_seconds(target: &Target, queue: Queue, bytes: Bytes) -> f64 {
+pub(crate) fn copy_seconds(target: &Target, queue: Queue, bytes: Bytes) -> f64 {
     let rates = &target.rates;
     let link = rates.link.unwrap_or_default();
     let bytes = bytes.0 as f64;

@@ -44,7 +44,7 @@ pub use kernels::{
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
-pub use passes::{Offload, Precision, RecomputePolicy};
+pub use passes::{ActivationOffload, Offload, Precision, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{InputId, Location, OutputId, Program, Staging};
 pub use schedule::{Instr, Queue, Schedule, moved};
@@ -53,6 +53,6 @@ pub use sharing::Sharing;
 pub use target::{ArenaMemory, Link, Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{
-    Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training, TrainingChoice,
-    TrainingSearch,
+    ActivationPolicy, Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training,
+    TrainingChoice, TrainingSearch,
 };

@@ -1,6 +1,6 @@
 //! Options of compilation, with one field per pass. Invariant: every field is read in one place.
 
-use crate::{Offload, Precision, RecomputePolicy};
+use crate::{ActivationOffload, Offload, Precision, RecomputePolicy};
 use plimsoll_graph::{Bytes, OutputRole, Space};
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +18,10 @@ pub struct Policy {
     pub fuse: Fuse,
     /// Where parameters are stored between uses, and in which layout.
     pub weights: Weights,
-    /// Parameters and states of a training graph that are kept outside the arena.
+    /// What a training graph keeps outside the arena.
     pub offload: Offload,
+    /// The activations that it keeps outside the arena, if `offload` has activations.
+    pub activations: ActivationOffload,
     /// Bytes that are fetched into the arena ahead of the launch that reads them, and bytes that are stored behind the
     /// launch that wrote them; zero copies between launches, and `None` takes what lets copies and kernels overlap.
     pub window: Option<Bytes>,
@@ -74,6 +76,7 @@ impl Default for Policy {
             fuse: Fuse::default(),
             weights: Weights::Resident,
             offload: Offload::default(),
+            activations: ActivationOffload::All,
             window: None,
         }
     }

@@ -388,6 +388,12 @@ impl Program {
         self.plans.iter().map(|(_, p)| plan_seconds(p, &self.target, p.graph.bounds.full())).sum()
     }
 
+    /// Predicted seconds of one full step of the plan named `name`; `None` if there is none.
+    pub fn seconds_of(&self, name: &str) -> Option<f64> {
+        let (_, plan) = self.plans.iter().find(|(of, _)| of == name)?;
+        Some(plan_seconds(plan, &self.target, plan.graph.bounds.full()))
+    }
+
     /// Largest token bound of all plans.
     pub(crate) fn most_tokens(&self) -> u64 {
         self.plans.iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)

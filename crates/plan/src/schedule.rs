@@ -3,7 +3,7 @@
 //! was waited for before it, and on nothing else. A move starts after all launches and waits before it; two moves that are
 //! both started and not waited for have no order.
 
-use plimsoll_graph::{Bytes, Def, Graph, NodeId, Op, Phase, Space, ValueId};
+use plimsoll_graph::{Bytes, Def, Graph, NodeId, Op, Phase, Role, Space, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -84,8 +84,8 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 }
 
 /// Bytes that are fetched ahead of the launch that reads them, and bytes that are stored behind the launch that wrote
-/// them, where the caller gives no other number: all that one layer needs in one phase, and all that two nodes need. A
-/// layer computes for about as long as the next layer's weights take to arrive; an update of the optimizer computes for a
+/// them, where the caller gives no other number: all parameters and states that one layer needs in one phase, and all that
+/// two nodes need. A layer computes for about as long as the next layer's weights take to arrive; an update of the optimizer computes for a
 /// much shorter time than its states take, so that the queue must have the next copy when one ends. What nodes need is their
 /// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
 pub fn default_window(graph: &Graph) -> Bytes {
@@ -93,18 +93,23 @@ pub fn default_window(graph: &Graph) -> Bytes {
     let (mut sum, mut squares) = (0.0, 0.0);
     let fetched: Vec<bool> = fetched_values(graph);
     for node in graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_))) {
-        let bytes: u64 = node
-            .inputs
-            .iter()
-            .enumerate()
-            .filter(|(k, v)| fetched[v.index()] && !node.inputs[..*k].contains(v))
-            .map(|(_, &v)| graph.spec(v).bytes(&graph.bounds).0)
-            .fold(0, u64::saturating_add);
+        let mut bytes = 0_u64;
+        let mut persistent = 0_u64;
+        for (k, &v) in node.inputs.iter().enumerate() {
+            if !fetched[v.index()] || node.inputs[..k].contains(&v) {
+                continue;
+            }
+            let of_value = graph.spec(v).bytes(&graph.bounds).0;
+            bytes = bytes.saturating_add(of_value);
+            if matches!(graph.spec(v).role, Role::Param(_) | Role::State(_)) {
+                persistent = persistent.saturating_add(of_value);
+            }
+        }
         sum += bytes as f64;
         squares += bytes as f64 * bytes as f64;
         if let Some(layer) = node.layer {
             let sum = of_layer.entry((layer, phase_index(node.phase))).or_default();
-            *sum = sum.saturating_add(bytes);
+            *sum = sum.saturating_add(persistent);
         }
     }
     let of_two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
@@ -288,8 +293,12 @@ impl<'a> Scheduler<'a> {
         self.read_by(id);
     }
 
-    /// Waits for a started move.
+    /// Waits for a started move, or for a store that follows a started one.
     fn wait_for(&mut self, id: NodeId) {
+        let before = self.next_hops.iter().find(|(_, next)| **next == id).map(|(before, _)| *before);
+        if let Some(before) = before {
+            self.wait_for(before);
+        }
         if self.state[id.index()] != MoveState::Started {
             return;
         }

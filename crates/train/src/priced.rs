@@ -3,7 +3,7 @@
 use super::config::{PrecisionKind, TrainConfig, training_on};
 use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
-use plimsoll_graph::{Bytes, Graph, Node, Op, Param, Phase};
+use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
 use plimsoll_plan::{Optimizer, Program, Rejected, Target, TrainingChoice};
 use plimsoll_runtime::{Device, Observer, price, process};
@@ -147,6 +147,10 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         [] => "nothing is recomputed\n".to_owned(),
         lines => format!("recomputed: {}\n", lines.join("; ")),
     };
+    let offloaded = offloaded(graph);
+    if !offloaded.is_empty() {
+        text += &format!("offloaded until the backward pass, results of: {}\n", offloaded.join("; "));
+    }
     let (bound, waste) = (program.lower_bound(), program.packing_waste());
     text += &format!("{}\n{}", program.ledger(), price::outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
@@ -246,6 +250,24 @@ fn recomputed(graph: &Graph) -> Vec<String> {
     for node in graph.nodes.iter().filter(recomputed) {
         *layers.entry(node.layer).or_default().entry(node.op.name()).or_default() += 1;
     }
+    ranges(layers)
+}
+
+/// The ops of each range of layers whose results are offloaded until the backward pass.
+fn offloaded(graph: &Graph) -> Vec<String> {
+    let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
+    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
+        if let (Op::Move(_), Def::Node(id, _)) = (&node.op, graph.value(node.inputs[0]).def)
+            && !matches!(graph.node(id).op, Op::Move(_))
+        {
+            *layers.entry(node.layer).or_default().entry(graph.node(id).op.name()).or_default() += 1;
+        }
+    }
+    ranges(layers)
+}
+
+/// Formats the ops of layers, of consecutive layers with the same ops together.
+fn ranges(layers: BTreeMap<Option<u32>, Ops<'_>>) -> Vec<String> {
     let mut ranges: Vec<(Option<u32>, Option<u32>, Ops<'_>)> = vec![];
     for (layer, ops) in layers {
         match ranges.last_mut() {

@@ -1,6 +1,7 @@
 //! Compiler passes: pure functions from a graph to a graph. Invariant: a pass returns a verified graph for a verified
 //! graph.
 
+mod activations;
 mod autodiff;
 mod dce;
 mod fuse;
@@ -13,6 +14,7 @@ mod tf32;
 
 use plimsoll_graph::{Def, Graph, Node, NodeId};
 
+pub use activations::{ActivationOffload, offload_activations};
 pub(crate) use autodiff::differentiate;
 pub use autodiff::{autodiff, cotangent};
 pub use dce::dce;

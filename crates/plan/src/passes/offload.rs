@@ -19,6 +19,9 @@ pub struct Offload {
     pub gradients: bool,
     /// Parameters.
     pub parameters: bool,
+    /// Activations, from the forward to the backward pass; which of them, [`ActivationOffload`](crate::ActivationOffload)
+    /// says.
+    pub activations: bool,
     /// The space where they are kept.
     pub to: Space,
 }
@@ -31,8 +34,8 @@ impl Offload {
 
     /// Whether nothing is kept outside the arena.
     pub fn is_empty(&self) -> bool {
-        let Self { optimizer, masters, gradients, parameters, to } = *self;
-        !(optimizer || masters || gradients || parameters) || to == Space::Device
+        let Self { optimizer, masters, gradients, parameters, activations, to } = *self;
+        !(optimizer || masters || gradients || parameters || activations) || to == Space::Device
     }
 
     /// What a graph keeps outside the arena.
@@ -51,6 +54,13 @@ impl Offload {
                 Role::Input | Role::Activation | Role::Grad => {}
             }
         }
+        for value in &graph.values {
+            let is_away = value.spec.space != Space::Device && value.def != Def::Source;
+            if value.spec.role == Role::Activation && is_away {
+                offload.activations = true;
+                offload.to = offload.to.max(value.spec.space);
+            }
+        }
         offload
     }
 
@@ -61,6 +71,7 @@ impl Offload {
             masters: self.masters || other.masters,
             gradients: self.gradients || other.gradients,
             parameters: self.parameters || other.parameters,
+            activations: self.activations || other.activations,
             to: if self.to == Space::Device { other.to } else { self.to },
         }
     }
@@ -95,19 +106,15 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
     for v in kept.filter(|v| graph.value(*v).def == Def::Source) {
         g.values[v.index()].spec.space = Space::Device;
     }
-    let route: &[Space] = match (what.to, arena_in_host) {
-        (Space::File, false) => &[Space::File, Space::Host, Space::Device],
-        (Space::File, true) => &[Space::File, Space::Device],
-        (Space::Host, _) => &[Space::Host, Space::Device],
-        (Space::Device, _) => &[],
-    };
+    let route = route(what.to, arena_in_host);
     let mut stores = Stores::of(graph);
     stores.insert(&mut g, None, route);
     for (id, node) in graph.nodes() {
         let mut node = node.clone();
         let mut fetched: BTreeMap<ValueId, ValueId> = BTreeMap::new();
         for input in &mut node.inputs {
-            if g.spec(*input).space == Space::Device {
+            // The moves of activations are in the graph already.
+            if g.spec(*input).space == Space::Device || matches!(node.op, Op::Move(_)) {
                 continue;
             }
             // A node that reads a value as two of its inputs has one copy of it.
@@ -123,6 +130,16 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
     g
 }
 
+/// The spaces through which what is kept in the space `from` comes into the arena, from the first to the last.
+pub(super) fn route(from: Space, arena_in_host: bool) -> &'static [Space] {
+    match (from, arena_in_host) {
+        (Space::File, false) => &[Space::File, Space::Host, Space::Device],
+        (Space::File, true) => &[Space::File, Space::Device],
+        (Space::Host, _) => &[Space::Host, Space::Device],
+        (Space::Device, _) => &[Space::Device],
+    }
+}
+
 /// Brings the updates of `g` into the order of those of `graph`, which are of the same states.
 fn in_order_of(graph: &Graph, g: &mut Graph) {
     let of_state: BTreeMap<ValueId, usize> =
@@ -132,9 +149,9 @@ fn in_order_of(graph: &Graph, g: &mut Graph) {
 
 /// Layer and phase of the node for which a move is made.
 #[derive(Clone, Copy)]
-struct Place {
-    layer: Option<u32>,
-    phase: Phase,
+pub(super) struct Place {
+    pub(super) layer: Option<u32>,
+    pub(super) phase: Phase,
 }
 
 /// The updates of a graph by the node after which the new value may be stored: it exists, and no later node reads the old
@@ -186,7 +203,7 @@ impl Stores {
 }
 
 /// Adds a move of `from` to the space `to`, and returns its result.
-fn push_move(g: &mut Graph, from: ValueId, to: Space, place: Place) -> ValueId {
+pub(super) fn push_move(g: &mut Graph, from: ValueId, to: Space, place: Place) -> ValueId {
     let operand = g.spec(from).clone();
     let v = ValueId::at(g.values.len());
     let spec = operand.clone().with_role(Move::role(operand.role)).in_space(to);

@@ -1,11 +1,13 @@
-//! Pareto frontier of recomputation: the choices of stored and recomputed values that no other choice beats in both
-//! bytes and time. Equal layers are solved once, over all subsets of their nodes; the choices of the layers are
+//! Pareto frontier of the activations: the choices of stored, recomputed and offloaded values that no other choice beats
+//! in both bytes and time. Equal layers are solved once, over all choices of their nodes; the choices of the layers are
 //! combined by dynamic programming over stored bytes. Invariant: bytes and seconds of a choice are sums over layers;
 //! the peak memory of a choice is known only from its plan.
 
-use crate::Target;
-use crate::cost::node_seconds;
-use plimsoll_graph::{Bytes, Graph, NodeId, Phase, ValueId};
+use super::ActivationPolicy;
+use crate::cost::{copy_seconds, node_seconds};
+use crate::schedule::Queue;
+use crate::{ActivationOffload, RecomputePolicy, Target};
+use plimsoll_graph::{Bytes, Graph, NodeId, Phase, Space, ValueId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -14,17 +16,32 @@ use std::rc::Rc;
 /// fewest result bytes are always stored.
 const NODES: usize = 14;
 
-/// Pareto-optimal recomputation choices for the differentiated graph of a micro-step, in order of stored bytes. A
+/// The same if results can be offloaded too: every such node then has three choices. The other nodes are recomputed or stored
+/// all together.
+const NODES_OF_THREE_CHOICES: usize = 8;
+
+/// Maximum number of nodes of a layer that cannot be recomputed, such as the one whose result is read by the next layer, and
+/// whose results may be offloaded.
+const ONLY_OFFLOADED: usize = 2;
+
+/// Seconds that a copy costs even if kernels run meanwhile, as a share of its own seconds: it uses a part of the bandwidth of
+/// the memory. Without a cost, values would be offloaded that have room.
+const HIDDEN_COPY: f64 = 0.02;
+
+/// Number of layers whose offloaded values are in the arena at once, on their way out or back.
+const LAYERS_ON_THE_WAY: u64 = 2;
+
+/// Pareto-optimal choices for the activations of the differentiated graph of a micro-step, in order of stored bytes. A
 /// choice is expanded to layers and nodes only on request: there may be thousands, of which a search uses few.
 pub struct Frontier {
     /// Kind of each layer.
     layers: Vec<usize>,
     /// Choices of each kind of layer.
-    kinds: Rc<Vec<Vec<RecomputeChoice>>>,
+    kinds: Rc<Vec<Vec<LayerChoice>>>,
     sums: Rc<Sums>,
 }
 
-/// Recomputation choice of a layer: its kind, and the index among the choices of that kind.
+/// Choice of a layer: its kind, and the index among the choices of that kind.
 pub type LayerWay = (usize, u16);
 
 impl Frontier {
@@ -38,13 +55,13 @@ impl Frontier {
         self.sums.all.is_empty()
     }
 
-    /// Bytes that choice `k` stores from the forward to the backward pass. All of them are live at one instant, so
-    /// this is a lower bound on the memory of its plan.
+    /// Lower bound on the bytes that choice `k` and all later ones store from the forward to the backward pass. All of them are
+    /// live at one instant, so this is a lower bound on the memory of its plan.
     pub fn kept(&self, k: usize) -> Bytes {
         Bytes(self.sums.all[k].kept)
     }
 
-    /// Predicted seconds of recomputation of choice `k`.
+    /// Predicted seconds that choice `k` takes longer than storing all activations.
     pub fn seconds(&self, k: usize) -> f64 {
         self.sums.all[k].seconds
     }
@@ -62,21 +79,29 @@ impl Frontier {
         self.layers.iter().map(way_of).collect()
     }
 
-    /// Nodes of `graph` that are recomputed if its layers have these choices.
-    pub fn nodes(&self, graph: &Graph, ways: &[LayerWay]) -> BTreeSet<NodeId> {
-        let layers = by_layer(graph).into_values();
-        let dropped = |(ids, &(kind, way)): (Vec<NodeId>, &LayerWay)| {
-            self.kinds[kind][usize::from(way)].dropped.iter().map(move |&i| ids[i]).collect::<Vec<_>>()
-        };
-        layers.zip(ways).flat_map(dropped).collect()
+    /// What becomes of the activations of `graph` if its layers have these choices.
+    pub fn policy(&self, graph: &Graph, ways: &[LayerWay]) -> ActivationPolicy {
+        let mut dropped: BTreeSet<NodeId> = BTreeSet::new();
+        let mut moved: BTreeSet<NodeId> = BTreeSet::new();
+        for (ids, &(kind, way)) in by_layer(graph).into_values().zip(ways) {
+            let choice = &self.kinds[kind][usize::from(way)];
+            dropped.extend(choice.dropped.iter().map(|&i| ids[i]));
+            moved.extend(choice.moved.iter().map(|&i| ids[i]));
+        }
+        ActivationPolicy {
+            recompute: RecomputePolicy::Nodes(dropped),
+            offload: ActivationOffload::Nodes(moved),
+        }
     }
 }
 
 /// Computes frontiers for one target and caches the results of equal layers and equal models.
 #[derive(Default)]
 pub struct Solver {
+    /// The space to which activations may be moved; none if it is the arena.
+    offload_to: Space,
     /// Choices of each kind of layer.
-    kinds: Rc<Vec<Vec<RecomputeChoice>>>,
+    kinds: Rc<Vec<Vec<LayerChoice>>>,
     /// Kind of each signature, see [`Block::signature`].
     by_signature: BTreeMap<String, usize>,
     /// Combined choices, by the kinds of the layers.
@@ -84,11 +109,20 @@ pub struct Solver {
 }
 
 impl Solver {
+    /// A solver that may move activations to a space; to none if it is the arena.
+    pub fn with_offload_to(space: Space) -> Self {
+        Self { offload_to: space, ..Self::default() }
+    }
+
     /// Computes the frontier of a model. `layers` has, for each layer of the model, the layer of `graph` that
     /// represents it.
     pub fn frontier(&mut self, graph: &Graph, layers: &[usize], target: &Target) -> Frontier {
         let readers = readers(graph);
-        let kind = |nodes: &Vec<NodeId>| self.kind(graph, &Block::of(graph, &readers, target, nodes));
+        let offload_to = self.offload_to;
+        let kind = |nodes: &Vec<NodeId>| {
+            let block = Block::of(graph, &readers, target, nodes);
+            self.kind(graph, &block.with_offload_to(offload_to, graph, target, layers.len()))
+        };
         let of_graph: Vec<usize> = by_layer(graph).values().map(kind).collect();
         let layers: Vec<usize> = layers.iter().map(|&like| of_graph[like]).collect();
         let kinds = Rc::clone(&self.kinds);
@@ -114,14 +148,18 @@ impl Solver {
     }
 }
 
-/// A recomputation choice of one layer.
+/// A choice of one layer.
 #[derive(Clone, Debug, PartialEq)]
-struct RecomputeChoice {
+struct LayerChoice {
     /// Indices in the layer of the nodes whose results are not stored.
     dropped: Vec<usize>,
+    /// Indices in the layer of the nodes whose results are offloaded.
+    moved: Vec<usize>,
     /// Stored bytes.
     kept: u64,
-    /// Predicted seconds of recomputation.
+    /// Stored bytes, and this layer's share of the offloaded ones that are on their way.
+    held: u64,
+    /// Predicted seconds of recomputation, and of waiting for copies.
     seconds: f64,
 }
 
@@ -157,6 +195,18 @@ struct Block {
     /// Whether each node may be recomputed: its results are read only by the forward pass of this layer and by the
     /// backward pass.
     free: Vec<bool>,
+    /// The copies of the values; `None` if nothing is offloaded.
+    copies: Option<Copies>,
+}
+
+/// Predicted seconds of the copies of a layer.
+struct Copies {
+    /// Of each value: its copy out of the arena, and the one back.
+    of_value: Vec<[f64; 2]>,
+    /// Of the kernels of the forward pass, and of the later ones, which hide copies.
+    kernels: [f64; 2],
+    /// Number of layers of the model.
+    layers: u64,
 }
 
 impl Block {
@@ -195,33 +245,89 @@ impl Block {
             nodes: nodes.to_vec(),
             values,
             free,
+            copies: None,
         }
+    }
+
+    /// The block whose values may be moved to a space, unless it is the arena.
+    fn with_offload_to(self, space: Space, graph: &Graph, target: &Target, layers: usize) -> Self {
+        // On the way to a file the copies of both hops run at once, so the slower counts.
+        let hops = match (space, target.arena_in_host()) {
+            (Space::Device, _) => return self,
+            (Space::Host, _) => vec![[Queue::Out, Queue::In]],
+            (Space::File, true) => vec![[Queue::Write, Queue::Read]],
+            (Space::File, false) => vec![[Queue::Out, Queue::In], [Queue::Write, Queue::Read]],
+        };
+        let copy = |(_, bytes, _): &(usize, u64, bool)| {
+            [0, 1].map(|way| {
+                let seconds = hops.iter().map(|hop| copy_seconds(target, hop[way], Bytes(*bytes)));
+                seconds.fold(0.0, f64::max)
+            })
+        };
+        let layer = self.nodes.first().and_then(|&id| graph.node(id).layer);
+        let later = graph.nodes.iter().filter(|node| node.layer == layer && node.phase != Phase::Forward);
+        let later: f64 = later.map(|node| node_seconds(graph, node, target, graph.bounds.full())).sum();
+        let copies = Copies {
+            of_value: self.values.iter().map(copy).collect(),
+            kernels: [self.seconds.iter().sum(), later],
+            layers: layers as u64,
+        };
+        Self { copies: Some(copies), ..self }
     }
 
     /// Key that is equal for layers that differ in their weights only.
     fn signature(&self, graph: &Graph) -> String {
         let ops: Vec<_> = self.nodes.iter().map(|&id| graph.node(id).op).collect();
-        format!("{ops:?} {:?} {:?} {:?} {:?}", self.reads, self.values, self.free, self.seconds)
+        // The copies follow from the values and the seconds, but for the kernels of the backward pass.
+        let later = self.copies.as_ref().map(|copies| copies.kernels[1]);
+        format!("{ops:?} {:?} {:?} {:?} {:?} {later:?}", self.reads, self.values, self.free, self.seconds)
     }
 
     /// All Pareto-optimal choices.
-    fn ways(&self) -> Vec<RecomputeChoice> {
+    fn ways(&self) -> Vec<LayerChoice> {
         let bytes = |i: usize| self.values.iter().filter(|v| v.0 == i).map(|v| v.1).sum::<u64>();
-        let mut free: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.free[i]).collect();
-        free.sort_by_key(|&i| Reverse((bytes(i), i)));
-        free.truncate(NODES);
-        free.sort_unstable();
-        let subset =
-            |bits: u32| free.iter().enumerate().filter(move |(k, _)| bits >> k & 1 == 1).map(|(_, &i)| i);
-        let all: Vec<RecomputeChoice> =
-            (0..1u32 << free.len()).map(|bits| self.way(subset(bits).collect())).collect();
-        undominated(all, |way| (way.kept, way.seconds))
+        let largest = |mut nodes: Vec<usize>, n: usize| {
+            nodes.sort_by_key(|&i| Reverse((bytes(i), i)));
+            nodes.truncate(n);
+            nodes.sort_unstable();
+            nodes
+        };
+        let mut free = largest((0..self.nodes.len()).filter(|&i| self.free[i]).collect(), NODES);
+        let mut movable: Vec<usize> = vec![];
+        let mut together: Vec<usize> = vec![];
+        if self.copies.is_some() {
+            together.clone_from(&free);
+            free = largest(free, NODES_OF_THREE_CHOICES);
+            together.retain(|i| !free.contains(i));
+            let is_read =
+                |i: usize| self.values.iter().any(|&(node, bytes, read)| node == i && read && bytes > 0);
+            let others = (0..self.nodes.len()).filter(|&i| !self.free[i] && is_read(i)).collect();
+            movable.extend(&free);
+            movable.extend(largest(others, ONLY_OFFLOADED));
+        }
+        let subset = |nodes: &[usize], bits: u32| -> Vec<usize> {
+            nodes.iter().enumerate().filter(|(k, _)| bits >> k & 1 == 1).map(|(_, &i)| i).collect()
+        };
+        let mut all: Vec<LayerChoice> = vec![];
+        for dropped in 0..1u32 << free.len() {
+            // The first nodes of `movable` are those of `free`, so their bits agree.
+            for moved in (0..1u32 << movable.len()).filter(|moved| moved & dropped == 0) {
+                let [dropped, moved] = [subset(&free, dropped), subset(&movable, moved)];
+                if !together.is_empty() {
+                    let mut more = [&dropped[..], &together].concat();
+                    more.sort_unstable();
+                    all.push(self.way(more, moved.clone()));
+                }
+                all.push(self.way(dropped, moved));
+            }
+        }
+        undominated(all, |way| (way.held, way.seconds))
     }
 
-    /// Stored bytes and recomputation seconds if the nodes `dropped` are not stored. Indices ascend, so the reverse
-    /// order visits readers before the nodes whose results they read. A dropped node is recomputed only if its result
-    /// is needed.
-    fn way(&self, dropped: Vec<usize>) -> RecomputeChoice {
+    /// Stored bytes and additional seconds if the results of the nodes `dropped` are recomputed and those of the nodes `moved`
+    /// are offloaded. Indices ascend, so the reverse order visits readers before the nodes whose results they read. A
+    /// dropped node is recomputed only if its result is needed.
+    fn way(&self, dropped: Vec<usize>, moved: Vec<usize>) -> LayerChoice {
         let mut is_dropped = vec![false; self.nodes.len()];
         dropped.iter().for_each(|&i| is_dropped[i] = true);
         let mut read: Vec<bool> = self.values.iter().map(|v| v.2).collect();
@@ -233,8 +339,27 @@ impl Block {
                 self.reads[i].iter().for_each(|&k| read[k] = true);
             }
         }
-        let kept = self.values.iter().zip(&read).filter(|(v, read)| **read && !is_dropped[v.0]);
-        RecomputeChoice { kept: kept.map(|(v, _)| v.1).sum(), dropped, seconds }
+        let mut kept = 0;
+        let mut offloaded = 0;
+        let mut copied = [0.0, 0.0];
+        for (k, &(node, bytes, _)) in
+            self.values.iter().enumerate().filter(|(k, v)| read[*k] && !is_dropped[v.0])
+        {
+            match self.copies.as_ref().filter(|_| moved.contains(&node)) {
+                Some(copies) => {
+                    offloaded += bytes;
+                    (0..2).for_each(|way| copied[way] += copies.of_value[k][way]);
+                }
+                None => kept += bytes,
+            }
+        }
+        let mut held = kept;
+        if let Some(Copies { kernels: [forward, later], layers, .. }) = self.copies {
+            held += (LAYERS_ON_THE_WAY.min(layers) * offloaded).div_ceil(layers.max(1));
+            let waits = (copied[0] - forward).max(0.0) + (copied[1] - later - seconds).max(0.0);
+            seconds += waits + HIDDEN_COPY * (copied[0] + copied[1]);
+        }
+        LayerChoice { kept, held, dropped, moved, seconds }
     }
 }
 
@@ -255,22 +380,24 @@ fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
 
 /// A combination of one choice per layer.
 struct Sum {
-    /// Stored bytes.
+    /// Stored bytes and those on their way.
+    held: u64,
+    /// Stored bytes, or fewer: the least of this and all later combinations.
     kept: u64,
     /// Predicted seconds of recomputation.
     seconds: f64,
-    /// Stored bytes in units of [`Sums::unit`], rounded up for each layer.
+    /// `held` in units of [`Sums::unit`], rounded up for each layer.
     units: usize,
 }
 
-/// Number of units into which the largest number of stored bytes is divided: finer than packing can distinguish.
+/// Number of units into which the largest number of held bytes is divided: finer than packing can distinguish.
 const PARTS: u64 = 2048;
 
-/// All Pareto-optimal combinations of one choice per layer, by dynamic programming over (layer, stored bytes). Bytes
-/// are counted in units, a fraction of the largest number of stored bytes, and rounded up for each layer, so that the
+/// All Pareto-optimal combinations of one choice per layer, by dynamic programming over (layer, held bytes). Bytes
+/// are counted in units, a fraction of the largest number of held bytes, and rounded up for each layer, so that the
 /// work does not grow with the number of bytes. The result is exact if there are at most [`PARTS`] bytes.
 struct Sums {
-    /// Combinations in order of stored bytes.
+    /// Combinations in order of held bytes.
     all: Vec<Sum>,
     /// Bytes per unit.
     unit: u64,
@@ -280,23 +407,24 @@ struct Sums {
 
 impl Sums {
     #[expect(clippy::arithmetic_side_effects, reason = "bytes of the values of a graph within the limits")]
-    fn of(layers: &[&[RecomputeChoice]]) -> Self {
-        let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
+    fn of(layers: &[&[LayerChoice]]) -> Self {
+        let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.held).max().unwrap_or(0)).sum();
         let unit = most.div_ceil(PARTS).max(1);
-        let units = |way: &RecomputeChoice| way.kept.div_ceil(unit) as usize;
+        let units = |way: &LayerChoice| way.held.div_ceil(unit) as usize;
         let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
-        // Least seconds, and the exact bytes, of a combination of the layers so far, by stored units.
-        let mut least = vec![(f64::INFINITY, 0u64); width];
+        // Least seconds of a combination of the layers so far, and its bytes held and stored, by held units.
+        let mut least = vec![(f64::INFINITY, [0_u64; 2]); width];
         least[0].0 = 0.0;
         let mut chosen: Vec<Vec<u16>> = vec![];
         // Largest number of units that the layers so far can store.
         let mut reached = 0;
         for ways in layers {
-            let (mut next, mut way_of) = (vec![(f64::INFINITY, 0u64); width], vec![0u16; width]);
+            let mut next = vec![(f64::INFINITY, [0_u64; 2]); width];
+            let mut way_of = vec![0_u16; width];
             // Of the choices with equal units only the fastest can be part of a best combination. With many layers a
             // layer has few units, so most of its choices are left out. The comparison below is strict, so among
             // combinations of equal time the one in which this layer stores most wins.
-            let mut fastest: BTreeMap<usize, (usize, &RecomputeChoice)> = BTreeMap::new();
+            let mut fastest: BTreeMap<usize, (usize, &LayerChoice)> = BTreeMap::new();
             for (k, way) in ways.iter().enumerate() {
                 let known = fastest.entry(units(way)).or_insert((k, way));
                 if way.seconds < known.1.seconds {
@@ -305,9 +433,10 @@ impl Sums {
             }
             for (to, (k, way)) in fastest.into_iter().rev() {
                 let sums = next[to..].iter_mut().zip(&mut way_of[to..]).zip(&least[..=reached]);
-                for ((next, way_of), (seconds, kept)) in sums {
+                for ((next, way_of), (seconds, [held, kept])) in sums {
                     if seconds + way.seconds < next.0 {
-                        (*next, *way_of) = ((seconds + way.seconds, kept + way.kept), k as u16);
+                        *next = (seconds + way.seconds, [held + way.held, kept + way.kept]);
+                        *way_of = k as u16;
                     }
                 }
             }
@@ -316,20 +445,26 @@ impl Sums {
             chosen.push(way_of);
         }
         let ends = least.iter().enumerate().filter(|(_, (seconds, _))| seconds.is_finite());
-        let all = ends.map(|(units, &(seconds, kept))| {
+        let all = ends.map(|(units, &(seconds, [held, kept]))| {
             // Rounded to picoseconds: sums of equal terms in another order must compare equal.
-            Sum { kept, seconds: (seconds * 1e12).round() / 1e12, units }
+            Sum { held, kept, seconds: (seconds * 1e12).round() / 1e12, units }
         });
-        Self { all: undominated(all.collect(), |sum| (sum.kept, sum.seconds)), unit, chosen }
+        let mut all = undominated(all.collect(), |sum| (sum.held, sum.seconds));
+        let mut least = u64::MAX;
+        for sum in all.iter_mut().rev() {
+            least = least.min(sum.kept);
+            sum.kept = least;
+        }
+        Self { all, unit, chosen }
     }
 
     /// Choice of each layer in combination `k`, reconstructed from the last layer to the first.
-    fn ways(&self, layers: &[&[RecomputeChoice]], k: usize) -> Vec<u16> {
+    fn ways(&self, layers: &[&[LayerChoice]], k: usize) -> Vec<u16> {
         let mut units = self.all[k].units;
         let mut ways = vec![0; layers.len()];
         for i in (0..layers.len()).rev() {
             ways[i] = self.chosen[i][units];
-            units -= layers[i][usize::from(ways[i])].kept.div_ceil(self.unit) as usize;
+            units -= layers[i][usize::from(ways[i])].held.div_ceil(self.unit) as usize;
         }
         ways
     }

@@ -10,7 +10,7 @@
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
 use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target};
-use plimsoll_graph::{Bytes, Count, Graph, Node, Phase, Space, TooLarge};
+use plimsoll_graph::{Bytes, Count, Graph, Node, Op, Phase, Space, TooLarge};
 
 /// Maximum number of units of a run in the small model.
 const SHOWN: u32 = 4;
@@ -165,7 +165,8 @@ impl Layers {
     /// Number of recomputation nodes of the full model, and their predicted seconds.
     pub fn recomputed(&self, graph: &Graph, target: &Target) -> (usize, f64) {
         let times = self.times();
-        let nodes = graph.nodes.iter().filter(|node| node.phase == Phase::Recompute);
+        let is_recomputed = |node: &&Node| node.phase == Phase::Recompute && !matches!(node.op, Op::Move(_));
+        let nodes = graph.nodes.iter().filter(is_recomputed);
         nodes.fold((0, 0.0), |(count, seconds), node| {
             let each = node_seconds(graph, node, target, graph.bounds.full());
             (count + times(node) as usize, seconds + times(node) as f64 * each)

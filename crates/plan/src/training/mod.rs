@@ -11,7 +11,7 @@ pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearc
 
 use crate::compile::{compile_owned, has_matmuls};
 use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
-use crate::{Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
+use crate::{ActivationOffload, Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
@@ -57,10 +57,26 @@ pub struct Training<'a> {
     pub ema: Option<f32>,
     /// Ops to fuse.
     pub fuse: Fuse,
-    /// Parameters and states that are kept outside the arena between their uses.
+    /// What is kept outside the arena between its uses.
     pub offload: Offload,
+    /// The activations that are kept outside the arena, if `offload` has activations.
+    pub activations: ActivationOffload,
     /// Bytes that are copied ahead of and behind the launches ([`Policy::window`]).
     pub window: Option<Bytes>,
+}
+
+/// What becomes of the activations that the backward pass reads and that do not stay in the arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActivationPolicy {
+    /// Those that the backward pass recomputes.
+    pub recompute: RecomputePolicy,
+    /// Those that are kept outside the arena meanwhile, if [`Training::offload`] has activations.
+    pub offload: ActivationOffload,
+}
+
+impl ActivationPolicy {
+    /// All activations stay in the arena.
+    pub const STORED: Self = Self { recompute: RecomputePolicy::None, offload: ActivationOffload::NONE };
 }
 
 /// How a parameter is trained.
@@ -172,31 +188,32 @@ impl Training<'_> {
     /// batch.
     pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
         let micro = self.micro_step(forward)?;
-        self.program_of(vec![(micro, self.remat.clone())], evaluation, target)
+        let stored = ActivationPolicy { recompute: self.remat.clone(), offload: self.activations.clone() };
+        self.program_of(vec![(micro, stored)], evaluation, target)
     }
 
-    /// Builds the program from graphs returned by [`Training::micro_step`], each with its recomputation policy: the
+    /// Builds the program from graphs returned by [`Training::micro_step`], each with what becomes of its activations: the
     /// micro-steps between which a run switches, the largest first, or a single one. Gradients of several micro-steps
     /// have the same addresses, which requires an accumulation of more than one micro-batch.
     pub fn program_of(
         &self,
-        micro_steps: Vec<(Graph, RecomputePolicy)>,
+        micro_steps: Vec<(Graph, ActivationPolicy)>,
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
         has_matmuls(self.precision, target)?;
         let mut micro_steps = micro_steps.into_iter();
         let nothing = || PlanError::BadPolicy { field: "batch", why: "there is no micro-step".to_owned() };
-        let (micro, remat) = micro_steps.next().ok_or_else(nothing)?;
+        let (micro, stored) = micro_steps.next().ok_or_else(nothing)?;
         let mut persistent = Persistent::new();
-        let mut plan = |graph: Graph, remat: &RecomputePolicy| {
-            compile_owned(graph, &self.policy(remat), target, &mut persistent, &mut |_, _| {})
+        let mut plan = |graph: Graph, stored: &ActivationPolicy| {
+            compile_owned(graph, &self.policy(stored), target, &mut persistent, &mut |_, _| {})
         };
-        let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
-        let evaluate = plan(self.evaluation(evaluation, &micro)?, &RecomputePolicy::None)?;
-        let micro = plan(micro, &remat)?;
+        let apply = self.apply(&micro)?.map(|graph| plan(graph, &ActivationPolicy::STORED)).transpose()?;
+        let evaluate = plan(self.evaluation(evaluation, &micro)?, &ActivationPolicy::STORED)?;
+        let micro = plan(micro, &stored)?;
         let smaller = micro_steps
-            .map(|(graph, remat)| Ok((plans::smaller(graph.bounds.tokens), plan(graph, &remat)?)))
+            .map(|(graph, stored)| Ok((plans::smaller(graph.bounds.tokens), plan(graph, &stored)?)))
             .collect::<Result<Vec<_>, PlanError>>()?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
@@ -242,10 +259,11 @@ impl Training<'_> {
     }
 
     /// Compilation policy of the graphs.
-    fn policy(&self, remat: &RecomputePolicy) -> Policy {
+    fn policy(&self, stored: &ActivationPolicy) -> Policy {
         Policy {
             weights: Weights::Trained,
-            remat: remat.clone(),
+            remat: stored.recompute.clone(),
+            activations: stored.offload.clone(),
             fuse: self.fuse,
             offload: self.offload,
             window: self.window,

@@ -5,10 +5,12 @@
 
 use super::frontier::Frontier;
 use super::layers::{Layers, Size};
-use super::{Optimizer, Solver, Training};
+use super::{ActivationPolicy, Optimizer, Solver, Training, plans};
 use crate::compile::{has_matmuls, lowered};
 use crate::cost::replayed;
-use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes, step_seconds};
+use crate::{
+    ActivationOffload, Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes, step_seconds,
+};
 use plimsoll_graph::{Bytes, Graph, Space};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
@@ -73,8 +75,8 @@ pub struct TrainingChoice {
     pub program: Program,
     /// Settings of the program.
     pub candidate: Candidate,
-    /// Recomputation policy.
-    pub remat: RecomputePolicy,
+    /// What is recomputed and offloaded of the activations.
+    pub activations: ActivationPolicy,
     /// Predicted seconds of an optimizer step.
     pub seconds: f64,
     /// Predicted tokens per second.
@@ -209,7 +211,8 @@ impl TrainingSearch<'_> {
     fn training(&self, candidate: &Candidate) -> Training<'_> {
         let least = if self.dynamic.is_empty() { 1 } else { 2 };
         let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation.max(least));
-        Training { optimizer, accumulation, remat: RecomputePolicy::None, ..self.training }
+        let ActivationPolicy { recompute: remat, offload: activations } = ActivationPolicy::STORED;
+        Training { optimizer, accumulation, remat, activations, ..self.training }
     }
 }
 
@@ -223,7 +226,7 @@ struct Look<'a> {
 /// The fastest candidate within the budget, planned, and the others considered for it.
 struct Fitting {
     program: Program,
-    remat: RecomputePolicy,
+    activations: ActivationPolicy,
     best: Tried,
     others: Vec<Tried>,
 }
@@ -268,7 +271,9 @@ impl Look<'_> {
     fn open(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
         let search = self.search;
         has_matmuls(search.training.precision, self.target)?;
-        let mut solver = Solver::default();
+        let offload = &search.training.offload;
+        let mut solver =
+            if offload.activations { Solver::with_offload_to(offload.to) } else { Solver::default() };
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
         let mut open: Vec<(usize, OpenCandidate)> = vec![];
         let mut too_large = None;
@@ -323,7 +328,7 @@ impl Look<'_> {
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
         let step = Size::extended(search.layers, |layers| {
-            let seconds = self.seconds(&self.graph(candidate, layers)?)?;
+            let seconds = self.seconds(&self.graph(candidate, layers)?, &self.given())?;
             Ok(Size { persistent: Bytes::ZERO, seconds })
         })?;
         let (again, frontier) = match &search.remat {
@@ -370,21 +375,32 @@ impl Look<'_> {
                 }
             }
             if let Some(apply) = &apply {
-                live.set(self.live(apply, &Layers::alike(layers), &RecomputePolicy::None)?.0);
+                live.set(self.live(apply, &Layers::alike(layers), &ActivationPolicy::STORED)?.0);
             }
-            let seconds = apply.as_ref().map_or(Ok(0.0), |graph| self.seconds(graph))?;
+            let stored = ActivationPolicy::STORED;
+            let seconds = apply.as_ref().map_or(Ok(0.0), |graph| self.seconds(graph, &stored))?;
             Ok(Size { persistent: persistent.bytes(Space::Device), seconds })
         })?;
         Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
     }
 
+    /// What becomes of the activations before the search chooses: they are stored, or, where recomputation is given, moved.
+    fn given(&self) -> ActivationPolicy {
+        match self.search.remat {
+            RematChoice::Given(_) => {
+                ActivationPolicy { offload: ActivationOffload::All, ..ActivationPolicy::STORED }
+            }
+            RematChoice::Auto => ActivationPolicy::STORED,
+        }
+    }
+
     /// Predicted seconds of a full step of `graph`, without recomputation.
-    fn seconds(&self, graph: &Graph) -> Result<f64, PlanError> {
+    fn seconds(&self, graph: &Graph, stored: &ActivationPolicy) -> Result<f64, PlanError> {
         let training = &self.search.training;
         if training.offload.is_empty() {
             return Ok(step_seconds(graph, self.target, graph.bounds.full()));
         }
-        let policy = training.policy(&RecomputePolicy::None);
+        let policy = training.policy(stored);
         let (graph, schedule) = lowered(graph.clone(), &policy, self.target, &mut |_, _| {})?;
         Ok(replayed(&graph, &schedule, self.target, graph.bounds.full()).into_iter().sum())
     }
@@ -395,23 +411,29 @@ impl Look<'_> {
         &self,
         graph: &Graph,
         layers: &Layers,
-        remat: &RecomputePolicy,
+        stored: &ActivationPolicy,
     ) -> Result<(Bytes, usize), PlanError> {
         let (graph, schedule) =
-            lowered(graph.clone(), &self.search.training.policy(remat), self.target, &mut |_, _| {})?;
+            lowered(graph.clone(), &self.search.training.policy(stored), self.target, &mut |_, _| {})?;
         let live = layers.live(&graph, &schedule, self.target)?;
         Ok((live, layers.recomputed(&graph, self.target).0))
     }
 
     fn found(&self, open: &[OpenCandidate]) -> Result<Option<TrainingChoice>, PlanError> {
-        let Some(Fitting { program, remat, best, others }) = self.fitting(open)? else { return Ok(None) };
+        let Some(Fitting { program, activations, mut best, others }) = self.fitting(open)? else {
+            return Ok(None);
+        };
+        if !program.offload().is_empty() {
+            // Copies hide behind the kernels of other layers, which only the whole plan has.
+            best.seconds = seconds_of(&program, &best.candidate);
+        }
         Ok(Some(TrainingChoice {
             program,
             candidate: best.candidate,
             seconds: best.seconds,
             tokens_per_second: best.rate(),
             rejected: self.rejected(open, &best, others)?,
-            remat,
+            activations,
         }))
     }
 
@@ -431,9 +453,9 @@ impl Look<'_> {
                 let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
                 let Some(k) = tried.iter().position(|t| t.rate() >= best) else { break };
                 let best = tried.swap_remove(k);
-                let (program, remat) = self.whole(open, &best)?;
+                let (program, activations) = self.whole(open, &best)?;
                 if program.peak() <= budget {
-                    return Ok(Some(Fitting { program, remat, best, others: tried }));
+                    return Ok(Some(Fitting { program, activations, best, others: tried }));
                 }
                 // Packing adds waste to the live bytes, so the choice may fail although its live bytes fit.
                 open.iter().filter(|o| o.candidate == best.candidate).for_each(|o| o.below.set(best.choice));
@@ -535,26 +557,26 @@ impl Look<'_> {
         self.search.proceed()?;
         let step = &open.step;
         let all = self.search.layers;
-        let (layers, graph, remat) = match (&step.frontier, &self.search.remat) {
+        let (layers, graph, stored) = match (&step.frontier, &self.search.remat) {
             (Some(frontier), _) if k + 1 < step.choices.len() => {
                 let ways = frontier.ways(step.choices[k]);
                 let layers = self.sample(Layers::of(&ways));
                 let graph = self.small(open, &layers)?;
                 let shown: Vec<_> = layers.originals().into_iter().map(|layer| ways[layer as usize]).collect();
-                let remat = RecomputePolicy::Nodes(frontier.nodes(&graph, &shown));
-                (layers, graph, remat)
+                let stored = frontier.policy(&graph, &shown);
+                (layers, graph, stored)
             }
             (None, RematChoice::Given(remat)) => {
                 let layers = self.sample(Layers::under(remat, all));
-                let remat = layers.shrunk(remat);
-                (layers.clone(), self.small(open, &layers)?, remat)
+                let stored = ActivationPolicy { recompute: layers.shrunk(remat), ..self.given() };
+                (layers.clone(), self.small(open, &layers)?, stored)
             }
             (_, _) => {
                 let layers = self.sample(Layers::alike(all));
-                (layers.clone(), self.small(open, &layers)?, RecomputePolicy::None)
+                (layers.clone(), self.small(open, &layers)?, ActivationPolicy::STORED)
             }
         };
-        let (live, recomputed) = self.live(&graph, &layers, &remat)?;
+        let (live, recomputed) = self.live(&graph, &layers, &stored)?;
         let live = live.max(open.apply.live).max(self.evaluated(step)?);
         let (peak, candidate, seconds) = (open.apply.base + live, open.candidate, open.seconds(k));
         debug_assert!(peak >= open.floor(k), "{candidate:?} {k}: {peak}, at least {}", open.floor(k));
@@ -585,13 +607,13 @@ impl Look<'_> {
         let (live, _) = self.live(
             &step.evaluation,
             &self.sample(Layers::alike(self.search.layers)),
-            &RecomputePolicy::None,
+            &ActivationPolicy::STORED,
         )?;
         Ok(*step.evaluated.get_or_init(|| live))
     }
 
-    /// Plans the full model for a tried choice, and returns its recomputation policy.
-    fn whole(&self, open: &[OpenCandidate], tried: &Tried) -> Result<(Program, RecomputePolicy), PlanError> {
+    /// Plans the full model for a tried choice, and returns what becomes of its activations.
+    fn whole(&self, open: &[OpenCandidate], tried: &Tried) -> Result<(Program, ActivationPolicy), PlanError> {
         self.search.proceed()?;
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
         let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
@@ -600,21 +622,29 @@ impl Look<'_> {
         for tokens in self.search.switched(tried.candidate.tokens) {
             let (forward, evaluated) = (self.build)(tokens, (self.search.chunk)(tokens), self.search.layers)?;
             let micro = training.micro_step(&forward)?;
-            let remat = match (&open.step.frontier, &self.search.remat) {
+            let stored = match (&open.step.frontier, &self.search.remat) {
                 (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
                     let ways = frontier.ways(open.step.choices[tried.choice]);
-                    RecomputePolicy::Nodes(frontier.nodes(&micro, &ways))
+                    frontier.policy(&micro, &ways)
                 }
-                (None, RematChoice::Given(remat)) => remat.clone(),
-                (_, _) => RecomputePolicy::None,
+                (None, RematChoice::Given(remat)) => {
+                    ActivationPolicy { recompute: remat.clone(), ..self.given() }
+                }
+                (_, _) => ActivationPolicy::STORED,
             };
-            micro_steps.push((micro, remat));
+            micro_steps.push((micro, stored));
             evaluation = Some(evaluated);
         }
-        let remat = micro_steps.first().map_or(RecomputePolicy::None, |(_, remat)| remat.clone());
+        let stored = micro_steps.first().map_or(ActivationPolicy::STORED, |(_, stored)| stored.clone());
         let program = training.program_of(micro_steps, &evaluation.ok_or_else(nothing)?, self.target)?;
-        Ok((program, remat))
+        Ok((program, stored))
     }
+}
+
+/// Predicted seconds of an optimizer step of a program: its micro-steps and its update.
+fn seconds_of(program: &Program, candidate: &Candidate) -> f64 {
+    let seconds = |name: &str| program.seconds_of(name).unwrap_or(0.0);
+    candidate.accumulation as f64 * seconds(plans::MICRO) + seconds(plans::APPLY)
 }
 
 impl OpenCandidate {
@@ -770,6 +800,7 @@ mod tests {
             {
                 let search = TrainingSearch {
                     training: Training {
+                        activations: ActivationOffload::All,
                         precision,
                         remat: RecomputePolicy::None,
                         optimizer: Optimizer::AdamW(ADAM),

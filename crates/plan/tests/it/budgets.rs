@@ -8,8 +8,8 @@ use crate::training::{language_model, search};
 use plimsoll_graph::ops::{AdamW, Sgd};
 use plimsoll_graph::{Bytes, Graph, Param};
 use plimsoll_plan::{
-    Optimizer, ParameterGroup, PlanError, Precision, RecomputePolicy, RematChoice, Training, TrainingChoice,
-    TrainingSearch,
+    ActivationPolicy, Optimizer, ParameterGroup, PlanError, Precision, RecomputePolicy, RematChoice, Training,
+    TrainingChoice, TrainingSearch,
 };
 use proptest::prelude::*;
 
@@ -129,7 +129,7 @@ fn a_thousand_configurations_stay_inside_their_lines() {
             assert!(found.tokens_per_second >= before_it, "{recipe:?}: {budget} is slower than less");
             before = found.tokens_per_second;
             planned += 1;
-            recomputing += u32::from(found.remat != RecomputePolicy::None && recipe.remat != 0);
+            recomputing += u32::from(found.activations != ActivationPolicy::STORED && recipe.remat != 0);
             smaller += u32::from(found.candidate.tokens < recipe.tokens);
         }
         assert!((before - whole.tokens_per_second).abs() <= 1e-9 * before, "{recipe:?}");

@@ -8,8 +8,8 @@ use crate::random::{graph_of, recipes, run};
 use plimsoll_graph::ops::AdamW;
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, NodeId, Space, ValueId};
 use plimsoll_plan::{
-    CpuKernel, Fuse, Instr, KernelId, Offload, Optimizer, ParameterGroup, Plan, Policy, Precision,
-    RecomputePolicy, Region, Slice, Target, Training, Weights, check, check_target, compile,
+    ActivationOffload, CpuKernel, Fuse, Instr, KernelId, Offload, Optimizer, ParameterGroup, Plan, Policy,
+    Precision, RecomputePolicy, Region, Slice, Target, Training, Weights, check, check_target, compile,
 };
 use proptest::prelude::*;
 
@@ -54,18 +54,20 @@ fn plans() -> Vec<(&'static str, Plan)> {
 
 /// A micro-step that updates its parameters, of which all and their states are outside the arena.
 fn offloaded_step(to: Space, window: Option<Bytes>) -> Plan {
-    let offload = Offload { optimizer: true, masters: true, gradients: true, parameters: true, to };
+    let all =
+        Offload { optimizer: true, masters: true, gradients: true, parameters: true, activations: true, to };
     let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let training = Training {
         precision: Precision::Bf16,
         remat: RecomputePolicy::None,
+        activations: ActivationOffload::All,
         optimizer: Optimizer::AdamW(adam),
         group: &|_| ParameterGroup::Decay,
         accumulation: 1,
         max_norm: 0.0,
         ema: None,
         fuse: Fuse::default(),
-        offload,
+        offload: all,
         window,
     };
     let graph = crate::training::language_model(2, 16, 32, 32);

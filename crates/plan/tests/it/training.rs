@@ -6,12 +6,13 @@ use plimsoll_graph::ops::{
     Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
 };
 use plimsoll_graph::{
-    Bounds, Builder, Bytes, DType, Dim, Graph, Op, OutputRole, Param, Phase, Role, StateKind, StateRole,
+    Bounds, Builder, Bytes, DType, Dim, Graph, Op, OutputRole, Param, Phase, Role, Space, StateKind, StateRole,
     ValueId,
 };
 use plimsoll_plan::{
-    Fuse, Kernels, Optimizer, ParameterGroup, Plan, PlanError, Precision, Program, Rates, RecomputePolicy,
-    Region, RematChoice, Target, Training, TrainingSearch, check, passes, step_seconds,
+    ActivationOffload, ActivationPolicy, Fuse, Kernels, Offload, Optimizer, ParameterGroup, Plan, PlanError,
+    Precision, Program, Rates, RecomputePolicy, Region, RematChoice, Target, Training, TrainingSearch, check,
+    passes, step_seconds,
     training::{Solver, plans},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +71,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
     Training {
         precision: Precision::F32,
         remat: RecomputePolicy::None,
+        activations: ActivationOffload::All,
         optimizer,
         group: &decay,
         accumulation: 2,
@@ -470,6 +472,69 @@ fn without_workspace(name: &str) -> Target {
     Target { kernels: Kernels::Reference, ..target(name) }
 }
 
+/// With offload of activations the search has a third choice: it is never slower than without, needs less memory, and moves
+/// nothing where everything fits. If recomputation is given, all large activations of the layers but the last are moved.
+#[test]
+fn activations_are_stored_recomputed_or_offloaded() {
+    let target = without_workspace("4090");
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 64, 512, tokens);
+        Ok((graph.clone(), graph))
+    };
+    for to in [Space::Host, Space::File] {
+        let offload = Offload { activations: true, to, ..Offload::default() };
+        let with = |budget, remat| {
+            let without = search(budget, remat);
+            TrainingSearch {
+                training: Training { offload, ..training(Optimizer::AdamW(ADAM)) },
+                optimizers: vec![Optimizer::AdamW(ADAM)],
+                tokens: vec![2048],
+                layers: 12,
+                ..without
+            }
+        };
+        let without = |budget| TrainingSearch {
+            training: training(Optimizer::AdamW(ADAM)),
+            ..with(budget, RematChoice::Auto)
+        };
+        let whole = with(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
+        assert_eq!(whole.activations, ActivationPolicy::STORED);
+        let least = |search: TrainingSearch<'_>| match search.run(&target, &build) {
+            Err(PlanError::OverBudget(bill)) => bill.ledger.total(),
+            other => panic!("{other:?}"),
+        };
+        let [least_with, least_without] =
+            [with(Bytes(1000), RematChoice::Auto), without(Bytes(1000))].map(least);
+        assert!(least_with < least_without, "{to:?}: {least_with}, without {least_without}");
+        let mut moving = 0;
+        for k in 0..=8 {
+            let budget = Bytes(least_with.0 + (whole.program.peak().0 - least_with.0) * k / 8);
+            let found = with(budget, RematChoice::Auto).run(&target, &build).unwrap_or_else(|e| panic!("{e}"));
+            assert!(found.program.peak() <= budget, "{budget}");
+            moving += usize::from(found.program.offload().activations);
+            if let Ok(without) = without(budget).run(&target, &build) {
+                let ratio = found.tokens_per_second / without.tokens_per_second;
+                assert!(ratio > 0.98, "{to:?} {budget}: {ratio}");
+            }
+        }
+        // A disk is much slower than recomputation.
+        let least = if to == Space::Host { 3 } else { 1 };
+        assert!(moving >= least, "{to:?}: {moving} of 9 budgets");
+        for remat in [RecomputePolicy::None, RecomputePolicy::Full] {
+            let given = with(Bytes(u64::MAX), RematChoice::Given(remat.clone())).run(&target, &build);
+            let given = given.unwrap_or_else(|e| panic!("{e}"));
+            let graph = &given.program.plans()[0].1.graph;
+            let moved: BTreeSet<u32> = graph
+                .nodes
+                .iter()
+                .filter(|node| node.phase == Phase::Forward && matches!(node.op, Op::Move(_)))
+                .filter_map(|node| node.layer)
+                .collect();
+            assert_eq!(moved, (0..11).collect(), "{remat:?}");
+        }
+    }
+}
+
 /// A larger budget never gives a slower program of the same optimizer, the first optimizer that fits is used, every
 /// program is within its budget, and a budget below the minimum is refused.
 #[test]
@@ -480,7 +545,7 @@ fn the_search_is_monotone_in_the_budget() {
         Ok((graph.clone(), graph))
     };
     let whole = search(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
-    assert_eq!(whole.remat, RecomputePolicy::None);
+    assert_eq!(whole.activations, ActivationPolicy::STORED);
     let error = search(Bytes(1000), RematChoice::Auto).run(&target, &build).expect_err("too little");
     let PlanError::OverBudget(bill) = error else { panic!("{error}") };
     let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
@@ -500,7 +565,7 @@ fn the_search_is_monotone_in_the_budget() {
         eight_bits += u64::from(is_8bit);
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
         before = found.tokens_per_second;
-        recomputing += usize::from(found.remat != RecomputePolicy::None);
+        recomputing += usize::from(found.activations != ActivationPolicy::STORED);
         // A recomputation policy fixed by the caller is not faster than the choice of the search.
         let full = search(budget, RematChoice::Given(RecomputePolicy::Full)).run(&target, &build);
         if let Ok(full) = full
@@ -528,8 +593,8 @@ fn what_is_kept_bounds_every_plan() {
         assert!(frontier.len() > 20, "{}", frontier.len());
         let mut tight = 0;
         for k in (0..frontier.len()).step_by(frontier.len() / 12) {
-            let remat = RecomputePolicy::Nodes(frontier.nodes(&micro, &frontier.ways(k)));
-            let program = t.program_of(vec![(micro.clone(), remat.clone())], &graph, &target).expect("planned");
+            let stored = frontier.policy(&micro, &frontier.ways(k));
+            let program = t.program_of(vec![(micro.clone(), stored)], &graph, &target).expect("planned");
             let (floor, peak) = (program.persistent() + target.reserved() + frontier.kept(k), program.peak());
             assert!(floor <= peak, "{k}: {floor}, {peak}");
             tight += usize::from(10 * (peak - floor).0 < 4 * frontier.kept(k).0);

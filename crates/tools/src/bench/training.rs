@@ -11,8 +11,8 @@ use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::passes::cotangent;
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target,
-    Training, node_seconds,
+    ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program,
+    RecomputePolicy, Target, Training, node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
 use plimsoll_runtime::{RuntimeError, Settings};
@@ -78,6 +78,7 @@ fn times(
     let training = Training {
         precision: Precision::F32,
         remat: RecomputePolicy::None,
+        activations: ActivationOffload::NONE,
         optimizer,
         group: &|_| ParameterGroup::Decay,
         // Accumulation and clipping are enabled, because they have their own kernels, which are timed too.

@@ -38,8 +38,10 @@ pub struct Memory {
     #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "rounding"))]
     pub loss_chunk: Auto<u64>,
     /// What is kept outside the memory of the device between its uses: none (default), auto, which is the fastest choice
-    /// that fits the budget, or a list of optimizer (moments and averages), masters (f32 copies of 16-bit parameters) and
-    /// parameters. Copies run while kernels compute. Results have the same bits.
+    /// that fits the budget, or a list of optimizer (moments and averages), masters (f32 copies of 16-bit parameters),
+    /// gradients (sums over the micro-steps of a step), parameters and activations (from the forward to the backward pass;
+    /// with memory.remat auto those that are better offloaded than kept or recomputed). Copies run while kernels compute.
+    /// Results have the same bits.
     #[schemars(extend("changes" = "machine"))]
     pub offload: Offload,
     /// Where memory.offload keeps it: host (default), pinned host memory beside a GPU, or disk, a scratch file in the output
@@ -50,7 +52,7 @@ pub struct Memory {
     pub dynamic: Option<Dynamic>,
 }
 
-/// Parameters and states that are kept outside the memory of the device.
+/// What is kept outside the memory of the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Offload {
@@ -70,7 +72,7 @@ pub enum OffloadPolicy {
     Auto,
 }
 
-/// A kind of parameters or states that can be kept outside the memory of the device.
+/// A kind of values that can be kept outside the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadPart {
@@ -78,8 +80,12 @@ pub enum OffloadPart {
     Optimizer,
     /// f32 copies of 16-bit parameters.
     Masters,
+    /// Gradients, from one micro-step to the next and to the update.
+    Gradients,
     /// Parameters.
     Parameters,
+    /// Activations, from the forward to the backward pass.
+    Activations,
 }
 
 /// The memory that takes what is kept outside that of the device.
@@ -96,12 +102,13 @@ impl Memory {
     /// The choices of [`Memory::offload`], in the order in which they take more from the device: one that is given, or all
     /// of `auto`.
     pub fn offloads(&self) -> Vec<plimsoll_plan::Offload> {
-        use OffloadPart::{Masters, Optimizer, Parameters};
+        use OffloadPart::{Activations, Gradients, Masters, Optimizer, Parameters};
         match &self.offload {
             Offload::Policy(OffloadPolicy::None) => vec![plimsoll_plan::Offload::default()],
             Offload::Parts(parts) => vec![self.offload_of(parts)],
             Offload::Policy(OffloadPolicy::Auto) => {
-                let all = [Optimizer, Masters, Parameters];
+                // Activations first: the search offloads them only where that is faster than to recompute them.
+                let all = [Activations, Optimizer, Masters, Gradients, Parameters];
                 (0..=all.len()).map(|n| self.offload_of(&all[..n])).collect()
             }
         }
@@ -115,8 +122,9 @@ impl Memory {
         plimsoll_plan::Offload {
             optimizer: parts.contains(&OffloadPart::Optimizer),
             masters: parts.contains(&OffloadPart::Masters),
-            gradients: false,
+            gradients: parts.contains(&OffloadPart::Gradients),
             parameters: parts.contains(&OffloadPart::Parameters),
+            activations: parts.contains(&OffloadPart::Activations),
             to,
         }
     }

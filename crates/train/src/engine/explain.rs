@@ -6,7 +6,9 @@ use super::subject;
 use crate::TrainError;
 use crate::config::{ModelKind, OptimizerKind, PrecisionKind, TrainConfig};
 use plimsoll_plan::training::plans;
-use plimsoll_plan::{Candidate, Fuse, PlanError, Program, RecomputePolicy, Target, TrainingChoice};
+use plimsoll_plan::{
+    ActivationPolicy, Candidate, Fuse, PlanError, Program, RecomputePolicy, Target, TrainingChoice,
+};
 use plimsoll_runtime::Observer;
 use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
 use serde_json::{Value, json};
@@ -26,7 +28,7 @@ pub fn explain(
     let candidate = found.candidate;
     let exact = Exact {
         candidate,
-        remat: found.remat.clone(),
+        activations: found.activations.clone(),
         fuse: Fuse::default(),
         max_norm: None,
         offload: found.program.offload(),
@@ -50,9 +52,10 @@ pub fn explain(
         let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         Ok((format!("--set {key}={word}"), other))
     };
-    if found.remat != RecomputePolicy::None {
+    if found.activations.recompute != RecomputePolicy::None {
         let (instead, _) = keyed("memory.remat", json!("none"))?;
-        let without = planned(config, &Exact { remat: RecomputePolicy::None, ..exact.clone() })?;
+        let activations = ActivationPolicy { recompute: RecomputePolicy::None, ..found.activations.clone() };
+        let without = planned(config, &Exact { activations, ..exact.clone() })?;
         add("recomputation of activations", instead, with, without);
     }
     if u64::from(candidate.chunk) < candidate.tokens {
@@ -93,8 +96,8 @@ pub fn explain(
     }
     // Keys that change the nodes of the graph: nodes of one graph cannot be recomputed in the other, so both plans are
     // without recomputation where the search chose nodes.
-    let (exact, note) = match exact.remat {
-        RecomputePolicy::Nodes(_) => (Exact { remat: RecomputePolicy::None, ..exact }, NOT_RECOMPUTED),
+    let (exact, note) = match exact.activations.recompute {
+        RecomputePolicy::Nodes(_) => (Exact { activations: ActivationPolicy::STORED, ..exact }, NOT_RECOMPUTED),
         _ => (exact, ""),
     };
     let with = if note.is_empty() { Some(with) } else { planned(config, &exact)? };

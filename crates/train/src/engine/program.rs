@@ -4,14 +4,16 @@
 use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
-use crate::config::{ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, halves};
+use crate::config::{
+    ModelKind, OffloadPart, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, halves,
+};
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param, Phase};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
-    Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice,
-    Remedy, Target, Training, TrainingChoice, TrainingSearch,
+    ActivationOffload, ActivationPolicy, Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup,
+    PlanError, Precision, Program, RematChoice, Remedy, Target, Training, TrainingChoice, TrainingSearch,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
@@ -298,6 +300,7 @@ fn training<'a>(
     Training {
         precision: precision(config.precision.kind),
         remat: plimsoll_plan::RecomputePolicy::None,
+        activations: ActivationOffload::All,
         optimizer,
         group,
         accumulation: 1,
@@ -314,8 +317,8 @@ fn training<'a>(
 pub(super) struct Exact {
     /// Micro-batch, rows of logits, and optimizer.
     pub(super) candidate: Candidate,
-    /// Recomputation.
-    pub(super) remat: plimsoll_plan::RecomputePolicy,
+    /// What is recomputed and offloaded of the activations.
+    pub(super) activations: ActivationPolicy,
     /// Ops to fuse.
     pub(super) fuse: Fuse,
     /// Largest gradient norm, in place of that of the configuration.
@@ -328,7 +331,8 @@ impl Exact {
     fn training<'a>(&self, config: &TrainConfig, group: &'a dyn Fn(&Param) -> ParameterGroup) -> Training<'a> {
         let of_config = training(config, group, self.candidate.optimizer);
         Training {
-            remat: self.remat.clone(),
+            remat: self.activations.recompute.clone(),
+            activations: self.activations.offload.clone(),
             accumulation: self.candidate.accumulation,
             max_norm: self.max_norm.unwrap_or(of_config.max_norm),
             fuse: self.fuse,
@@ -477,12 +481,17 @@ fn remat(config: &TrainConfig) -> RematChoice {
 /// Rejects a list of what is kept outside the memory of the device if the run has nothing of it, since it would have no
 /// effect.
 fn offloads(config: &TrainConfig, program: &Program) -> Result<(), PlanError> {
-    let is_listed = matches!(config.memory.offload, crate::config::Offload::Parts(_));
-    if !is_listed || !program.offload().is_empty() {
+    // Activations are offloaded where the search finds that better than to keep or recompute them.
+    let is_certain = match &config.memory.offload {
+        crate::config::Offload::Policy(_) => false,
+        crate::config::Offload::Parts(parts) => !parts.contains(&OffloadPart::Activations),
+    };
+    if !is_certain || !program.offload().is_empty() {
         return Ok(());
     }
-    let why = "the run has nothing of what it lists: there are masters only with 16-bit parameters, and no optimizer states \
-               with sgd without momentum; remove the key";
+    let why = "the run has nothing of what it lists: there are masters only with 16-bit parameters, no optimizer states \
+               with sgd without momentum, and no gradients from one micro-step to the next where each parameter is updated \
+               as soon as its gradient is complete; remove the key";
     Err(PlanError::BadPolicy { field: "memory.offload", why: why.to_owned() })
 }
 

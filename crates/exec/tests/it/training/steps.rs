@@ -11,7 +11,8 @@ use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bytes, Counts, Graph, OutputRole, Param, Space, StateKind};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    ArenaMemory, Fuse, Offload, Optimizer, ParameterGroup, Precision, RecomputePolicy, Target, Training,
+    ActivationOffload, ArenaMemory, Fuse, Offload, Optimizer, ParameterGroup, Precision, RecomputePolicy,
+    Target, Training,
 };
 use stats_alloc::Region;
 use std::collections::BTreeMap;
@@ -82,6 +83,7 @@ fn start_with<'a>(
     let training = Training {
         precision,
         remat,
+        activations: ActivationOffload::All,
         optimizer,
         group: &group,
         accumulation,
@@ -376,8 +378,14 @@ fn recomputation_changes_no_bit() {
 /// it copies to with NaN before.
 #[test]
 fn offload_changes_no_bit() {
-    const NOTHING: Offload =
-        Offload { optimizer: false, masters: false, gradients: false, parameters: false, to: Space::Device };
+    const NOTHING: Offload = Offload {
+        optimizer: false,
+        masters: false,
+        gradients: false,
+        parameters: false,
+        activations: false,
+        to: Space::Device,
+    };
     let one = |offload: fn(&mut Offload)| {
         let mut one = NOTHING;
         offload(&mut one);
@@ -388,7 +396,15 @@ fn offload_changes_no_bit() {
         one(|o| o.masters = true),
         one(|o| o.gradients = true),
         one(|o| o.parameters = true),
-        Offload { optimizer: true, masters: true, gradients: true, parameters: true, ..NOTHING },
+        one(|o| o.activations = true),
+        Offload {
+            optimizer: true,
+            masters: true,
+            gradients: true,
+            parameters: true,
+            activations: true,
+            to: Space::Device,
+        },
     ];
     let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };

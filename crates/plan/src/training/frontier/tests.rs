@@ -13,7 +13,7 @@ fn block(seed: u64, n: usize) -> Block {
     let reads = (0..n).map(|i| (0..i).filter(|_| next(2) == 0).collect()).collect();
     let seconds = (0..n).map(|_| (1 + next(20)) as f64 * 1e-6).collect();
     let free = (0..n).map(|i| i + 1 < n).collect();
-    Block { nodes: (0..n).map(NodeId::at).collect(), values, reads, seconds, free }
+    Block { nodes: (0..n).map(NodeId::at).collect(), values, reads, seconds, free, copies: None }
 }
 
 /// Stored bytes and recomputation seconds of a set of dropped nodes, from the definition: a node is recomputed if it
@@ -37,7 +37,7 @@ fn by_definition(b: &Block, dropped: &[usize]) -> (u64, f64) {
 fn the_frontier_is_that_of_all_combinations() {
     for seed in 0..12 {
         let blocks = [block(seed, 5), block(seed + 100, 4), block(seed, 5)];
-        let ways: Vec<Vec<RecomputeChoice>> = blocks.iter().map(Block::ways).collect();
+        let ways: Vec<Vec<LayerChoice>> = blocks.iter().map(Block::ways).collect();
         let sums = Sums::of(&ways.iter().map(Vec::as_slice).collect::<Vec<_>>());
         // All nodes that can be dropped, as (block, node); a subset is a bit mask over this list.
         let free: Vec<(usize, usize)> = (0..3)
@@ -67,4 +67,61 @@ fn the_frontier_is_that_of_all_combinations() {
             assert!(f.0 == w.0 && (f.1 - w.1).abs() < 1e-11, "{seed}: {f:?}, not {w:?}");
         }
     }
+}
+
+/// A random block whose values may be offloaded.
+fn block_with_copies(seed: u64, n: usize) -> Block {
+    let block = block(seed, n);
+    let copy = |v: &(usize, u64, bool)| [1e-6 * v.1 as f64, 2e-6 * v.1 as f64];
+    let copies = Copies {
+        of_value: block.values.iter().map(copy).collect(),
+        kernels: [(seed % 7) as f64 * 1e-6, 1e-5],
+        layers: 6,
+    };
+    Block { copies: Some(copies), ..block }
+}
+
+/// Stored bytes and additional seconds of a choice for each node (0: store, 1: recompute, 2: offload), from the definition.
+fn by_definition_of_three(b: &Block, choice: &[u32]) -> (u64, f64) {
+    let nodes = |of: u32| -> Vec<usize> { (0..choice.len()).filter(|&i| choice[i] == of).collect() };
+    let (dropped, moved) = (nodes(1), nodes(2));
+    let (_, again) = by_definition(b, &dropped);
+    // Without the moved nodes' values nothing is stored of them; what is needed is the same.
+    let needed = |k: usize| {
+        let (with, _) = by_definition(b, &dropped);
+        let mut less = Block { values: b.values.clone(), copies: None, ..block(0, 0) };
+        less.nodes.clone_from(&b.nodes);
+        less.reads.clone_from(&b.reads);
+        less.seconds.clone_from(&b.seconds);
+        less.values[k].1 = 0;
+        by_definition(&less, &dropped).0 < with
+    };
+    let copied: Vec<usize> =
+        (0..b.values.len()).filter(|&k| moved.contains(&b.values[k].0) && needed(k)).collect();
+    let bytes: u64 = copied.iter().map(|&k| b.values[k].1).sum();
+    let copies = b.copies.as_ref().expect("a block with copies");
+    let [out, back] = [0, 1].map(|way| copied.iter().map(|&k| copies.of_value[k][way]).sum::<f64>());
+    let waits = (out - copies.kernels[0]).max(0.0) + (back - copies.kernels[1] - again).max(0.0);
+    let on_the_way = (2 * bytes).div_ceil(6);
+    (by_definition(b, &dropped).0 - bytes + on_the_way, again + waits + HIDDEN_COPY * (out + back))
+}
+
+#[test]
+fn the_choices_of_a_layer_are_those_of_all_combinations() {
+    let mut offloading = 0;
+    for seed in 0..20 {
+        let block = block_with_copies(seed, 5);
+        let found = block.ways();
+        offloading += found.iter().filter(|way| !way.moved.is_empty()).count();
+        let choices = (0..3u32.pow(5)).map(|n| (0..5).map(|i| n / 3u32.pow(i) % 3).collect::<Vec<_>>());
+        let allowed = choices.filter(|choice| (0..5).all(|i| choice[i] != 1 || block.free[i]));
+        let wanted =
+            undominated(allowed.map(|choice| by_definition_of_three(&block, &choice)).collect(), |&c| c);
+        assert_eq!(found.len(), wanted.len(), "{seed}: {found:?}, not {wanted:?}");
+        for (f, w) in found.iter().zip(&wanted) {
+            assert!(f.held == w.0 && (f.seconds - w.1).abs() < 1e-12, "{seed}: {f:?}, not {w:?}");
+        }
+        assert!(found.last().is_some_and(|way| way.moved.is_empty() && way.dropped.is_empty()), "{seed}");
+    }
+    assert!(offloading > 20, "{offloading}");
 }

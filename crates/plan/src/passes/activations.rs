@@ -1,0 +1,108 @@
+//! Keeps activations outside the arena from the forward to the backward pass: a move takes each away behind the node that
+//! computes it, and another brings a copy back before the first node that reads it after the forward pass. Invariant: the
+//! graph computes the same function, and no node of the forward pass reads a copy.
+
+use super::offload::{Place, push_move, route};
+use super::push_node;
+use plimsoll_graph::{Def, Graph, NodeId, Phase, Role, Space, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which activations are kept outside the arena from the forward to the backward pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ActivationOffload {
+    /// Those of all layers but the last, whose backward pass follows its forward pass at once. Of each layer, those of at
+    /// least a 16th of the bytes of its largest: a copy of a small one takes longer than its bytes are worth.
+    #[default]
+    All,
+    /// The results of these forward nodes.
+    Nodes(BTreeSet<NodeId>),
+}
+
+/// How much smaller than the largest activation of its layer one may be that [`ActivationOffload::All`] moves.
+const SMALLEST: u64 = 16;
+
+impl ActivationOffload {
+    /// No activations.
+    pub const NONE: Self = Self::Nodes(BTreeSet::new());
+
+    /// The values of a graph, among those that nodes behind the forward pass read.
+    fn values(&self, graph: &Graph) -> BTreeSet<ValueId> {
+        let stored = stored(graph);
+        match self {
+            Self::Nodes(nodes) => {
+                stored.into_iter().filter(|(_, id)| nodes.contains(id)).map(|(v, _)| v).collect()
+            }
+            Self::All => {
+                let layer = |id: NodeId| graph.node(id).layer;
+                let bytes = |v: ValueId| graph.spec(v).bytes(&graph.bounds).0;
+                let mut largest: BTreeMap<u32, u64> = BTreeMap::new();
+                for &(v, id) in &stored {
+                    if let Some(layer) = layer(id) {
+                        let most = largest.entry(layer).or_default();
+                        *most = bytes(v).max(*most);
+                    }
+                }
+                let last = largest.keys().next_back().copied();
+                let is_moved = |&(v, id): &(ValueId, NodeId)| {
+                    layer(id)
+                        .filter(|&layer| Some(layer) != last)
+                        .is_some_and(|layer| bytes(v) >= largest[&layer] / SMALLEST)
+                };
+                stored.into_iter().filter(is_moved).map(|(v, _)| v).collect()
+            }
+        }
+    }
+}
+
+/// The activations that forward nodes of layers compute and later nodes read, each with its node. New values of states are not
+/// among them: they lie in the storage of the state.
+fn stored(graph: &Graph) -> Vec<(ValueId, NodeId)> {
+    let mut stored: BTreeMap<ValueId, NodeId> = BTreeMap::new();
+    for node in graph.nodes.iter().filter(|node| node.phase != Phase::Forward) {
+        for &v in &node.inputs {
+            if let (Def::Node(id, _), Role::Activation) = (graph.value(v).def, graph.spec(v).role)
+                && graph.node(id).phase == Phase::Forward
+                && graph.node(id).layer.is_some()
+            {
+                stored.insert(v, id);
+            }
+        }
+    }
+    for (_, new) in &graph.updates {
+        stored.remove(new);
+    }
+    stored.into_iter().collect()
+}
+
+/// Returns the graph with the chosen activations in the space `to` between the forward and the backward pass. `arena_in_host`
+/// says that the arena is host memory, which a file is read into directly.
+pub fn offload_activations(graph: &Graph, which: &ActivationOffload, to: Space, arena_in_host: bool) -> Graph {
+    let values = which.values(graph);
+    if values.is_empty() {
+        return graph.clone();
+    }
+    let route = route(to, arena_in_host);
+    let mut g = Graph { nodes: vec![], ..graph.clone() };
+    let mut away: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    let mut back: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for node in &graph.nodes {
+        let mut node = node.clone();
+        let place = Place { layer: node.layer, phase: node.phase };
+        if node.phase != Phase::Forward {
+            for input in &mut node.inputs {
+                if let Some(&stored) = away.get(input) {
+                    let fetch =
+                        || route[1..].iter().fold(stored, |from, &to| push_move(&mut g, from, to, place));
+                    *input = *back.entry(*input).or_insert_with(fetch);
+                }
+            }
+        }
+        let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
+        push_node(&mut g, node);
+        for v in outputs.into_iter().filter(|v| values.contains(v)) {
+            let stored = route.iter().rev().skip(1).fold(v, |from, &to| push_move(&mut g, from, to, place));
+            away.insert(v, stored);
+        }
+    }
+    g
+}
