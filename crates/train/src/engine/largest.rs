@@ -3,8 +3,9 @@
 //! next larger value was rejected.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
+use super::program::{self, PlanLimits};
+use super::subject;
 use super::trained_model::MAX_LAYERS;
-use super::{program, subject};
 use crate::TrainError;
 use crate::feed::{self, Feed};
 use plimsoll_data::train::HostMemory;
@@ -217,7 +218,8 @@ pub fn largest(
         refused_data.clone_from(&process.data);
     }
     process.fit(&config)?;
-    let found = program::search(&config, &subject(&config, observer)?, target, process.for_plans(), observer);
+    let limits = PlanLimits::of(process.for_plans());
+    let found = program::search(&config, &subject(&config, observer)?, target, limits, observer);
     let found = found.map_err(|error| process.bill(error))?;
     Ok(Largest { size, value: low * step, refused, config, refused_config, refused_data, found, process })
 }
@@ -232,8 +234,8 @@ impl Largest {
         let process =
             RunMemory { budget: self.process.budget.clone(), data: self.refused_data.clone(), feed: None };
         let subject = subject(config, observer)?;
-        let budget = process.for_plans();
-        match program::search_alone(config, &subject, self.found.program.target(), budget, observer) {
+        let limits = PlanLimits::of(process.for_plans());
+        match program::search_alone(config, &subject, self.found.program.target(), limits, observer) {
             Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_)))) => {
                 Ok(Some(process.bill(error)))
             }

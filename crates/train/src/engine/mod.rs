@@ -40,6 +40,7 @@ use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
+use program::PlanLimits;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ pub fn plan_of(
     budget: Bytes,
     observer: &mut dyn Observer,
 ) -> Result<plimsoll_plan::TrainingChoice, TrainError> {
-    program::search(config, &subject(config, observer)?, target, budget, observer)
+    program::search(config, &subject(config, observer)?, target, PlanLimits::of(budget), observer)
 }
 
 /// Opens the model of a configuration together with its data on `device`, ready for the first step.
@@ -214,10 +215,9 @@ fn start(
         observer.say(Level::Info, &text);
     }
     loop {
-        let found = program::search(&config, subject, target, prepared.for_plans(), observer);
+        let found = program::search(&config, subject, target, prepared.limits(), observer);
         let TrainingChoice { program, candidate, tokens_per_second, .. } =
             found.map_err(|error| prepared.bill(error))?;
-        prepared.budget.room.admits(&program)?;
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let site = Site::new(settings, 1, None, budget.clone());
         observer.stage("planned", &site.reading());
@@ -306,6 +306,11 @@ impl Prepared {
             true => self.budget.for_plans().saturating_sub(self.data()),
             false => self.budget.bytes,
         }
+    }
+
+    /// The limits of the plans.
+    fn limits(&self) -> PlanLimits {
+        PlanLimits { budget: self.for_plans(), room: self.budget.room }
     }
 
     /// Adds the memory of the process and of the data to the bill of an over-budget error of a plan in host memory.

@@ -13,7 +13,7 @@ use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param, Phase};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
     ActivationOffload, ActivationPolicy, Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup,
-    PlanError, Precision, Program, RematChoice, Remedy, Target, Training, TrainingChoice, TrainingSearch,
+    PlanError, Precision, Program, RematChoice, Remedy, Room, Target, Training, TrainingChoice, TrainingSearch,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
@@ -33,16 +33,38 @@ const SIZES: usize = 6;
 /// Ops recomputed under `memory.remat: selective`: memory-bound ops, which are cheap to compute again.
 const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "dropout", "dispatch"];
 
-/// Searches the fastest plans for a configuration within a memory budget on a target.
+/// The memory that plans may use.
+#[derive(Clone, Copy)]
+pub(super) struct PlanLimits {
+    /// Memory budget.
+    pub(super) budget: Bytes,
+    /// Room for what is kept outside the memory of the device.
+    pub(super) room: Room,
+}
+
+impl PlanLimits {
+    /// A memory budget, and as much room outside it as any plan needs.
+    pub(super) fn of(budget: Bytes) -> Self {
+        Self { budget, room: Room::UNLIMITED }
+    }
+
+    /// Returns a plan within the budget if it has room outside the memory of the device.
+    fn admit(&self, found: TrainingChoice) -> Result<TrainingChoice, PlanError> {
+        self.room.admits(&found.program)?;
+        Ok(found)
+    }
+}
+
+/// Searches the fastest plans for a configuration within memory limits on a target.
 pub(super) fn search(
     config: &TrainConfig,
     subject: &TrainedModel,
     target: &Target,
-    budget: Bytes,
+    limits: PlanLimits,
     observer: &dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
     let stopped = || observer.stop().is_some();
-    let refused = match search_alone(config, subject, target, budget, observer) {
+    let refused = match search_alone(config, subject, target, limits, observer) {
         Err(TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(bill)))) => bill,
         other => return other,
     };
@@ -51,7 +73,7 @@ pub(super) fn search(
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let found = fastest(config, &mut |offloading| {
             let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, &subject, target, (budget, offloading), &stopped, search)
+            limits.admit(with_search(config, &subject, target, (limits.budget, offloading), &stopped, search)?)
         });
         fitting(found)
     };
@@ -67,7 +89,7 @@ pub(super) fn search_alone(
     config: &TrainConfig,
     subject: &TrainedModel,
     target: &Target,
-    budget: Bytes,
+    limits: PlanLimits,
     observer: &dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
     let stopped = || observer.stop().is_some();
@@ -77,7 +99,7 @@ pub(super) fn search_alone(
         has_ops(config, &sample)?;
         let found = fastest(config, &mut |offloading| {
             let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, subject, target, (budget, offloading), &stopped, search)
+            limits.admit(with_search(config, subject, target, (limits.budget, offloading), &stopped, search)?)
         })?;
         offloads(config, &found.program)?;
         Ok(found)
@@ -173,7 +195,11 @@ fn fastest(
                     break;
                 }
             }
-            Err(error @ (PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => refused = Some(error),
+            Err(
+                error @ (PlanError::OverBudget(_) | PlanError::OverRoom { .. } | PlanError::TooLarge { .. }),
+            ) => {
+                refused = Some(error);
+            }
             // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
             Err(error @ PlanError::NoSpace { .. }) => {
                 refused.get_or_insert(error);
@@ -202,7 +228,7 @@ fn recomputes_nothing(found: &TrainingChoice) -> bool {
 fn fitting(found: Result<TrainingChoice, PlanError>) -> Result<Option<TrainingChoice>, PlanError> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(PlanError::OverBudget(_) | PlanError::TooLarge { .. }) => Ok(None),
+        Err(PlanError::OverBudget(_) | PlanError::OverRoom { .. } | PlanError::TooLarge { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -506,5 +532,48 @@ fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
             let why = format!("the model has no op `{name}`; it has {there}");
             Err(PlanError::BadPolicy { field: "memory.remat", why })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::subject;
+    use plimsoll_graph::Space;
+    use plimsoll_runtime::Silent;
+
+    /// `memory.offload: auto` takes what host memory has room for, and refuses with the room if that is too little.
+    #[test]
+    fn auto_keeps_to_the_room_outside_the_device() {
+        let text = "
+model: {kind: dense_lm, vocabulary: 4096, hidden: 1024, layers: 16, heads: 8, intermediate: 4096}
+data: {train: [corpus.txt], longest: 512}
+optimizer: {kind: adamw, clip_norm: null}
+precision: {kind: bf16}
+memory: {offload: auto}
+batch: {tokens: 4096, micro_tokens: 4096}
+run: {steps: 10}
+";
+        let config = TrainConfig::parse(text, "example", &[]).expect("a configuration");
+        let target = Target::named("h100").expect("a target");
+        let subject = subject(&config, &mut Silent).expect("a model");
+        let gigabytes = |n: u64| Bytes(n * 1_000_000_000);
+        let planned = |budget: u64, host: u64| {
+            let room = Room { host: gigabytes(host), file: Bytes::ZERO };
+            let limits = PlanLimits { budget: gigabytes(budget), room };
+            search_alone(&config, &subject, &target, limits, &Silent)
+        };
+        // Parameters of 270 M elements: 0.54 GB, masters 1.1 GB, moments 2.2 GB.
+        let held = |budget, host| {
+            let found = planned(budget, host).unwrap_or_else(|e| panic!("{budget} {host}: {e}"));
+            found.program.space_bytes(Space::Host).0 / 100_000_000
+        };
+        assert_eq!(held(16, 1), 0, "everything fits the device");
+        assert!((20..40).contains(&held(3, 4)), "moments alone");
+        let error = planned(3, 1).expect_err("no room for the moments");
+        let TrainError::Runtime(RuntimeError::Plan(PlanError::OverRoom { space, room, .. })) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((*space, *room), (Space::Host, gigabytes(1)));
     }
 }
