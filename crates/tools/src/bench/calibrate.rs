@@ -5,6 +5,7 @@
 
 use super::case::{BenchCase, one_sequence};
 use super::ceiling::raw_gemm_rate;
+use super::link::{self, CopyRates};
 use super::{BenchWork, median, storage, training};
 use crate::ToolError;
 use crate::doctor;
@@ -35,6 +36,8 @@ pub struct Calibration {
     pub target: Target,
     /// Whether the storage rate was measured, on the disk that contains the file, or taken from the default target.
     pub storage: bool,
+    /// Rates of copies between pinned host memory and the GPU, by size; empty on the CPU.
+    pub copies: Vec<CopyRates>,
     /// Known models with timed GEMMs, as (id, description of the arithmetic that determines the bits of the
     /// device's results); empty on the CPU.
     pub matmuls: Vec<(String, String)>,
@@ -64,6 +67,14 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let storage = storage::rate(folder.unwrap_or(Path::new(".")));
     let rates = rates(settings, repeats, storage)?;
+    let (link, copies) = match settings.is_on_host() {
+        true => (None, vec![]),
+        false => {
+            let (link, copies) = link::measure(settings, repeats)?;
+            (Some(link), copies)
+        }
+    };
+    let rates = Rates { link, ..rates };
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
     // Only the CPU has kernels for training.
@@ -76,7 +87,7 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let matmuls = matmuls(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), matmuls })
+    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), copies, matmuls })
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
@@ -103,7 +114,7 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
         memory: copy_rate(settings, repeats)?,
         launch: launch(settings, repeats)?,
         storage: storage.unwrap_or(settings.target()?.rates.storage),
-        link: settings.target()?.rates.link,
+        link: None,
     })
 }
 
@@ -255,7 +266,7 @@ fn text(
 fn link_text(link: Link) -> String {
     let Link { to_device, to_host, latency, slower_kernels } = link;
     format!(
-        "\n# Between pinned host memory and the GPU.\n[rates.link]\nto_device = {to_device:.3e}\n\
+        "\n# Between pinned host memory and the GPU, beside matmuls.\n[rates.link]\nto_device = {to_device:.3e}\n\
          to_host = {to_host:.3e}\nlatency = {latency:.3e}\nslower_kernels = {slower_kernels:.3}\n"
     )
 }
@@ -289,6 +300,7 @@ impl Calibration {
                 "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
                 "launch": launch, "storage": storage, "link": link
             },
+            "copies": self.copies.iter().map(|row| row.to_json()).collect::<Vec<_>>(),
             "slower": self.target.slower,
             "matmuls": matmuls,
         })
@@ -315,6 +327,23 @@ impl fmt::Display for Calibration {
                 "  storage       not measured: reads from the disk of this folder cannot bypass the \
                     cache"
             )?,
+        }
+        if let Some(link) = rates.link {
+            writeln!(f, "  copies between pinned host memory and the GPU, alone and beside matmuls, GB/s:")?;
+            for CopyRates { bytes, to_device, to_host } in &self.copies {
+                let [in_alone, in_beside] = to_device.map(|rate| rate / 1e9);
+                let [out_alone, out_beside] = to_host.map(|rate| rate / 1e9);
+                writeln!(
+                    f,
+                    "  {:>14} B  to the GPU {in_alone:>5.1} {in_beside:>5.1}  to the host {out_alone:>5.1} {out_beside:>5.1}",
+                    bytes
+                )?;
+            }
+            let (latency, slower) = (link.latency * 1e6, link.slower_kernels);
+            writeln!(
+                f,
+                "  a copy takes {latency:.1} us beside its bytes, and slows down kernels by a factor of {slower:.3}"
+            )?;
         }
         for (model, with) in &self.matmuls {
             writeln!(f, "  matmuls of {model}: {with}")?;

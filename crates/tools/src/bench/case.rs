@@ -228,7 +228,7 @@ impl BenchCase {
     }
 
     /// Copies the input `name` to the device; all steps use it.
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
+    pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
         let missing = || RuntimeError::bug(format!("a graph to time has no input `{name}`"));
         let input = self.session.program().input(0, name).ok_or_else(missing)?;
         self.session.write(input, data)

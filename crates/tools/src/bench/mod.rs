@@ -8,6 +8,7 @@ mod calibrate;
 mod case;
 mod ceiling;
 mod lengths;
+mod link;
 mod report;
 mod steps;
 mod storage;
@@ -16,6 +17,7 @@ mod training;
 
 pub use calibrate::{Calibration, calibrate};
 pub use lengths::Lengths;
+pub use link::CopyRates;
 pub use report::{BenchReport, Kernel};
 
 use crate::ToolError;

@@ -1,0 +1,274 @@
+//! Measures the link between pinned host memory and a GPU with plans like those of runs: tables that lie in host memory are
+//! fetched before a kernel reads them, and results of kernels are stored there. Invariant: a copy is timed as a plan runs
+//! it, started early and waited for late, among others of its size and direction.
+
+use super::case::{BenchCase, numbers, one_sequence};
+use super::median;
+use plimsoll_graph::ops::{Embed, Epilogue, Linear, Scale};
+use plimsoll_graph::{
+    Builder, Bytes, DType, Dim, Graph, Moment, Op, Space, StateDef, StateRole, ValueId, VerifyError,
+};
+use plimsoll_plan::{Fuse, Link, Offload, PlanError, Policy, Weights};
+use plimsoll_runtime::{RuntimeError, Settings};
+use serde_json::{Value, json};
+
+/// Sizes of the copies in bytes.
+const SIZES: [u64; 7] = [64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+
+/// Sizes up to this one show what a copy costs beside its bytes.
+const SMALL: u64 = 4 << 20;
+
+/// Size of the copies that show how much they slow down kernels.
+const LARGE: u64 = 64 << 20;
+
+/// Columns of a table: 1 KiB a row.
+const COLUMNS: u64 = 256;
+
+/// Rows and width of the matmuls: a linear layer from 8192 to 8192 features.
+const MATMUL: (u64, u64) = (512, 8192);
+
+/// Share of the time of the copies that the matmuls beside them take, so that the copies decide the time of a pass.
+const BESIDE: f64 = 0.7;
+
+/// Direction of copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+/// Rates of the copies of one size in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CopyRates {
+    /// Bytes of a copy.
+    pub bytes: u64,
+    /// To the device: alone, and beside matmuls.
+    pub to_device: [f64; 2],
+    /// To the host: alone, and beside matmuls.
+    pub to_host: [f64; 2],
+}
+
+impl CopyRates {
+    /// The rates as JSON.
+    pub fn to_json(self) -> Value {
+        let of = |[alone, beside]: [f64; 2]| json!({"alone": alone, "beside_matmuls": beside});
+        json!({"bytes": self.bytes, "to_device": of(self.to_device), "to_host": of(self.to_host)})
+    }
+}
+
+/// Measures the link of the device of the settings, a GPU. Sizes for which the memory budget or the host has no room are left
+/// out.
+pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<CopyRates>), RuntimeError> {
+    let matmul_seconds = seconds(settings, &Case { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
+    let mut rows = vec![];
+    for bytes in SIZES {
+        match row(settings, bytes, matmul_seconds, repeats) {
+            Ok(row) => rows.push(row),
+            // Larger sizes need more.
+            Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::OverRoom { .. }))
+                if !rows.is_empty() =>
+            {
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let mut slower: f64 = 1.0;
+    for direction in [Direction::ToDevice, Direction::ToHost] {
+        slower = slower.max(slowdown(settings, (direction, &rows), matmul_seconds, repeats)?);
+    }
+    Ok((link(&rows, slower), rows))
+}
+
+/// The link from the rates of all sizes: the rates of the largest copies beside matmuls, and the median of the time of small
+/// copies that their bytes do not explain.
+fn link(rows: &[CopyRates], slower_kernels: f64) -> Link {
+    let Some(largest) = rows.last() else { return Link::default() };
+    let mut latencies = vec![];
+    for row in rows.iter().filter(|row| row.bytes <= SMALL) {
+        for (measured, best) in [(row.to_device, largest.to_device), (row.to_host, largest.to_host)] {
+            latencies.push(row.bytes as f64 / measured[0] - row.bytes as f64 / best[0]);
+        }
+    }
+    let [_, to_device] = largest.to_device;
+    let [_, to_host] = largest.to_host;
+    Link { to_device, to_host, latency: median(&latencies).max(1e-7), slower_kernels }
+}
+
+/// The rates of copies of one size.
+fn row(
+    settings: &Settings,
+    bytes: u64,
+    matmul_seconds: f64,
+    repeats: usize,
+) -> Result<CopyRates, RuntimeError> {
+    // Enough copies for the time of some matmuls, and at least two, so that one is queued when another ends.
+    let copies = ((128 << 20) / bytes).clamp(2, 512) as usize;
+    let rates = |direction| -> Result<[f64; 2], RuntimeError> {
+        let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
+        let alone_seconds = seconds(settings, &alone, repeats)?;
+        let matmuls = ((BESIDE * alone_seconds / matmul_seconds) as usize).max(1);
+        let beside = seconds(settings, &Case { matmuls, ..alone }, repeats)?;
+        let all = (bytes * copies as u64) as f64;
+        Ok([all / alone_seconds, all / beside])
+    };
+    Ok(CopyRates { bytes, to_device: rates(Direction::ToDevice)?, to_host: rates(Direction::ToHost)? })
+}
+
+/// Factor by which copies of one direction slow down the matmuls beside them, from a pass whose matmuls take twice as long as
+/// its copies.
+fn slowdown(
+    settings: &Settings,
+    (direction, rows): (Direction, &[CopyRates]),
+    matmul_seconds: f64,
+    repeats: usize,
+) -> Result<f64, RuntimeError> {
+    let Some(row) = rows.iter().rev().find(|row| row.bytes <= LARGE) else { return Ok(1.0) };
+    let rate = match direction {
+        Direction::ToDevice => row.to_device[0],
+        Direction::ToHost => row.to_host[0],
+    };
+    let copies = 8;
+    let copied = (row.bytes * copies as u64) as f64 / rate;
+    let matmuls = (2.0 * copied / matmul_seconds).ceil() as usize;
+    let case = Case { bytes: row.bytes, copies: Some((direction, copies)), matmuls };
+    let beside = seconds(settings, &case, repeats)?;
+    let alone = seconds(settings, &Case { matmuls, ..Case::NOTHING }, repeats)?;
+    Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
+}
+
+/// A pass of copies and matmuls.
+#[derive(Clone, Copy)]
+struct Case {
+    /// Bytes of a copy.
+    bytes: u64,
+    /// Direction and number of the copies.
+    copies: Option<(Direction, usize)>,
+    /// Number of matmuls, spread evenly among the copies.
+    matmuls: usize,
+}
+
+impl Case {
+    const NOTHING: Self = Self { bytes: SIZES[0], copies: None, matmuls: 0 };
+
+    /// The graph of the pass. A fetched table is read by a kernel that reads one row of it; a stored value is computed by a
+    /// kernel that writes all of it.
+    fn graph(&self) -> Result<Graph, VerifyError> {
+        let (rows, width) = MATMUL;
+        let mut g = Builder::new(one_sequence(rows));
+        let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+        let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(width)], DType::F32);
+        let table = [Dim::Fixed(self.bytes / (COLUMNS * DType::F32.size())), Dim::Fixed(COLUMNS)];
+        let source = g.input("source", &table, DType::F32);
+        let weight = g.param("linear.weight", &[width, width]);
+        let mut narrow: Vec<ValueId> = vec![x, weight];
+        let count = self.copies.map_or(0, |(_, count)| count);
+        let mut done = 0;
+        for k in 0..count.max(1) {
+            if let Some((direction, _)) = self.copies {
+                let param = format!("table.{k}");
+                let state = g.state(
+                    StateDef::zeros(StateRole::Moment { param, which: Moment::First }),
+                    &table,
+                    DType::F32,
+                );
+                match direction {
+                    Direction::ToDevice => {
+                        let read = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, state]);
+                        g.output(&*format!("read.{k}"), read);
+                    }
+                    Direction::ToHost => {
+                        let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
+                        g.update(state, computed);
+                    }
+                }
+            }
+            while done < self.matmuls * (k + 1) / count.max(1) {
+                x = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, weight]);
+                narrow.push(x);
+                done += 1;
+            }
+        }
+        g.output("x", x);
+        let mut graph = g.finish()?;
+        for v in narrow {
+            graph.values[v.index()].spec.dtype = DType::Bf16;
+        }
+        Ok(graph)
+    }
+}
+
+/// Policy of the passes: the tables and results lie in host memory, and the next copies are queued when one ends.
+fn policy(case: &Case) -> Policy {
+    Policy {
+        weights: Weights::Trained,
+        fuse: Fuse::Nothing,
+        offload: Offload { optimizer: true, to: Space::Host, ..Offload::default() },
+        window: Some(Bytes(4 * case.bytes)),
+        ..Policy::default()
+    }
+}
+
+/// Median seconds of a pass.
+fn seconds(settings: &Settings, case: &Case, repeats: usize) -> Result<f64, RuntimeError> {
+    let (rows, width) = MATMUL;
+    let mut timed = BenchCase::single(settings, &policy(case), rows, case.graph())?;
+    timed.write("ids", &vec![0; rows as usize * 4])?;
+    // The upper halves of f32 numbers; products of zeros can be faster.
+    let halves = numbers(1).take((rows * width) as usize).flat_map(|x| x.to_le_bytes().into_iter().skip(2));
+    timed.write("x", &halves.collect::<Vec<u8>>())?;
+    timed.seconds(repeats)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_plan::{Instr, Target, compile, moved};
+
+    /// Copies at a constant rate with a constant latency give that rate and latency, whatever the largest size was.
+    #[test]
+    fn the_link_is_found_in_its_rates() {
+        let of = |rate: f64, latency: f64, bytes: u64| bytes as f64 / (latency + bytes as f64 / rate);
+        for (to_device, to_host, latency, sizes) in
+            [(5e10, 4e10, 1e-5, 7), (2.5e10, 2.5e10, 3e-6, 5), (1e10, 2e10, 2e-5, 3)]
+        {
+            let row = |&bytes: &u64| CopyRates {
+                bytes,
+                to_device: [of(to_device, latency, bytes), 0.9 * of(to_device, latency, bytes)],
+                to_host: [of(to_host, latency, bytes), 0.8 * of(to_host, latency, bytes)],
+            };
+            let rows: Vec<CopyRates> = SIZES[..sizes].iter().map(row).collect();
+            let found = link(&rows, 1.25);
+            let close = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 0.2;
+            assert!(close(found.to_device, 0.9 * to_device), "{found:?}");
+            assert!(close(found.to_host, 0.8 * to_host), "{found:?}");
+            assert!(close(found.latency, latency), "{found:?}");
+            assert_eq!(found.slower_kernels, 1.25);
+        }
+    }
+
+    /// Every copy of a case is a move of its bytes in its direction, and the matmuls are spread among the copies.
+    #[test]
+    fn cases_copy_what_they_say() {
+        let target = Target::named("h100").expect("a target");
+        let directions = [Direction::ToDevice, Direction::ToHost].into_iter();
+        for (direction, matmuls) in directions.flat_map(|direction| [(direction, 0), (direction, 3)]) {
+            let case = Case { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
+            let plan = compile(&case.graph().expect("a graph"), &policy(&case), &target).expect("planned");
+            let graph = &plan.graph;
+            let copies: Vec<_> = graph.nodes().filter_map(|(id, _)| moved(graph, id)).collect();
+            assert_eq!(copies.len(), 6, "{direction:?}");
+            for (from, to) in copies {
+                let spaces = [from, to].map(|v| graph.spec(v).space);
+                let wanted = match direction {
+                    Direction::ToDevice => [Space::Host, Space::Device],
+                    Direction::ToHost => [Space::Device, Space::Host],
+                };
+                assert_eq!(spaces, wanted);
+                assert_eq!(graph.spec(from).bytes(&graph.bounds), Bytes(case.bytes));
+            }
+            let linear = |instr: &&Instr| matches!(instr, Instr::Launch(id) if matches!(graph.node(*id).op, Op::Linear(_)));
+            assert_eq!(plan.schedule.instrs.iter().filter(linear).count(), matmuls);
+        }
+    }
+}
