@@ -45,9 +45,9 @@ pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, coun
     let mut delay = |instr: &Instr| {
         let seconds = match *instr {
             Instr::Launch(id) => {
-                let seconds = node_seconds(graph, graph.node(id), target, counts);
-                let link_is_busy = [Queue::In, Queue::Out].into_iter().any(|queue| free[queue as usize] > now);
-                if link_is_busy { seconds * slower } else { seconds }
+                let alone = node_seconds(graph, graph.node(id), target, counts);
+                let link_is_busy_until = free[Queue::In as usize].max(free[Queue::Out as usize]);
+                seconds_beside_copies(alone, link_is_busy_until - now, slower)
             }
             Instr::Start(id) => {
                 let seconds = node_seconds(graph, graph.node(id), target, counts);
@@ -67,6 +67,17 @@ pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, coun
         seconds
     };
     schedule.instrs.iter().map(&mut delay).collect()
+}
+
+/// Seconds of a launch that takes `alone` seconds without copies, if copies run during the first `busy` seconds of it and
+/// make kernels `slower` times as slow. A queue has no gap between `now` and its last copy, because a copy starts when it is
+/// issued or when the copy before it ends.
+fn seconds_beside_copies(alone: f64, busy: f64, slower: f64) -> f64 {
+    if alone * slower <= busy {
+        return alone * slower;
+    }
+    // In `busy` seconds the launch does what takes it `busy / slower` seconds alone.
+    alone + busy.max(0.0) * (1.0 - 1.0 / slower)
 }
 
 /// Predicted seconds of the kernels of a graph without moves, in a step of size `counts` on `target`.
@@ -114,7 +125,8 @@ mod tests {
     use super::*;
     use plimsoll_graph::ops::Epilogue;
     use plimsoll_graph::ops::Linear;
-    use plimsoll_graph::{Bounds, Builder, Dim, Op};
+    use crate::Link;
+    use plimsoll_graph::{Bounds, Builder, Dim, Op, Space};
 
     /// Seconds of one linear with operands of type `dtype`.
     fn product(target: &Target, dtype: DType) -> f64 {
@@ -141,5 +153,55 @@ mod tests {
         let target = Target::named("cpu").unwrap();
         let (narrow, wide) = (product(&target, DType::Bf16), product(&target, DType::F32));
         assert!(narrow >= wide, "{narrow} {wide}");
+    }
+
+    /// Nodes 0 and 1 are moves to the host, node 2 is a move to the device, and node 3 a linear layer.
+    fn moves_and_a_launch() -> Graph {
+        let mut g = Builder::new(Bounds { tokens: 1000, sequences: 1, longest: 1000, packs: 1 });
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(512)], DType::F32);
+        let w = g.input("w", &[Dim::Fixed(512), Dim::Fixed(512)], DType::F32);
+        let in_host = g.one(Op::Move(Move { to: Space::Host }), &[x]);
+        g.one(Op::Move(Move { to: Space::Host }), &[x]);
+        let back = g.one(Op::Move(Move { to: Space::Device }), &[in_host]);
+        let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[back, w]);
+        g.output("y", y);
+        g.finish().unwrap()
+    }
+
+    /// Copies delay and slow the launches that run beside them, and no others. Times are in units of the launch alone.
+    #[test]
+    fn launches_are_slower_while_a_copy_is_in_flight() {
+        use Instr::{Launch, Start, Wait};
+        let graph = moves_and_a_launch();
+        let [out, out_too, back, layer] = [0, 1, 2, 3].map(NodeId::at);
+        let full = graph.bounds.full();
+        let mut target = Target::named("h100").unwrap();
+        let alone = node_seconds(&graph, graph.node(layer), &target, full);
+        let bytes = graph.spec(graph.node(out).inputs[0]).bytes_at(full).0 as f64;
+        // (instructions, seconds of a copy, of which latency, factor of slower kernels, expected seconds)
+        type Case<'a> = (&'a [Instr], f64, f64, f64, &'a [f64]);
+        let cases: [Case<'_>; 9] = [
+            (&[Launch(layer)], 1.0, 0.5, 2.0, &[1.0]),
+            // The copy runs longer than the launch.
+            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, 2.0, &[0.0, 2.0, 8.0]),
+            // The copy ends when the launch has done half of its work; the rest takes its usual time.
+            (&[Start(out), Launch(layer), Wait(out)], 1.0, 0.5, 2.0, &[0.0, 1.5, 0.0]),
+            (&[Start(out), Launch(layer), Launch(layer)], 1.0, 0.5, 2.0, &[0.0, 1.5, 1.0]),
+            // The copy is complete before the launch.
+            (&[Start(out), Wait(out), Launch(layer)], 3.0, 0.5, 2.0, &[0.0, 3.0, 1.0]),
+            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, 1.0, &[0.0, 1.0, 9.0]),
+            // Copies of one queue run one after another, each with its latency; those of two queues run at the same time.
+            (&[Start(out), Start(out_too), Wait(out), Wait(out_too)], 3.0, 2.0, 2.0, &[0.0, 0.0, 3.0, 3.0]),
+            (&[Start(out), Start(back), Wait(out), Wait(back)], 3.0, 2.0, 2.0, &[0.0, 0.0, 3.0, 0.0]),
+            (&[Start(out), Start(out_too), Wait(out_too)], 2.0, 2.0 - 1e-9, 2.0, &[0.0, 0.0, 4.0]),
+        ];
+        for (instrs, copy, latency, slower_kernels, expected) in cases {
+            let rate = bytes / ((copy - latency) * alone);
+            let latency = latency * alone;
+            target.rates.link = Some(Link { to_device: rate, to_host: rate, latency, slower_kernels });
+            let found = replayed(&graph, &Schedule { instrs: instrs.to_vec() }, &target, full);
+            let equal = found.iter().zip(expected).all(|(found, wanted)| (found / alone - wanted).abs() < 1e-6);
+            assert!(equal && found.len() == expected.len(), "{instrs:?}: {found:?} / {alone}, not {expected:?}");
+        }
     }
 }
