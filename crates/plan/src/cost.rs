@@ -3,7 +3,7 @@
 //! tensor size is computed here.
 
 use crate::kernels::widened;
-use crate::schedule::queue;
+use crate::schedule::{is_launched, queue};
 use crate::{Instr, KernelId, Plan, Queue, Schedule, Target};
 use plimsoll_graph::ops::Move;
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionClass, TensorSpec};
@@ -71,11 +71,12 @@ pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, coun
 
 /// Predicted seconds of the kernels of a graph without moves, in a step of size `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
-    let kernels = graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_)));
+    let kernels = graph.nodes.iter().filter(|node| is_launched(node));
     kernels.map(|node| node_seconds(graph, node, target, counts)).sum()
 }
 
-/// Predicted seconds of one node in a step of size `counts`; of a move, those of the copy alone.
+/// Predicted seconds of one node in a step of size `counts`; of a move, those of the copy alone; zero for a view, which
+/// has no instruction.
 pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
     if let Op::Move(Move { to }) = node.op {
         let from = graph.spec(node.inputs[0]);
@@ -83,7 +84,7 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     }
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
-    if outs.is_empty() {
+    if outs.is_empty() || node.op.is_view() {
         return 0.0;
     }
     let rules = node.op.rules();

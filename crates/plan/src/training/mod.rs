@@ -61,6 +61,8 @@ pub struct Training<'a> {
     pub offload: Offload,
     /// Bytes that are copied ahead of and behind the launches ([`Policy::window`]).
     pub window: Option<Bytes>,
+    /// Largest number of bytes that one update fetches at once ([`Policy::block`]).
+    pub block: Option<Bytes>,
 }
 
 /// How a parameter is trained.
@@ -249,6 +251,7 @@ impl Training<'_> {
             fuse: self.fuse,
             offload: self.offload,
             window: self.window,
+            block: self.block,
             ..Policy::default()
         }
     }

@@ -78,6 +78,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         fuse: Fuse::default(),
         offload: plimsoll_plan::Offload::default(),
         window: None,
+        block: None,
     }
 }
 

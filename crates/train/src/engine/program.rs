@@ -306,6 +306,7 @@ fn training<'a>(
         fuse: Fuse::default(),
         offload: Offload::default(),
         window: None,
+        block: None,
     }
 }
 

@@ -37,6 +37,7 @@ struct Options {
     ema: Option<f32>,
     offload: Offload,
     window: Option<Bytes>,
+    block: Option<Bytes>,
 }
 
 impl Options {
@@ -50,6 +51,7 @@ impl Options {
             ema: None,
             offload: Offload::default(),
             window: None,
+            block: None,
         }
     }
 }
@@ -73,7 +75,7 @@ fn start_with<'a>(
     (on, target): (On, Target),
     options: Options,
 ) -> Run<'a> {
-    let Options { accumulation, remat, clips, optimizer, ema, offload, window } = options;
+    let Options { accumulation, remat, clips, optimizer, ema, offload, window, block } = options;
     let head = matches!(fixture.model, Model::Head(_));
     let precision = match on {
         On::Narrow(precision) | On::CpuNarrow(.., precision) | On::Cuda(precision) => precision,
@@ -90,6 +92,7 @@ fn start_with<'a>(
         fuse: Fuse::default(),
         offload,
         window,
+        block,
     };
     let program = training.program(graph, &evaluation(graph), &target);
     let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));
