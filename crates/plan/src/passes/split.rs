@@ -208,7 +208,7 @@ impl Splitter<'_> {
                     Def::Source => true,
                     Def::Node(definer, _) => definer < id || results.contains(v),
                 };
-                exists && (is_shared != results.contains(v)) && (is_shared || self.rows_and_columns(*v) == rows)
+                exists && if is_shared { !results.contains(v) } else { self.rows_and_columns(*v) == rows }
             };
             if matches!(other.op, Op::Cast(_) | Op::Ema(_)) && other.inputs.iter().enumerate().all(fits) {
                 cluster.push(reader);
