@@ -167,6 +167,7 @@ impl Builder {
             Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
             Phase::Backward => Role::Grad,
         };
+        let is_copy = op.is_view() || matches!(op, Op::Move(_));
         // Before its values, so that an error can name the node.
         self.graph.nodes.push(Node {
             op,
@@ -178,8 +179,8 @@ impl Builder {
         let mut values = Vec::with_capacity(outs.len());
         for (i, spec) in outs.into_iter().enumerate() {
             let def = Def::Node(id, i as u32);
-            // The rule of a move gives the role of its operand.
-            let spec = if matches!(op, Op::Move(_)) { spec } else { spec.with_role(role) };
+            // The rules of moves and views give the role of their operands.
+            let spec = if is_copy { spec } else { spec.with_role(role) };
             values.push(self.define(Value { spec, def }));
         }
         self.graph.nodes[id.index()].outputs = values.iter().copied().map(Some).collect();

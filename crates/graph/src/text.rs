@@ -19,7 +19,6 @@
 //! Invariant: parsing the text of a graph gives an equal graph, if its parameters and states are numbered in the order
 //! of their values.
 
-use crate::ops::Move;
 use crate::{
     Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Role, Space,
     StateDef, StateId, StateRole, TensorSpec, Value, ValueId,
@@ -362,13 +361,13 @@ impl Parser {
             graph.values[id.index()].spec.role = Role::State(StateId::at(number));
             graph.states.push(state);
         }
-        // A copy in another space has the role of what it is a copy of. Nodes are in topological order.
+        // A copy or view has the role of its operands. Nodes are in topological order.
         for node in &graph.nodes {
-            let (Op::Move(_), [from], [Some(to)]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
-                continue;
-            };
-            if let Some(operand) = graph.values.get(from.index()).map(|value| value.spec.role) {
-                graph.values[to.index()].spec.role = Move::role(operand);
+            let [Some(to)] = node.outputs[..] else { continue };
+            let operand = |v: &ValueId| graph.values.get(v.index()).map(|value| value.spec.role);
+            let operands: Option<Vec<Role>> = node.inputs.iter().map(operand).collect();
+            if let Some(role) = operands.and_then(|operands| node.op.role_of_copy(&operands)) {
+                graph.values[to.index()].spec.role = role;
             }
         }
         Ok(graph)

@@ -3,7 +3,7 @@
 
 use crate::limits::{MAX_GRAPH, check_logits};
 use crate::{
-    Bytes, DType, Def, Dim, Graph, Layout, NodeId, Op, Role, Space, TensorSpec, TooLarge, Value, ValueId,
+    Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Role, Space, TensorSpec, TooLarge, Value, ValueId,
     node_label,
 };
 use std::collections::BTreeSet;
@@ -60,7 +60,38 @@ impl Graph {
         for (id, _) in self.nodes() {
             self.verify_node(id, &mut defined)?;
         }
+        self.verify_joins()?;
         self.verify_interface(&defined)
+    }
+
+    /// Checks that every operand of a join can lie in the result: it has no address for another reason, and one join.
+    fn verify_joins(&self) -> Result<(), VerifyError> {
+        let mut joined = vec![false; self.values.len()];
+        for (id, node) in self.nodes().filter(|(_, node)| matches!(node.op, Op::Join(_))) {
+            for &v in &node.inputs {
+                let why = match self.value(v).def {
+                    Def::Source => "exists before the step",
+                    Def::Node(of, _) if matches!(self.node(of).op, Op::Part(_)) => "is a part of another value",
+                    Def::Node(..) if joined[v.index()] => "is joined twice",
+                    Def::Node(..) => {
+                        joined[v.index()] = true;
+                        continue;
+                    }
+                };
+                return Err(VerifyError::rule(id, &node_label(self, id), format!("joins {v}, which {why}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The value that `v` is a part of, over any number of parts; `v` itself if it is none.
+    fn whole(&self, mut v: ValueId) -> ValueId {
+        while let Def::Node(id, _) = self.value(v).def
+            && let (Op::Part(_), &[operand]) = (&self.node(id).op, &self.node(id).inputs[..])
+        {
+            v = operand;
+        }
+        v
     }
 
     fn verify_values(&self) -> Result<(), VerifyError> {
@@ -69,10 +100,11 @@ impl Graph {
                 return Err(VerifyError::graph(format!("{id} {}: {bad}", value.spec)));
             }
             let source = value.def == Def::Source;
-            // A parameter or state may have copies in other spaces; `verify_node` compares them with their operand.
+            // A parameter or state may have copies in other spaces, and parts; `verify_node` compares them with their
+            // operand.
             let fits = match value.spec.role {
-                Role::Param(p) => (source || self.is_moved(value)) && p.index() < self.params.len(),
-                Role::State(s) => (source || self.is_moved(value)) && s.index() < self.states.len(),
+                Role::Param(p) => (source || self.is_copy(value)) && p.index() < self.params.len(),
+                Role::State(s) => (source || self.is_copy(value)) && s.index() < self.states.len(),
                 Role::Input => source && value.spec.space == Space::Device,
                 Role::Activation | Role::Grad => !source,
             };
@@ -86,10 +118,10 @@ impl Graph {
         Ok(())
     }
 
-    /// Whether the value is the result of a move.
-    fn is_moved(&self, value: &Value) -> bool {
+    /// Whether the value is the result of a move or a view.
+    fn is_copy(&self, value: &Value) -> bool {
         match value.def {
-            Def::Node(id, _) => self.nodes.get(id.index()).is_some_and(|node| matches!(node.op, Op::Move(_))),
+            Def::Node(id, _) => self.nodes.get(id.index()).is_some_and(is_copy),
             Def::Source => false,
         }
     }
@@ -143,8 +175,8 @@ impl Graph {
             }
         }
         let specs: Vec<&TensorSpec> = node.inputs.iter().map(|&v| self.spec(v)).collect();
-        let is_move = matches!(node.op, Op::Move(_));
-        if let Some(v) = node.inputs.iter().find(|&&v| !is_move && self.spec(v).space != Space::Device) {
+        let is_copy = is_copy(node);
+        if let Some(v) = node.inputs.iter().find(|&&v| !is_copy && self.spec(v).space != Space::Device) {
             return fail(format!(
                 "reads {v}, which kernels cannot: it is in space {}",
                 self.spec(*v).space.name()
@@ -172,8 +204,8 @@ impl Graph {
                 let (found, wanted) = (value.spec.space.name(), want.space.name());
                 return fail(format!("{v} is in space {found}, the op gives it in {wanted}"));
             }
-            if is_move && value.spec != *want {
-                return fail(format!("{v} has another role or layout than what it is a copy of"));
+            if is_copy && value.spec != *want {
+                return fail(format!("{v} has another role or layout than the operand of its move or view"));
             }
             defined[v.index()] = true;
         }
@@ -220,14 +252,19 @@ impl Graph {
         let reads = |what: String, v: ValueId| {
             Err(VerifyError::graph(format!("{what} reads {v} after its own update")))
         };
-        if let Some((state, new)) = self.updates.iter().find(|(_, new)| updated[new.index()]) {
+        if let Some((state, new)) = self.updates.iter().find(|(_, new)| updated[self.whole(*new).index()]) {
             return reads(format!("the update of {state}"), *new);
         }
-        match self.outputs.iter().find(|(_, v)| updated[v.index()]) {
+        match self.outputs.iter().find(|(_, v)| updated[self.whole(*v).index()]) {
             Some((role, v)) => reads(format!("output {role}"), *v),
             None => Ok(()),
         }
     }
+}
+
+/// Whether the results of a node have the bytes of its operands: a move or a view.
+fn is_copy(node: &Node) -> bool {
+    node.op.is_view() || matches!(node.op, Op::Move(_))
 }
 
 fn malformed(spec: &TensorSpec) -> Option<&'static str> {

@@ -1,13 +1,16 @@
-//! Checker of finished plans: replays the schedule over a map from (space, address) to values, and demands that every
-//! read happens after the write that it depends on. Invariant: it depends only on the schedule and the addresses, and
+//! Checker of finished plans: replays the schedule over a map from (space, address) to the bytes of values, and demands that
+//! every read happens after the write that it depends on. Invariant: it depends only on the schedule and the addresses, and
 //! shares no code with the scheduler, the packer and the liveness analysis that it checks.
 //!
 //! A launch and a wait happen after everything that was issued before, apart from moves in flight; a move in flight may
 //! copy any byte at any instant between its start and its wait. So while a move is in flight, nothing may write the bytes
 //! that it reads, and nothing may read or write those that it writes.
+//!
+//! A view has no instruction. Its bytes are those of the values that were written (by a launch, a move, or before the step),
+//! so a read of it is a read of their ranges, and must find each at its place.
 
 use crate::{Instr, MemoryPlan, Plan, Region, Schedule, Slice, Target};
-use plimsoll_graph::{Bytes, Graph, Node, NodeId, Op, Role, Space, ValueId, node_label};
+use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Op, Role, Space, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -32,29 +35,65 @@ impl fmt::Display for CheckError {
 
 impl std::error::Error for CheckError {}
 
-/// Contents of a region, as disjoint ranges: start -> (end, value). Workspace has no value.
+/// Bytes of a value that was written: its bytes from `from` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Content {
+    value: ValueId,
+    from: u64,
+}
+
+impl Content {
+    /// The bytes behind the first `bytes`.
+    fn behind(self, bytes: u64) -> Self {
+        Self { from: self.from.saturating_add(bytes), ..self }
+    }
+}
+
+/// Contents of a region, as disjoint ranges: start -> (end, content). Workspace, and the destination of a move in flight, have
+/// no content.
 #[derive(Default)]
-struct Holders(BTreeMap<u64, (u64, Option<ValueId>)>);
+struct Holders(BTreeMap<u64, (u64, Option<Content>)>);
 
 impl Holders {
-    /// Assigns the bytes of `slice` to `value`; every earlier value that loses a byte is removed.
+    /// Assigns the bytes of `slice` to `value`; every earlier content keeps the bytes outside of it.
     fn write(&mut self, slice: Slice, value: Option<ValueId>) {
+        if slice.bytes.0 == 0 {
+            return;
+        }
         // The ranges are disjoint, so walking down from the end of `slice` their ends decrease too, and the
         // walk can stop at the first range that ends before `slice`.
         let below = self.0.range(..slice.end()).rev();
-        let hit: Vec<u64> =
-            below.take_while(|(_, (end, _))| *end > slice.offset).map(|(start, _)| *start).collect();
-        for start in hit {
+        let hit: Vec<(u64, (u64, Option<Content>))> = below
+            .take_while(|(_, (end, _))| *end > slice.offset)
+            .map(|(start, range)| (*start, *range))
+            .collect();
+        for (start, (end, content)) in hit {
             self.0.remove(&start);
+            if start < slice.offset {
+                self.0.insert(start, (slice.offset, content));
+            }
+            if end > slice.end() {
+                let rest = content.map(|content| content.behind(slice.end().saturating_sub(start)));
+                self.0.insert(slice.end(), (end, rest));
+            }
         }
-        if slice.bytes.0 > 0 {
-            self.0.insert(slice.offset, (slice.end(), value));
-        }
+        self.0.insert(slice.offset, (slice.end(), value.map(|value| Content { value, from: 0 })));
     }
 
-    /// Whether the bytes of `slice` contain exactly `value`; always true for an empty slice.
-    fn holds(&self, slice: Slice, value: ValueId) -> bool {
-        slice.bytes.0 == 0 || self.0.get(&slice.offset) == Some(&(slice.end(), Some(value)))
+    /// Whether the bytes from `offset` to `end` are those of `content`; always true for an empty range. What was written in
+    /// one piece may have been cut, so several ranges may hold it.
+    fn holds(&self, mut offset: u64, end: u64, mut content: Content) -> bool {
+        while offset < end {
+            let Some((start, (held_end, Some(held)))) = self.0.range(..=offset).next_back() else {
+                return false;
+            };
+            if *held_end <= offset || held.behind(offset.saturating_sub(*start)) != content {
+                return false;
+            }
+            content = content.behind(held_end.saturating_sub(offset));
+            offset = *held_end;
+        }
+        true
     }
 }
 
@@ -73,6 +112,8 @@ struct Replay<'a> {
     news: Vec<Option<ValueId>>,
     /// The updates, as pairs (new value, state).
     homes: BTreeSet<(ValueId, ValueId)>,
+    /// The result of the join that each value is an operand of.
+    joined: BTreeMap<ValueId, ValueId>,
 }
 
 /// Slices of a move in flight.
@@ -101,7 +142,9 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
         issued: vec![0; graph.nodes.len()],
         news,
         homes,
+        joined: BTreeMap::new(),
     };
+    replay.check_views()?;
     replay.load_sources()?;
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let id = match *instr {
@@ -166,10 +209,96 @@ impl Replay<'_> {
     /// The slice of a value that is about to be read.
     fn expect(&mut self, v: ValueId) -> Result<Slice, String> {
         let slice = self.slice(v)?;
-        if self.holders(slice).holds(slice, v) {
+        if self.is_at(v, slice)? {
             return Ok(slice);
         }
         Err(format!("{v} is read at {slice:?}, which does not hold it any more, or not yet"))
+    }
+
+    /// Whether the bytes of `slice` are those of `v`.
+    fn is_at(&mut self, v: ValueId, slice: Slice) -> Result<bool, String> {
+        let mut offset = slice.offset;
+        let mut written = vec![];
+        self.contents(v, 0, slice.bytes.0, &mut written)?;
+        for (content, bytes) in written {
+            let end = offset.saturating_add(bytes);
+            if !self.holders(slice).holds(offset, end, content) {
+                return Ok(false);
+            }
+            offset = end;
+        }
+        Ok(true)
+    }
+
+    /// Adds the contents of `bytes` bytes of `v` from `from` on, each with its number of bytes, in terms of values that were
+    /// written. A part has those of a range of its operand, a join those of its operands one behind another.
+    fn contents(&self, v: ValueId, from: u64, bytes: u64, all: &mut Vec<(Content, u64)>) -> Result<(), String> {
+        let node = match self.graph.value(v).def {
+            Def::Node(id, _) if self.graph.node(id).op.is_view() => self.graph.node(id),
+            Def::Node(..) | Def::Source => {
+                all.push((Content { value: v, from }, bytes));
+                return Ok(());
+            }
+        };
+        if let (Op::Part(part), &[operand]) = (&node.op, &node.inputs[..]) {
+            return self.contents(
+                operand,
+                self.row_offset(operand, part.first).saturating_add(from),
+                bytes,
+                all,
+            );
+        }
+        let mut start: u64 = 0;
+        for &operand in &node.inputs {
+            let end = start.saturating_add(self.graph.spec(operand).bytes(&self.graph.bounds).0);
+            let first = from.max(start);
+            let last = from.saturating_add(bytes).min(end);
+            if first < last {
+                self.contents(operand, first.saturating_sub(start), last.saturating_sub(first), all)?;
+            }
+            start = end;
+        }
+        if from.saturating_add(bytes) > start {
+            return Err(format!("{v} is no join of its operands"));
+        }
+        Ok(())
+    }
+
+    /// Offset in bytes of a row of a value.
+    fn row_offset(&self, v: ValueId, row: u64) -> u64 {
+        let spec = self.graph.spec(v);
+        spec.row_elements().saturating_mul(spec.dtype.size()).saturating_mul(row)
+    }
+
+    /// Checks that every part lies at its rows of its operand, and that the operands of a join lie in its result, one behind
+    /// another.
+    fn check_views(&mut self) -> Result<(), CheckError> {
+        let fail = |what: String| CheckError { instr: None, what };
+        for (id, node) in self.graph.nodes().filter(|(_, node)| node.op.is_view()) {
+            let Some(result) = node.outputs.first().copied().flatten() else { continue };
+            let whole = self.slice(result).map_err(fail)?;
+            let mut offset = whole.offset;
+            for &operand in &node.inputs {
+                let slice = self.slice(operand).map_err(fail)?;
+                // The offset of the value inside the other one, as it is and as it must be.
+                let (found, wanted) = if let Op::Part(part) = &node.op {
+                    (whole.offset, slice.offset.saturating_add(self.row_offset(operand, part.first)))
+                } else {
+                    (slice.offset, offset)
+                };
+                if found != wanted || (slice.space, slice.region) != (whole.space, whole.region) {
+                    let label = node_label(self.graph, id);
+                    return Err(fail(format!(
+                        "{label} ({id}): {result} at {whole:?} is no view of {operand} at {slice:?}"
+                    )));
+                }
+                if matches!(node.op, Op::Join(_)) {
+                    self.joined.insert(operand, result);
+                }
+                offset = slice.end();
+            }
+        }
+        Ok(())
     }
 
     /// Checks that no move in flight reads or writes bytes that are about to be written.
@@ -218,8 +347,8 @@ impl Replay<'_> {
     /// disjoint. The workspace must overlap neither inputs nor outputs.
     fn launch(&mut self, id: NodeId, workspace: Option<Slice>) -> Result<(), String> {
         let node: &Node = self.graph.node(id);
-        if matches!(node.op, Op::Move(_)) {
-            return Err("a move is launched as a kernel".to_owned());
+        if matches!(node.op, Op::Move(_)) || node.op.is_view() {
+            return Err(format!("a {} is launched as a kernel", node.op.name()));
         }
         let ins = node.inputs.iter().map(|&v| self.expect(v)).collect::<Result<Vec<_>, _>>()?;
         let mut written: Vec<Slice> = vec![];
@@ -297,8 +426,13 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Whether `slice` is the storage of a state that is updated to `v`.
+    /// Whether `slice` is the storage of a state that is updated to `v`, or the place of `v` in that of a state that is updated
+    /// to a join.
     fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
+        if let Some(&join) = self.joined.get(&v) {
+            // `check_views` has found `v` at its place in the join.
+            return self.is_home(self.slice(join)?, join);
+        }
         for &(_, state) in self.homes.range((v, ValueId::at(0))..).take_while(|(new, _)| *new == v) {
             if self.slice(state)? == slice {
                 return Ok(true);
@@ -311,7 +445,13 @@ impl Replay<'_> {
     /// persistent values are unchanged.
     fn end(&mut self) -> Result<(), String> {
         for (id, node) in self.graph.nodes() {
-            let wanted = if matches!(node.op, Op::Move(_)) { 2 } else { 1 };
+            let wanted = if node.op.is_view() {
+                0
+            } else if matches!(node.op, Op::Move(_)) {
+                2
+            } else {
+                1
+            };
             if self.issued[id.index()] != wanted {
                 let label = node_label(self.graph, id);
                 return Err(format!(
@@ -331,7 +471,7 @@ impl Replay<'_> {
             };
             let wanted = self.news[v.index()].unwrap_or(v);
             let slice = self.slice(v)?;
-            if survives && !self.holders(slice).holds(slice, wanted) {
+            if survives && !self.is_at(wanted, slice)? {
                 return Err(format!("at the end of the step the storage of {v} does not hold {wanted}"));
             }
         }

@@ -5,6 +5,7 @@
 use crate::liveness::{Buffer, buffers, homes};
 use crate::pack::{PackItem, Packing, Problem, solve};
 use crate::schedule::{default_window, moved, schedule};
+use crate::views::Views;
 use crate::{
     Extent, Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
     RecomputePolicy, Region, Schedule, Slice, Target, Weights, check, check_target, passes,
@@ -168,6 +169,8 @@ pub(crate) fn lowered(
         }
     }
     if !offload.is_empty() {
+        graph =
+            verified("split_updates", passes::split_updates(&graph, &offload, policy.block, target.alignment))?;
         graph = verified("offload", passes::offload(&graph, &offload, target.arena_in_host()))?;
     }
     if !graph.updates.is_empty() {
@@ -252,6 +255,7 @@ fn place(
     for (buffer, &offset) in arena.iter().zip(&packing.offsets) {
         place_buffer(buffer, offset, &mut slices);
     }
+    place_views(graph, &mut slices);
     let mut workspaces = vec![None; schedule.instrs.len()];
     for (&(i, bytes), &offset) in scratch.iter().zip(&packing.offsets[arena.len()..]) {
         workspaces[i] = Some(Slice { space: Space::Device, region: Region::Transient, offset, bytes });
@@ -292,6 +296,14 @@ fn place_buffer(buffer: &Buffer, offset: u64, slices: &mut [Option<Slice>]) {
     for (_, v) in &buffer.values {
         let slice = Slice { space: buffer.space, region: Region::Transient, offset, bytes: buffer.bytes };
         slices[v.index()] = Some(slice);
+    }
+}
+
+/// Gives every value that lies in another one, whose address is known, its address there.
+fn place_views(graph: &Graph, slices: &mut [Option<Slice>]) {
+    let views = Views::of(graph);
+    for (v, _) in graph.values().filter(|(v, _)| views.is_shared(*v)) {
+        slices[v.index()] = slices[views.root(v).index()].map(|root| views.slice(graph, v, root));
     }
 }
 

@@ -3,7 +3,7 @@
 //! tensor size is computed here.
 
 use crate::kernels::widened;
-use crate::schedule::queue;
+use crate::schedule::{is_launched, queue};
 use crate::{Instr, KernelId, Plan, Queue, Schedule, Target};
 use plimsoll_graph::ops::Move;
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionClass, TensorSpec};
@@ -82,11 +82,12 @@ fn seconds_beside_copies(alone: f64, busy: f64, slower: f64) -> f64 {
 
 /// Predicted seconds of the kernels of a graph without moves, in a step of size `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
-    let kernels = graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_)));
+    let kernels = graph.nodes.iter().filter(|node| is_launched(node));
     kernels.map(|node| node_seconds(graph, node, target, counts)).sum()
 }
 
-/// Predicted seconds of one node in a step of size `counts`; of a move, those of the copy alone.
+/// Predicted seconds of one node in a step of size `counts`; of a move, those of the copy alone; zero for a view, which
+/// has no instruction.
 pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
     if let Op::Move(Move { to }) = node.op {
         let from = graph.spec(node.inputs[0]);
@@ -94,7 +95,7 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     }
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
-    if outs.is_empty() {
+    if outs.is_empty() || node.op.is_view() {
         return 0.0;
     }
     let rules = node.op.rules();
@@ -123,9 +124,9 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Link;
     use plimsoll_graph::ops::Epilogue;
     use plimsoll_graph::ops::Linear;
-    use crate::Link;
     use plimsoll_graph::{Bounds, Builder, Dim, Op, Space};
 
     /// Seconds of one linear with operands of type `dtype`.
@@ -201,7 +202,10 @@ mod tests {
             target.rates.link = Some(Link { to_device: rate, to_host: rate, latency, slower_kernels });
             let found = replayed(&graph, &Schedule { instrs: instrs.to_vec() }, &target, full);
             let equal = found.iter().zip(expected).all(|(found, wanted)| (found / alone - wanted).abs() < 1e-6);
-            assert!(equal && found.len() == expected.len(), "{instrs:?}: {found:?} / {alone}, not {expected:?}");
+            assert!(
+                equal && found.len() == expected.len(),
+                "{instrs:?}: {found:?} / {alone}, not {expected:?}"
+            );
         }
     }
 }

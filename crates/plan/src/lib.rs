@@ -27,6 +27,7 @@ mod sharing;
 mod target;
 mod timeline;
 pub mod training;
+mod views;
 
 pub use bill::{Bill, LimitKind, Remedy};
 pub use check::{CheckError, check, check_target};

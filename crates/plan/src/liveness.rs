@@ -1,7 +1,9 @@
 //! Liveness analysis: the lifetime of every value, and which values share storage. Invariant: an output reuses
-//! the storage of an input only if the op's alias rule allows it and the input is not read later.
+//! the storage of an input only if the op's alias rule allows it and the input is not read later. A group of views
+//! ([`Views`]) has one buffer, which lives from the first write to the last read of any of its values.
 
 use crate::schedule::{Instr, Schedule};
+use crate::views::Views;
 use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Space, ValueId};
 
 /// Storage used by one value, or by several values one after another.
@@ -70,7 +72,8 @@ impl Instants {
 /// input that is not read later, if the op's alias rule allows it.
 pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool) -> Vec<Buffer> {
     let instants = Instants::of(graph, schedule);
-    let deaths = instants.deaths(graph);
+    let views = Views::of(graph);
+    let deaths = views.largest(instants.deaths(graph));
     let home = homes(graph);
     let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
     let mut buffers: Vec<Buffer> = vec![];
@@ -100,13 +103,23 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool)
         let mut taken = vec![];
         for (k, out) in graph.node(id).outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
+            let root = views.root(v);
             // A new value that is written into the storage of its state lives in the persistent region.
-            if home[v.index()].is_some() {
+            if home[root.index()].is_some() {
+                continue;
+            }
+            // The instructions are visited in order, so the first value of a group is the first that is written.
+            if views.is_shared(v) {
+                if of_value[root.index()].is_none() {
+                    open(&mut of_value, root, instant, deaths[root.index()].max(instant));
+                }
                 continue;
             }
             // An old value that was written into a state's storage is in the persistent region, so its storage is not
-            // available.
-            let free = |old: ValueId| deaths[old.index()] == instant && home[old.index()].is_none();
+            // available. That of a group is not reused, because the other values lie around the old one.
+            let free = |old: ValueId| {
+                deaths[old.index()] == instant && home[old.index()].is_none() && !views.is_shared(old)
+            };
             match reusable(graph, id, k, v, free, &taken).filter(|_| reuses_operands && is_launch) {
                 Some(old) => {
                     taken.push(old);
@@ -129,14 +142,16 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool)
 /// lives from its launch to the copy after the last read of it and of the old value.
 pub(crate) fn new_states(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     let instants = Instants::of(graph, schedule);
-    let deaths = instants.deaths(graph);
+    let views = Views::of(graph);
+    let deaths = views.largest(instants.deaths(graph));
     let computed = graph.updates.iter().filter_map(|&(state, new)| match graph.value(new).def {
-        Def::Node(id, _) if graph.spec(state).space == Space::Device => Some((state, new, id)),
+        Def::Node(..) if graph.spec(state).space == Space::Device => Some((state, new)),
         Def::Node(..) | Def::Source => None,
     });
     computed
-        .map(|(state, new, id)| {
-            let (birth, _) = instants.of_node[id.index()];
+        .map(|(state, new)| {
+            let births = views.writers(graph, new).into_iter().map(|id| instants.of_node[id.index()].0);
+            let birth = births.min().unwrap_or(0);
             Buffer {
                 values: vec![(birth, new)],
                 space: Space::Device,

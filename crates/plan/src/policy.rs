@@ -25,6 +25,9 @@ pub struct Policy {
     /// Bytes that are fetched into the arena ahead of the launch that reads them, and bytes that are stored behind the
     /// launch that wrote them; zero copies between launches, and `None` takes what lets copies and kernels overlap.
     pub window: Option<Bytes>,
+    /// Largest number of bytes that one update of an offloaded parameter fetches at once: larger updates are split into blocks
+    /// of rows. `None` takes what the update of an ordinary matrix of the model fetches, at least 64 MiB.
+    pub block: Option<Bytes>,
 }
 
 /// Which ops are fused.
@@ -78,6 +81,7 @@ impl Default for Policy {
             offload: Offload::default(),
             activations: ActivationOffload::All,
             window: None,
+            block: None,
         }
     }
 }

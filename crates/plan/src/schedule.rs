@@ -3,7 +3,8 @@
 //! was waited for before it, and on nothing else. A move starts after all launches and waits before it; two moves that are
 //! both started and not waited for have no order.
 
-use plimsoll_graph::{Bytes, Def, Graph, NodeId, Op, Phase, Role, Space, ValueId};
+use crate::views::Views;
+use plimsoll_graph::{Bytes, Graph, Node, NodeId, Op, Phase, Role, Space, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Instr {
-    /// Execute a node that is no move.
+    /// Execute a node that is neither a move nor a view.
     Launch(NodeId),
     /// Begin to copy the operand of a move node to its result.
     Start(NodeId),
@@ -92,7 +93,7 @@ pub fn default_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
     let (mut sum, mut squares) = (0.0, 0.0);
     let fetched: Vec<bool> = fetched_values(graph);
-    for node in graph.nodes.iter().filter(|node| !matches!(node.op, Op::Move(_))) {
+    for node in graph.nodes.iter().filter(|node| is_launched(node)) {
         let mut bytes = 0_u64;
         let mut persistent = 0_u64;
         for (k, &v) in node.inputs.iter().enumerate() {
@@ -122,6 +123,11 @@ fn phase_index(phase: Phase) -> u8 {
         Phase::Recompute | Phase::Backward => 1,
         Phase::Update => 2,
     }
+}
+
+/// Whether a node is launched: neither a move nor a view.
+pub(crate) fn is_launched(node: &Node) -> bool {
+    !node.op.is_view() && !matches!(node.op, Op::Move(_))
 }
 
 /// Whether each value is a copy in the arena of a value elsewhere.
@@ -159,7 +165,7 @@ enum Kind {
 pub(crate) fn schedule(graph: &Graph, window: Bytes) -> Schedule {
     let mut scheduler = Scheduler::new(graph, window.0);
     scheduler.prefetch();
-    for (id, _) in graph.nodes() {
+    for (id, _) in graph.nodes().filter(|(_, node)| !node.op.is_view()) {
         match scheduler.kind(id) {
             None => {
                 scheduler.wait_for_inputs(id);
@@ -191,6 +197,7 @@ enum MoveState {
 
 struct Scheduler<'a> {
     graph: &'a Graph,
+    views: Views,
     window: u64,
     instrs: Vec<Instr>,
     /// Progress of each node; of a launch `Done` after it was emitted.
@@ -199,23 +206,27 @@ struct Scheduler<'a> {
     fetches: BTreeMap<Queue, VecDeque<NodeId>>,
     /// Bytes of each queue that were fetched, or are on their way, and not read yet.
     ahead: BTreeMap<Queue, u64>,
+    /// Number of nodes that are still to read the result of each fetch, through views or not, indexed by node.
+    readers: Vec<u32>,
     /// Started stores that were not waited for, oldest first.
     stores: VecDeque<NodeId>,
     /// Bytes of `stores`.
     storing: u64,
     /// Stores whose operand is still on its way to an intermediate space, by that move.
-    next_hops: BTreeMap<NodeId, NodeId>,
+    next_hops: BTreeMap<NodeId, Vec<NodeId>>,
 }
 
 impl<'a> Scheduler<'a> {
     fn new(graph: &'a Graph, window: u64) -> Self {
         let mut scheduler = Self {
             graph,
+            views: Views::of(graph),
             window,
             instrs: Vec::with_capacity(graph.nodes.len()),
             state: vec![MoveState::Open; graph.nodes.len()],
             fetches: BTreeMap::new(),
             ahead: BTreeMap::new(),
+            readers: vec![0; graph.nodes.len()],
             stores: VecDeque::new(),
             storing: 0,
             next_hops: BTreeMap::new(),
@@ -223,6 +234,11 @@ impl<'a> Scheduler<'a> {
         for (id, _) in graph.nodes() {
             if let (Some(Kind::Fetch), Some(queue)) = (scheduler.kind(id), queue(graph, id)) {
                 scheduler.fetches.entry(queue).or_default().push_back(id);
+            }
+        }
+        for (id, _) in graph.nodes().filter(|(_, node)| !node.op.is_view()) {
+            for from in scheduler.operands(id) {
+                scheduler.readers[from.index()] += 1;
             }
         }
         scheduler
@@ -250,27 +266,28 @@ impl<'a> Scheduler<'a> {
         moved(self.graph, id).map_or(0, |(from, _)| self.graph.spec(from).bytes(&self.graph.bounds).0)
     }
 
-    /// The node that defines a value.
-    fn definer(&self, v: ValueId) -> Option<NodeId> {
-        match self.graph.value(v).def {
-            Def::Node(id, _) => Some(id),
-            Def::Source => None,
+    /// The launches and moves whose results a node reads, in the order of its inputs, each once.
+    fn operands(&self, id: NodeId) -> Vec<NodeId> {
+        let mut operands = vec![];
+        for &v in &self.graph.node(id).inputs {
+            for from in self.views.writers(self.graph, v) {
+                if !operands.contains(&from) {
+                    operands.push(from);
+                }
+            }
         }
+        operands
     }
 
     /// Makes the inputs of a node available: starts the moves that bring them, if nothing did before, and waits.
     fn wait_for_inputs(&mut self, id: NodeId) {
-        let inputs = self.graph.node(id).inputs.clone();
+        let operands = self.operands(id);
         // All of them are started before the first wait, so that they come together.
-        for &v in &inputs {
-            if let Some(from) = self.definer(v) {
-                self.start_fetch(from);
-            }
+        for &from in &operands {
+            self.start_fetch(from);
         }
-        for &v in &inputs {
-            if let Some(from) = self.definer(v) {
-                self.wait_for(from);
-            }
+        for from in operands {
+            self.wait_for(from);
         }
     }
 
@@ -295,7 +312,7 @@ impl<'a> Scheduler<'a> {
 
     /// Waits for a started move, or for a store that follows a started one.
     fn wait_for(&mut self, id: NodeId) {
-        let before = self.next_hops.iter().find(|(_, next)| **next == id).map(|(before, _)| *before);
+        let before = self.next_hops.iter().find(|(_, next)| next.contains(&id)).map(|(before, _)| *before);
         if let Some(before) = before {
             self.wait_for(before);
         }
@@ -308,17 +325,18 @@ impl<'a> Scheduler<'a> {
             self.stores.remove(at);
             self.storing = self.storing.saturating_sub(self.bytes(id));
         }
-        if let Some(next) = self.next_hops.remove(&id) {
+        for next in self.next_hops.remove(&id).unwrap_or_default() {
             self.store(next);
         }
     }
 
-    /// Counts the fetched inputs of a node, which was emitted, as read. Each has one reader.
+    /// Counts the fetched inputs of a node, which was emitted, as read, if no other node is to read them.
     fn read_by(&mut self, id: NodeId) {
-        let inputs = &self.graph.node(id).inputs;
-        for (k, &v) in inputs.iter().enumerate() {
-            let Some(from) = self.definer(v).filter(|_| !inputs[..k].contains(&v)) else { continue };
-            if self.kind(from) == Some(Kind::Fetch)
+        for from in self.operands(id) {
+            let readers = &mut self.readers[from.index()];
+            *readers = readers.saturating_sub(1);
+            if *readers == 0
+                && self.kind(from) == Some(Kind::Fetch)
                 && let Some(queue) = queue(self.graph, from)
             {
                 let bytes = self.bytes(from);
@@ -348,22 +366,22 @@ impl<'a> Scheduler<'a> {
 
     /// Whether the operand of a fetch is there, or on its way to the space it is fetched from by an earlier fetch.
     fn is_available(&self, id: NodeId) -> bool {
-        let Some((from, _)) = moved(self.graph, id) else { return false };
-        self.definer(from).is_none_or(|from| match self.kind(from) {
+        let is_ready = |from: NodeId| match self.kind(from) {
             Some(Kind::Fetch) => self.state[from.index()] != MoveState::Open,
             Some(Kind::Store | Kind::Local) | None => self.state[from.index()] == MoveState::Done,
-        })
+        };
+        self.operands(id).into_iter().all(is_ready)
     }
 
     /// Starts a store, after making room for it in the window. A store from an intermediate space follows when the move
     /// there is waited for.
     fn store(&mut self, id: NodeId) {
-        let from = moved(self.graph, id).and_then(|(from, _)| self.definer(from));
-        if let Some(from) = from
+        // A join has several operands, for which this move would have to wait one after another: it waits for all at once.
+        if let [from] = self.operands(id)[..]
             && self.kind(from) == Some(Kind::Store)
             && self.state[from.index()] == MoveState::Started
         {
-            self.next_hops.insert(from, id);
+            self.next_hops.entry(from).or_default().push(id);
             return;
         }
         let bytes = self.bytes(id);

@@ -109,7 +109,7 @@ pub struct Link {
     pub to_host: f64,
     /// Fixed time of a copy in seconds.
     pub latency: f64,
-    /// Time of kernels while copies run in both directions, divided by their time alone.
+    /// Time of kernels while copies run, divided by their time alone.
     pub slower_kernels: f64,
 }
 

@@ -275,7 +275,7 @@ impl Process {
 pub fn kernels(program: &Program) -> Value {
     let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
-        if *kernel != KernelId::Move {
+        if !matches!(kernel, KernelId::Move | KernelId::View) {
             kernels.entry(node.op.name()).or_default().insert(kernel.name());
         }
     }

@@ -207,7 +207,9 @@ impl Device for ReferenceDevice {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         match launch.kernel {
             KernelId::Reference(_) => {}
-            KernelId::Cpu(_) | KernelId::Cuda(_) | KernelId::Move => return Err(launch.wrong_kernel()),
+            KernelId::Cpu(_) | KernelId::Cuda(_) | KernelId::Move | KernelId::View => {
+                return Err(launch.wrong_kernel());
+            }
         }
         let start = self.clock.start();
         let counts = launch.counts;

@@ -45,6 +45,7 @@ mod softmax;
 mod tensor;
 #[cfg(test)]
 mod testing;
+mod view;
 
 pub use device::{Moves, ReferenceDevice};
 pub use error::ReferenceError;
@@ -78,6 +79,9 @@ pub fn eval(
         Op::Concat(_) => concat::eval(&mut operands),
         // As a function, a move is the identity; devices do not launch it.
         Op::Move(_) => return keep(ins.iter().map(|x| (*x).clone()).collect(), outs),
+        // Neither are views, of which a device sees the addresses alone.
+        Op::Part(op) => return keep(vec![view::eval_part(op, ins)?], outs),
+        Op::Join(_) => return keep(vec![view::eval_join(ins)?], outs),
         Op::Embed(op) => embed::eval(op, &mut operands),
         Op::Gelu(_) => gelu::eval(&mut operands),
         Op::GeluGrad(_) => gelu::eval_grad(&mut operands),

@@ -34,6 +34,7 @@ mod segment_mean;
 mod select_rows;
 mod softmax;
 mod terminal;
+mod view;
 
 pub use add::Add;
 pub use attention::{Attention, Bias, Qkv, alibi_slopes};
@@ -67,6 +68,7 @@ pub use scale::Scale;
 pub use segment_mean::{SegmentMean, SegmentMeanGrad};
 pub use select_rows::{SelectRows, SelectRowsGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
+pub use view::{Join, Part};
 
 use crate::{Bounds, Builder, Counts, DType, Dim, Node, Space, TensorSpec, ValueId};
 use std::fmt;

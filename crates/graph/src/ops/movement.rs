@@ -14,7 +14,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// The role of the result: a copy of a parameter or state is that parameter or state.
+    /// The role of the result: a copy or view of a parameter or state is that parameter or state.
     pub fn role(operand: Role) -> Role {
         match operand {
             Role::Param(_) | Role::State(_) | Role::Activation | Role::Grad => operand,

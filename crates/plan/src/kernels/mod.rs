@@ -82,6 +82,8 @@ pub enum KernelId {
     Cuda(CudaKernel),
     /// No kernel: a copy in a queue of the device.
     Move,
+    /// No kernel: a view has an address alone.
+    View,
 }
 
 impl KernelId {
@@ -92,6 +94,7 @@ impl KernelId {
             Self::Cpu(kernel) => kernel.name(),
             Self::Cuda(kernel) => kernel.name(),
             Self::Move => "move",
+            Self::View => "view",
         }
     }
 
@@ -101,7 +104,7 @@ impl KernelId {
             Self::Reference(kernel) => kernel.weights(),
             Self::Cpu(kernel) => kernel.weights(),
             Self::Cuda(kernel) => kernel.weights(),
-            Self::Move => Layout::RowMajor,
+            Self::Move | Self::View => Layout::RowMajor,
         }
     }
 
@@ -110,7 +113,7 @@ impl KernelId {
     pub fn widens(self) -> bool {
         match self {
             Self::Cpu(kernel) => kernel.widens(),
-            Self::Reference(_) | Self::Cuda(_) | Self::Move => false,
+            Self::Reference(_) | Self::Cuda(_) | Self::Move | Self::View => false,
         }
     }
 
@@ -120,7 +123,7 @@ impl KernelId {
             Self::Reference(kernel) => kernel.dtypes(),
             Self::Cpu(kernel) => kernel.dtypes(),
             Self::Cuda(kernel) => kernel.dtypes(),
-            Self::Move => &[],
+            Self::Move | Self::View => &[],
         }
     }
 }
@@ -181,6 +184,9 @@ impl Kernels {
         if let Op::Move(_) = node.op {
             return Some(KernelId::Move);
         }
+        if node.op.is_view() {
+            return Some(KernelId::View);
+        }
         let weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).layout);
         let as_wanted = |id: &KernelId| match node.op.weights() {
             [] => id.weights() == Layout::RowMajor,
@@ -205,7 +211,7 @@ impl Kernels {
             KernelId::Reference(_) => Bytes::ZERO,
             KernelId::Cpu(kernel) => kernel.workspace(self.instructions(), graph, node, workers),
             KernelId::Cuda(kernel) => kernel.workspace(graph, node),
-            KernelId::Move => Bytes::ZERO,
+            KernelId::Move | KernelId::View => Bytes::ZERO,
         };
         if id.widens() { widened(graph, node) + own } else { own }
     }
@@ -232,7 +238,7 @@ impl Kernels {
             (KernelId::Reference(kernel), _) => kernel.accepts(graph, node),
             (KernelId::Cpu(kernel), _) => kernel.accepts(self.instructions(), graph, node),
             (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, graph, node),
-            (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) | (KernelId::Move, _) => false,
+            (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) | (KernelId::Move | KernelId::View, _) => false,
         };
         let mut dtypes =
             node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
@@ -329,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_every_op() {
-        for op in Op::NAMES.iter().filter(|op| **op != "move") {
+        for op in Op::NAMES.iter().filter(|op| !["join", "move", "part"].contains(op)) {
             assert!(!of_op(op).is_empty(), "{op}");
         }
     }

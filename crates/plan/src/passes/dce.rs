@@ -60,11 +60,19 @@ fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
 /// Appends a needed node to `new`, with its values renamed and its unread outputs set to `None`.
 fn rebuild(graph: &Graph, node: &Node, values: &[bool], renamed: &mut [Option<ValueId>], new: &mut Graph) {
     let id = NodeId::at(new.nodes.len());
-    let inputs = node.inputs.iter().map(|v| renamed[v.index()].expect("defined before it is read")).collect();
+    let inputs: Vec<ValueId> =
+        node.inputs.iter().map(|v| renamed[v.index()].expect("defined before it is read")).collect();
     let mut outputs = vec![];
     for (i, out) in node.outputs.iter().enumerate() {
         outputs.push(out.filter(|v| values[v.index()]).map(|v| {
-            let value = Value { spec: graph.spec(v).clone(), def: Def::Node(id, i as u32) };
+            let mut spec = graph.spec(v).clone();
+            // A copy or part of a parameter or state has the role of its operand, whose number may be another one here.
+            if matches!(spec.role, Role::Param(_) | Role::State(_))
+                && let Some(&operand) = inputs.first()
+            {
+                spec.role = new.spec(operand).role;
+            }
+            let value = Value { spec, def: Def::Node(id, i as u32) };
             let v2 = push(new, value);
             renamed[v.index()] = Some(v2);
             v2

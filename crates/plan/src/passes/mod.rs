@@ -10,6 +10,7 @@ mod offload;
 mod precision;
 mod quantize;
 mod remat;
+mod split;
 mod tf32;
 
 use plimsoll_graph::{Def, Graph, Node, NodeId};
@@ -24,6 +25,7 @@ pub use offload::{Offload, offload, store_updates};
 pub use precision::{Precision, inference, precision};
 pub use quantize::quantize;
 pub use remat::{RecomputePolicy, remat};
+pub use split::split_updates;
 pub use tf32::tf32;
 
 /// Appends a node and sets the definition of its outputs.

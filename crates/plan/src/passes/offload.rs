@@ -1,12 +1,14 @@
 //! Keeps parameters and states outside the arena between their uses: each node reads a copy that a move fetches, and the
 //! new value of an update is stored by a move. Invariant: the graph computes the same function. A parameter that is an
-//! output of the graph stays in the arena, because its storage is read after the step.
+//! output of the graph stays in the arena, because its storage is read after the step. A part of a value lies in the space of
+//! the value: a node that reads it reads a copy of that part, and a new value that is joined from parts is stored by parts.
 
 use super::push_node;
-use plimsoll_graph::ops::Move;
-use plimsoll_graph::{Def, Graph, Node, NodeId, Op, Phase, Role, Space, StateKind, Value, ValueId};
+use plimsoll_graph::ops::{Join, Move};
+use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Op, Phase, Role, Space, StateKind, Value, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What is kept outside the arena, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,18 +101,24 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
         return graph.clone();
     }
     let mut g = Graph { nodes: vec![], updates: vec![], ..graph.clone() };
-    for (v, value) in graph.sources() {
-        g.values[v.index()].spec.space = what.home(graph, value.spec.role);
-    }
-    let kept = graph.outputs.iter().map(|(_, v)| *v).chain(graph.updates.iter().map(|(_, new)| *new));
-    for v in kept.filter(|v| graph.value(*v).def == Def::Source) {
-        g.values[v.index()].spec.space = Space::Device;
+    for (v, _) in fetched_sources(graph, what).into_iter().enumerate().filter(|(_, is_fetched)| *is_fetched) {
+        g.values[v].spec.space = what.to;
     }
     let route = route(what.to, arena_in_host);
-    let mut stores = Stores::of(graph);
+    let mut stores = Stores::of(graph, &g);
     stores.insert(&mut g, None, route);
     for (id, node) in graph.nodes() {
         let mut node = node.clone();
+        if let (Op::Part(_), &[operand], &[Some(part)]) = (&node.op, &node.inputs[..], &node.outputs[..]) {
+            g.values[part.index()].spec.space = g.spec(operand).space;
+            push_node(&mut g, node);
+            stores.insert(&mut g, Some(id), route);
+            continue;
+        }
+        if stores.replaces(&node) {
+            stores.insert(&mut g, Some(id), route);
+            continue;
+        }
         let mut fetched: BTreeMap<ValueId, ValueId> = BTreeMap::new();
         for input in &mut node.inputs {
             // The moves of activations are in the graph already.
@@ -154,51 +162,180 @@ pub(super) struct Place {
     pub(super) phase: Phase,
 }
 
-/// The updates of a graph by the node after which the new value may be stored: it exists, and no later node reads the old
-/// value.
+/// Whether each value is a parameter or state that is kept outside the arena, indexed by value.
+pub(super) fn fetched_sources(graph: &Graph, what: &Offload) -> Vec<bool> {
+    let mut is_fetched = vec![false; graph.values.len()];
+    for (v, value) in graph.sources() {
+        is_fetched[v.index()] = what.home(graph, value.spec.role) != Space::Device;
+    }
+    let reads = Reads::of(graph);
+    let kept = graph.outputs.iter().map(|(_, v)| *v).chain(graph.updates.iter().map(|(_, new)| *new));
+    for v in kept {
+        let (whole, _) = reads.wholes[v.index()];
+        is_fetched[whole.index()] = false;
+    }
+    is_fetched
+}
+
+/// What is stored behind a node.
+enum Store {
+    /// The new value of a state: an update (state, new).
+    Whole(ValueId, ValueId),
+    /// One of the values that the new value of the state is joined from.
+    Part(ValueId, ValueId),
+    /// The new value of the state, joined from values that were stored before it.
+    Join(ValueId, ValueId),
+}
+
+/// The updates of a graph by the node after which the new value may be stored: it exists, and no later node reads the bytes
+/// that it replaces.
 struct Stores {
-    /// Updates (state, new) after each node.
-    after: BTreeMap<NodeId, Vec<(ValueId, ValueId)>>,
-    /// Updates before the first node.
-    before: Vec<(ValueId, ValueId)>,
+    /// What is stored after each node; `None` is before the first.
+    after: BTreeMap<Option<NodeId>, Vec<Store>>,
+    /// The operands of each new value that is stored by parts.
+    joins: BTreeMap<ValueId, Vec<ValueId>>,
+    /// The stored copy of each operand.
+    stored: BTreeMap<ValueId, ValueId>,
 }
 
 impl Stores {
-    fn of(graph: &Graph) -> Self {
-        let last = last_reads(graph);
-        let mut stores = Self { after: BTreeMap::new(), before: vec![] };
+    /// The stores of all updates of `graph`, whose states have the spaces of `g`.
+    fn of(graph: &Graph, g: &Graph) -> Self {
+        let mut stores = Self { after: BTreeMap::new(), joins: BTreeMap::new(), stored: BTreeMap::new() };
+        let reads = Reads::of(graph);
+        let readers = graph.reads();
         for &(state, new) in &graph.updates {
-            let defined = match graph.value(new).def {
-                Def::Node(id, _) => Some(id),
-                Def::Source => None,
+            let is_moved = g.spec(state).space != Space::Device;
+            // A new value that only the state holds is never whole in the arena.
+            let by_parts = joined_from(graph, new).filter(|_| is_moved && readers[new.index()] == 1);
+            let Some(operands) = by_parts else {
+                stores.push(reads.last(state, 0..u64::MAX).max(definer(graph, new)), Store::Whole(state, new));
+                continue;
             };
-            match last[state.index()].max(defined) {
-                Some(id) => stores.after.entry(id).or_default().push((state, new)),
-                None => stores.before.push((state, new)),
+            let mut last = None;
+            let mut start = 0_u64;
+            for &operand in operands {
+                let end = start.saturating_add(graph.spec(operand).bytes(&graph.bounds).0);
+                let after = reads.last(state, start..end).max(definer(graph, operand));
+                stores.push(after, Store::Part(state, operand));
+                last = last.max(after);
+                start = end;
             }
+            stores.push(last, Store::Join(state, new));
+            stores.joins.insert(new, operands.to_vec());
         }
         stores
     }
 
+    fn push(&mut self, after: Option<NodeId>, store: Store) {
+        self.after.entry(after).or_default().push(store);
+    }
+
+    /// Whether a node is a join whose operands are stored one by one, and are joined where they are stored.
+    fn replaces(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Join(_)) && node.outputs.iter().flatten().any(|v| self.joins.contains_key(v))
+    }
+
     /// Adds the updates behind a node to the new graph, with the moves that store the new values of offloaded states.
     fn insert(&mut self, g: &mut Graph, after: Option<NodeId>, route: &[Space]) {
-        let updates = match after {
-            Some(id) => self.after.remove(&id).unwrap_or_default(),
-            None => std::mem::take(&mut self.before),
-        };
-        for (state, new) in updates {
+        for store in self.after.remove(&after).unwrap_or_default() {
             let place = g.nodes.last().map_or(Place { layer: None, phase: Phase::Update }, |node| Place {
                 layer: node.layer,
                 phase: node.phase,
             });
-            let stored = match g.spec(state).space {
-                Space::Device => new,
-                Space::Host | Space::File => {
-                    route.iter().rev().skip(1).fold(new, |from, &to| push_move(g, from, to, place))
-                }
+            let home: &[Space] = match &store {
+                Store::Whole(state, _) | Store::Part(state, _) if g.spec(*state).space == Space::Device => &[],
+                Store::Whole(..) | Store::Part(..) | Store::Join(..) => route,
             };
-            g.updates.push((state, stored));
+            let push_moves = |g: &mut Graph, value: ValueId| {
+                home.iter().rev().skip(1).fold(value, |from, &to| push_move(g, from, to, place))
+            };
+            match store {
+                Store::Whole(state, new) => {
+                    let stored = push_moves(g, new);
+                    g.updates.push((state, stored));
+                }
+                Store::Part(_, operand) => {
+                    let stored = push_moves(g, operand);
+                    self.stored.insert(operand, stored);
+                }
+                Store::Join(state, new) => {
+                    let operands = self.joins.get(&new).map_or(&[][..], Vec::as_slice);
+                    let inputs: Vec<ValueId> =
+                        operands.iter().filter_map(|operand| self.stored.get(operand).copied()).collect();
+                    g.values[new.index()].spec.space = g.spec(state).space;
+                    let Place { layer, phase } = place;
+                    let op = Op::Join(Join {});
+                    push_node(g, Node { op, inputs, outputs: vec![Some(new)], layer, phase });
+                    g.updates.push((state, new));
+                }
+            }
         }
+    }
+}
+
+/// The operands of the join that gives `v`; `None` if it is the result of another op.
+fn joined_from(graph: &Graph, v: ValueId) -> Option<&[ValueId]> {
+    let node = graph.node(definer(graph, v)?);
+    matches!(node.op, Op::Join(_)).then_some(&node.inputs[..])
+}
+
+/// The node that defines a value.
+fn definer(graph: &Graph, v: ValueId) -> Option<NodeId> {
+    match graph.value(v).def {
+        Def::Node(id, _) => Some(id),
+        Def::Source => None,
+    }
+}
+
+/// A read of bytes of a value by a launch or a move.
+struct Read {
+    node: NodeId,
+    /// Index of the input.
+    input: usize,
+    bytes: Range<u64>,
+}
+
+/// The reads of all values, with those of their parts.
+struct Reads {
+    /// The value that each value is a part of, and the offset there in bytes; the value itself if it is none.
+    wholes: Vec<(ValueId, u64)>,
+    /// The reads of each value that is no part, indexed by value, in the order of the nodes.
+    of_value: Vec<Vec<Read>>,
+}
+
+impl Reads {
+    fn of(graph: &Graph) -> Self {
+        let mut wholes: Vec<(ValueId, u64)> = graph.values().map(|(v, _)| (v, 0)).collect();
+        let mut of_value: Vec<Vec<Read>> = graph.values.iter().map(|_| vec![]).collect();
+        for (id, node) in graph.nodes() {
+            if let (Op::Part(part), &[operand], &[Some(result)]) =
+                (&node.op, &node.inputs[..], &node.outputs[..])
+            {
+                let spec = graph.spec(operand);
+                let offset = Bytes(spec.row_elements()) * spec.dtype.size() * part.first;
+                let (whole, at) = wholes[operand.index()];
+                wholes[result.index()] = (whole, (Bytes(at) + offset).0);
+                continue;
+            }
+            for (input, v) in node.inputs.iter().enumerate() {
+                let (whole, start) = wholes[v.index()];
+                let end = Bytes(start) + graph.spec(*v).bytes(&graph.bounds);
+                of_value[whole.index()].push(Read { node: id, input, bytes: start..end.0 });
+            }
+        }
+        Self { wholes, of_value }
+    }
+
+    /// The reads of bytes of a value.
+    fn of_bytes(&self, v: ValueId, bytes: Range<u64>) -> impl Iterator<Item = &Read> {
+        let overlaps = move |read: &&Read| read.bytes.start < bytes.end && bytes.start < read.bytes.end;
+        self.of_value[v.index()].iter().filter(overlaps)
+    }
+
+    /// The last node that reads bytes of a value.
+    fn last(&self, v: ValueId, bytes: Range<u64>) -> Option<NodeId> {
+        self.of_bytes(v, bytes).map(|read| read.node).max()
     }
 }
 
@@ -214,72 +351,72 @@ pub(super) fn push_move(g: &mut Graph, from: ValueId, to: Space, place: Place) -
 }
 
 /// Adds a move within the arena for each update whose new value cannot be written into the storage of its state: the old
-/// value is read later, or the new value is an input, a parameter, or the new value of another state too. In the returned
-/// graph the new value of every update is written there.
+/// value is read later, or the new value is an input, a parameter, a part or an operand of a join, or the new value of
+/// another state too. In the returned graph the new value of every update is written there.
 pub fn store_updates(graph: Graph) -> Graph {
-    let last = last_reads(&graph);
-    let mut stores = Stores { after: BTreeMap::new(), before: vec![] };
-    let mut homes = vec![false; graph.values.len()];
+    let reads = Reads::of(&graph);
+    let mut lies_elsewhere: Vec<bool> =
+        reads.wholes.iter().enumerate().map(|(v, (whole, _))| whole.index() != v).collect();
+    for node in graph.nodes.iter().filter(|node| matches!(node.op, Op::Join(_))) {
+        node.inputs.iter().for_each(|v| lies_elsewhere[v.index()] = true);
+    }
+    let mut after: BTreeMap<Option<NodeId>, Vec<(ValueId, ValueId)>> = BTreeMap::new();
     let mut moved = vec![];
     for &(state, new) in &graph.updates {
-        let defined = match graph.value(new).def {
-            Def::Node(id, k) => {
-                let is_first = !homes[new.index()];
-                if is_first && is_written_there(&graph, state, (id, k as usize), last[state.index()]) {
-                    homes[new.index()] = true;
-                    continue;
-                }
-                Some(id)
-            }
-            Def::Source => None,
-        };
-        moved.push((state, new));
-        match last[state.index()].max(defined) {
-            Some(id) => stores.after.entry(id).or_default().push((state, new)),
-            None => stores.before.push((state, new)),
+        if !lies_elsewhere[new.index()] && is_written_there(&graph, &reads, state, new) {
+            // It cannot lie in the storage of another state as well.
+            lies_elsewhere[new.index()] = true;
+            continue;
         }
+        moved.push((state, new));
+        let behind = reads.last(state, 0..u64::MAX).max(definer(&graph, new));
+        after.entry(behind).or_default().push((state, new));
     }
     if moved.is_empty() {
         return graph;
     }
     let updates: Vec<_> = graph.updates.iter().copied().filter(|update| !moved.contains(update)).collect();
     let mut g = Graph { nodes: vec![], updates, ..graph.clone() };
-    let store = |g: &mut Graph, updates: Vec<(ValueId, ValueId)>, place: Place| {
-        for (state, new) in updates {
+    let store = |g: &mut Graph, updates: Option<Vec<(ValueId, ValueId)>>, place: Place| {
+        for (state, new) in updates.unwrap_or_default() {
             let stored = push_move(g, new, g.spec(state).space, place);
             g.updates.push((state, stored));
         }
     };
-    store(&mut g, std::mem::take(&mut stores.before), Place { layer: None, phase: Phase::Update });
+    store(&mut g, after.remove(&None), Place { layer: None, phase: Phase::Update });
     for (id, node) in graph.nodes() {
         push_node(&mut g, node.clone());
         let place = Place { layer: node.layer, phase: node.phase };
-        store(&mut g, stores.after.remove(&id).unwrap_or_default(), place);
+        store(&mut g, after.remove(&Some(id)), place);
     }
     in_order_of(&graph, &mut g);
     g
 }
 
-/// The last node that reads each value, indexed by value.
-fn last_reads(graph: &Graph) -> Vec<Option<NodeId>> {
-    let mut last = vec![None; graph.values.len()];
-    for (id, node) in graph.nodes() {
-        for v in &node.inputs {
-            last[v.index()] = Some(id);
+/// Whether `new` can be written directly into the storage of `state`: whatever writes bytes of it comes after the last read
+/// of the old bytes there, or is their last reader and may overwrite that operand.
+fn is_written_there(graph: &Graph, reads: &Reads, state: ValueId, new: ValueId) -> bool {
+    let mut open = vec![(new, 0_u64)];
+    while let Some((v, start)) = open.pop() {
+        let Def::Node(id, k) = graph.value(v).def else { return false };
+        let node = graph.node(id);
+        let end = Bytes(start) + graph.spec(v).bytes(&graph.bounds);
+        if let Op::Join(_) = node.op {
+            let mut offset = start;
+            for &operand in &node.inputs {
+                open.push((operand, offset));
+                offset = (Bytes(offset) + graph.spec(operand).bytes(&graph.bounds)).0;
+            }
+            continue;
+        }
+        let allowed = node.op.rules().alias(k as usize);
+        let is_harmless = |read: &Read| {
+            let in_place = read.node == id && allowed.contains(&read.input) && read.bytes == (start..end.0);
+            read.node < id || in_place
+        };
+        if !reads.of_bytes(state, start..end.0).all(is_harmless) {
+            return false;
         }
     }
-    last
-}
-
-/// Whether output `k` of node `id` can be written directly into the storage of `state`, whose last read is by node `read`.
-fn is_written_there(graph: &Graph, state: ValueId, (id, k): (NodeId, usize), read: Option<NodeId>) -> bool {
-    match read {
-        None => true,
-        Some(read) if read == id => {
-            let node = graph.node(id);
-            let allowed = node.op.rules().alias(k);
-            node.inputs.iter().enumerate().all(|(j, &v)| v != state || allowed.contains(&j))
-        }
-        Some(read) => read < id,
-    }
+    true
 }

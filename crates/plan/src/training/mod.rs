@@ -63,6 +63,8 @@ pub struct Training<'a> {
     pub activations: ActivationOffload,
     /// Bytes that are copied ahead of and behind the launches ([`Policy::window`]).
     pub window: Option<Bytes>,
+    /// Largest number of bytes that one update fetches at once ([`Policy::block`]).
+    pub block: Option<Bytes>,
 }
 
 /// What becomes of the activations that the backward pass reads and that do not stay in the arena.
@@ -267,6 +269,7 @@ impl Training<'_> {
             fuse: self.fuse,
             offload: self.offload,
             window: self.window,
+            block: self.block,
             ..Policy::default()
         }
     }

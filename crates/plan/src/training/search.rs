@@ -811,6 +811,7 @@ mod tests {
                         fuse: Fuse::default(),
                         offload: Offload::default(),
                         window: None,
+                        block: None,
                     },
                     budget: Bytes(u64::MAX),
                     step_tokens: 256,

@@ -49,11 +49,25 @@ fn plans() -> Vec<(&'static str, Plan)> {
         ("states on host", offloaded_step(Space::Host, None)),
         ("states on host, all ahead", offloaded_step(Space::Host, Some(Bytes(1 << 30)))),
         ("states in a file", offloaded_step(Space::File, Some(Bytes(0)))),
+        ("states on host by blocks", offloaded_by_blocks(Space::Host, Some(Bytes(1 << 30)))),
+        ("states in a file by blocks", offloaded_by_blocks(Space::File, None)),
     ]
 }
 
 /// A micro-step that updates its parameters, of which all and their states are outside the arena.
 fn offloaded_step(to: Space, window: Option<Bytes>) -> Plan {
+    offloaded(&crate::training::language_model(2, 16, 32, 32), to, window, None)
+}
+
+/// The same for an embedding alone, whose update is split into blocks.
+fn offloaded_by_blocks(to: Space, window: Option<Bytes>) -> Plan {
+    let plan = offloaded(&crate::training::language_model(0, 16, 28, 32), to, window, Some(Bytes(2048)));
+    let parts = plan.graph.nodes.iter().filter(|node| node.op.is_view()).count();
+    assert!(parts > 10, "{parts} views");
+    plan
+}
+
+fn offloaded(graph: &Graph, to: Space, window: Option<Bytes>, block: Option<Bytes>) -> Plan {
     let all =
         Offload { optimizer: true, masters: true, gradients: true, parameters: true, activations: true, to };
     let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
@@ -69,9 +83,9 @@ fn offloaded_step(to: Space, window: Option<Bytes>) -> Plan {
         fuse: Fuse::default(),
         offload: all,
         window,
+        block,
     };
-    let graph = crate::training::language_model(2, 16, 32, 32);
-    let program = training.program(&graph, &graph, &target("h200")).expect("planned");
+    let program = training.program(graph, graph, &target("h200")).expect("planned");
     program.plans()[0].1.clone()
 }
 

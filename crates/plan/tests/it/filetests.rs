@@ -145,6 +145,12 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
             let to = if *space == "file" { Space::File } else { Space::Host };
             kept(passes::offload(graph, &Offload::parameters(to), *arena == "arena"))
         }
+        ("split_updates", [bytes, alignment]) => {
+            let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a number"));
+            let offload = Offload { optimizer: true, masters: true, to: Space::Host, ..Offload::default() };
+            let limit = Some(Bytes(number(bytes)?));
+            Ok(Ok(passes::split_updates(graph, &offload, limit, number(alignment)?)))
+        }
         ("updates", []) => kept(passes::store_updates(graph.clone())),
         ("quantize", [precision]) => Ok(passes::quantize(graph, precision_of(precision)?)),
         ("tf32", []) => Ok(passes::tf32(graph)),

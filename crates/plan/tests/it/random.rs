@@ -2,7 +2,9 @@
 
 use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
-use plimsoll_graph::ops::{Activation, BatchNorm, Concat, Embed, Glu, Relu, SegmentMean, SelectRows, Softmax};
+use plimsoll_graph::ops::{
+    Activation, BatchNorm, Concat, Embed, Glu, Join, Part, Relu, SegmentMean, SelectRows, Softmax,
+};
 use plimsoll_graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
 use plimsoll_plan::{
     Fuse, InstructionSet, Kernels, Plan, PlanError, Policy, Precision, Program, Weights, check, compile, passes,
@@ -19,7 +21,7 @@ pub struct Recipe {
 }
 
 pub fn recipes() -> impl Strategy<Value = Recipe> {
-    let op = (0..13u8, any::<u16>(), any::<u16>(), 0..4u8);
+    let op = (0..16u8, any::<u16>(), any::<u16>(), 0..4u8);
     let (outputs, updates) =
         (prop::collection::vec(any::<u16>(), 1..4), prop::collection::vec(any::<u16>(), 0..3));
     (prop::collection::vec(op, 1..24), outputs, updates).prop_map(|(ops, outputs, updates)| Recipe {
@@ -63,8 +65,11 @@ fn embedding_graph(recipe: &Recipe) -> Result<Graph, VerifyError> {
     extended(g, matrices, recipe)
 }
 
-/// Shape of the states.
-const FIXED: [Dim; 2] = [Dim::Fixed(4), Dim::Fixed(8)];
+/// Shape of the states. Half of the rows take a multiple of every target's alignment, in 16 bits too.
+const FIXED: [Dim; 2] = [Dim::Fixed(32), Dim::Fixed(8)];
+
+/// Half of the rows of a state.
+const HALF: u64 = 16;
 
 /// Adds the ops, outputs and updates of a recipe.
 fn extended(mut g: Builder, mut matrices: Vec<ValueId>, recipe: &Recipe) -> Result<Graph, VerifyError> {
@@ -147,6 +152,17 @@ fn apply(
             outs
         }
         11 if columns.is_multiple_of(2) => vec![g.one(Op::Glu(Glu { activation: Activation::Gelu }), &[x])],
+        13 if shape[0] == FIXED[0] => {
+            let half = Part { first: u64::from(variant % 2) * HALF, rows: HALF };
+            vec![g.one(Op::Part(half), &[x])]
+        }
+        14 | 15 if shape[0] == FIXED[0] => {
+            // An elementwise op by halves, of which one may be read alone, too.
+            let halves = [0, HALF].map(|first| g.one(Op::Part(Part { first, rows: HALF }), &[x]));
+            let computed = [g.gelu(halves[0]), g.one(Op::Relu(Relu {}), &halves[1..])];
+            let whole = g.one(Op::Join(Join {}), &computed);
+            if variant == 3 { vec![whole, computed[0]] } else { vec![whole] }
+        }
         12 => {
             let p = ["g", "b", "m", "v"].map(|n| g.param(&format!("bn.{n}.{columns}"), &[columns]));
             vec![g.one(Op::BatchNorm(BatchNorm { eps: 1e-5 }), &[x, p[0], p[1], p[2], p[3]])]

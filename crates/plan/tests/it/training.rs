@@ -80,6 +80,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         fuse: Fuse::default(),
         offload: plimsoll_plan::Offload::default(),
         window: None,
+        block: None,
     }
 }
 

@@ -102,8 +102,8 @@ fn row(
     matmul_seconds: f64,
     repeats: usize,
 ) -> Result<CopyRates, RuntimeError> {
-    // Enough copies for the time of some matmuls, and at least two, so that one is queued when another ends.
-    let copies = ((128 << 20) / bytes).clamp(2, 512) as usize;
+    // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
+    let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
     let rates = |direction| -> Result<[f64; 2], RuntimeError> {
         let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
         let alone_seconds = seconds(settings, &alone, repeats)?;
@@ -165,28 +165,25 @@ impl Case {
         let count = self.copies.map_or(0, |(_, count)| count);
         let mut done = 0;
         for k in 0..count.max(1) {
-            if let Some((direction, _)) = self.copies {
-                let param = format!("table.{k}");
-                let state = g.state(
-                    StateDef::zeros(StateRole::Moment { param, which: Moment::First }),
-                    &table,
-                    DType::F32,
-                );
-                match direction {
-                    Direction::ToDevice => {
-                        let read = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, state]);
-                        g.output(&*format!("read.{k}"), read);
-                    }
-                    Direction::ToHost => {
-                        let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
-                        g.update(state, computed);
-                    }
-                }
+            let state = |g: &mut Builder| {
+                let role = StateRole::Moment { param: format!("table.{k}"), which: Moment::First };
+                g.state(StateDef::zeros(role), &table, DType::F32)
+            };
+            // A store runs beside the matmuls behind it, a fetch beside those before the kernel that reads it.
+            if let Some((Direction::ToHost, _)) = self.copies {
+                let state = state(&mut g);
+                let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
+                g.update(state, computed);
             }
             while done < self.matmuls * (k + 1) / count.max(1) {
                 x = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, weight]);
                 narrow.push(x);
                 done += 1;
+            }
+            if let Some((Direction::ToDevice, _)) = self.copies {
+                let state = state(&mut g);
+                let read = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, state]);
+                g.output(format!("read.{k}").as_str(), read);
             }
         }
         g.output("x", x);

@@ -88,6 +88,7 @@ fn times(
         fuse: Fuse::default(),
         offload: Offload::default(),
         window: None,
+        block: None,
     };
     let program = training.program(&forward, &forward, target)?;
     let mut session = TimedSession::start_single(settings, program)?;

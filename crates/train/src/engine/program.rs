@@ -335,6 +335,7 @@ fn training<'a>(
         fuse: Fuse::default(),
         offload: Offload::default(),
         window: None,
+        block: None,
     }
 }
 

@@ -38,6 +38,7 @@ struct Options {
     ema: Option<f32>,
     offload: Offload,
     window: Option<Bytes>,
+    block: Option<Bytes>,
 }
 
 impl Options {
@@ -51,6 +52,7 @@ impl Options {
             ema: None,
             offload: Offload::default(),
             window: None,
+            block: None,
         }
     }
 }
@@ -74,7 +76,7 @@ fn start_with<'a>(
     (on, target): (On, Target),
     options: Options,
 ) -> Run<'a> {
-    let Options { accumulation, remat, clips, optimizer, ema, offload, window } = options;
+    let Options { accumulation, remat, clips, optimizer, ema, offload, window, block } = options;
     let head = matches!(fixture.model, Model::Head(_));
     let precision = match on {
         On::Narrow(precision) | On::CpuNarrow(.., precision) | On::Cuda(precision) => precision,
@@ -92,6 +94,7 @@ fn start_with<'a>(
         fuse: Fuse::default(),
         offload,
         window,
+        block,
     };
     let program = training.program(graph, &evaluation(graph), &target);
     let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));
@@ -374,8 +377,8 @@ fn recomputation_changes_no_bit() {
 }
 
 /// Where parameters and states lie changes no bit: of losses, norms, parameters and states, with updates in the micro-step
-/// and after it, for every optimizer, and whatever is copied ahead. The reference device copies at the wait and fills what
-/// it copies to with NaN before.
+/// and after it, for every optimizer, whatever is copied ahead, and whether updates are split into blocks. The reference
+/// device copies at the wait and fills what it copies to with NaN before, or copies at the start.
 #[test]
 fn offload_changes_no_bit() {
     const NOTHING: Offload = Offload {
@@ -420,6 +423,7 @@ fn offload_changes_no_bit() {
     let fixture = Fixture::open("llama");
     let graph = fixture.graph(fixture.bounds());
     let mut compared = 0;
+    let mut split = 0;
     for (n, on) in references.into_iter().chain(cpus).chain(gpu()).enumerate() {
         let has_host = !matches!(on, On::Cpu(..) | On::CpuNarrow(..));
         // The reference device has the host's space of a GPU if its target says so.
@@ -434,21 +438,27 @@ fn offload_changes_no_bit() {
                 }
                 let ema = (k == 0).then_some(0.9);
                 let options = Options { accumulation, clips, optimizer, ema, ..Options::of(&fixture) };
-                let mut ran = |offload, window| {
-                    let options = Options { offload, window, ..options.clone() };
+                let mut ran = |offload, window, block| {
+                    let options = Options { offload, window, block, ..options.clone() };
                     let mut run = start_with(&fixture, &graph, (on, target.clone()), options);
                     let steps = [1, 2, 3].map(|t| run.step(t));
                     compared += 1;
+                    let plans = run.executor.program().plans();
+                    split += u32::from(
+                        plans.iter().any(|(_, p)| p.graph.nodes.iter().any(|node| node.op.is_view())),
+                    );
                     (steps, run.evaluate(), run.persistent())
                 };
-                let wanted = ran(NOTHING, None);
+                let wanted = ran(NOTHING, None, None);
                 let spaces: &[Space] = if has_host { &[Space::Host, Space::File] } else { &[Space::File] };
                 for (j, &to) in spaces.iter().enumerate() {
                     for (i, kind) in kinds.into_iter().enumerate() {
                         let window = [Some(Bytes(0)), None, Some(Bytes(1 << 30))][(i + j + k) % 3];
-                        let found = ran(Offload { to, ..kind }, window);
+                        // Blocks of a few rows, of most of a matrix, and none.
+                        let block = [Some(Bytes(1)), Some(Bytes(9000)), None][(i + n + k) % 3];
+                        let found = ran(Offload { to, ..kind }, window, block);
                         let what = format!(
-                            "{} {optimizer:?} {accumulation} {kind:?} in {to:?}, {window:?}",
+                            "{} {optimizer:?} {accumulation} {kind:?} in {to:?}, {window:?}, {block:?}",
                             on.name()
                         );
                         assert!(found == wanted, "{what}");
@@ -457,7 +467,8 @@ fn offload_changes_no_bit() {
             }
         }
     }
-    println!("{compared} runs");
+    println!("{compared} runs, {split} with blocks");
+    assert!(split > 60, "{split} of {compared}");
 }
 
 /// A submitted micro-step and update allocate no memory of the host and none of a GPU. The counters include other
