@@ -160,7 +160,7 @@ impl Splitter<'_> {
         let (rows, _) = self.rows_and_columns(*self.graph.node(id).inputs.first()?)?;
         let of_row = bytes.0.div_ceil(rows.max(1)).max(1);
         let granule = self.cluster(id).into_iter().map(|id| self.granule(id)).max().unwrap_or(1);
-        let most = (limit.0.checked_div(of_row)? / granule).max(1).checked_mul(granule)?;
+        let most = limit.0.checked_div(of_row)?.checked_div(granule)?.max(1).checked_mul(granule)?;
         let blocks = rows.div_ceil(most);
         let block = rows.div_ceil(blocks.max(1)).checked_next_multiple_of(granule)?;
         (block < rows).then_some(block)
@@ -172,9 +172,8 @@ impl Splitter<'_> {
         let node = self.graph.node(id);
         let Some(how) = Blockwise::of(&node.op) else { return 1 };
         let Some((_, columns)) = node.inputs.first().and_then(|v| self.rows_and_columns(*v)) else { return 1 };
-        let of = |unit: u64, of_row: u64| unit / power_of_two_factor(of_row).min(unit);
         // An element of the scales belongs to `BLOCK` elements, and has four bytes.
-        let of_scales = of(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
+        let of_scales = rows_between(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
         let inputs = node.inputs.iter().enumerate().filter(|(k, _)| !how.is_shared(node, *k));
         let inputs = inputs.map(|(k, &v)| (how.scales.contains(&k), v));
         let outputs = node.outputs.iter().enumerate();
@@ -183,7 +182,7 @@ impl Splitter<'_> {
             if is_scales {
                 return of_scales;
             }
-            of(self.alignment, columns.saturating_mul(self.graph.spec(v).dtype.size()))
+            rows_between(self.alignment, columns.saturating_mul(self.graph.spec(v).dtype.size()))
         });
         operands.max().unwrap_or(1)
     }
@@ -303,6 +302,11 @@ impl Splitter<'_> {
         self.g.values.push(Value { spec, def: Def::Source });
         part
     }
+}
+
+/// The least number of rows that start at multiples of `unit`, a power of two, if a row has `of_row` of it.
+fn rows_between(unit: u64, of_row: u64) -> u64 {
+    unit.checked_div(power_of_two_factor(of_row).min(unit)).unwrap_or(1)
 }
 
 /// The largest power of two that divides `n`; of zero, the largest of all.

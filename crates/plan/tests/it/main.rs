@@ -19,3 +19,4 @@ mod symbolic;
 mod targets;
 mod timeline;
 mod training;
+mod views;
