@@ -450,7 +450,7 @@ fn offload_changes_no_bit() {
                         let window = [Some(Bytes(0)), None, Some(Bytes(1 << 30))][(i + j + k) % 3];
                         // Blocks of a few rows, of most of a matrix, and none.
                         let block = [Some(Bytes(1)), Some(Bytes(9000)), None][(i + n + k) % 3];
-                        let copies_at_start = n < 3 && (i + accumulation as usize) % 2 == 0;
+                        let copies_at_start = n < 3 && (i + accumulation as usize).is_multiple_of(2);
                         let found = ran(Offload { to, ..kind }, window, block, copies_at_start);
                         let what = format!(
                             "{} {optimizer:?} {accumulation} {kind:?} in {to:?}, {window:?}, {block:?}, {copies_at_start}",
