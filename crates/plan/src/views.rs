@@ -18,17 +18,14 @@ impl Views {
         let mut parents: Vec<Option<(ValueId, u64)>> = vec![None; graph.values.len()];
         for node in graph.nodes.iter().filter(|node| node.op.is_view()) {
             let Some(result) = node.outputs.first().copied().flatten() else { continue };
-            match (&node.op, &node.inputs[..]) {
-                (Op::Part(part), &[operand]) => {
-                    parents[result.index()] = Some((operand, offset_of_row(graph, operand, part.first)));
-                }
-                (_, operands) => {
-                    let mut offset = Bytes::ZERO;
-                    for &operand in operands {
-                        parents[operand.index()] = Some((result, offset.0));
-                        offset += graph.spec(operand).bytes(&graph.bounds);
-                    }
-                }
+            if let (Op::Part(part), &[operand]) = (&node.op, &node.inputs[..]) {
+                parents[result.index()] = Some((operand, offset_of_row(graph, operand, part.first)));
+                continue;
+            }
+            let mut offset = Bytes::ZERO;
+            for &operand in &node.inputs {
+                parents[operand.index()] = Some((result, offset.0));
+                offset += graph.spec(operand).bytes(&graph.bounds);
             }
         }
         let mut shared = vec![false; graph.values.len()];

@@ -57,7 +57,7 @@ fn is_update(op: &Op) -> bool {
 
 /// Returns the graph with every update that would fetch more than `limit` bytes at once split into blocks of rows, whose
 /// parts start at multiples of `alignment`. Without a limit, blocks are as large as the update of an ordinary matrix of the
-/// model, see [`ordinary_block`].
+/// model: the byte-weighted median of what all updates fetch, at most an eighth of their sum, at least 64 MiB.
 pub fn split_updates(graph: &Graph, offload: &Offload, limit: Option<Bytes>, alignment: u64) -> Graph {
     let is_fetched = fetched_sources(graph, offload);
     let bytes_of = |node: &Node| -> Bytes {

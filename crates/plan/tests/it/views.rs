@@ -17,7 +17,8 @@ fn planned(block: Option<Bytes>) -> Plan {
         accumulation: 1,
         max_norm: 0.0,
         offload,
-        window: Some(Bytes(3072)),
+        // Two blocks and what the norm has: one is read while the next one arrives.
+        window: Some(Bytes(2 * BLOCK.0 + 1024)),
         block,
         ..training(Optimizer::AdamW(ADAM))
     };
