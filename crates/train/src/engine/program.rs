@@ -68,15 +68,8 @@ pub(super) fn search(
         Err(TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(bill)))) => bill,
         other => return other,
     };
-    let other = |config: &TrainConfig| {
-        let subject = subject.like(&config.model);
-        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        let found = fastest(config, &mut |offloading| {
-            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            limits.admit(with_search(config, &subject, target, (limits.budget, offloading), &stopped, search)?)
-        });
-        fitting(found)
-    };
+    let other =
+        |config: &TrainConfig| fitting(fastest(config, &subject.like(&config.model), target, limits, &stopped));
     let bill = with_remedies(*refused, config, target, &other);
     match stopped() {
         true => Err(interrupted(observer).into()),
@@ -94,13 +87,9 @@ pub(super) fn search_alone(
 ) -> Result<TrainingChoice, TrainError> {
     let stopped = || observer.stop().is_some();
     let plan = || {
-        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
+        let (sample, _) = subject.graphs(bounds(config, sizes(config)[0]), CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        let found = fastest(config, &mut |offloading| {
-            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            limits.admit(with_search(config, subject, target, (limits.budget, offloading), &stopped, search)?)
-        })?;
+        let found = fastest(config, subject, target, limits, &stopped)?;
         offloads(config, &found.program)?;
         Ok(found)
     };
@@ -124,14 +113,8 @@ pub(super) fn remedies(
     let stopped = || observer.stop().is_some();
     let budget = Bytes(program.peak().0 / 10 * 9);
     let plan = |config: &TrainConfig| {
-        let subject = subject.like(&config.model);
-        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        let target = program.target();
-        let found = fastest(config, &mut |offloading| {
-            let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-            with_search(config, &subject, target, (budget, offloading), &stopped, search)
-        });
-        fitting(found)
+        let limits = PlanLimits::of(budget);
+        fitting(fastest(config, &subject.like(&config.model), program.target(), limits, &stopped))
     };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
@@ -173,15 +156,22 @@ pub(super) fn fits(
 /// the memory of the device.
 fn fastest(
     config: &TrainConfig,
-    search: &mut dyn FnMut(Offloading) -> Result<TrainingChoice, PlanError>,
+    subject: &TrainedModel,
+    target: &Target,
+    limits: PlanLimits,
+    stopped: &dyn Fn() -> bool,
 ) -> Result<TrainingChoice, PlanError> {
+    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    let search = |offload, window| {
+        let run = |search: &TrainingSearch<'_>| search.run(target, &build);
+        let offloading = Offloading { offload, window };
+        limits.admit(with_search(config, subject, target, (limits.budget, offloading), stopped, run)?)
+    };
     let mut best: Option<TrainingChoice> = None;
     let mut refused = None;
     for offload in config.memory.offloads() {
-        let ahead = match search(Offloading { offload, window: None }) {
-            Err(PlanError::OverBudget(_)) if !offload.is_empty() => {
-                search(Offloading { offload, window: Some(Bytes::ZERO) })
-            }
+        let ahead = match search(offload, None) {
+            Err(PlanError::OverBudget(_)) if !offload.is_empty() => search(offload, Some(Bytes::ZERO)),
             other => other,
         };
         match ahead {
