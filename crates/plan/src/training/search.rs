@@ -319,14 +319,17 @@ impl Look<'_> {
         let Self { search, target, .. } = *self;
         let training = search.training(candidate);
         let all = Layers::alike(search.layers);
-        let graph = self.graph(candidate, all.shown())?;
         let sample = self.sample(all.clone()).shown();
         let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, sample)?;
-        let sampled = training.micro_step(&forward)?;
+        let sampled = Rc::new(training.micro_step(&forward)?);
+        let graph = match all.shown() {
+            layers if layers == sample => Rc::clone(&sampled),
+            layers => Rc::new(self.graph(candidate, layers)?),
+        };
         let evaluation = training.evaluation(&evaluation, &sampled)?;
         // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
-        target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
+        target.supports([&*graph, &evaluation].into_iter().chain(&apply))?;
         let step = Size::extended(search.layers, |layers| {
             let seconds = self.seconds(&self.graph(candidate, layers)?, &self.given())?;
             Ok(Size { persistent: Bytes::ZERO, seconds })
@@ -342,7 +345,7 @@ impl Look<'_> {
         let frontier = frontier.filter(|f| !f.is_empty());
         let choices = frontier.as_ref().map_or_else(|| vec![0], |f| thinned(f.len()));
         Ok(MicroStep {
-            graphs: RefCell::new(BTreeMap::from([(all.shown(), Rc::new(graph)), (sample, Rc::new(sampled))])),
+            graphs: RefCell::new(BTreeMap::from([(all.shown(), graph), (sample, sampled)])),
             evaluation: Rc::new(evaluation),
             evaluated: OnceCell::new(),
             seconds: step.seconds + again,
@@ -384,7 +387,8 @@ impl Look<'_> {
         Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
     }
 
-    /// What becomes of the activations before the search chooses: they are stored, or, where recomputation is given, moved.
+    /// What becomes of the activations where the search does not choose: with a given recomputation those that are not
+    /// recomputed are offloaded, if offload has activations; otherwise all are stored.
     fn given(&self) -> ActivationPolicy {
         match self.search.remat {
             RematChoice::Given(_) => {
