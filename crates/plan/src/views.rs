@@ -89,7 +89,7 @@ impl Views {
 }
 
 /// Offset in bytes of a row of a value.
-fn offset_of_row(graph: &Graph, v: ValueId, row: u64) -> u64 {
+pub(crate) fn offset_of_row(graph: &Graph, v: ValueId, row: u64) -> u64 {
     let spec = graph.spec(v);
     (Bytes(spec.row_elements()) * spec.dtype.size() * row).0
 }

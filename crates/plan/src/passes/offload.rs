@@ -4,6 +4,7 @@
 //! the value: a node that reads it reads a copy of that part, and a new value that is joined from parts is stored by parts.
 
 use super::push_node;
+use crate::views::offset_of_row;
 use plimsoll_graph::ops::{Join, Move};
 use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Op, Phase, Role, Space, StateKind, Value, ValueId};
 use serde::{Deserialize, Serialize};
@@ -312,10 +313,9 @@ impl Reads {
             if let (Op::Part(part), &[operand], &[Some(result)]) =
                 (&node.op, &node.inputs[..], &node.outputs[..])
             {
-                let spec = graph.spec(operand);
-                let offset = Bytes(spec.row_elements()) * spec.dtype.size() * part.first;
+                let offset = offset_of_row(graph, operand, part.first);
                 let (whole, at) = wholes[operand.index()];
-                wholes[result.index()] = (whole, (Bytes(at) + offset).0);
+                wholes[result.index()] = (whole, (Bytes(at) + Bytes(offset)).0);
                 continue;
             }
             for (input, v) in node.inputs.iter().enumerate() {
