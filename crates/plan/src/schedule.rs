@@ -91,7 +91,8 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 /// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
 pub fn default_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
-    let (mut sum, mut squares) = (0.0, 0.0);
+    let mut sum = 0.0;
+    let mut squares = 0.0;
     let fetched: Vec<bool> = fetched_values(graph);
     for node in graph.nodes.iter().filter(|node| is_launched(node)) {
         let mut bytes = 0_u64;

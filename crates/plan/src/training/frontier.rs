@@ -327,6 +327,7 @@ impl Block {
     /// Stored bytes and additional seconds if the results of the nodes `dropped` are recomputed and those of the nodes `moved`
     /// are offloaded. Indices ascend, so the reverse order visits readers before the nodes whose results they read. A
     /// dropped node is recomputed only if its result is needed.
+    #[expect(clippy::arithmetic_side_effects, reason = "bytes of the values of a graph within the limits")]
     fn way(&self, dropped: Vec<usize>, moved: Vec<usize>) -> LayerChoice {
         let mut is_dropped = vec![false; self.nodes.len()];
         dropped.iter().for_each(|&i| is_dropped[i] = true);

@@ -67,13 +67,8 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let storage = storage::rate(folder.unwrap_or(Path::new(".")));
     let rates = rates(settings, repeats, storage)?;
-    let (link, copies) = match settings.is_on_host() {
-        true => (None, vec![]),
-        false => {
-            let (link, copies) = link::measure(settings, repeats)?;
-            (Some(link), copies)
-        }
-    };
+    let measured = if settings.is_on_host() { None } else { Some(link::measure(settings, repeats)?) };
+    let (link, copies) = measured.unzip();
     let rates = Rates { link, ..rates };
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
@@ -87,7 +82,13 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let matmuls = matmuls(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), copies, matmuls })
+    Ok(Calibration {
+        path: path.to_owned(),
+        target,
+        storage: storage.is_some(),
+        copies: copies.unwrap_or_default(),
+        matmuls,
+    })
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
@@ -339,7 +340,8 @@ impl fmt::Display for Calibration {
                     bytes
                 )?;
             }
-            let (latency, slower) = (link.latency * 1e6, link.slower_kernels);
+            let latency = link.latency * 1e6;
+            let slower = link.slower_kernels;
             writeln!(
                 f,
                 "  a copy takes {latency:.1} us beside its bytes, and slows down kernels by a factor of {slower:.3}"

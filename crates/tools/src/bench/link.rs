@@ -75,7 +75,7 @@ pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<
     }
     let mut slower: f64 = 1.0;
     for direction in [Direction::ToDevice, Direction::ToHost] {
-        slower = slower.max(slowdown(settings, (direction, &rows), matmul_seconds, repeats)?);
+        slower = slower.max(slowdown(settings, direction, &rows, matmul_seconds, repeats)?);
     }
     Ok((link(&rows, slower), rows))
 }
@@ -119,7 +119,8 @@ fn row(
 /// its copies.
 fn slowdown(
     settings: &Settings,
-    (direction, rows): (Direction, &[CopyRates]),
+    direction: Direction,
+    rows: &[CopyRates],
     matmul_seconds: f64,
     repeats: usize,
 ) -> Result<f64, RuntimeError> {
