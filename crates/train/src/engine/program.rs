@@ -89,9 +89,18 @@ pub(super) fn search_alone(
     let plan = || {
         let (sample, _) = subject.graphs(bounds(config, sizes(config)[0]), CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        let found = fastest(config, subject, target, limits, &stopped)?;
-        offloads(config, &found.program)?;
-        Ok(found)
+        let offloading = match fastest(config, subject, target, limits, &stopped)? {
+            Fastest::Found(found) => {
+                offloads(config, &found.program)?;
+                return Ok(*found);
+            }
+            Fastest::Refused(Refusal::Other(error)) => return Err(error),
+            Fastest::Refused(Refusal::Budget(offloading)) => offloading,
+        };
+        // Searched again for its bill, which takes long and which the other choices do not need.
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        let run = |search: &TrainingSearch<'_>| search.run(target, &build);
+        with_search(config, subject, target, (limits.budget, offloading), &stopped, run)
     };
     match plan() {
         Ok(found) => Ok(found),
@@ -151,31 +160,46 @@ pub(super) fn fits(
     Ok(false)
 }
 
-/// Searches with every choice of `memory.offload`, and returns the fastest plan. Where a choice does not fit, it is tried without
-/// copies ahead of their use, which takes less memory. If none fits, the error is that of the choice that keeps most outside
-/// the memory of the device.
+/// Result of a search with every choice of `memory.offload`.
+enum Fastest {
+    Found(Box<TrainingChoice>),
+    Refused(Refusal),
+}
+
+/// Why no choice of `memory.offload` fits.
+enum Refusal {
+    /// This choice exceeds the memory budget. Its bill takes a search of its own.
+    Budget(Offloading),
+    Other(PlanError),
+}
+
+/// Searches with every choice of `memory.offload` for the fastest plan. Where a choice does not fit, it is tried without
+/// copies ahead of their use, which takes less memory. If none fits, the refusal is that of the choice that keeps most
+/// outside the memory of the device.
 fn fastest(
     config: &TrainConfig,
     subject: &TrainedModel,
     target: &Target,
     limits: PlanLimits,
     stopped: &dyn Fn() -> bool,
-) -> Result<TrainingChoice, PlanError> {
+) -> Result<Fastest, PlanError> {
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    let search = |offload, window| {
-        let run = |search: &TrainingSearch<'_>| search.run(target, &build);
+    let search = |offload, window| -> Result<Option<TrainingChoice>, PlanError> {
+        let find = |search: &TrainingSearch<'_>| search.find(target, &build);
         let offloading = Offloading { offload, window };
-        limits.admit(with_search(config, subject, target, (limits.budget, offloading), stopped, run)?)
+        let found = with_search(config, subject, target, (limits.budget, offloading), stopped, find)?;
+        found.map(|found| limits.admit(found)).transpose()
     };
     let mut best: Option<TrainingChoice> = None;
     let mut refused = None;
     for offload in config.memory.offloads() {
+        let without_window = Some(Bytes::ZERO);
         let ahead = match search(offload, None) {
-            Err(PlanError::OverBudget(_)) if !offload.is_empty() => search(offload, Some(Bytes::ZERO)),
+            Ok(None) if !offload.is_empty() => search(offload, without_window),
             other => other,
         };
         match ahead {
-            Ok(found) => {
+            Ok(Some(found)) => {
                 // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
                 let is_fastest = offload.is_empty() && recomputes_nothing(&found);
                 if best.as_ref().is_none_or(|best| found.tokens_per_second > best.tokens_per_second) {
@@ -185,20 +209,25 @@ fn fastest(
                     break;
                 }
             }
-            Err(
-                error @ (PlanError::OverBudget(_) | PlanError::OverRoom { .. } | PlanError::TooLarge { .. }),
-            ) => {
-                refused = Some(error);
+            Ok(None) => {
+                let window = without_window.filter(|_| !offload.is_empty());
+                refused = Some(Refusal::Budget(Offloading { offload, window }));
+            }
+            Err(error @ (PlanError::OverRoom { .. } | PlanError::TooLarge { .. })) => {
+                refused = Some(Refusal::Other(error));
             }
             // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
             Err(error @ PlanError::NoSpace { .. }) => {
-                refused.get_or_insert(error);
+                refused.get_or_insert(Refusal::Other(error));
             }
             Err(error) => return Err(error),
         }
     }
     let nothing = || PlanError::BadPolicy { field: "memory.offload", why: "there is no choice".to_owned() };
-    best.ok_or_else(|| refused.unwrap_or_else(nothing))
+    Ok(match best {
+        Some(best) => Fastest::Found(Box::new(best)),
+        None => Fastest::Refused(refused.unwrap_or_else(|| Refusal::Other(nothing()))),
+    })
 }
 
 /// What is kept outside the memory of the device, and how much of it is copied ahead ([`Training::window`]).
@@ -214,13 +243,12 @@ fn recomputes_nothing(found: &TrainingChoice) -> bool {
     nodes().all(|node| node.phase != Phase::Recompute || matches!(node.op, Op::Move(_)))
 }
 
-/// `None` in place of an error that nothing fits.
-fn fitting(found: Result<TrainingChoice, PlanError>) -> Result<Option<TrainingChoice>, PlanError> {
-    match found {
-        Ok(found) => Ok(Some(found)),
-        Err(PlanError::OverBudget(_) | PlanError::OverRoom { .. } | PlanError::TooLarge { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
+/// `None` in place of a refusal.
+fn fitting(found: Result<Fastest, PlanError>) -> Result<Option<TrainingChoice>, PlanError> {
+    Ok(match found? {
+        Fastest::Found(found) => Some(*found),
+        Fastest::Refused(_) => None,
+    })
 }
 
 /// The error of a search that was interrupted by a signal.
