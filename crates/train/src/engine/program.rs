@@ -68,8 +68,7 @@ pub(super) fn search(
         Err(TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(bill)))) => bill,
         other => return other,
     };
-    let other =
-        |config: &TrainConfig| fitting(fastest(config, &subject.like(&config.model), target, limits, &stopped));
+    let other = |config: &TrainConfig| remedy(config, &subject.like(&config.model), target, limits, &stopped);
     let bill = with_remedies(*refused, config, target, &other);
     match stopped() {
         true => Err(interrupted(observer).into()),
@@ -123,7 +122,7 @@ pub(super) fn remedies(
     let budget = Bytes(program.peak().0 / 10 * 9);
     let plan = |config: &TrainConfig| {
         let limits = PlanLimits::of(budget);
-        fitting(fastest(config, &subject.like(&config.model), program.target(), limits, &stopped))
+        remedy(config, &subject.like(&config.model), program.target(), limits, &stopped)
     };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
@@ -243,9 +242,27 @@ fn recomputes_nothing(found: &TrainingChoice) -> bool {
     nodes().all(|node| node.phase != Phase::Recompute || matches!(node.op, Op::Move(_)))
 }
 
-/// `None` in place of a refusal.
-fn fitting(found: Result<Fastest, PlanError>) -> Result<Option<TrainingChoice>, PlanError> {
-    Ok(match found? {
+/// The fastest plan of a configuration that may be offered as a remedy, or `None` if it does not fit. A bill prices many
+/// configurations with every choice of `memory.offload`, so the choice that keeps most outside the memory of the device is
+/// tried first: the others are searched only if it fits.
+fn remedy(
+    config: &TrainConfig,
+    subject: &TrainedModel,
+    target: &Target,
+    limits: PlanLimits,
+    stopped: &dyn Fn() -> bool,
+) -> Result<Option<TrainingChoice>, PlanError> {
+    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    let most = config.memory.offloads().last().copied().filter(|most| !most.is_empty());
+    if let Some(offload) = most {
+        let offloading = Offloading { offload, window: Some(Bytes::ZERO) };
+        let fits = |search: &TrainingSearch<'_>| search.fits(target, &build);
+        // Errors are those of the search below.
+        if let Ok(false) = with_search(config, subject, target, (limits.budget, offloading), stopped, fits) {
+            return Ok(None);
+        }
+    }
+    Ok(match fastest(config, subject, target, limits, stopped)? {
         Fastest::Found(found) => Some(*found),
         Fastest::Refused(_) => None,
     })
