@@ -167,7 +167,7 @@ impl Builder {
             Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
             Phase::Backward => Role::Grad,
         };
-        let is_copy = op.is_view() || matches!(op, Op::Move(_));
+        let is_copy = op.is_copy();
         // Before its values, so that an error can name the node.
         self.graph.nodes.push(Node {
             op,

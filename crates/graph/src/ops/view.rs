@@ -30,11 +30,15 @@ impl Op {
         matches!(self, Self::Part(_) | Self::Join(_))
     }
 
-    /// The role of the result of a move or a view, from the roles of its operands: a copy or part of a parameter or state is
-    /// that parameter or state. `None` for other ops, whose results have the role of their phase.
+    /// Whether the result has the bytes of the operands, and their role: a move or a view.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.is_view() || matches!(self, Self::Move(_))
+    }
+
+    /// The role of the result of a move or a view ([`Self::is_copy`]), from the roles of its operands: a copy or part of a parameter or
+    /// state is that parameter or state. `None` for other ops, whose results have the role of their phase.
     pub(crate) fn role_of_copy(&self, operands: &[Role]) -> Option<Role> {
-        let is_copy = self.is_view() || matches!(self, Self::Move(_));
-        let first = *operands.first().filter(|_| is_copy)?;
+        let first = *operands.first().filter(|_| self.is_copy())?;
         let is_common = operands.iter().all(|role| *role == first);
         Some(if is_common { Move::role(first) } else { Role::Activation })
     }
