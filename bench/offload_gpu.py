@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Training and embedding with offload on one GPU: memory planned and held, speed expected and measured, losses.
+
+    python3 bench/offload_gpu.py target/release/plimsoll --work /tmp/offload [--rows esm2-3b-optimizer ...] [--rounds 3]
+        [--peer ../shared/proofs/peers/fp8_offload.py]
+
+ESM-2 3B and 15B start from random weights in the Hub's layout (bf16, shards) and train on random proteins (lengths exp
+N(5.6, 0.75), 30 to 1022); the Llama shape of 8 B parameters starts from random weights on random tokens. For each row it
+prints a JSON object: bytes planned, bytes held (NVML, every 0.3 s, MiB) and their difference, tokens/s expected and
+measured (median of the steps after the second), the losses, and the seconds until the first step ended. The row
+esm2-15b-embed embeds proteins with a memory budget of 8 GiB. With --peer, torchao's CPUOffloadOptimizer does the work of
+esm2-3b-optimizer in turns with it. Needs torch and safetensors, the peer torchao; esm2-15b rows need 31 GB of disk.
+"""
+
+import argparse
+import array
+import json
+import pathlib
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+from safetensors.torch import save_file
+from train_gpu import ROOT, Memory, proteins
+
+# ESM-2: width, heads, layers.
+ESM2 = {"3b": (2560, 40, 36), "15b": (5120, 40, 48)}
+LLAMA = "{kind: dense_lm, vocabulary: 128256, hidden: 4096, layers: 32, heads: 32, kv_heads: 8, intermediate: 14336}"
+
+# Rows of training: model, tokens of a micro-step, micro-steps of a step, steps, and further settings.
+TRAINING = {
+    "esm2-3b": ("3b", 8192, 1, 10, "--set optimizer.clip_norm=null --set memory.remat=none"),
+    "esm2-3b-optimizer": ("3b", 8192, 1, 10, "--set optimizer.clip_norm=null --set memory.remat=none --set memory.offload=[optimizer]"),
+    "esm2-3b-optimizer-clip": ("3b", 8192, 1, 10, "--set optimizer.clip_norm=1.0 --set memory.remat=none --set memory.offload=[optimizer]"),
+    "esm2-3b-optimizer-masters": ("3b", 8192, 1, 10, "--set optimizer.clip_norm=null --set memory.remat=none --set memory.offload=[optimizer,masters]"),
+    "esm2-3b-8": ("3b", 8192, 8, 6, "--set optimizer.clip_norm=null --set memory.remat=none"),
+    "esm2-3b-8-optimizer": ("3b", 8192, 8, 6, "--set optimizer.clip_norm=null --set memory.remat=none --set memory.offload=[optimizer]"),
+    "esm2-3b-12gib": ("3b", 8192, 1, 6, "--set optimizer.clip_norm=null --set memory.offload=auto --set memory.budget=12GiB"),
+    "esm2-15b": ("15b", 8192, 1, 20, "--set optimizer.kind=adamw8bit --set optimizer.clip_norm=null --set memory.offload=auto --set memory.budget=79GiB"),
+    "llama-8b": ("llama", 4096, 1, 6, "--set optimizer.clip_norm=null --set memory.offload=[optimizer,masters] --set memory.budget=22GiB"),
+    "llama-8b-24gib": ("llama", 4096, 1, 6, "--set optimizer.clip_norm=null --set memory.offload=[optimizer,masters] --set memory.budget=23.5GiB"),
+}
+EMBEDDING = {"esm2-15b-embed": ("15b", "8GiB")}
+
+
+def esm2(folder, width, heads, layers):
+    """An ESM-2 with random bf16 weights, one shard a layer: normal with standard deviation 0.02, gains 1, biases 0."""
+    if (folder / "config.json").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(7)
+    index = {}
+
+    def shard(number, tensors):
+        name = f"model-{number:05}-of-{layers + 1:05}.safetensors"
+        save_file({key: tensor.cpu() for key, tensor in tensors.items()}, folder / name, metadata={"format": "pt"})
+        index.update({key: name for key in tensors})
+
+    def normal(rows, columns):
+        return 0.02 * torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+
+    def linear(tensors, at, columns, rows):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = normal(rows, columns), torch.zeros(rows, dtype=torch.bfloat16)
+
+    def norm(tensors, at):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = (make(width, dtype=torch.bfloat16) for make in (torch.ones, torch.zeros))
+
+    for i in range(layers):
+        tensors, layer = {}, f"esm.encoder.layer.{i}."
+        norm(tensors, f"{layer}attention.LayerNorm")
+        norm(tensors, f"{layer}LayerNorm")
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linear(tensors, f"{layer}attention.{part}", width, width)
+        linear(tensors, f"{layer}intermediate.dense", width, 4 * width)
+        linear(tensors, f"{layer}output.dense", 4 * width, width)
+        shard(i + 1, tensors)
+    tensors = {"esm.embeddings.word_embeddings.weight": normal(33, width), "lm_head.bias": torch.zeros(33, dtype=torch.bfloat16)}
+    norm(tensors, "esm.encoder.emb_layer_norm_after")
+    linear(tensors, "lm_head.dense", width, width)
+    norm(tensors, "lm_head.layer_norm")
+    shard(layers + 1, tensors)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    config = json.loads((ROOT / "fixtures/goldens/esm2/config.json").read_text())
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    torch.cuda.empty_cache()
+
+
+def training(args, name):
+    model, tokens, micro_steps, steps, settings = TRAINING[name]
+    if model == "llama":
+        data = args.work / "tokens.bin"
+        draw = random.Random(7)
+        data.write_bytes(array.array("I", (draw.randrange(128256) for _ in range(tokens * (steps + 2)))).tobytes())
+        text = f"model: {LLAMA}\ndata: {{train: [{data}], bin_type: u32, longest: {tokens}, validation_fraction: 0}}\n"
+    else:
+        folder = args.work / f"esm2-{model}"
+        esm2(folder, *ESM2[model])
+        text = f"model: {{kind: esm2, from: {folder}}}\ndata: {{train: [{args.work / 'proteins.faa'}], longest: 1024, validation_fraction: 0}}\n"
+    config, output = args.work / f"{name}.yaml", args.work / f"run-{name}"
+    config.write_text(
+        text + "optimizer: {kind: adamw, lr: 1e-4}\nprecision: {kind: bf16}\nmemory: {budget: 97%}\n"
+        f"batch: {{tokens: {tokens * micro_steps}, micro_tokens: {tokens}}}\n"
+        f"run: {{steps: {steps}, save_every: never, device: cuda}}\n"
+    )
+    words = settings.split()
+    planned = run([args.binary, "plan", "--train", config, *words, "--target", "device", "--json"])
+    plan = json.loads(planned.stdout)
+    shutil.rmtree(output, ignore_errors=True)
+    metrics, began, first = output / "metrics.jsonl", time.time(), None
+    with Memory() as memory, open(args.work / "stderr", "w+") as errors:
+        process = subprocess.Popen([args.binary, "train", config, "-o", output, *words], stderr=errors)
+        while process.poll() is None:
+            if first is None and metrics.exists() and '"loss":' in metrics.read_text():
+                first = time.time() - began
+            time.sleep(0.1)
+        errors.seek(0)
+        if process.returncode != 0:
+            return {"row": name, "error": errors.read()[-2000:]}
+    steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
+    return {
+        "row": name,
+        "planned": plan["peak_bytes"],
+        "held": memory.most << 20,
+        "more": (memory.most << 20) - plan["peak_bytes"],
+        "host": plan["host_staging_bytes"],
+        "expected": round(plan["tokens_per_second"]),
+        "measured": round(statistics.median([step["tokens_per_second"] for step in steps][2:])),
+        "first_step": round(first, 1),
+        "losses": [round(step["loss"], 4) for step in steps],
+    }
+
+
+def embedding(args, name):
+    model, budget = EMBEDDING[name]
+    folder = args.work / f"esm2-{model}"
+    esm2(folder, *ESM2[model])
+    few = args.work / "few.faa"
+    proteins(few, 2000)
+    common = ["--model", folder, few, "--device", "cuda", "--precision", "bf16", "--memory-budget", budget]
+    plan = json.loads(run([args.binary, "plan", *common[:3], "--precision", "bf16", "--memory-budget", budget, "--target", "device", "--json"]).stdout)
+    with Memory() as memory:
+        began = time.time()
+        process = run([args.binary, "embed", *common, "-o", args.work / "few.safetensors", "--force"])
+    return {
+        "row": name,
+        "plan": {key: plan[key] for key in plan if key.endswith("bytes")},
+        "held": memory.most << 20,
+        "seconds": round(time.time() - began, 1),
+        "said": process.stderr[-1500:],
+    }
+
+
+def run(words):
+    process = subprocess.run(words, capture_output=True, text=True)
+    if process.returncode != 0:
+        sys.exit(f"{words}: {process.stderr}")
+    return process
+
+
+def peer(args):
+    with Memory() as memory:
+        process = run([sys.executable, args.peer, "300", "optimizer on host"])
+    rate = re.search(r"([\d.]+) tok/s", process.stdout)
+    return {"row": "peer", "measured": float(rate.group(1)) if rate else process.stdout, "held": memory.most << 20}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--rows", nargs="*", default=[*TRAINING, *EMBEDDING], choices=[*TRAINING, *EMBEDDING])
+    parser.add_argument("--peer", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    proteins(args.work / "proteins.faa", 20000)
+    for _ in range(args.rounds):
+        for name in args.rows:
+            print(json.dumps((training if name in TRAINING else embedding)(args, name)), flush=True)
+        if args.peer:
+            print(json.dumps(peer(args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
