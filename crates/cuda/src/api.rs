@@ -68,6 +68,8 @@ functions! {
         cuMemFree_v2(cu::CUdeviceptr) -> c_int;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> c_int;
         cuMemFreeHost(*mut c_void) -> c_int;
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> c_int;
+        cuMemHostUnregister(*mut c_void) -> c_int;
         cuMemcpyHtoDAsync_v2(cu::CUdeviceptr, *const c_void, usize, cu::CUstream) -> c_int;
         cuMemcpyDtoHAsync_v2(*mut c_void, cu::CUdeviceptr, usize, cu::CUstream) -> c_int;
         cuMemcpyDtoDAsync_v2(cu::CUdeviceptr, cu::CUdeviceptr, usize, cu::CUstream) -> c_int;

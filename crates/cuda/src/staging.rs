@@ -7,6 +7,7 @@ use crate::api::Driver;
 use crate::event::Event;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::DeviceError;
+use plimsoll_exec::arena::HostBlock;
 use plimsoll_graph::Bytes;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -114,13 +115,44 @@ struct Pinned {
     api: &'static Driver,
     start: *mut u8,
     bytes: usize,
+    /// The memory, if it is the program's own and registered with the driver; `None` if the driver allocated it.
+    registered: Option<HostBlock>,
 }
+
+/// Size from which pinned memory is allocated by the program and registered with the driver. The driver clears what it
+/// allocates with one thread, at 2.4 GB/s on the host of an H100, where all of its 16 cores clear and register 22 GB/s; on
+/// huge pages, copies are also faster: 55 GB/s to the GPU instead of 49.
+const REGISTERED: usize = 64 << 20;
+
+/// Size of a page of host memory. A page is pinned as a whole, so that registered memory must not share one.
+const PAGE: u64 = 4096;
 
 // SAFETY: the memory is owned, and accessed only through its owner.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
     fn new(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
+        // Where the driver cannot register memory, as in some virtual machines, its own is as good once it is there.
+        let registered = (bytes >= REGISTERED).then(|| Self::registered(api, bytes)).flatten();
+        match registered {
+            Some(pinned) => Ok(pinned),
+            None => Self::of_driver(api, bytes),
+        }
+    }
+
+    /// Memory of the program, registered with the driver; `None` if that fails.
+    fn registered(api: &'static Driver, bytes: usize) -> Option<Self> {
+        let block = HostBlock::cleared_in_parallel(Bytes(bytes as u64).align_up(PAGE)).ok()?;
+        let start = block.start().as_ptr();
+        // SAFETY: the range is the block, which the value owns until it has unregistered it.
+        let code =
+            unsafe { (api.cuMemHostRegister_v2)(start.cast(), block.size(), cu::CU_MEMHOSTREGISTER_PORTABLE) };
+        api.check("cuMemHostRegister", code).ok()?;
+        Some(Self { api, start, bytes, registered: Some(block) })
+    }
+
+    /// Memory that the driver allocates.
+    fn of_driver(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
         let mut start = ptr::null_mut();
         // SAFETY: the pointer is to a local. The driver maps pages that the operating system has filled with zeros, so the
         // memory is initialised.
@@ -128,7 +160,7 @@ impl Pinned {
             let code = (api.cuMemHostAlloc)(&mut start, bytes.max(1), cu::CU_MEMHOSTALLOC_PORTABLE);
             api.check("cuMemHostAlloc", code)?;
         }
-        Ok(Self { api, start: start.cast(), bytes })
+        Ok(Self { api, start: start.cast(), bytes, registered: None })
     }
 
     fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
@@ -141,19 +173,25 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: the memory came from `cuMemHostAlloc`, and the device waited for its streams before.
-        unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };
+        // SAFETY: the memory was registered or came from `cuMemHostAlloc`, and the device waited for its streams before. A
+        // registered block is freed after this.
+        unsafe {
+            match self.registered {
+                Some(_) => (self.api.cuMemHostUnregister)(self.start.cast()),
+                None => (self.api.cuMemFreeHost)(self.start.cast()),
+            }
+        };
     }
 }
 
 /// The host's space of a device. Its bytes are accessed through copies only: by the device in the ranges of transfers, by
 /// the host in ranges that no transfer in flight touches.
 pub(crate) struct HostMemory {
-    memory: HostBlock,
+    memory: HostPages,
     bytes: u64,
 }
 
-enum HostBlock {
+enum HostPages {
     Pinned(Pinned),
     /// Pageable memory, as words so that it is aligned.
     Pageable(Box<[UnsafeCell<u64>]>),
@@ -165,7 +203,7 @@ unsafe impl Send for HostMemory {}
 impl HostMemory {
     /// Allocates pinned memory.
     pub(crate) fn pinned(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
-        Ok(Self { memory: HostBlock::Pinned(Pinned::new(api, bytes.0 as usize)?), bytes: bytes.0 })
+        Ok(Self { memory: HostPages::Pinned(Pinned::new(api, bytes.0 as usize)?), bytes: bytes.0 })
     }
 
     /// Allocates memory that is not pinned.
@@ -177,14 +215,14 @@ impl HostMemory {
         let mut memory = vec![];
         memory.try_reserve_exact(words).map_err(|_| DeviceError::OutOfMemory { bytes })?;
         memory.resize_with(words, || UnsafeCell::new(0));
-        Ok(Self { memory: HostBlock::Pageable(memory.into()), bytes: bytes.0 })
+        Ok(Self { memory: HostPages::Pageable(memory.into()), bytes: bytes.0 })
     }
 
     /// Whether copies from and to it can run beside the host.
     pub(crate) fn is_pinned(&self) -> bool {
         match self.memory {
-            HostBlock::Pinned(_) => true,
-            HostBlock::Pageable(_) => false,
+            HostPages::Pinned(_) => true,
+            HostPages::Pageable(_) => false,
         }
     }
 
@@ -194,8 +232,8 @@ impl HostMemory {
             return Err(DeviceError::OutsideArena { at, bytes });
         }
         let start = match &self.memory {
-            HostBlock::Pinned(pinned) => pinned.start,
-            HostBlock::Pageable(words) => UnsafeCell::raw_get(words.as_ptr()).cast(),
+            HostPages::Pinned(pinned) => pinned.start,
+            HostPages::Pageable(words) => UnsafeCell::raw_get(words.as_ptr()).cast(),
         };
         // SAFETY: the offset is at most the size of the memory.
         Ok(unsafe { start.add(at as usize) })

@@ -5,29 +5,53 @@
 use crate::DeviceError;
 use plimsoll_graph::Bytes;
 use std::alloc::{Layout, alloc, dealloc};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Size of a huge page. The arena is aligned to it, so that the operating system can back all of it with huge pages,
 /// which saves most of the address translation for streamed weights.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// An allocation of host memory, on huge pages where the operating system grants them.
+/// Bytes that a thread clears at once.
+const CLEARED_AT_ONCE: usize = 16 * HUGE_PAGE;
+
+/// An allocation of host memory, zeroed, on huge pages where the operating system grants them.
 #[derive(Debug)]
-struct Block {
+pub struct HostBlock {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: the block owns its memory; no other pointer to it exists between calls.
-unsafe impl Send for Block {}
+unsafe impl Send for HostBlock {}
 // SAFETY: a block has no methods that access its bytes; code that does justifies its accesses.
-unsafe impl Sync for Block {}
+unsafe impl Sync for HostBlock {}
 
-impl Block {
-    /// Allocates `bytes`, zeroed, and requests huge pages. First returns the memory that the planner freed to the
-    /// operating system: glibc's allocator would keep up to some hundred megabytes of it beside the arena.
+impl HostBlock {
+    /// Allocates `bytes`. First returns the memory that the planner freed to the operating system: glibc's allocator would
+    /// keep up to some hundred megabytes of it beside the arena.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] with the bytes.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
+        let mut block = Self::reserved(bytes)?;
+        block.clear(1);
+        Ok(block)
+    }
+
+    /// Like [`Self::new`], but all cores clear the memory, which takes most of the time.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] with the bytes.
+    pub fn cleared_in_parallel(bytes: Bytes) -> Result<Self, DeviceError> {
+        let mut block = Self::reserved(bytes)?;
+        block.clear(std::thread::available_parallelism().map_or(1, usize::from));
+        Ok(block)
+    }
+
+    /// Allocates `bytes`, which must be cleared before they are read, and requests huge pages.
+    fn reserved(bytes: Bytes) -> Result<Self, DeviceError> {
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
         // SAFETY: the call accesses no memory that is in use.
         unsafe {
@@ -45,10 +69,34 @@ impl Block {
         unsafe {
             libc::madvise(start.as_ptr().cast(), size, libc::MADV_HUGEPAGE);
         }
-        // The first write creates the pages, so the hint must come before it.
-        // SAFETY: the range is the allocation, and no other code has it yet.
-        unsafe { start.write_bytes(0, size) };
         Ok(Self { start, layout })
+    }
+
+    /// Sets all bytes to zero, which also creates their pages.
+    fn clear(&mut self, threads: usize) {
+        // SAFETY: the range is the allocation, `&mut self` excludes all other accesses, and any byte may be uninitialised.
+        let all = unsafe {
+            std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<MaybeUninit<u8>>(), self.size())
+        };
+        let parts = Mutex::new(all.chunks_mut(CLEARED_AT_ONCE));
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let clear = || {
+            while let Some(part) = next() {
+                part.fill(MaybeUninit::new(0));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without the thread the others clear its parts, too.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, clear);
+            }
+            clear();
+        });
+    }
+
+    /// Address of the first byte; the caller must justify all accesses through it.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
     }
 
     /// Returns the pages behind the first `kept` bytes to the operating system; their content is lost.
@@ -68,7 +116,7 @@ impl Block {
     }
 
     /// Size in bytes.
-    fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.layout.size()
     }
 }
@@ -76,14 +124,14 @@ impl Block {
 /// Weights that several arenas share: they are the first bytes of each of these arenas.
 #[derive(Debug)]
 pub struct Weights {
-    block: Block,
+    block: HostBlock,
     access: RwLock<()>,
 }
 
 impl Weights {
     /// Allocates `bytes`, zeroed.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
-        Ok(Self { block: Block::new(bytes)?, access: RwLock::new(()) })
+        Ok(Self { block: HostBlock::new(bytes)?, access: RwLock::new(()) })
     }
 
     /// Whether the weights have `bytes` bytes.
@@ -97,20 +145,20 @@ impl Weights {
 pub struct Arena {
     /// The shared beginning, if any, and its size in bytes.
     shared: Option<(Arc<Weights>, u64)>,
-    own: Block,
+    own: HostBlock,
 }
 
 impl Arena {
     /// Allocates `bytes`, zeroed.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
-        Ok(Self { shared: None, own: Block::new(bytes)? })
+        Ok(Self { shared: None, own: HostBlock::new(bytes)? })
     }
 
     /// Makes an arena of `bytes` in total, of which the first `shared` are `weights`; allocates the rest, zeroed.
     /// Panics if `weights` has another size.
     pub fn sharing(weights: Arc<Weights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
         assert!(weights.are(shared), "weights of {shared}");
-        Ok(Self { shared: Some((weights, shared.0)), own: Block::new(bytes.saturating_sub(shared))? })
+        Ok(Self { shared: Some((weights, shared.0)), own: HostBlock::new(bytes.saturating_sub(shared))? })
     }
 
     /// Number of shared bytes, which are the first ones.
@@ -195,7 +243,7 @@ impl Arena {
     }
 }
 
-impl Drop for Block {
+impl Drop for HostBlock {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }

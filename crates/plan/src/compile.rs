@@ -4,11 +4,11 @@
 
 use crate::liveness::{Buffer, buffers, homes};
 use crate::pack::{PackItem, Packing, Problem, solve};
-use crate::schedule::{default_window, moved, schedule};
+use crate::schedule::{full_window, moved, schedule};
 use crate::views::Views;
 use crate::{
     Extent, Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
-    RecomputePolicy, Region, Schedule, Slice, Target, Weights, check, check_target, passes,
+    RecomputePolicy, Region, Schedule, Slice, Target, Weights, Window, check, check_target, passes,
 };
 use plimsoll_graph::{Bytes, DType, Graph, Node, Op, Role, Space, TooLarge, ValueId};
 use serde::{Deserialize, Serialize};
@@ -178,8 +178,10 @@ pub(crate) fn lowered(
     }
     let window = match (policy.weights, policy.window) {
         (Weights::Streamed { prefetch: false, .. }, _) => Bytes::ZERO,
-        (_, Some(window)) => window,
-        (_, None) => default_window(&graph),
+        (_, Window::Closed) => Bytes::ZERO,
+        (_, Window::Bytes(bytes)) => bytes,
+        (_, Window::Part(part)) => Bytes(full_window(&graph).0.checked_div(part).unwrap_or(0)),
+        (_, Window::Full) => full_window(&graph),
     };
     let schedule = schedule(&graph, window);
     Ok((graph, schedule))

@@ -4,10 +4,10 @@
 
 use crate::kernels::widened;
 use crate::schedule::{is_launched, queue};
-use crate::{Instr, KernelId, Plan, Queue, Schedule, Target};
+use crate::{Instr, KernelId, Link, Plan, Queue, Schedule, Target};
 use plimsoll_graph::ops::Move;
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionClass, TensorSpec};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 /// Predicted seconds of a copy in a queue.
 pub(crate) fn copy_seconds(target: &Target, queue: Queue, bytes: Bytes) -> f64 {
@@ -29,55 +29,105 @@ pub fn plan_seconds(plan: &Plan, target: &Target, counts: Counts) -> f64 {
 }
 
 /// Predicted seconds by which each instruction of a plan delays the kernels of a step of size `counts`: the instructions are
-/// replayed over the queues of the device. A launch takes its own time, longer by the measured factor of the link while
-/// copies run. A move takes the time of its own queue from its start on, and the wait for it delays the kernels by what is
-/// left of that time. A copy within the arena runs among the kernels.
+/// replayed over the queues of the device. A launch takes its own time, longer by a measured factor of the link while
+/// copies run. A move takes the time of its own queue from its start on, longer by another factor while copies run in the
+/// other direction, and the wait for it delays the kernels by what is left of that time. A copy within the arena runs among
+/// the kernels.
 pub fn instruction_seconds(plan: &Plan, target: &Target, counts: Counts) -> Vec<f64> {
     replayed(&plan.graph, &plan.schedule, target, counts)
 }
 
 /// As [`instruction_seconds`], of a schedule without kernels and addresses.
 pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, counts: Counts) -> Vec<f64> {
-    let slower = target.rates.link.unwrap_or_default().slower_kernels;
-    let mut now = 0.0_f64;
-    let mut free = [0.0_f64; Queue::ALL.len()];
-    let mut complete: BTreeMap<NodeId, f64> = BTreeMap::new();
-    let mut delay = |instr: &Instr| {
-        let seconds = match *instr {
-            Instr::Launch(id) => {
-                let alone = node_seconds(graph, graph.node(id), target, counts);
-                let link_is_busy_until = free[Queue::In as usize].max(free[Queue::Out as usize]);
-                seconds_beside_copies(alone, link_is_busy_until - now, slower)
-            }
-            Instr::Start(id) => {
-                let seconds = node_seconds(graph, graph.node(id), target, counts);
-                match queue(graph, id) {
-                    Some(Queue::Compute) | None => seconds,
-                    Some(queue) => {
-                        let end = free[queue as usize].max(now) + seconds;
-                        free[queue as usize] = end;
-                        complete.insert(id, end);
-                        0.0
-                    }
+    let mut replay = Replay::new(target.rates.link.unwrap_or_default());
+    let mut delay = |instr: &Instr| match *instr {
+        Instr::Launch(id) => replay.launch(node_seconds(graph, graph.node(id), target, counts)),
+        Instr::Start(id) => {
+            let seconds = node_seconds(graph, graph.node(id), target, counts);
+            match queue(graph, id) {
+                Some(Queue::Compute) | None => replay.launch(seconds),
+                Some(queue) => {
+                    replay.queues[queue as usize].push_back(CopyLeft { id, seconds });
+                    0.0
                 }
             }
-            Instr::Wait(id) => (complete.get(&id).copied().unwrap_or(0.0) - now).max(0.0),
-        };
-        now += seconds;
-        seconds
+        }
+        Instr::Wait(id) => replay.wait(id),
     };
     schedule.instrs.iter().map(&mut delay).collect()
 }
 
-/// Seconds of a launch that takes `alone` seconds without copies, if copies run during the first `busy` seconds of it and
-/// make kernels `slower` times as slow. A queue has no gap between `now` and its last copy, because a copy starts when it is
-/// issued or when the copy before it ends.
-fn seconds_beside_copies(alone: f64, busy: f64, slower: f64) -> f64 {
-    if alone * slower <= busy {
-        return alone * slower;
+/// The copies of a step that were started and are not complete.
+struct Replay {
+    link: Link,
+    /// By queue, the oldest first. Only the oldest of each queue runs.
+    queues: [VecDeque<CopyLeft>; Queue::ALL.len()],
+}
+
+/// What is left of a copy.
+struct CopyLeft {
+    id: NodeId,
+    /// Seconds if nothing runs beside it.
+    seconds: f64,
+}
+
+impl Replay {
+    fn new(link: Link) -> Self {
+        Self { link, queues: Default::default() }
     }
-    // In `busy` seconds the launch does what takes it `busy / slower` seconds alone.
-    alone + busy.max(0.0) * (1.0 - 1.0 / slower)
+
+    fn is_busy(&self, queue: Queue) -> bool {
+        !self.queues[queue as usize].is_empty()
+    }
+
+    /// Seconds of a launch that takes `alone` seconds without copies.
+    fn launch(&mut self, alone: f64) -> f64 {
+        let mut left = alone;
+        let mut passed = 0.0;
+        while left > 0.0 {
+            let slower = match self.is_busy(Queue::In) || self.is_busy(Queue::Out) {
+                true => self.link.slower_kernels,
+                false => 1.0,
+            };
+            let seconds = self.pass(left * slower);
+            passed += seconds;
+            // The subtraction may leave a remainder by rounding where the launch is complete.
+            left = if seconds < left * slower { left - seconds / slower } else { 0.0 };
+        }
+        passed
+    }
+
+    /// Seconds until a copy is complete.
+    fn wait(&mut self, id: NodeId) -> f64 {
+        let mut passed = 0.0;
+        while self.queues.iter().flatten().any(|copy| copy.id == id) {
+            passed += self.pass(f64::INFINITY);
+        }
+        passed
+    }
+
+    /// Lets time pass until a copy is complete, at most `most` seconds. Returns the seconds that passed.
+    fn pass(&mut self, most: f64) -> f64 {
+        let slower = Queue::ALL.map(|queue| {
+            let other = match queue {
+                Queue::In => Queue::Out,
+                Queue::Out => Queue::In,
+                Queue::Compute | Queue::Read | Queue::Write => return 1.0,
+            };
+            if self.is_busy(other) { self.link.slower_copies } else { 1.0 }
+        });
+        let running = self.queues.iter().zip(slower);
+        let next = running.filter_map(|(queue, slower)| Some(queue.front()?.seconds * slower));
+        let passed = next.fold(most, f64::min);
+        for (queue, slower) in self.queues.iter_mut().zip(slower) {
+            let Some(copy) = queue.front_mut() else { continue };
+            match copy.seconds * slower <= passed {
+                true => drop(queue.pop_front()),
+                false => copy.seconds -= passed / slower,
+            }
+        }
+        passed
+    }
 }
 
 /// Predicted seconds of the kernels of a graph without moves, in a step of size `counts` on `target`.
@@ -124,7 +174,6 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Link;
     use plimsoll_graph::ops::Epilogue;
     use plimsoll_graph::ops::Linear;
     use plimsoll_graph::{Bounds, Builder, Dim, Op, Space};
@@ -169,7 +218,7 @@ mod tests {
         g.finish().unwrap()
     }
 
-    /// Copies delay and slow the launches that run beside them, and no others. Times are in units of the launch alone.
+    /// Copies delay and slow the launches and copies of the other direction that run beside them, and no others. Times are in units of the launch alone.
     #[test]
     fn launches_are_slower_while_a_copy_is_in_flight() {
         use Instr::{Launch, Start, Wait};
@@ -179,27 +228,50 @@ mod tests {
         let mut target = Target::named("h100").unwrap();
         let alone = node_seconds(&graph, graph.node(layer), &target, full);
         let bytes = graph.spec(graph.node(out).inputs[0]).bytes_at(full).0 as f64;
-        // (instructions, seconds of a copy, of which latency, factor of slower kernels, expected seconds)
-        type Case<'a> = (&'a [Instr], f64, f64, f64, &'a [f64]);
-        let cases: [Case<'_>; 9] = [
-            (&[Launch(layer)], 1.0, 0.5, 2.0, &[1.0]),
+        // (instructions, seconds of a copy, of which latency, factors of slower kernels and copies, expected seconds)
+        type Case<'a> = (&'a [Instr], f64, f64, [f64; 2], &'a [f64]);
+        let cases: [Case<'_>; 12] = [
+            (&[Launch(layer)], 1.0, 0.5, [2.0, 1.0], &[1.0]),
             // The copy runs longer than the launch.
-            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, 2.0, &[0.0, 2.0, 8.0]),
+            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, [2.0, 1.0], &[0.0, 2.0, 8.0]),
             // The copy ends when the launch has done half of its work; the rest takes its usual time.
-            (&[Start(out), Launch(layer), Wait(out)], 1.0, 0.5, 2.0, &[0.0, 1.5, 0.0]),
-            (&[Start(out), Launch(layer), Launch(layer)], 1.0, 0.5, 2.0, &[0.0, 1.5, 1.0]),
+            (&[Start(out), Launch(layer), Wait(out)], 1.0, 0.5, [2.0, 1.0], &[0.0, 1.5, 0.0]),
+            (&[Start(out), Launch(layer), Launch(layer)], 1.0, 0.5, [2.0, 1.0], &[0.0, 1.5, 1.0]),
             // The copy is complete before the launch.
-            (&[Start(out), Wait(out), Launch(layer)], 3.0, 0.5, 2.0, &[0.0, 3.0, 1.0]),
-            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, 1.0, &[0.0, 1.0, 9.0]),
+            (&[Start(out), Wait(out), Launch(layer)], 3.0, 0.5, [2.0, 1.0], &[0.0, 3.0, 1.0]),
+            (&[Start(out), Launch(layer), Wait(out)], 10.0, 0.5, [1.0, 1.0], &[0.0, 1.0, 9.0]),
             // Copies of one queue run one after another, each with its latency; those of two queues run at the same time.
-            (&[Start(out), Start(out_too), Wait(out), Wait(out_too)], 3.0, 2.0, 2.0, &[0.0, 0.0, 3.0, 3.0]),
-            (&[Start(out), Start(back), Wait(out), Wait(back)], 3.0, 2.0, 2.0, &[0.0, 0.0, 3.0, 0.0]),
-            (&[Start(out), Start(out_too), Wait(out_too)], 2.0, 2.0 - 1e-9, 2.0, &[0.0, 0.0, 4.0]),
+            (
+                &[Start(out), Start(out_too), Wait(out), Wait(out_too)],
+                3.0,
+                2.0,
+                [2.0, 1.0],
+                &[0.0, 0.0, 3.0, 3.0],
+            ),
+            (&[Start(out), Start(back), Wait(out), Wait(back)], 3.0, 2.0, [2.0, 1.0], &[0.0, 0.0, 3.0, 0.0]),
+            // The copy of the other direction begins with the first, or when a launch has taken a second of its three.
+            (&[Start(out), Start(back), Wait(out), Wait(back)], 3.0, 2.0, [1.0, 1.5], &[0.0, 0.0, 4.5, 0.0]),
+            (
+                &[Start(out), Launch(layer), Start(back), Wait(out), Wait(back)],
+                3.0,
+                2.0,
+                [1.0, 1.5],
+                &[0.0, 1.0, 0.0, 3.0, 1.0],
+            ),
+            (
+                &[Start(out), Start(out_too), Wait(out), Wait(out_too)],
+                3.0,
+                2.0,
+                [1.0, 1.5],
+                &[0.0, 0.0, 3.0, 3.0],
+            ),
+            (&[Start(out), Start(out_too), Wait(out_too)], 2.0, 2.0 - 1e-9, [2.0, 1.0], &[0.0, 0.0, 4.0]),
         ];
-        for (instrs, copy, latency, slower_kernels, expected) in cases {
+        for (instrs, copy, latency, [slower_kernels, slower_copies], expected) in cases {
             let rate = bytes / ((copy - latency) * alone);
             let latency = latency * alone;
-            target.rates.link = Some(Link { to_device: rate, to_host: rate, latency, slower_kernels });
+            let link = Link { to_device: rate, to_host: rate, latency, slower_kernels, slower_copies };
+            target.rates.link = Some(link);
             let found = replayed(&graph, &Schedule { instrs: instrs.to_vec() }, &target, full);
             let equal = found.iter().zip(expected).all(|(found, wanted)| (found / alone - wanted).abs() < 1e-6);
             assert!(

@@ -46,7 +46,7 @@ pub use kernels::{
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
 pub use passes::{ActivationOffload, Offload, Precision, RecomputePolicy};
-pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
+pub use policy::{AutodiffPolicy, Fuse, Policy, Weights, Window};
 pub use program::{InputId, Location, OutputId, Program, Staging};
 pub use schedule::{Instr, Queue, Schedule, moved};
 pub use search::{Build, Room, Search, Streaming, fit, grow, largest};

@@ -22,12 +22,25 @@ pub struct Policy {
     pub offload: Offload,
     /// The activations that it keeps outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
-    /// Bytes that are fetched into the arena ahead of the launch that reads them, and bytes that are stored behind the
-    /// launch that wrote them; zero copies between launches, and `None` takes what lets copies and kernels overlap.
-    pub window: Option<Bytes>,
+    /// How much is fetched into the arena ahead of the launch that reads it, and stored behind the launch that wrote it.
+    pub window: Window,
     /// Largest number of bytes that one update of an offloaded parameter fetches at once: larger updates are split into blocks
     /// of rows. `None` takes what the update of an ordinary matrix of the model fetches, at least 64 MiB.
     pub block: Option<Bytes>,
+}
+
+/// How much is fetched into the arena ahead of the launch that reads it, and stored behind the launch that wrote it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Window {
+    /// As much as lets copies and kernels overlap.
+    #[default]
+    Full,
+    /// This part of it: `Part(4)` is a quarter.
+    Part(u64),
+    /// This many bytes.
+    Bytes(Bytes),
+    /// Nothing: copies and kernels take turns.
+    Closed,
 }
 
 /// Which ops are fused.
@@ -80,7 +93,7 @@ impl Default for Policy {
             weights: Weights::Resident,
             offload: Offload::default(),
             activations: ActivationOffload::All,
-            window: None,
+            window: Window::Full,
             block: None,
         }
     }

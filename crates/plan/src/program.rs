@@ -267,7 +267,18 @@ impl Program {
 
     /// Total memory use: the arena, the memory outside it, and the memory reserved by the target.
     pub fn peak(&self) -> Bytes {
-        self.arena_bytes() + self.more_replicas() + self.kept_beside() + self.target.reserved()
+        self.arena_bytes() + self.more_replicas() + self.outside_bytes()
+    }
+
+    /// Memory outside the arenas.
+    fn outside_bytes(&self) -> Bytes {
+        self.kept_beside() + self.page_tables() + self.target.reserved()
+    }
+
+    /// Memory of the device for the page tables of what the plans keep in pinned host memory. Those of the buffers of steps in
+    /// flight are part of what the target reserves.
+    fn page_tables(&self) -> Bytes {
+        self.target.page_tables(self.in_flight_base())
     }
 
     /// Size of the arenas of all replicas, with the shared weights counted once.
@@ -287,7 +298,7 @@ impl Program {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
         let each = self.transient_base(Space::Device) - self.persistent() + live;
         let all = each * self.replicas as u64;
-        self.persistent() + all + self.kept_beside() + self.target.reserved()
+        self.persistent() + all + self.outside_bytes()
     }
 
     /// Fragmentation of the arena: the share by which the peak exceeds [`Program::lower_bound`], the memory of a packing
@@ -357,10 +368,12 @@ impl Program {
         entries
     }
 
-    /// Ledger entries of the memory reserved by the target.
+    /// Ledger entries of the memory reserved by the target, and by its driver.
     fn reserved(&self) -> Vec<Staging> {
-        let of = |r: &crate::Reserved| Staging { label: format!("reserved: {}", r.label), bytes: r.bytes };
-        self.target.reserved.iter().map(of).collect()
+        let entry = |label: &str, bytes| Staging { label: format!("reserved: {label}"), bytes };
+        let mut entries: Vec<Staging> = self.target.reserved.iter().map(|r| entry(&r.label, r.bytes)).collect();
+        entries.push(entry("page tables of pinned host memory", self.page_tables()));
+        entries
     }
 
     /// Hash of all plans and of the properties of the target that affect addresses (kernels, workers,

@@ -85,11 +85,11 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 }
 
 /// Bytes that are fetched ahead of the launch that reads them, and bytes that are stored behind the launch that wrote
-/// them, where the caller gives no other number: all parameters and states that one layer needs in one phase, and all that
+/// them, so that copies and kernels overlap: all parameters and states that one layer needs in one phase, and all that
 /// two nodes need. A layer computes for about as long as the next layer's weights take to arrive; an update of the optimizer computes for a
 /// much shorter time than its states take, so that the queue must have the next copy when one ends. What nodes need is their
 /// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
-pub fn default_window(graph: &Graph) -> Bytes {
+pub fn full_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
     let mut sum = 0.0;
     let mut squares = 0.0;

@@ -1,6 +1,7 @@
 //! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
 
-use super::config::{PrecisionKind, TrainConfig, training_on};
+pub use super::config::training_on;
+use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};

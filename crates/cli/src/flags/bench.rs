@@ -89,7 +89,7 @@ Keys of --calibrate --json:
   target, about                         target file, and its description
   rates                                 f32, tf32, bf16, fp8, int8, memory, launch, and storage (null where the cache of
                                         the disk cannot be bypassed); on a GPU link (to_device, to_host, latency,
-                                        slower_kernels) of pinned host memory
+                                        slower_kernels, slower_copies) of pinned host memory
   copies                                on a GPU, by size: bytes, and the bytes per second to_device and to_host, each
                                         alone and beside_matmuls
   matmuls                               on a GPU, by model: the matmul algorithms that the bits of its results depend on";

@@ -17,8 +17,7 @@ use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
-    Device, Failure, InputFiles, OutputGuard, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
-    machine,
+    Device, InputFiles, OutputGuard, Room, RuntimeError, Settings, Silent, Streaming, Target, hub, machine,
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
@@ -368,7 +367,7 @@ impl Plan {
 
     /// Plans a step that computes embeddings.
     fn inference(&self, model: &str) -> Result<String, CliError> {
-        let target = match (self.target(price::target)?, self.threads) {
+        let target = match (self.target()?, self.threads) {
             (target, Some(threads)) => price::with_threads(target, threads as usize)?,
             (target, None) => target,
         };
@@ -455,7 +454,7 @@ impl Plan {
     fn prediction(&self) -> Result<String, CliError> {
         let Prediction { caller, weights, dna_model, protein_model, head, length, input, read_length, orfs } =
             &self.prediction;
-        let target = self.target(price::target)?;
+        let target = self.target()?;
         let budget = match self.budget.as_deref() {
             Some(text) => Some(price::parse_budget(text, &target)?),
             None => Some(target.memory).filter(|memory| memory.0 > 0),
@@ -534,7 +533,7 @@ impl Plan {
             let device = super::train::device(&config, card::training_options())?;
             return Ok(plimsoll_train::confirm::trial(&config, device, &mut Silent)?.to_json());
         }
-        let target = self.target(|word| priced::target(&config, word))?;
+        let target = self.training_target(&config)?;
         let Some(size) = self.largest.map(Largest::size) else {
             let run = priced::planned(&config, &target, &mut Silent)?;
             let found = &run.found;
@@ -544,7 +543,7 @@ impl Plan {
                 let compared = match &self.timeline.compare {
                     Some(other) => {
                         let config = TrainConfig::read(Path::new(other), &flags, &mut Silent)?;
-                        let target = self.target(|word| priced::target(&config, word))?;
+                        let target = self.training_target(&config)?;
                         let run = priced::planned(&config, &target, &mut Silent)?;
                         Some(Self::planned_training(other.clone(), &config, &target, &run)?)
                     }
@@ -663,12 +662,24 @@ impl Plan {
         Ok(Planned { title, timeline: run.found.program.timeline(), budget, process, measured: None })
     }
 
-    /// Target of a GPU of this machine, or the result of `known` for the word.
-    fn target<E: Failure + 'static>(
-        &self,
-        known: impl FnOnce(&str) -> Result<Target, E>,
-    ) -> Result<Target, CliError> {
-        let Some(gpu) = in_place(&self.target) else { return Ok(known(&self.target)?) };
+    /// Target of inference.
+    fn target(&self) -> Result<Target, CliError> {
+        match in_place(&self.target) {
+            Some(gpu) => self.target_of(gpu),
+            None => Ok(price::target(&self.target)?),
+        }
+    }
+
+    /// Target of a training run.
+    fn training_target(&self, config: &TrainConfig) -> Result<Target, CliError> {
+        match in_place(&self.target) {
+            Some(gpu) => Ok(priced::training_on(self.target_of(gpu)?)),
+            None => Ok(priced::target(config, &self.target)?),
+        }
+    }
+
+    /// Target of a GPU of this machine.
+    fn target_of(&self, gpu: DeviceName) -> Result<Target, CliError> {
         let refused = |why: String| usage(format!("--target {}: {why}", self.target));
         match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target().map_err(RuntimeError::Device)?),

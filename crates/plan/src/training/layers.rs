@@ -260,8 +260,10 @@ impl Layers {
 /// Quantities to which each layer of a model adds an equal amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Size {
-    /// Bytes of parameters and states.
+    /// Bytes of parameters and states in the arena.
     pub persistent: Bytes,
+    /// Those in pinned host memory.
+    pub pinned: Bytes,
     /// Predicted seconds.
     pub seconds: f64,
 }
@@ -276,11 +278,14 @@ impl Size {
         }
         let (more, others) = (of(small + 1)?, layers - small);
         // A model with more layers has no fewer parameters.
-        let each = more.persistent.saturating_sub(size.persistent);
-        let persistent = (Count::from(each.0) * u64::from(others) + size.persistent.0).bytes();
+        let extended = |small: Bytes, more: Bytes| {
+            let each = more.saturating_sub(small);
+            let all = (Count::from(each.0) * u64::from(others) + small.0).bytes();
+            all.ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))
+        };
         Ok(Self {
-            persistent: persistent
-                .ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))?,
+            persistent: extended(size.persistent, more.persistent)?,
+            pinned: extended(size.pinned, more.pinned)?,
             seconds: size.seconds + f64::from(others) * (more.seconds - size.seconds),
         })
     }

@@ -11,7 +11,9 @@ pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearc
 
 use crate::compile::{compile_owned, has_matmuls};
 use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
-use crate::{ActivationOffload, Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
+use crate::{
+    ActivationOffload, Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights, Window,
+};
 use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
@@ -61,8 +63,8 @@ pub struct Training<'a> {
     pub offload: Offload,
     /// The activations that are kept outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
-    /// Bytes that are copied ahead of and behind the launches ([`Policy::window`]).
-    pub window: Option<Bytes>,
+    /// How much is copied ahead of and behind the launches ([`Policy::window`]).
+    pub window: Window,
     /// Largest number of bytes that one update fetches at once ([`Policy::block`]).
     pub block: Option<Bytes>,
 }

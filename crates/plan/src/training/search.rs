@@ -9,7 +9,8 @@ use super::{ActivationPolicy, Optimizer, Solver, Training, plans};
 use crate::compile::{has_matmuls, lowered};
 use crate::cost::replayed;
 use crate::{
-    ActivationOffload, Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes, step_seconds,
+    ActivationOffload, Bill, Persistent, PlanError, Program, RecomputePolicy, Target, Window, passes,
+    step_seconds,
 };
 use plimsoll_graph::{Bytes, Graph, Space};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -77,6 +78,8 @@ pub struct TrainingChoice {
     pub candidate: Candidate,
     /// What is recomputed and offloaded of the activations.
     pub activations: ActivationPolicy,
+    /// How much is copied ahead of and behind the launches.
+    pub window: Window,
     /// Predicted seconds of an optimizer step.
     pub seconds: f64,
     /// Predicted tokens per second.
@@ -332,7 +335,7 @@ impl Look<'_> {
         target.supports([&*graph, &evaluation].into_iter().chain(&apply))?;
         let step = Size::extended(search.layers, |layers| {
             let seconds = self.seconds(&self.graph(candidate, layers)?, &self.given())?;
-            Ok(Size { persistent: Bytes::ZERO, seconds })
+            Ok(Size { persistent: Bytes::ZERO, pinned: Bytes::ZERO, seconds })
         })?;
         let (again, frontier) = match &search.remat {
             RematChoice::Given(remat) => {
@@ -382,9 +385,11 @@ impl Look<'_> {
             }
             let stored = ActivationPolicy::STORED;
             let seconds = apply.as_ref().map_or(Ok(0.0), |graph| self.seconds(graph, &stored))?;
-            Ok(Size { persistent: persistent.bytes(Space::Device), seconds })
+            let [persistent, pinned] = [Space::Device, Space::Host].map(|space| persistent.bytes(space));
+            Ok(Size { persistent, pinned, seconds })
         })?;
-        Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
+        let base = size.persistent + target.page_tables(size.pinned) + target.reserved();
+        Ok(Apply { seconds: size.seconds, base, live: live.get() })
     }
 
     /// What becomes of the activations where the search does not choose: with a given recomputation those that are not
@@ -438,6 +443,7 @@ impl Look<'_> {
             tokens_per_second: best.rate(),
             rejected: self.rejected(open, &best, others)?,
             activations,
+            window: self.search.training.window,
         }))
     }
 
@@ -814,7 +820,7 @@ mod tests {
                         ema: (layers == 5).then_some(0.9),
                         fuse: Fuse::default(),
                         offload: Offload::default(),
-                        window: None,
+                        window: Window::Full,
                         block: None,
                     },
                     budget: Bytes(u64::MAX),

@@ -9,7 +9,7 @@ use plimsoll_graph::ops::AdamW;
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, NodeId, Space, ValueId};
 use plimsoll_plan::{
     ActivationOffload, CpuKernel, Fuse, Instr, KernelId, Offload, Optimizer, ParameterGroup, Plan, Policy,
-    Precision, RecomputePolicy, Region, Slice, Target, Training, Weights, check, check_target, compile,
+    Precision, RecomputePolicy, Region, Slice, Target, Training, Weights, Window, check, check_target, compile,
 };
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
     };
     let streamed = Policy { weights: FROM_FILE, ..gradients() };
     // In host memory and on disk, copied ahead and not.
-    let moved = |weights: Weights, window: Option<Bytes>| {
+    let moved = |weights: Weights, window: Window| {
         let graph = narrow("facebook/esm2_t6_8M_UR50D", 2).graph(bounds(256), MEAN).expect("verified");
         compile(&graph, &Policy { weights, window, ..Policy::default() }, &target("h200")).expect("planned")
     };
@@ -42,32 +42,32 @@ fn plans() -> Vec<(&'static str, Plan)> {
         }),
         ("gradients", compile(&mlp(bounds(256)), &gradients(), &target("null")).expect("planned")),
         ("updates", plan(&with_updates(), &target("null"))),
-        ("from host ahead", moved(ways[0], None)),
-        ("from host", moved(ways[1], None)),
-        ("from file ahead", moved(ways[2], Some(Bytes(1 << 20)))),
-        ("from file", moved(ways[3], None)),
-        ("states on host", offloaded_step(Space::Host, None)),
-        ("states on host, all ahead", offloaded_step(Space::Host, Some(Bytes(1 << 30)))),
-        ("states in a file", offloaded_step(Space::File, Some(Bytes(0)))),
-        ("states on host by blocks", offloaded_by_blocks(Space::Host, Some(Bytes(1 << 30)))),
-        ("states in a file by blocks", offloaded_by_blocks(Space::File, None)),
+        ("from host ahead", moved(ways[0], Window::Full)),
+        ("from host", moved(ways[1], Window::Full)),
+        ("from file ahead", moved(ways[2], Window::Bytes(Bytes(1 << 20)))),
+        ("from file", moved(ways[3], Window::Full)),
+        ("states on host", offloaded_step(Space::Host, Window::Full)),
+        ("states on host, all ahead", offloaded_step(Space::Host, Window::Bytes(Bytes(1 << 30)))),
+        ("states in a file", offloaded_step(Space::File, Window::Closed)),
+        ("states on host by blocks", offloaded_by_blocks(Space::Host, Window::Bytes(Bytes(1 << 30)))),
+        ("states in a file by blocks", offloaded_by_blocks(Space::File, Window::Full)),
     ]
 }
 
 /// A micro-step that updates its parameters, of which all and their states are outside the arena.
-fn offloaded_step(to: Space, window: Option<Bytes>) -> Plan {
+fn offloaded_step(to: Space, window: Window) -> Plan {
     offloaded(&crate::training::language_model(2, 16, 32, 32), to, window, None)
 }
 
 /// The same for an embedding alone, whose update is split into blocks.
-fn offloaded_by_blocks(to: Space, window: Option<Bytes>) -> Plan {
+fn offloaded_by_blocks(to: Space, window: Window) -> Plan {
     let plan = offloaded(&crate::training::language_model(0, 16, 28, 32), to, window, Some(Bytes(2048)));
     let parts = plan.graph.nodes.iter().filter(|node| node.op.is_view()).count();
     assert!(parts > 10, "{parts} views");
     plan
 }
 
-fn offloaded(graph: &Graph, to: Space, window: Option<Bytes>, block: Option<Bytes>) -> Plan {
+fn offloaded(graph: &Graph, to: Space, window: Window, block: Option<Bytes>) -> Plan {
     let all =
         Offload { optimizer: true, masters: true, gradients: true, parameters: true, activations: true, to };
     let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };

@@ -15,7 +15,7 @@ use crate::symbolic::meaning;
 use plimsoll_graph::{Bytes, Graph, Space};
 use plimsoll_plan::{
     AutodiffPolicy, Fuse, Instr, Offload, Plan, PlanError, Policy, Precision, Program, RecomputePolicy, Region,
-    Slice, Target, Weights, compile, moved, passes,
+    Slice, Target, Weights, Window, compile, moved, passes,
 };
 use std::fmt::Write as _;
 use std::fs;
@@ -175,7 +175,7 @@ fn planned(graph: &Graph, target: &str, flags: &[&str]) -> Result<Result<Program
         match *flag {
             "from_file" => policy.weights = FROM_FILE,
             "from_host" => policy.weights = Weights::Streamed { from: Space::Host, prefetch: true },
-            "at_once" => policy.window = Some(Bytes::ZERO),
+            "at_once" => policy.window = Window::Closed,
             "trained" => policy.weights = Weights::Trained,
             "unfused" => policy.fuse = Fuse::Nothing,
             "gradients" => policy.autodiff = Some(AutodiffPolicy { outputs: vec!["y".into()] }),

@@ -11,8 +11,8 @@ use plimsoll_graph::{
 };
 use plimsoll_plan::{
     ActivationOffload, ActivationPolicy, Fuse, Kernels, Offload, Optimizer, ParameterGroup, Plan, PlanError,
-    Precision, Program, Rates, RecomputePolicy, Region, RematChoice, Target, Training, TrainingSearch, check,
-    passes, step_seconds,
+    Precision, Program, Rates, RecomputePolicy, Region, RematChoice, Target, Training, TrainingSearch, Window,
+    check, passes, step_seconds,
     training::{Solver, plans},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +79,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         ema: None,
         fuse: Fuse::default(),
         offload: plimsoll_plan::Offload::default(),
-        window: None,
+        window: Window::Full,
         block: None,
     }
 }

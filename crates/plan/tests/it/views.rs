@@ -4,7 +4,7 @@ use crate::cases::target;
 use crate::training::{language_model, training};
 use plimsoll_graph::ops::AdamW;
 use plimsoll_graph::{Bytes, NodeId, Op, Space, ValueId};
-use plimsoll_plan::{Instr, Offload, Optimizer, Plan, Precision, Region, Training, check};
+use plimsoll_plan::{Instr, Offload, Optimizer, Plan, Precision, Region, Training, Window, check};
 
 const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
@@ -18,7 +18,7 @@ fn planned(block: Option<Bytes>) -> Plan {
         max_norm: 0.0,
         offload,
         // Two blocks and what the norm has: one is read while the next one arrives.
-        window: Some(Bytes(2 * BLOCK.0 + 1024)),
+        window: Window::Bytes(Bytes(2 * BLOCK.0 + 1024)),
         block,
         ..training(Optimizer::AdamW(ADAM))
     };

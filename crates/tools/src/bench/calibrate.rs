@@ -265,10 +265,11 @@ fn text(
 
 /// The TOML table `[rates.link]`.
 fn link_text(link: Link) -> String {
-    let Link { to_device, to_host, latency, slower_kernels } = link;
+    let Link { to_device, to_host, latency, slower_kernels, slower_copies } = link;
     format!(
         "\n# Between pinned host memory and the GPU, beside matmuls.\n[rates.link]\nto_device = {to_device:.3e}\n\
-         to_host = {to_host:.3e}\nlatency = {latency:.3e}\nslower_kernels = {slower_kernels:.3}\n"
+         to_host = {to_host:.3e}\nlatency = {latency:.3e}\nslower_kernels = {slower_kernels:.3}\n\
+         slower_copies = {slower_copies:.3}\n"
     )
 }
 
@@ -341,10 +342,11 @@ impl fmt::Display for Calibration {
                 )?;
             }
             let latency = link.latency * 1e6;
-            let slower = link.slower_kernels;
+            let Link { slower_kernels, slower_copies, .. } = link;
             writeln!(
                 f,
-                "  a copy takes {latency:.1} us beside its bytes, and slows down kernels by a factor of {slower:.3}"
+                "  a copy takes {latency:.1} us beside its bytes; it slows down kernels by a factor of {slower_kernels:.3}, and \
+                 copies of the other direction by {slower_copies:.3}"
             )?;
         }
         for (model, with) in &self.matmuls {
@@ -371,7 +373,13 @@ mod tests {
             memory: 3.5e10,
             launch: 4e-6,
             storage: 2.5e9,
-            link: Some(Link { to_device: 5.2e10, to_host: 5.1e10, latency: 1e-5, slower_kernels: 1.05 }),
+            link: Some(Link {
+                to_device: 5.2e10,
+                to_host: 5.1e10,
+                latency: 1e-5,
+                slower_kernels: 1.05,
+                slower_copies: 1.2,
+            }),
         };
         for (stem, storage) in [("here", true), ("odd \"name\\", false)] {
             let path = PathBuf::from(format!("{stem}.toml"));

@@ -12,7 +12,7 @@ use plimsoll_plan::passes::cotangent;
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
     ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program,
-    RecomputePolicy, Target, Training, node_seconds,
+    RecomputePolicy, Target, Training, Window, node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
 use plimsoll_runtime::{RuntimeError, Settings};
@@ -87,7 +87,7 @@ fn times(
         ema: None,
         fuse: Fuse::default(),
         offload: Offload::default(),
-        window: None,
+        window: Window::Full,
         block: None,
     };
     let program = training.program(&forward, &forward, target)?;

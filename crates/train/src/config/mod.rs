@@ -30,11 +30,12 @@ pub use optimizer::{
     Schedule, ScheduleKind, Unit, Warmup,
 };
 pub(crate) use rules::halves;
+pub(crate) use run::PROCESS;
+pub use run::training_on;
 pub use run::{
     Batch, DeviceChoice, Dynamic, Interval, Memory, Offload, OffloadPart, OffloadPolicy, OffloadTo, Profile,
     Remat, RematPolicy, Run,
 };
-pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;

@@ -521,7 +521,7 @@ impl Run {
 }
 
 /// Adds what training on a GPU takes besides its arena to a target; other targets are returned as they are.
-pub(crate) fn training_on(target: Target) -> Target {
+pub fn training_on(target: Target) -> Target {
     match target.kernels {
         Kernels::Cuda(_) => with_reserved(target, "kernels of training", KERNELS),
         Kernels::Reference | Kernels::Cpu(_) => target,

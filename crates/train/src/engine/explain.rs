@@ -32,6 +32,7 @@ pub fn explain(
         fuse: Fuse::default(),
         max_norm: None,
         offload: found.program.offload(),
+        window: found.window,
     };
     let with = cost(&found.program, &candidate);
     let mut effects = sharing(&found.program, with)?;

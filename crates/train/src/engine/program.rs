@@ -14,6 +14,7 @@ use plimsoll_models::FRAMES;
 use plimsoll_plan::{
     ActivationOffload, ActivationPolicy, Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup,
     PlanError, Precision, Program, RematChoice, Remedy, Room, Target, Training, TrainingChoice, TrainingSearch,
+    Window,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
@@ -145,15 +146,11 @@ pub(super) fn fits(
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
     for offload in config.memory.offloads() {
-        for window in [None, Some(Bytes::ZERO)] {
-            let offloading = Offloading { offload, window };
-            let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
-            match with_search(config, subject, target, (budget, offloading), stopped, search) {
-                Ok(false) if offload.is_empty() => break,
-                Ok(false) => {}
-                Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
-                found => return Ok(found?),
-            }
+        let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
+        match with_search(config, subject, target, (budget, Offloading::least(offload)), stopped, search) {
+            Ok(false) => {}
+            Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
+            found => return Ok(found?),
         }
     }
     Ok(false)
@@ -172,7 +169,7 @@ enum Refusal {
     Other(PlanError),
 }
 
-/// Searches with every choice of `memory.offload` for the fastest plan. Where a choice does not fit, it is tried without
+/// Searches with every choice of `memory.offload` for the fastest plan. Where a choice does not fit, it is tried with fewer
 /// copies ahead of their use, which takes less memory. If none fits, the refusal is that of the choice that keeps most
 /// outside the memory of the device.
 fn fastest(
@@ -192,25 +189,23 @@ fn fastest(
     let mut best: Option<TrainingChoice> = None;
     let mut refused = None;
     for offload in config.memory.offloads() {
-        let without_window = Some(Bytes::ZERO);
-        let ahead = match search(offload, None) {
-            Ok(None) if !offload.is_empty() => search(offload, without_window),
+        let found = match search(offload, Window::Full) {
+            Ok(None) if !offload.is_empty() => {
+                fastest_of(SMALLER_WINDOWS.map(|window| search(offload, window)))
+            }
             other => other,
         };
-        match ahead {
+        match found {
             Ok(Some(found)) => {
                 // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
                 let is_fastest = offload.is_empty() && recomputes_nothing(&found);
-                if best.as_ref().is_none_or(|best| found.tokens_per_second > best.tokens_per_second) {
-                    best = Some(found);
-                }
+                best = Some(faster(best, found));
                 if is_fastest {
                     break;
                 }
             }
             Ok(None) => {
-                let window = without_window.filter(|_| !offload.is_empty());
-                refused = Some(Refusal::Budget(Offloading { offload, window }));
+                refused = Some(Refusal::Budget(Offloading::least(offload)));
             }
             Err(error @ (PlanError::OverRoom { .. } | PlanError::TooLarge { .. })) => {
                 refused = Some(Refusal::Other(error));
@@ -229,11 +224,41 @@ fn fastest(
     })
 }
 
+/// The windows that are tried where the full one does not fit.
+const SMALLER_WINDOWS: [Window; 3] = [Window::Part(4), Window::Part(16), Window::Closed];
+
 /// What is kept outside the memory of the device, and how much of it is copied ahead ([`Training::window`]).
 #[derive(Clone, Copy)]
 struct Offloading {
     offload: Offload,
-    window: Option<Bytes>,
+    window: Window,
+}
+
+impl Offloading {
+    /// The copies of `offload` that need the least memory.
+    fn least(offload: Offload) -> Self {
+        Self { offload, window: if offload.is_empty() { Window::Full } else { Window::Closed } }
+    }
+}
+
+/// The faster of two plans, the first if they are equal.
+fn faster(first: Option<TrainingChoice>, second: TrainingChoice) -> TrainingChoice {
+    match first {
+        Some(first) if first.tokens_per_second >= second.tokens_per_second => first,
+        _ => second,
+    }
+}
+
+/// The fastest of the plans that were found.
+fn fastest_of(
+    searched: impl IntoIterator<Item = Result<Option<TrainingChoice>, PlanError>>,
+) -> Result<Option<TrainingChoice>, PlanError> {
+    searched.into_iter().try_fold(None, |best, found| {
+        Ok(match found? {
+            Some(found) => Some(faster(best, found)),
+            None => best,
+        })
+    })
 }
 
 /// Whether a plan computes every node once.
@@ -255,7 +280,7 @@ fn remedy(
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
     let most = config.memory.offloads().last().copied().filter(|most| !most.is_empty());
     if let Some(offload) = most {
-        let offloading = Offloading { offload, window: Some(Bytes::ZERO) };
+        let offloading = Offloading::least(offload);
         let fits = |search: &TrainingSearch<'_>| search.fits(target, &build);
         // Errors are those of the search below.
         if let Ok(false) = with_search(config, subject, target, (limits.budget, offloading), stopped, fits) {
@@ -369,7 +394,7 @@ fn training<'a>(
         ema: config.optimizer.ema.map(|decay| decay as f32),
         fuse: Fuse::default(),
         offload: Offload::default(),
-        window: None,
+        window: Window::Full,
         block: None,
     }
 }
@@ -387,6 +412,8 @@ pub(super) struct Exact {
     pub(super) max_norm: Option<f32>,
     /// What is kept outside the memory of the device.
     pub(super) offload: Offload,
+    /// How much is copied ahead.
+    pub(super) window: Window,
 }
 
 impl Exact {
@@ -399,6 +426,7 @@ impl Exact {
             max_norm: self.max_norm.unwrap_or(of_config.max_norm),
             fuse: self.fuse,
             offload: self.offload,
+            window: self.window,
             ..of_config
         }
     }

@@ -13,7 +13,7 @@ use plimsoll_graph::{Bytes, Counts, Graph, OutputRole, Param, Space, StateKind};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
     ActivationOffload, ArenaMemory, Fuse, Offload, Optimizer, ParameterGroup, Precision, RecomputePolicy,
-    Target, Training,
+    Target, Training, Window,
 };
 use stats_alloc::Region;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ struct Options {
     optimizer: Optimizer,
     ema: Option<f32>,
     offload: Offload,
-    window: Option<Bytes>,
+    window: Window,
     block: Option<Bytes>,
     /// Whether the reference device copies at the start of a move, not at the wait for it.
     copies_at_start: bool,
@@ -54,7 +54,7 @@ impl Options {
             optimizer: optimizer(fixture),
             ema: None,
             offload: Offload::default(),
-            window: None,
+            window: Window::Full,
             block: None,
             copies_at_start: false,
         }
@@ -459,11 +459,13 @@ fn offload_changes_no_bit() {
                     );
                     (steps, run.evaluate(), run.persistent())
                 };
-                let wanted = ran(NOTHING, None, None, false);
+                let wanted = ran(NOTHING, Window::Full, None, false);
                 let spaces: &[Space] = if has_host { &[Space::Host, Space::File] } else { &[Space::File] };
                 for (j, &to) in spaces.iter().enumerate() {
                     for (i, kind) in kinds.into_iter().enumerate() {
-                        let window = [Some(Bytes(0)), None, Some(Bytes(1 << 30))][(i + j + k) % 3];
+                        let window =
+                            [Window::Closed, Window::Full, Window::Part(4), Window::Bytes(Bytes(1 << 30))]
+                                [(i + j + k) % 4];
                         // Blocks of a few rows, of most of a matrix, and none.
                         let block = [Some(Bytes(1)), Some(Bytes(9000)), None][(i + n + k) % 3];
                         let copies_at_start = n < 3 && (i + accumulation as usize).is_multiple_of(2);
