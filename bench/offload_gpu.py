@@ -95,6 +95,8 @@ def made(args, model):
         process = multiprocessing.get_context("spawn").Process(target=esm2, args=(folder, *ESM2[model]))
         process.start()
         process.join()
+        if process.exitcode != 0:
+            sys.exit(f"{folder}: weights were not made")
     return folder
 
 
@@ -123,7 +125,7 @@ def training(args, name):
         process = subprocess.Popen([args.binary, "train", config, "-o", output, *words], stderr=errors)
         while process.poll() is None:
             if first is None and metrics.exists() and '"loss":' in metrics.read_text():
-                first = time.time() - began
+                first = round(time.time() - began, 1)
             time.sleep(0.1)
         errors.seek(0)
         if process.returncode != 0:
@@ -138,7 +140,7 @@ def training(args, name):
         "host": plan["host_staging_bytes"],
         "expected": round(plan["tokens_per_second"]),
         "measured": round(statistics.median([step["tokens_per_second"] for step in steps][2:])),
-        "first_step": round(first, 1),
+        "first_step": first,
         "losses": [round(step["loss"], 4) for step in steps],
     }
 

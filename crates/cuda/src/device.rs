@@ -267,8 +267,8 @@ impl CudaDevice {
     }
 
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
-    /// fails, the buffers of steps in flight are pageable, which makes them slower; more memory than those have is never
-    /// replaced without notice, because every step would wait for its copies.
+    /// fails, a space of ordinary size is pageable, so that steps wait for its copies; a larger one is refused, because what is
+    /// offloaded or streamed would decide the speed.
     fn host_memory(&self, bytes: Bytes) -> Result<Option<HostMemory>, DeviceError> {
         if bytes == Bytes::ZERO {
             return Ok(None);

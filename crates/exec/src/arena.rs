@@ -1,4 +1,4 @@
-//! The arena: the one allocation of host memory, whose beginning (the weights) several CPU replicas may share.
+//! Blocks of host memory, and the arena: the one such block that a plan addresses, whose beginning (the weights) several CPU replicas may share.
 //! Invariant: every access is checked against the arena's bounds here; a writer of shared bytes holds their lock
 //! exclusively.
 
@@ -23,9 +23,9 @@ pub struct HostBlock {
     layout: Layout,
 }
 
-// SAFETY: the block owns its memory; no other pointer to it exists between calls.
+// SAFETY: the block owns its memory. Whoever keeps the address from `start` justifies the accesses through it.
 unsafe impl Send for HostBlock {}
-// SAFETY: a block has no methods that access its bytes; code that does justifies its accesses.
+// SAFETY: through a shared reference a block gives only its address and size.
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
@@ -245,7 +245,7 @@ impl Arena {
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
+        // SAFETY: allocated in `reserved` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }

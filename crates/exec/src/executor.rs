@@ -31,8 +31,8 @@ pub struct Executor {
     current: usize,
     /// State of in-flight steps.
     pub(crate) open: InFlightSteps,
-    /// Number of instructions that the last step has issued.
-    pub(crate) issued: usize,
+    /// Number of launches that the last step has issued.
+    pub(crate) launched: usize,
     /// Bytes that the device gave back since `given_back` was last called.
     given_back: Bytes,
 }
@@ -112,7 +112,7 @@ impl Executor {
             programs,
             current: 0,
             open: InFlightSteps::default(),
-            issued: 0,
+            launched: 0,
             given_back: Bytes::ZERO,
         })
     }
@@ -163,9 +163,9 @@ impl Executor {
         std::mem::take(&mut self.given_back)
     }
 
-    /// Number of instructions that the last step has issued; after an error, those before the instruction that failed.
-    pub fn issued(&self) -> usize {
-        self.issued
+    /// Number of launches that the last step has issued; after an error, those before the instruction that failed.
+    pub fn launched(&self) -> usize {
+        self.launched
     }
 
     /// A message for the user about unusual events on the device since the last call, if any.
@@ -288,14 +288,15 @@ impl Executor {
     /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        self.issued = 0;
+        self.launched = 0;
         self.given_back += self.device.begin_step()?;
-        let Self { device, programs, current, issued, .. } = self;
+        let Self { device, programs, current, launched, .. } = self;
         let instructions = &programs.programs[*current].instructions[plan];
-        let run = |device: &mut dyn Device, issued: &mut usize| {
+        let launches = instructions.iter().filter(|one| one.is_launch()).count();
+        let run = |device: &mut dyn Device, launched: &mut usize| {
             instructions.iter().try_for_each(|one| {
                 one.run(device, counts)?;
-                *issued += 1;
+                *launched += usize::from(one.is_launch());
                 Ok(())
             })
         };
@@ -309,17 +310,17 @@ impl Executor {
             None => GraphCapture::Plain,
         };
         match repeat {
-            GraphCapture::Done => *issued = instructions.len(),
-            GraphCapture::Plain => run(device.as_mut(), issued)?,
+            GraphCapture::Done => *launched = launches,
+            GraphCapture::Plain => run(device.as_mut(), launched)?,
             GraphCapture::Record => {
-                // The captured launches have not run yet, so an error leaves the step without an issued instruction.
+                // The captured launches have not run yet, so an error leaves the step without a launch.
                 let ran = run(device.as_mut(), &mut 0);
                 let recorded =
                     device.recorder().map_or(Ok(GraphCapture::Done), |recorder| recorder.end(ran.is_ok()));
                 ran?;
                 match recorded? {
-                    GraphCapture::Plain => run(device.as_mut(), issued)?,
-                    GraphCapture::Done | GraphCapture::Record => *issued = instructions.len(),
+                    GraphCapture::Plain => run(device.as_mut(), launched)?,
+                    GraphCapture::Done | GraphCapture::Record => *launched = launches,
                 }
             }
         }
@@ -433,6 +434,10 @@ impl Instruction {
             Self::Start(a_move) => device.start(&a_move.transfer(counts)),
             Self::Wait(a_move) => device.wait_for(&a_move.transfer(counts)),
         }
+    }
+
+    fn is_launch(&self) -> bool {
+        matches!(self, Self::Launch { .. })
     }
 
     /// Whether this is an instruction of a move to or from another space than the arena.

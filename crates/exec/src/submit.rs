@@ -83,8 +83,8 @@ impl Executor {
         outputs: &[(OutputId, usize)],
     ) -> Result<Submitted, DeviceError> {
         self.check(plan, inputs, counts, outputs)?;
-        // If the copy of an input fails, no instruction of this step was issued; the count was that of the step before.
-        self.issued = 0;
+        // If the copy of an input fails, this step has no launch; the count was that of the step before.
+        self.launched = 0;
         self.give(inputs)?;
         self.follow(plan, counts)?;
         let before = self.open.outputs.len();

@@ -141,15 +141,6 @@ fn fetched_values(graph: &Graph) -> Vec<bool> {
     fetched
 }
 
-/// Distance of a space from the kernels.
-fn distance(space: Space) -> u8 {
-    match space {
-        Space::Device => 0,
-        Space::Host => 1,
-        Space::File => 2,
-    }
-}
-
 /// What a move does for the launches around it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -255,7 +246,8 @@ impl<'a> Scheduler<'a> {
     /// `None` for a launch.
     fn kind(&self, id: NodeId) -> Option<Kind> {
         let (from, to) = moved(self.graph, id)?;
-        let [from, to] = [from, to].map(|v| distance(self.graph.spec(v).space));
+        // Spaces are ordered by their distance from the kernels.
+        let [from, to] = [from, to].map(|v| self.graph.spec(v).space);
         Some(match from.cmp(&to) {
             std::cmp::Ordering::Greater => Kind::Fetch,
             std::cmp::Ordering::Less => Kind::Store,

@@ -223,7 +223,10 @@ fn train_from(
     let record = &mut |name: &str, reading: &Reading, observer: &mut dyn Observer| {
         watch.starting(name, reading, observer);
     };
-    let mut model = open(&config, &mut StageRecorder { inner: observer, record })?;
+    // A run does not record its folder as a key, but what it keeps on disk lies there.
+    let mut placed = config.clone();
+    placed.run.output = Some(output.to_string_lossy().into_owned());
+    let mut model = open(&placed, &mut StageRecorder { inner: observer, record })?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
     let config = request.config.with(&choices)?;
     let state = match &found {

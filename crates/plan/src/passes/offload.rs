@@ -6,7 +6,9 @@
 use super::push_node;
 use crate::views::offset_of_row;
 use plimsoll_graph::ops::{Join, Move};
-use plimsoll_graph::{Bytes, Def, Graph, Node, NodeId, Op, Phase, Role, Space, StateKind, Value, ValueId};
+use plimsoll_graph::{
+    Bytes, Def, Graph, Node, NodeId, Op, Phase, Role, Space, StateKind, StateRole, Value, ValueId,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,11 +59,14 @@ impl Offload {
                 Role::Input | Role::Activation | Role::Grad => {}
             }
         }
-        for value in &graph.values {
-            let is_away = value.spec.space != Space::Device && value.def != Def::Source;
-            if value.spec.role == Role::Activation && is_away {
-                offload.activations = true;
-                offload.to = offload.to.max(value.spec.space);
+        // An update stores new states, which are no activations of a layer.
+        for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
+            for &v in node.outputs.iter().flatten() {
+                let spec = graph.spec(v);
+                if spec.role == Role::Activation && spec.space != Space::Device {
+                    offload.activations = true;
+                    offload.to = offload.to.max(spec.space);
+                }
             }
         }
         offload
@@ -83,6 +88,8 @@ impl Offload {
     pub(crate) fn home(&self, graph: &Graph, role: Role) -> Space {
         let is_moved = match role {
             Role::Param(_) => self.parameters,
+            // Every parameter's average reads this number of four bytes, so a copy for each would only take time.
+            Role::State(s) if graph.states[s.index()].role == StateRole::AveragedSteps => false,
             Role::State(s) => match graph.states[s.index()].role.kind() {
                 StateKind::Gradient => self.gradients,
                 StateKind::Optimizer | StateKind::Average => self.optimizer,

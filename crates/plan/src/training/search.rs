@@ -9,7 +9,7 @@ use super::{ActivationPolicy, Optimizer, Solver, Training, plans};
 use crate::compile::{has_matmuls, lowered};
 use crate::cost::replayed;
 use crate::{
-    ActivationOffload, Bill, Persistent, PlanError, Program, RecomputePolicy, Target, Window, passes,
+    ActivationOffload, Bill, Offload, Persistent, PlanError, Program, RecomputePolicy, Target, Window, passes,
     step_seconds,
 };
 use plimsoll_graph::{Bytes, Graph, Space};
@@ -78,6 +78,8 @@ pub struct TrainingChoice {
     pub candidate: Candidate,
     /// What is recomputed and offloaded of the activations.
     pub activations: ActivationPolicy,
+    /// What is kept outside the memory of the device.
+    pub offload: Offload,
     /// How much is copied ahead of and behind the launches.
     pub window: Window,
     /// Predicted seconds of an optimizer step.
@@ -443,6 +445,7 @@ impl Look<'_> {
             tokens_per_second: best.rate(),
             rejected: self.rejected(open, &best, others)?,
             activations,
+            offload: self.search.training.offload,
             window: self.search.training.window,
         }))
     }

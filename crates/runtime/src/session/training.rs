@@ -284,10 +284,10 @@ impl TrainSession {
         self.waiting_rows.clear();
     }
 
-    /// Whether an update that failed may have changed parameters or states: its first instruction, which only reads
-    /// gradients, was issued.
+    /// Whether an update that failed may have changed parameters or states: its first launch, which only reads gradients,
+    /// was issued. Copies before it only bring states to the device.
     pub fn has_begun_update(&self) -> bool {
-        self.executor.issued() > 0
+        self.executor.launched() > 0
     }
 
     /// The bounds of a micro-batch.

@@ -77,23 +77,36 @@ pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<
         match row(settings, bytes, matmul_seconds, repeats) {
             Ok(row) => rows.push(row),
             // Larger sizes need more.
-            Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::OverRoom { .. }))
-                if !rows.is_empty() =>
-            {
-                break;
-            }
+            Err(error) if lacks_room(&error) && !rows.is_empty() => break,
             Err(error) => return Err(error),
         }
     }
-    let Some(large) = rows.iter().rev().find(|row| row.bytes <= LARGE).copied() else {
-        return Ok((Link::default(), rows));
+    let slower = |row: &CopyRates| -> Result<[f64; 2], RuntimeError> {
+        let slowdown = |direction, [rate, _]: [f64; 2]| {
+            slowdown(settings, (direction, row.bytes), rate, matmul_seconds, repeats)
+        };
+        let to_device = slowdown(Direction::ToDevice, row.to_device)?;
+        let to_host = slowdown(Direction::ToHost, row.to_host)?;
+        Ok([to_device.max(to_host), both_ways(settings, row.bytes, repeats)?])
     };
-    let mut slower_kernels: f64 = 1.0;
-    for direction in [Direction::ToDevice, Direction::ToHost] {
-        slower_kernels = slower_kernels.max(slowdown(settings, direction, &large, matmul_seconds, repeats)?);
+    let mut factors = [1.0; 2];
+    for row in rows.iter().rev().filter(|row| row.bytes <= LARGE) {
+        match slower(row) {
+            // It needs room for more copies than a row does.
+            Err(error) if lacks_room(&error) && row.bytes > SIZES[0] => {}
+            found => {
+                factors = found?;
+                break;
+            }
+        }
     }
-    let slower_copies = both_ways(settings, large.bytes, repeats)?;
+    let [slower_kernels, slower_copies] = factors;
     Ok((Link { slower_kernels, slower_copies, ..link(&rows) }, rows))
+}
+
+/// Whether the memory budget or the host has no room for a measurement.
+fn lacks_room(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::OverRoom { .. }))
 }
 
 /// The rates and the latency of the link from the rates of all sizes: the rates of the largest copies beside matmuls, and the
@@ -135,19 +148,15 @@ fn row(
 /// its copies.
 fn slowdown(
     settings: &Settings,
-    direction: Direction,
-    row: &CopyRates,
+    (direction, bytes): (Direction, u64),
+    rate: f64,
     matmul_seconds: f64,
     repeats: usize,
 ) -> Result<f64, RuntimeError> {
-    let rate = match direction {
-        Direction::ToDevice => row.to_device[0],
-        Direction::ToHost | Direction::Both => row.to_host[0],
-    };
     let copies = 8;
-    let copied = (row.bytes * copies as u64) as f64 / rate;
+    let copied = (bytes * copies as u64) as f64 / rate;
     let matmuls = (2.0 * copied / matmul_seconds).ceil() as usize;
-    let case = Case { bytes: row.bytes, copies: Some((direction, copies)), matmuls };
+    let case = Case { bytes, copies: Some((direction, copies)), matmuls };
     let beside = seconds(settings, &case, repeats)?;
     let alone = seconds(settings, &Case { matmuls, ..Case::NOTHING }, repeats)?;
     Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))

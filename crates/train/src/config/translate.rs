@@ -6,7 +6,9 @@ use super::foreign::{Answer, Convert, ForeignKey, row};
 use super::run::{Dynamic, Profile};
 use super::schema::{faults, properties, schema};
 use super::yaml::{Node, NodeKind, parse};
-use super::{Interval, LARGEST, Model, OffloadPart, OffloadTo, Preset, TrainConfig, Wrong};
+use super::{
+    Interval, LARGEST, Model, Offload, OffloadPart, OffloadTo, PrecisionKind, Preset, TrainConfig, Wrong,
+};
 use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
@@ -180,7 +182,7 @@ fn translate_text(
     }
     made.complete(source)?;
     let name = format!("{name}, translated");
-    let config = match TrainConfig::parse(&made.tree.to_yaml(), &name, flags) {
+    let mut config = match TrainConfig::parse(&made.tree.to_yaml(), &name, flags) {
         Err(TrainError::Config(ConfigError::Rules { broken, .. }))
             if made.has_dynamic() && broken.iter().any(|rule| rule.starts_with(DYNAMIC)) =>
         {
@@ -189,6 +191,13 @@ fn translate_text(
         }
         other => other?,
     };
+    // Other trainers name all states as one, and masters exist only beside 16-bit parameters.
+    if let Offload::Parts(parts) = &mut config.memory.offload
+        && matches!(config.precision.kind, PrecisionKind::F32 | PrecisionKind::Tf32)
+        && !set.iter().any(|key| key.starts_with("memory.offload"))
+    {
+        parts.retain(|part| *part != OffloadPart::Masters);
+    }
     let names_model = set.iter().any(|key| key.starts_with("model."));
     made.unset.retain(|(key, _)| !set.contains(key) && (*key != "model.from" || !names_model));
     let unset_keys = made.unset.iter().map(|(key, _)| (*key).to_owned()).collect();
@@ -1360,7 +1369,9 @@ mod tests {
     #[test]
     fn offload() {
         let deepspeed = |parts: &str| {
-            format!("{{\"train_micro_batch_size_per_gpu\": 4, \"zero_optimization\": {{{parts}}}}}")
+            format!(
+                "{{\"train_micro_batch_size_per_gpu\": 4, \"bf16\": {{\"enabled\": true}}, \"zero_optimization\": {{{parts}}}}}"
+            )
         };
         let optimizer =
             |device: &str| format!("\"offload_optimizer\": {{\"device\": \"{device}\", \"pin_memory\": true}}");
@@ -1381,8 +1392,14 @@ mod tests {
                 OffloadTo::Host,
             ),
             (deepspeed("\"cpu_offload\": true"), STATES, OffloadTo::Host),
-            (guide("enable_cpu_offload"), STATES, OffloadTo::Host),
-            (guide("nvme_offload"), STATES, OffloadTo::Disk),
+            // There are no masters beside f32 parameters.
+            (
+                deepspeed("\"cpu_offload\": true").replace("true}, ", "false}, "),
+                &[OffloadPart::Optimizer],
+                OffloadTo::Host,
+            ),
+            (guide("enable_cpu_offload"), &[OffloadPart::Optimizer], OffloadTo::Host),
+            (guide("nvme_offload"), &[OffloadPart::Optimizer], OffloadTo::Disk),
             (titan.to_owned(), &[STATES, PARAMETERS].concat(), OffloadTo::Host),
         ] {
             let t = translated(&text, &[]);

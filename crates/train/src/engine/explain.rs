@@ -7,7 +7,8 @@ use crate::TrainError;
 use crate::config::{ModelKind, OptimizerKind, PrecisionKind, TrainConfig};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    ActivationPolicy, Candidate, Fuse, PlanError, Program, RecomputePolicy, Target, TrainingChoice,
+    ActivationOffload, ActivationPolicy, Candidate, Fuse, Offload, PlanError, Program, RecomputePolicy, Target,
+    TrainingChoice,
 };
 use plimsoll_runtime::Observer;
 use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
@@ -31,7 +32,7 @@ pub fn explain(
         activations: found.activations.clone(),
         fuse: Fuse::default(),
         max_norm: None,
-        offload: found.program.offload(),
+        offload: found.offload,
         window: found.window,
     };
     let with = cost(&found.program, &candidate);
@@ -53,6 +54,12 @@ pub fn explain(
         let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         Ok((format!("--set {key}={word}"), other))
     };
+    if !found.program.offload().is_empty() {
+        let (instead, _) = keyed("memory.offload", json!("none"))?;
+        let activations = ActivationPolicy { offload: ActivationOffload::NONE, ..found.activations.clone() };
+        let without = planned(config, &Exact { offload: Offload::default(), activations, ..exact.clone() })?;
+        add("offload", instead, with, without);
+    }
     if found.activations.recompute != RecomputePolicy::None {
         let (instead, _) = keyed("memory.remat", json!("none"))?;
         let activations = ActivationPolicy { recompute: RecomputePolicy::None, ..found.activations.clone() };

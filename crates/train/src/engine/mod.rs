@@ -74,6 +74,7 @@ pub fn open(
     let beside = prepared.budget.bytes.saturating_sub(prepared.for_plans());
     let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
     let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
+    let room = budget.room;
     let dynamic = config.memory.dynamic.as_ref();
     let pack = program::pack_bounds(config);
     let joined = JoinedBatch::new(program::bounds(config, candidate.tokens), &feed);
@@ -144,6 +145,7 @@ pub fn open(
         config: config.clone(),
         counted,
         beside,
+        room,
         tokens_per_second,
         budget: budget_bytes,
         held,
@@ -243,11 +245,11 @@ fn start(
     }
 }
 
-/// Folder for the scratch file of `memory.offload_to: disk`: where the output folder of the run is.
+/// Folder for the scratch file of `memory.offload_to: disk`: the output folder of the run. A run has made it; for a plan the
+/// nearest folder above it that exists is on the same disk.
 fn scratch_folder(config: &TrainConfig) -> PathBuf {
-    let output = config.run.output.as_deref().map(Path::new);
-    let parent = output.and_then(Path::parent).filter(|parent| !parent.as_os_str().is_empty());
-    parent.unwrap_or(Path::new(".")).to_owned()
+    let output = Path::new(config.run.output.as_deref().unwrap_or("."));
+    output.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
@@ -290,7 +292,8 @@ impl Prepared {
         let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
         let scratch = scratch_folder(config);
-        let room = Room { host: available().free, file: free_on_disk(&scratch) };
+        let data = held.iter().map(|held| Bytes(held.bytes)).sum();
+        let room = Room { host: available().free.saturating_sub(data), file: free_on_disk(&scratch) };
         let budget = Budget { bytes, on_host, host_memory: None, room, scratch, process };
         Ok(Self { settings, target, budget, subject, feed, held })
     }
@@ -406,6 +409,8 @@ struct Engine {
     counted: Option<u64>,
     /// Part of the budget that is not for plans: on a CPU, the process and the data.
     beside: Bytes,
+    /// Room for what is kept outside the memory of the device, when the run was planned.
+    room: Room,
     /// Rate that the plan expects.
     tokens_per_second: f64,
     /// The machine that computes.
@@ -681,7 +686,8 @@ impl Trainable for Engine {
 
     fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy> {
         let planned = (self.program(), self.tokens_per_second);
-        program::remedies(&self.config, &self.subject, planned, self.beside, observer)
+        let room = program::RoomBeside { beside: self.beside, room: self.room };
+        program::remedies(&self.config, &self.subject, planned, room, observer)
     }
 
     fn tensors(&self, part: StatePart) -> Vec<Stored> {

@@ -5,7 +5,8 @@ use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
 use crate::config::{
-    ModelKind, OffloadPart, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, halves,
+    self, ModelKind, OffloadPart, OffloadPolicy, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig,
+    halves,
 };
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
@@ -17,6 +18,8 @@ use plimsoll_plan::{
     Window,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
+use std::cell::Cell;
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Default of `batch.sequences`: one sequence for every this many tokens of a pack.
@@ -109,20 +112,28 @@ pub(super) fn search_alone(
     }
 }
 
+/// Memory of a run beside that of its plans.
+#[derive(Clone, Copy)]
+pub(super) struct RoomBeside {
+    /// The part of the memory budget that is not the plan's.
+    pub(super) beside: Bytes,
+    /// Room for what is kept outside the memory of the device.
+    pub(super) room: Room,
+}
+
 /// Returns settings with which a plan needs at least a tenth less memory than `program`, each priced by the planner
-/// against `tokens_per_second`, the expected rate of `program`. `beside` is the part of the memory budget that is not the
-/// plan's.
+/// against `tokens_per_second`, the expected rate of `program`.
 pub(super) fn remedies(
     config: &TrainConfig,
     subject: &TrainedModel,
     (program, tokens_per_second): (&Program, f64),
-    beside: Bytes,
+    RoomBeside { beside, room }: RoomBeside,
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
     let stopped = || observer.stop().is_some();
     let budget = Bytes(program.peak().0 / 10 * 9);
     let plan = |config: &TrainConfig| {
-        let limits = PlanLimits::of(budget);
+        let limits = PlanLimits { budget, room };
         remedy(config, &subject.like(&config.model), program.target(), limits, &stopped)
     };
     let mut bill = program.bill(budget, vec![]);
@@ -180,36 +191,55 @@ fn fastest(
     stopped: &dyn Fn() -> bool,
 ) -> Result<Fastest, PlanError> {
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    // What the last plan needs that fits the budget and not the room outside it.
+    let over_room: Cell<Option<PlanError>> = Cell::new(None);
     let search = |offload, window| -> Result<Option<TrainingChoice>, PlanError> {
         let find = |search: &TrainingSearch<'_>| search.find(target, &build);
         let offloading = Offloading { offload, window };
         let found = with_search(config, subject, target, (limits.budget, offloading), stopped, find)?;
-        found.map(|found| limits.admit(found)).transpose()
+        match found.map(|found| limits.admit(found)).transpose() {
+            Err(error @ PlanError::OverRoom { .. }) => {
+                over_room.set(Some(error));
+                Ok(None)
+            }
+            other => other,
+        }
     };
+    // A smaller window takes less of the device, and of host memory on the way to a file.
+    let with_windows = |offload: Offload| match search(offload, Window::Full) {
+        Ok(None) if !offload.is_empty() => {
+            fastest_of(config, SMALLER_WINDOWS.map(|window| search(offload, window)))
+        }
+        other => other,
+    };
+    let is_auto = config.memory.offload == config::Offload::Policy(OffloadPolicy::Auto);
     let mut best: Option<TrainingChoice> = None;
     let mut refused = None;
     for offload in config.memory.offloads() {
-        let found = match search(offload, Window::Full) {
-            Ok(None) if !offload.is_empty() => {
-                fastest_of(SMALLER_WINDOWS.map(|window| search(offload, window)))
-            }
-            other => other,
-        };
+        over_room.set(None);
+        let without_activations = Offload { activations: false, ..offload };
+        let mut found = with_windows(offload);
+        let exceeded = over_room.take();
+        // Activations take the most room; recomputing them takes none.
+        if let (Ok(None), Some(_), true) = (&found, &exceeded, is_auto && offload.activations) {
+            found = with_windows(without_activations);
+        }
         match found {
             Ok(Some(found)) => {
                 // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
-                let is_fastest = offload.is_empty() && recomputes_nothing(&found);
-                best = Some(faster(best, found));
+                let is_fastest = offload.is_empty() && recomputes_nothing(&found) && rank(config, &found) == 0;
+                best = Some(better(config, best, found));
                 if is_fastest {
                     break;
                 }
             }
             Ok(None) => {
-                refused = Some(Refusal::Budget(Offloading::least(offload)));
+                refused = Some(match exceeded {
+                    Some(error) => Refusal::Other(error),
+                    None => Refusal::Budget(Offloading::least(offload)),
+                });
             }
-            Err(error @ (PlanError::OverRoom { .. } | PlanError::TooLarge { .. })) => {
-                refused = Some(Refusal::Other(error));
-            }
+            Err(error @ PlanError::TooLarge { .. }) => refused = Some(Refusal::Other(error)),
             // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
             Err(error @ PlanError::NoSpace { .. }) => {
                 refused.get_or_insert(Refusal::Other(error));
@@ -241,21 +271,31 @@ impl Offloading {
     }
 }
 
-/// The faster of two plans, the first if they are equal.
-fn faster(first: Option<TrainingChoice>, second: TrainingChoice) -> TrainingChoice {
-    match first {
-        Some(first) if first.tokens_per_second >= second.tokens_per_second => first,
-        _ => second,
-    }
+/// Position of a plan's optimizer in the order of preference.
+fn rank(config: &TrainConfig, found: &TrainingChoice) -> usize {
+    let kind = kind_of(&found.candidate.optimizer);
+    optimizers(config).iter().position(|optimizer| kind_of(optimizer) == kind).unwrap_or(usize::MAX)
 }
 
-/// The fastest of the plans that were found.
+/// The plan with the preferred optimizer, which decides results; of those with the same the faster, the first if they are equal.
+fn better(config: &TrainConfig, first: Option<TrainingChoice>, second: TrainingChoice) -> TrainingChoice {
+    let Some(first) = first else { return second };
+    let is_first = match rank(config, &first).cmp(&rank(config, &second)) {
+        Ordering::Less => true,
+        Ordering::Equal => first.tokens_per_second >= second.tokens_per_second,
+        Ordering::Greater => false,
+    };
+    if is_first { first } else { second }
+}
+
+/// The best of the plans that were found.
 fn fastest_of(
+    config: &TrainConfig,
     searched: impl IntoIterator<Item = Result<Option<TrainingChoice>, PlanError>>,
 ) -> Result<Option<TrainingChoice>, PlanError> {
     searched.into_iter().try_fold(None, |best, found| {
         Ok(match found? {
-            Some(found) => Some(faster(best, found)),
+            Some(found) => Some(better(config, best, found)),
             None => best,
         })
     })
@@ -568,21 +608,30 @@ fn remat(config: &TrainConfig) -> RematChoice {
     })
 }
 
-/// Rejects a list of what is kept outside the memory of the device if the run has nothing of it, since it would have no
-/// effect.
+/// Rejects a part of a list of what is kept outside the memory of the device if the run does not have it, since it would
+/// have no effect.
 fn offloads(config: &TrainConfig, program: &Program) -> Result<(), PlanError> {
-    // Activations are offloaded where the search finds that better than to keep or recompute them.
-    let is_certain = match &config.memory.offload {
-        crate::config::Offload::Policy(_) => false,
-        crate::config::Offload::Parts(parts) => !parts.contains(&OffloadPart::Activations),
-    };
-    if !is_certain || !program.offload().is_empty() {
-        return Ok(());
+    let config::Offload::Parts(parts) = &config.memory.offload else { return Ok(()) };
+    let has = program.offload();
+    for part in parts {
+        let (is_there, name, why) = match part {
+            OffloadPart::Optimizer => (has.optimizer, "optimizer", "the optimizer has no states"),
+            OffloadPart::Masters => (has.masters, "masters", "there are masters only with 16-bit parameters"),
+            OffloadPart::Gradients => (
+                has.gradients,
+                "gradients",
+                "each parameter is updated as soon as its gradient is complete, so that none are kept",
+            ),
+            OffloadPart::Parameters => (has.parameters, "parameters", "the model has no parameters"),
+            // They are offloaded where the search finds that better than to keep or recompute them.
+            OffloadPart::Activations => (true, "activations", ""),
+        };
+        if !is_there {
+            let why = format!("`{name}` has no effect: {why}; remove it from the list");
+            return Err(PlanError::BadPolicy { field: "memory.offload", why });
+        }
     }
-    let why = "the run has nothing of what it lists: there are masters only with 16-bit parameters, no optimizer states \
-               with sgd without momentum, and no gradients from one micro-step to the next where each parameter is updated \
-               as soon as its gradient is complete; remove the key";
-    Err(PlanError::BadPolicy { field: "memory.offload", why: why.to_owned() })
+    Ok(())
 }
 
 /// Rejects a list of ops to recompute if one of them is not in the model, since it would have no effect.
@@ -605,6 +654,66 @@ mod tests {
     use crate::engine::subject;
     use plimsoll_graph::Space;
     use plimsoll_runtime::Silent;
+
+    /// A small language model on an H100, within a budget in bytes; `keys` are settings.
+    fn planned_small(budget: u64, keys: &[&str]) -> Result<TrainingChoice, TrainError> {
+        let text = "
+model: {kind: dense_lm, vocabulary: 512, hidden: 256, layers: 6, heads: 4, intermediate: 1024}
+data: {train: [corpus.txt], longest: 512}
+batch: {tokens: 1024, micro_tokens: 1024}
+memory: {remat: none}
+run: {steps: 10}
+";
+        let keys: Vec<String> = keys.iter().map(|&key| key.to_owned()).collect();
+        let config = TrainConfig::parse(text, "example", &keys).expect("a configuration");
+        let target = Target::named("h100").expect("a target");
+        let subject = subject(&config, &mut Silent).expect("a model");
+        search_alone(&config, &subject, &target, PlanLimits::of(Bytes(budget)), &Silent)
+    }
+
+    /// What a plan keeps outside is what was asked for, and a part that the run does not have is refused by name.
+    #[test]
+    fn every_part_of_a_list_has_an_effect() {
+        for (parts, keys) in [
+            ("optimizer", vec!["optimizer.clip_norm=1.0"]),
+            ("optimizer", vec!["optimizer.ema=0.99"]),
+            ("optimizer, masters", vec!["precision.kind=bf16"]),
+            ("gradients", vec!["optimizer.clip_norm=1.0"]),
+            ("parameters", vec![]),
+        ] {
+            let offload = format!("memory.offload=[{parts}]");
+            let keys: Vec<&str> = [&offload[..]].into_iter().chain(keys).collect();
+            let found = planned_small(u64::MAX, &keys).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
+            assert_eq!(found.program.offload(), found.offload, "{keys:?}");
+        }
+        for (parts, keys, named) in [
+            ("optimizer, masters", vec![], "`masters` has no effect"),
+            ("optimizer, gradients", vec!["optimizer.clip_norm=null"], "`gradients` has no effect"),
+            (
+                "parameters, optimizer",
+                vec!["optimizer.kind=sgd", "optimizer.momentum=0"],
+                "`optimizer` has no effect",
+            ),
+        ] {
+            let offload = format!("memory.offload=[{parts}]");
+            let keys: Vec<&str> = [&offload[..]].into_iter().chain(keys).collect();
+            let error = planned_small(u64::MAX, &keys).expect_err(named).to_string();
+            assert!(error.contains(named), "{keys:?}: {error}");
+        }
+    }
+
+    /// Offload comes before another optimizer, which would change results.
+    #[test]
+    fn auto_offloads_before_it_changes_the_optimizer() {
+        let keys = ["optimizer.kind=auto", "memory.offload=auto"];
+        let kept = planned_small(u64::MAX, &keys).expect("planned");
+        assert!(kept.offload.is_empty() && matches!(kept.candidate.optimizer, Optimizer::AdamW(_)));
+        let resident = kept.program.peak().0;
+        let without = planned_small(resident - (20 << 20), &keys[..1]).expect("planned");
+        assert!(matches!(without.candidate.optimizer, Optimizer::AdamW8bit(_)));
+        let found = planned_small(resident - (20 << 20), &keys).expect("planned");
+        assert!(!found.offload.is_empty() && matches!(found.candidate.optimizer, Optimizer::AdamW(_)));
+    }
 
     /// `memory.offload: auto` takes what host memory has room for, and refuses with the room if that is too little.
     #[test]
