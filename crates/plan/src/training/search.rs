@@ -390,6 +390,13 @@ impl Look<'_> {
             let [persistent, pinned] = [Space::Device, Space::Host].map(|space| persistent.bytes(space));
             Ok(Size { persistent, pinned, seconds })
         })?;
+        if search.training.offload.gradients {
+            // It fetches the gradients of all layers at once for their norm, of which a few layers show little.
+            let (forward, _) = (self.build)(candidate.tokens, candidate.chunk, search.layers)?;
+            if let Some(apply) = training.apply(&training.micro_step(&forward)?)? {
+                live.set(self.live(&apply, &Layers::alike(search.layers), &ActivationPolicy::STORED)?.0);
+            }
+        }
         let base = size.persistent + target.page_tables(size.pinned) + target.reserved();
         Ok(Apply { seconds: size.seconds, base, live: live.get() })
     }

@@ -1400,7 +1400,7 @@ mod tests {
             ),
             (guide("enable_cpu_offload"), &[OffloadPart::Optimizer], OffloadTo::Host),
             (guide("nvme_offload"), &[OffloadPart::Optimizer], OffloadTo::Disk),
-            (titan.to_owned(), &[STATES, PARAMETERS].concat(), OffloadTo::Host),
+            (titan.to_owned(), &[OffloadPart::Optimizer, OffloadPart::Parameters], OffloadTo::Host),
         ] {
             let t = translated(&text, &[]);
             assert_eq!(t.config.memory.offload, Offload::Parts(parts.to_vec()), "{text}");
