@@ -85,10 +85,8 @@ impl Replay {
         let mut left = alone;
         let mut passed = 0.0;
         while left > 0.0 {
-            let slower = match self.is_busy(Queue::In) || self.is_busy(Queue::Out) {
-                true => self.link.slower_kernels,
-                false => 1.0,
-            };
+            let link_is_busy = self.is_busy(Queue::In) || self.is_busy(Queue::Out);
+            let slower = if link_is_busy { self.link.slower_kernels } else { 1.0 };
             let seconds = self.pass(left * slower);
             passed += seconds;
             // The subtraction may leave a remainder by rounding where the launch is complete.
@@ -121,9 +119,10 @@ impl Replay {
         let passed = next.fold(most, f64::min);
         for (queue, slower) in self.queues.iter_mut().zip(slower) {
             let Some(copy) = queue.front_mut() else { continue };
-            match copy.seconds * slower <= passed {
-                true => drop(queue.pop_front()),
-                false => copy.seconds -= passed / slower,
+            if copy.seconds * slower <= passed {
+                queue.pop_front();
+            } else {
+                copy.seconds -= passed / slower;
             }
         }
         passed
@@ -218,7 +217,8 @@ mod tests {
         g.finish().unwrap()
     }
 
-    /// Copies delay and slow the launches and copies of the other direction that run beside them, and no others. Times are in units of the launch alone.
+    /// Copies delay and slow the launches and the copies of the other direction that run beside them, and no others. Times
+    /// are in units of the launch alone.
     #[test]
     fn launches_are_slower_while_a_copy_is_in_flight() {
         use Instr::{Launch, Start, Wait};

@@ -318,10 +318,10 @@ impl Target {
 
     /// Memory of the device that its driver takes for the page tables of `pinned` bytes of host memory.
     pub(crate) fn page_tables(&self, pinned: Bytes) -> Bytes {
-        match self.arena_in_host() {
-            true => Bytes::ZERO,
-            false => Bytes(pinned.0.div_ceil(PINNED_BYTES_PER_TABLE_BYTE)),
+        if self.arena_in_host() {
+            return Bytes::ZERO;
         }
+        Bytes(pinned.0.div_ceil(PINNED_BYTES_PER_TABLE_BYTE))
     }
 
     /// Total memory that the process uses outside the arena.
