@@ -27,7 +27,7 @@ import time
 
 import torch
 from safetensors.torch import save_file
-from train_gpu import ROOT, Memory, proteins
+from train_gpu import Memory, proteins, tensors_of_esm2, write_config
 
 # ESM-2: width, heads, layers.
 ESM2 = {"3b": (2560, 40, 36), "15b": (5120, 40, 48)}
@@ -50,43 +50,22 @@ EMBEDDING = {"esm2-15b-embed": ("15b", "8GiB")}
 
 
 def esm2(folder, width, heads, layers):
-    """An ESM-2 with random bf16 weights, one shard a layer: normal with standard deviation 0.02, gains 1, biases 0."""
+    """An ESM-2 with random bf16 weights in shards: normal with standard deviation 0.02, gains 1, biases 0."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(7)
     index = {}
 
-    def shard(number, tensors):
-        name = f"model-{number:05}-of-{layers + 1:05}.safetensors"
-        save_file({key: tensor.cpu() for key, tensor in tensors.items()}, folder / name, metadata={"format": "pt"})
-        index.update({key: name for key in tensors})
-
     def normal(rows, columns):
         return 0.02 * torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
 
-    def linear(tensors, at, columns, rows):
-        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = normal(rows, columns), torch.zeros(rows, dtype=torch.bfloat16)
-
-    def norm(tensors, at):
-        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = (make(width, dtype=torch.bfloat16) for make in (torch.ones, torch.zeros))
-
-    for i in range(layers):
-        tensors, layer = {}, f"esm.encoder.layer.{i}."
-        norm(tensors, f"{layer}attention.LayerNorm")
-        norm(tensors, f"{layer}LayerNorm")
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            linear(tensors, f"{layer}attention.{part}", width, width)
-        linear(tensors, f"{layer}intermediate.dense", width, 4 * width)
-        linear(tensors, f"{layer}output.dense", 4 * width, width)
-        shard(i + 1, tensors)
-    tensors = {"esm.embeddings.word_embeddings.weight": normal(33, width), "lm_head.bias": torch.zeros(33, dtype=torch.bfloat16)}
-    norm(tensors, "esm.encoder.emb_layer_norm_after")
-    linear(tensors, "lm_head.dense", width, width)
-    norm(tensors, "lm_head.layer_norm")
-    shard(layers + 1, tensors)
+    for number, tensors in enumerate(tensors_of_esm2(width, layers, normal, torch.bfloat16), 1):
+        name = f"model-{number:05}-of-{layers + 2:05}.safetensors"
+        save_file({key: tensor.cpu() for key, tensor in tensors.items()}, folder / name, metadata={"format": "pt"})
+        index.update({key: name for key in tensors})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    config = json.loads((ROOT / "fixtures/goldens/esm2/config.json").read_text())
-    sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    (folder / "config.json").write_text(json.dumps(config | sizes))
+    # Written last: it tells `made` that the weights are complete.
+    write_config(folder, width, heads, layers)
+
 
 def made(args, model):
     """The folder of an ESM-2, made by another process, so that this one holds no memory of the card."""

@@ -53,34 +53,50 @@ LANGUAGE = {
 LANGUAGE_TOKENS = 16384
 
 
+def tensors_of_esm2(width, layers, normal, dtype=torch.float32):
+    """The tensors of an ESM-2 in the Hub's layout: a dictionary of those outside the layers and before them, one for each layer,
+    and one of those behind. `normal(rows, columns)` gives the matrices; gains are 1, biases 0."""
+
+    def linear(tensors, at, columns, rows):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = normal(rows, columns), torch.zeros(rows, dtype=dtype)
+
+    def norm(tensors, at):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = torch.ones(width, dtype=dtype), torch.zeros(width, dtype=dtype)
+
+    yield {"esm.embeddings.word_embeddings.weight": normal(33, width), "lm_head.bias": torch.zeros(33, dtype=dtype)}
+    for i in range(layers):
+        tensors, layer = {}, f"esm.encoder.layer.{i}."
+        norm(tensors, f"{layer}attention.LayerNorm")
+        norm(tensors, f"{layer}LayerNorm")
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linear(tensors, f"{layer}attention.{part}", width, width)
+        linear(tensors, f"{layer}intermediate.dense", width, 4 * width)
+        linear(tensors, f"{layer}output.dense", 4 * width, width)
+        yield tensors
+    tensors = {}
+    norm(tensors, "esm.encoder.emb_layer_norm_after")
+    linear(tensors, "lm_head.dense", width, width)
+    norm(tensors, "lm_head.layer_norm")
+    yield tensors
+
+
+def write_config(folder, width, heads, layers):
+    """Writes the config.json of an ESM-2."""
+    config = json.loads((ROOT / "fixtures/goldens/esm2/config.json").read_text())
+    config |= {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def weights(folder, width, heads, layers):
     """An ESM-2 with random weights: normal with standard deviation 0.02, gains 1, biases 0."""
     if (folder / "model.safetensors").exists():
         return
     folder.mkdir(parents=True)
-    config = json.loads((ROOT / "fixtures/goldens/esm2/config.json").read_text())
-    config |= {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, width, heads, layers)
     torch.manual_seed(7)
-    tensors = {"esm.embeddings.word_embeddings.weight": 0.02 * torch.randn(33, width), "lm_head.bias": torch.zeros(33)}
-
-    def linear(at, columns, rows):
-        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = 0.02 * torch.randn(rows, columns), torch.zeros(rows)
-
-    def norm(at):
-        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = torch.ones(width), torch.zeros(width)
-
-    for i in range(layers):
-        layer = f"esm.encoder.layer.{i}."
-        norm(f"{layer}attention.LayerNorm")
-        norm(f"{layer}LayerNorm")
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            linear(f"{layer}attention.{part}", width, width)
-        linear(f"{layer}intermediate.dense", width, 4 * width)
-        linear(f"{layer}output.dense", 4 * width, width)
-    norm("esm.encoder.emb_layer_norm_after")
-    linear("lm_head.dense", width, width)
-    norm("lm_head.layer_norm")
+    tensors = {}
+    for some in tensors_of_esm2(width, layers, lambda rows, columns: 0.02 * torch.randn(rows, columns)):
+        tensors |= some
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -267,8 +267,8 @@ impl CudaDevice {
     }
 
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
-    /// fails, a space of ordinary size is pageable, so that steps wait for its copies; a larger one is refused, because what is
-    /// offloaded or streamed would decide the speed.
+    /// fails, at most [`MOST_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
+    /// copies of offloaded states or streamed weights would then take most of the time.
     fn host_memory(&self, bytes: Bytes) -> Result<Option<HostMemory>, DeviceError> {
         if bytes == Bytes::ZERO {
             return Ok(None);

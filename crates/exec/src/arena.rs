@@ -1,4 +1,5 @@
-//! Blocks of host memory, and the arena: the one such block that a plan addresses, whose beginning (the weights) several CPU replicas may share.
+//! Blocks of host memory, and the arena: the block that a plan addresses. Several CPU replicas may share the beginning of
+//! their arenas, the weights.
 //! Invariant: every access is checked against the arena's bounds here; a writer of shared bytes holds their lock
 //! exclusively.
 
@@ -29,8 +30,8 @@ unsafe impl Send for HostBlock {}
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
-    /// Allocates `bytes`. First returns the memory that the planner freed to the operating system: glibc's allocator would
-    /// keep up to some hundred megabytes of it beside the arena.
+    /// Allocates `bytes`, zeroed. Before that, gives memory that the process has freed back to the operating system: after
+    /// planning, glibc's allocator holds up to some hundred megabytes, which would count beside the arena.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with the bytes.
@@ -40,7 +41,7 @@ impl HostBlock {
         Ok(block)
     }
 
-    /// Like [`Self::new`], but all cores clear the memory, which takes most of the time.
+    /// Like [`Self::new`], but clears the memory with all cores, because clearing takes most of the time.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with the bytes.
@@ -87,7 +88,7 @@ impl HostBlock {
         };
         std::thread::scope(|scope| {
             for _ in 1..threads {
-                // Without the thread the others clear its parts, too.
+                // If a thread cannot be started, the other threads clear its parts.
                 let _ = std::thread::Builder::new().spawn_scoped(scope, clear);
             }
             clear();

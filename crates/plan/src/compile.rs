@@ -178,7 +178,6 @@ pub(crate) fn lowered(
     }
     let window = match (policy.weights, policy.window) {
         (Weights::Streamed { prefetch: false, .. }, _) => Bytes::ZERO,
-        (_, Window::Closed) => Bytes::ZERO,
         (_, Window::Bytes(bytes)) => bytes,
         (_, Window::Part(part)) => Bytes(full_window(&graph).0.checked_div(part).unwrap_or(0)),
         (_, Window::Full) => full_window(&graph),

@@ -89,7 +89,7 @@ impl Replay {
             let slower = if link_is_busy { self.link.slower_kernels } else { 1.0 };
             let seconds = self.pass(left * slower);
             passed += seconds;
-            // The subtraction may leave a remainder by rounding where the launch is complete.
+            // Not subtracted when the launch is complete: rounding could leave a remainder, and the loop one more turn.
             left = if seconds < left * slower { left - seconds / slower } else { 0.0 };
         }
         passed

@@ -22,25 +22,29 @@ pub struct Policy {
     pub offload: Offload,
     /// The activations that it keeps outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
-    /// How much is fetched into the arena ahead of the launch that reads it, and stored behind the launch that wrote it.
+    /// Limit on the bytes of moves that run ahead of the launches that read them, or behind the launches that wrote them.
     pub window: Window,
     /// Largest number of bytes that one update of an offloaded parameter fetches at once: larger updates are split into blocks
     /// of rows. `None` takes what the update of an ordinary matrix of the model fetches, at least 64 MiB.
     pub block: Option<Bytes>,
 }
 
-/// How much is fetched into the arena ahead of the launch that reads it, and stored behind the launch that wrote it.
+/// Limit on the bytes of moves that run ahead of the launches that read them, or behind the launches that wrote them. More
+/// bytes let more copies overlap with kernels, and take more memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
-    /// As much as lets copies and kernels overlap.
+    /// The parameters and states of a layer, or of two updates, so that a copy is always queued.
     #[default]
     Full,
-    /// This part of it: `Part(4)` is a quarter.
+    /// A fraction of [`Window::Full`]: `Part(4)` is a quarter.
     Part(u64),
-    /// This many bytes.
+    /// A number of bytes.
     Bytes(Bytes),
-    /// Nothing: copies and kernels take turns.
-    Closed,
+}
+
+impl Window {
+    /// No bytes: copies and kernels take turns.
+    pub const CLOSED: Self = Self::Bytes(Bytes::ZERO);
 }
 
 /// Which ops are fused.

@@ -63,7 +63,7 @@ pub struct Training<'a> {
     pub offload: Offload,
     /// The activations that are kept outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
-    /// How much is copied ahead of and behind the launches ([`Policy::window`]).
+    /// Limit on the bytes of moves that run ahead of or behind launches ([`Policy::window`]).
     pub window: Window,
     /// Largest number of bytes that one update fetches at once ([`Policy::block`]).
     pub block: Option<Bytes>,

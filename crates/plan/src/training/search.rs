@@ -80,7 +80,7 @@ pub struct TrainingChoice {
     pub activations: ActivationPolicy,
     /// What is kept outside the memory of the device.
     pub offload: Offload,
-    /// How much is copied ahead of and behind the launches.
+    /// Limit on the bytes of moves that run ahead of or behind launches.
     pub window: Window,
     /// Predicted seconds of an optimizer step.
     pub seconds: f64,

@@ -48,7 +48,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
         ("from file", moved(ways[3], Window::Full)),
         ("states on host", offloaded_step(Space::Host, Window::Full)),
         ("states on host, all ahead", offloaded_step(Space::Host, Window::Bytes(Bytes(1 << 30)))),
-        ("states in a file", offloaded_step(Space::File, Window::Closed)),
+        ("states in a file", offloaded_step(Space::File, Window::CLOSED)),
         ("states on host by blocks", offloaded_by_blocks(Space::Host, Window::Bytes(Bytes(1 << 30)))),
         ("states in a file by blocks", offloaded_by_blocks(Space::File, Window::Full)),
     ]

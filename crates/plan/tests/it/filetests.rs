@@ -175,7 +175,7 @@ fn planned(graph: &Graph, target: &str, flags: &[&str]) -> Result<Result<Program
         match *flag {
             "from_file" => policy.weights = FROM_FILE,
             "from_host" => policy.weights = Weights::Streamed { from: Space::Host, prefetch: true },
-            "at_once" => policy.window = Window::Closed,
+            "at_once" => policy.window = Window::CLOSED,
             "trained" => policy.weights = Weights::Trained,
             "unfused" => policy.fuse = Fuse::Nothing,
             "gradients" => policy.autodiff = Some(AutodiffPolicy { outputs: vec!["y".into()] }),

@@ -72,36 +72,25 @@ impl CopyRates {
 /// out.
 pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<CopyRates>), RuntimeError> {
     let matmul_seconds = seconds(settings, &Case { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
+    let bench = LinkBench { settings, matmul_seconds, repeats };
     let mut rows = vec![];
     for bytes in SIZES {
-        match row(settings, bytes, matmul_seconds, repeats) {
+        match bench.row(bytes) {
             Ok(row) => rows.push(row),
             // Larger sizes need more.
             Err(error) if lacks_room(&error) && !rows.is_empty() => break,
             Err(error) => return Err(error),
         }
     }
-    let slower = |row: &CopyRates| -> Result<[f64; 2], RuntimeError> {
-        let slowdown = |direction, [rate, _]: [f64; 2]| {
-            slowdown(settings, (direction, row.bytes), rate, matmul_seconds, repeats)
-        };
-        let to_device = slowdown(Direction::ToDevice, row.to_device)?;
-        let to_host = slowdown(Direction::ToHost, row.to_host)?;
-        Ok([to_device.max(to_host), both_ways(settings, row.bytes, repeats)?])
-    };
-    let mut factors = [1.0; 2];
+    let rates = link(&rows);
     for row in rows.iter().rev().filter(|row| row.bytes <= LARGE) {
-        match slower(row) {
-            // It needs room for more copies than a row does.
+        match bench.slowdowns(row, rates) {
+            // Slowdowns need room for more copies than the rates of the same size.
             Err(error) if lacks_room(&error) && row.bytes > SIZES[0] => {}
-            found => {
-                factors = found?;
-                break;
-            }
+            measured => return Ok((measured?, rows)),
         }
     }
-    let [slower_kernels, slower_copies] = factors;
-    Ok((Link { slower_kernels, slower_copies, ..link(&rows) }, rows))
+    Ok((rates, rows))
 }
 
 /// Whether the memory budget or the host has no room for a measurement.
@@ -124,52 +113,61 @@ fn link(rows: &[CopyRates]) -> Link {
     Link { to_device, to_host, latency: median(&latencies).max(1e-7), ..Link::default() }
 }
 
-/// The rates of copies of one size.
-fn row(
-    settings: &Settings,
-    bytes: u64,
+/// Measurements of a link.
+struct LinkBench<'a> {
+    settings: &'a Settings,
+    /// Seconds of one matmul without copies.
     matmul_seconds: f64,
+    /// Number of passes of which a measurement is the median.
     repeats: usize,
-) -> Result<CopyRates, RuntimeError> {
-    // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
-    let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
-    let rates = |direction| -> Result<[f64; 2], RuntimeError> {
-        let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
-        let alone_seconds = seconds(settings, &alone, repeats)?;
-        let matmuls = ((BESIDE * alone_seconds / matmul_seconds) as usize).max(1);
-        let beside = seconds(settings, &Case { matmuls, ..alone }, repeats)?;
-        let all = (bytes * copies as u64) as f64;
-        Ok([all / alone_seconds, all / beside])
-    };
-    Ok(CopyRates { bytes, to_device: rates(Direction::ToDevice)?, to_host: rates(Direction::ToHost)? })
 }
 
-/// Factor by which copies of one direction slow down the matmuls beside them, from a pass whose matmuls take twice as long as
-/// its copies.
-fn slowdown(
-    settings: &Settings,
-    (direction, bytes): (Direction, u64),
-    rate: f64,
-    matmul_seconds: f64,
-    repeats: usize,
-) -> Result<f64, RuntimeError> {
-    let copies = 8;
-    let copied = (bytes * copies as u64) as f64 / rate;
-    let matmuls = (2.0 * copied / matmul_seconds).ceil() as usize;
-    let case = Case { bytes, copies: Some((direction, copies)), matmuls };
-    let beside = seconds(settings, &case, repeats)?;
-    let alone = seconds(settings, &Case { matmuls, ..Case::NOTHING }, repeats)?;
-    Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
-}
+impl LinkBench<'_> {
+    /// Median seconds of a pass.
+    fn seconds(&self, case: &Case) -> Result<f64, RuntimeError> {
+        seconds(self.settings, case, self.repeats)
+    }
 
-/// Factor by which copies of one direction slow down those of the other.
-fn both_ways(settings: &Settings, bytes: u64, repeats: usize) -> Result<f64, RuntimeError> {
-    let of = |direction| {
-        let case = Case { bytes, copies: Some((direction, 16)), matmuls: 0 };
-        seconds(settings, &case, repeats)
-    };
-    let slowest = of(Direction::ToDevice)?.max(of(Direction::ToHost)?);
-    Ok((of(Direction::Both)? / slowest).max(1.0))
+    /// The rates of copies of `bytes` bytes.
+    fn row(&self, bytes: u64) -> Result<CopyRates, RuntimeError> {
+        // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
+        let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
+        let rates = |direction| -> Result<[f64; 2], RuntimeError> {
+            let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
+            let alone_seconds = self.seconds(&alone)?;
+            let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
+            let beside = self.seconds(&Case { matmuls, ..alone })?;
+            let all = (bytes * copies as u64) as f64;
+            Ok([all / alone_seconds, all / beside])
+        };
+        Ok(CopyRates { bytes, to_device: rates(Direction::ToDevice)?, to_host: rates(Direction::ToHost)? })
+    }
+
+    /// Adds the factors by which copies of the size of `row` slow down kernels and each other to the rates of a link.
+    fn slowdowns(&self, row: &CopyRates, rates: Link) -> Result<Link, RuntimeError> {
+        let to_device = self.slower_matmuls(Direction::ToDevice, row.bytes, row.to_device[0])?;
+        let to_host = self.slower_matmuls(Direction::ToHost, row.bytes, row.to_host[0])?;
+        let slower_copies = self.slower_copies(row.bytes)?;
+        Ok(Link { slower_kernels: to_device.max(to_host), slower_copies, ..rates })
+    }
+
+    /// Factor by which copies of one direction, which run at `rate` bytes per second alone, slow down the matmuls beside them:
+    /// from a pass whose matmuls take twice as long as its copies.
+    fn slower_matmuls(&self, direction: Direction, bytes: u64, rate: f64) -> Result<f64, RuntimeError> {
+        let copies = 8;
+        let copied = (bytes * copies as u64) as f64 / rate;
+        let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
+        let beside = self.seconds(&Case { bytes, copies: Some((direction, copies)), matmuls })?;
+        let alone = self.seconds(&Case { matmuls, ..Case::NOTHING })?;
+        Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
+    }
+
+    /// Factor by which copies of one direction slow down those of the other.
+    fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
+        let of = |direction| self.seconds(&Case { bytes, copies: Some((direction, 16)), matmuls: 0 });
+        let slowest = of(Direction::ToDevice)?.max(of(Direction::ToHost)?);
+        Ok((of(Direction::Both)? / slowest).max(1.0))
+    }
 }
 
 /// A pass of copies and matmuls.

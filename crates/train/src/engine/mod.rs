@@ -260,6 +260,11 @@ fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostM
     held
 }
 
+/// Sum of the sizes of host memory.
+fn sum_of(held: &[HostMemory]) -> Bytes {
+    held.iter().map(|h| Bytes(h.bytes)).sum()
+}
+
 /// What is open before anything is planned: the machine with its budget, the model, and the data.
 struct Prepared {
     settings: Settings,
@@ -292,15 +297,14 @@ impl Prepared {
         let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
         let scratch = scratch_folder(config);
-        let data = held.iter().map(|held| Bytes(held.bytes)).sum();
-        let room = Room { host: available().free.saturating_sub(data), file: free_on_disk(&scratch) };
+        let room = Room { host: available().free.saturating_sub(sum_of(&held)), file: free_on_disk(&scratch) };
         let budget = Budget { bytes, on_host, host_memory: None, room, scratch, process };
         Ok(Self { settings, target, budget, subject, feed, held })
     }
 
     /// Host memory held by the data.
     fn data(&self) -> Bytes {
-        self.held.iter().map(|h| Bytes(h.bytes)).sum()
+        sum_of(&self.held)
     }
 
     /// The budget of the plans. On a GPU the data and the process are not in the memory that the budget is of.
@@ -686,8 +690,8 @@ impl Trainable for Engine {
 
     fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy> {
         let planned = (self.program(), self.tokens_per_second);
-        let room = program::RoomBeside { beside: self.beside, room: self.room };
-        program::remedies(&self.config, &self.subject, planned, room, observer)
+        let memory = program::MemoryBesidePlan { used: self.beside, room: self.room };
+        program::remedies(&self.config, &self.subject, planned, memory, observer)
     }
 
     fn tensors(&self, part: StatePart) -> Vec<Stored> {

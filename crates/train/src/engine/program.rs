@@ -112,12 +112,12 @@ pub(super) fn search_alone(
     }
 }
 
-/// Memory of a run beside that of its plans.
+/// Memory that limits plans and is not part of their peak.
 #[derive(Clone, Copy)]
-pub(super) struct RoomBeside {
-    /// The part of the memory budget that is not the plan's.
-    pub(super) beside: Bytes,
-    /// Room for what is kept outside the memory of the device.
+pub(super) struct MemoryBesidePlan {
+    /// Bytes of the memory budget that the process and the data use, on a CPU.
+    pub(super) used: Bytes,
+    /// Free host memory and free disk space for offloaded values.
     pub(super) room: Room,
 }
 
@@ -127,20 +127,20 @@ pub(super) fn remedies(
     config: &TrainConfig,
     subject: &TrainedModel,
     (program, tokens_per_second): (&Program, f64),
-    RoomBeside { beside, room }: RoomBeside,
+    memory: MemoryBesidePlan,
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
     let stopped = || observer.stop().is_some();
     let budget = Bytes(program.peak().0 / 10 * 9);
     let plan = |config: &TrainConfig| {
-        let limits = PlanLimits { budget, room };
+        let limits = PlanLimits { budget, room: memory.room };
         remedy(config, &subject.like(&config.model), program.target(), limits, &stopped)
     };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
     // A smaller budget alone: more recomputation, or smaller micro-batches.
     if let Ok(Some(found)) = plan(config) {
-        let megabytes = (found.program.peak() + beside).0.div_ceil(1_000_000);
+        let megabytes = (found.program.peak() + memory.used).0.div_ceil(1_000_000);
         bill.offer(format!("--budget {megabytes}MB"), found.program.peak(), 1.0 / found.tokens_per_second);
     }
     with_remedies(bill, config, program.target(), &plan).remedies
@@ -191,7 +191,7 @@ fn fastest(
     stopped: &dyn Fn() -> bool,
 ) -> Result<Fastest, PlanError> {
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    // What the last plan needs that fits the budget and not the room outside it.
+    // Error of the last plan that fits the memory budget, but exceeds the free host memory or disk space.
     let over_room: Cell<Option<PlanError>> = Cell::new(None);
     let search = |offload, window| -> Result<Option<TrainingChoice>, PlanError> {
         let find = |search: &TrainingSearch<'_>| search.find(target, &build);
@@ -220,8 +220,10 @@ fn fastest(
         let without_activations = Offload { activations: false, ..offload };
         let mut found = with_windows(offload);
         let exceeded = over_room.take();
-        // Activations take the most room; recomputing them takes none.
-        if let (Ok(None), Some(_), true) = (&found, &exceeded, is_auto && offload.activations) {
+        // Offloaded activations take most of the room, and recomputing them instead takes none. Without activations, the
+        // choice of activations alone is the first choice, which was searched already.
+        let may_recompute = is_auto && offload.activations && !without_activations.is_empty();
+        if may_recompute && exceeded.is_some() && matches!(found, Ok(None)) {
             found = with_windows(without_activations);
         }
         match found {
@@ -255,9 +257,9 @@ fn fastest(
 }
 
 /// The windows that are tried where the full one does not fit.
-const SMALLER_WINDOWS: [Window; 3] = [Window::Part(4), Window::Part(16), Window::Closed];
+const SMALLER_WINDOWS: [Window; 3] = [Window::Part(4), Window::Part(16), Window::CLOSED];
 
-/// What is kept outside the memory of the device, and how much of it is copied ahead ([`Training::window`]).
+/// A choice of `memory.offload`, with the limit on moves that run ahead ([`Training::window`]).
 #[derive(Clone, Copy)]
 struct Offloading {
     offload: Offload,
@@ -267,7 +269,7 @@ struct Offloading {
 impl Offloading {
     /// The copies of `offload` that need the least memory.
     fn least(offload: Offload) -> Self {
-        Self { offload, window: if offload.is_empty() { Window::Full } else { Window::Closed } }
+        Self { offload, window: if offload.is_empty() { Window::Full } else { Window::CLOSED } }
     }
 }
 
@@ -277,7 +279,8 @@ fn rank(config: &TrainConfig, found: &TrainingChoice) -> usize {
     optimizers(config).iter().position(|optimizer| kind_of(optimizer) == kind).unwrap_or(usize::MAX)
 }
 
-/// The plan with the preferred optimizer, which decides results; of those with the same the faster, the first if they are equal.
+/// Returns the plan whose optimizer comes first in the order of preference, because the optimizer decides results. Of two plans
+/// with the same optimizer, returns the faster; if they are equally fast, `first`.
 fn better(config: &TrainConfig, first: Option<TrainingChoice>, second: TrainingChoice) -> TrainingChoice {
     let Some(first) = first else { return second };
     let is_first = match rank(config, &first).cmp(&rank(config, &second)) {
@@ -452,7 +455,7 @@ pub(super) struct Exact {
     pub(super) max_norm: Option<f32>,
     /// What is kept outside the memory of the device.
     pub(super) offload: Offload,
-    /// How much is copied ahead.
+    /// Limit on the bytes of moves that run ahead of launches.
     pub(super) window: Window,
 }
 
@@ -702,7 +705,8 @@ run: {steps: 10}
         }
     }
 
-    /// Offload comes before another optimizer, which would change results.
+    /// With `memory.offload: auto`, `optimizer.kind: auto` is AdamW with offloaded states where AdamW does not fit the device:
+    /// 8-bit AdamW would change results.
     #[test]
     fn auto_offloads_before_it_changes_the_optimizer() {
         let keys = ["optimizer.kind=auto", "memory.offload=auto"];

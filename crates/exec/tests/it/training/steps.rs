@@ -464,7 +464,7 @@ fn offload_changes_no_bit() {
                 for (j, &to) in spaces.iter().enumerate() {
                     for (i, kind) in kinds.into_iter().enumerate() {
                         let window =
-                            [Window::Closed, Window::Full, Window::Part(4), Window::Bytes(Bytes(1 << 30))]
+                            [Window::CLOSED, Window::Full, Window::Part(4), Window::Bytes(Bytes(1 << 30))]
                                 [(i + j + k) % 4];
                         // Blocks of a few rows, of most of a matrix, and none.
                         let block = [Some(Bytes(1)), Some(Bytes(9000)), None][(i + n + k) % 3];
