@@ -275,10 +275,9 @@ impl Program {
         self.kept_beside() + self.page_tables() + self.target.reserved()
     }
 
-    /// Memory of the device for the page tables of what the plans keep in pinned host memory. Those of the buffers of steps in
-    /// flight are part of what the target reserves.
+    /// Memory of the device for the page tables of the pinned host memory.
     fn page_tables(&self) -> Bytes {
-        self.target.page_tables(self.in_flight_base())
+        self.target.page_tables(self.in_flight_base() + self.in_flight_bytes())
     }
 
     /// Size of the arenas of all replicas, with the shared weights counted once.
