@@ -1,6 +1,6 @@
 //! A match on a closed enum has no catch-all arm, so that the compiler reports every such match when a variant
-//! is added. The rule is a heuristic on text, without types: it inspects matches with a pattern that names the
-//! enum.
+//! is added. In the kernel tables, an `else` after a pattern on an op is a catch-all too. The rule is a heuristic on
+//! text, without types: it inspects matches with a pattern that names the enum.
 
 use super::{Violation, hit};
 use crate::source::{File, in_word};
@@ -11,12 +11,40 @@ const CLOSED: &[&str] = &["Op", "Role", "DType", "Layout", "KernelId"];
 const CRATES: &[&str] =
     &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];
 
-/// Finds catch-all arms in matches on a closed enum.
+/// Folder of the kernel tables.
+const KERNEL_TABLES: &str = "crates/plan/src/kernels/";
+
+/// Finds catch-all arms in matches on a closed enum, and in the kernel tables `else` after a pattern on an op.
 pub fn catch_all(file: &File) -> Vec<Violation> {
     if !file.is_rust() || !CRATES.contains(&file.crate_name()) {
         return Vec::new();
     }
-    file.words("match").flat_map(|at| catch_alls(file, at)).collect()
+    let arms = file.words("match").flat_map(|at| catch_alls(file, at));
+    arms.chain(else_branches(file)).collect()
+}
+
+/// Violations in a kernel table: `if let` and `let` with an `else`, whose pattern names an op. A new op would take the
+/// `else` without a decision; in a row, its kernel states the property or has that of the named row.
+fn else_branches(file: &File) -> Vec<Violation> {
+    if !file.path.starts_with(KERNEL_TABLES) {
+        return Vec::new();
+    }
+    let on_op = file.words("let").filter(|&at| {
+        let pattern = file.code[at..].split_once('=').map_or("", |(pattern, _)| pattern);
+        names(pattern, "Op") && has_else(file, at + pattern.len())
+    });
+    on_op
+        .map(|at| hit(file.line(at), "`else` after a pattern on `Op`: the property belongs to a row"))
+        .collect()
+}
+
+/// Whether the first block after `from` is the block of an `else` or is followed by one.
+fn has_else(file: &File, from: usize) -> bool {
+    file.body(from).is_some_and(|block| {
+        let before = file.code[from..block.start].trim_end();
+        let after = file.code[block.end + 1..].trim_start();
+        before.ends_with("else") || after.starts_with("else")
+    })
 }
 
 /// Violations of the match at `at`.
@@ -127,6 +155,21 @@ mod tests {
         check("match a { 1 => match op { Op::Add => 1, Op::Sub => 2 }, _ => 3 }");
         check("match (a, b) { (Role::Grad, _) => 1, (Role::State(_), true) => 2 }");
         check("// match op { Op::Add => 1, _ => 2 }");
+    }
+
+    #[test]
+    fn an_else_after_an_op_is_found_in_kernel_tables_only() {
+        let table = "crates/plan/src/kernels/cuda.rs";
+        let check = |path: &str, text: &str, lines: &[usize]| check(catch_all, path, text, lines);
+        let chain =
+            "if let Op::Add(a) = op {\n 1\n} else if let Op::Sub(_) | Op::Neg(_) = op {\n 2\n} else {\n 3\n}";
+        check(table, chain, &[1, 3]);
+        check(PATH, chain, &[]);
+        check(table, "let Op::Linear(Linear { bias: true, .. }) = &node.op else { return };", &[1]);
+        check(table, "let x = if let (Op::Add(_), true) = (op, f(1)) { 1 } else { 2 };", &[1]);
+        check(table, "if let Op::Move(_) = op { return; }\nlet Some(y) = x else { return };", &[]);
+        check(table, "let op = Op::Add(Add {});\nif a { 1 } else { 2 }", &[]);
+        check(table, "if let OpKind::Add = kind { 1 } else { 2 }", &[]);
     }
 
     #[test]

@@ -5,9 +5,12 @@
     reason = "sizes of tensors within the limits of graphs, times constants"
 )]
 
-use super::{Fusions, GateFusion, columns, rows, table};
-use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
-use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op};
+use super::{Fusions, GateFusion, NodeContext, Row, table};
+use plimsoll_graph::ops::{
+    Attention, AttentionGrad, EmbedGrad, Epilogue, Linear, LinearCrossEntropy, LinearWeightGrad, Prologue,
+    RmsNormGrad, Route,
+};
+use plimsoll_graph::{Bytes, Counts, DType, Layout};
 use serde::{Deserialize, Serialize};
 
 /// A CUDA compute capability: (major, minor).
@@ -25,90 +28,127 @@ impl Capability {
 
 table! {
     /// A kernel for NVIDIA GPUs.
-    CudaKernel: Operands {
-        Accumulate = "accumulate": Accumulate Operands::Rows,
-        Adafactor = "adafactor": Adafactor Operands::Optimizer,
-        AdamW = "adamw": AdamW Operands::Optimizer,
-        AdamW8bit = "adamw_8bit": AdamW8bit Operands::Optimizer,
-        Add = "rows": Add Operands::Rows,
-        Flash = "flash": Attention Operands::Rows,
-        FlashGrad = "flash_grad": AttentionGrad Operands::FlashGrad,
-        BatchNorm = "rows": BatchNorm Operands::Rows,
-        BatchNormGrad = "batch_norm_grad": BatchNormGrad Operands::Sums,
-        BatchNormTrain = "batch_norm_train": BatchNormTrain Operands::Sums,
-        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Operands::Sums,
-        Cast = "rows": Cast Operands::Rows,
-        Combine = "combine": Combine Operands::Experts,
-        CombineGrad = "combine_grad": CombineGrad Operands::Experts,
-        Concat = "rows": Concat Operands::Rows,
-        ConcatGrad = "concat_grad": ConcatGrad Operands::Rows,
-        CountSteps = "count_steps": CountSteps Operands::Optimizer,
-        Dispatch = "dispatch": Dispatch Operands::Experts,
-        DispatchGrad = "dispatch_grad": DispatchGrad Operands::Experts,
-        Dropout = "dropout": Dropout Operands::Rows,
-        Ema = "ema": Ema Operands::Optimizer,
-        Embed = "rows": Embed Operands::Rows,
-        EmbedGrad = "embed_grad": EmbedGrad Operands::Sums,
-        Gelu = "rows": Gelu Operands::Rows,
-        GeluGrad = "gelu_grad": GeluGrad Operands::Rows,
-        Glu = "rows": Glu Operands::Rows,
-        GluGrad = "glu_grad": GluGrad Operands::Rows,
-        GradScale = "grad_scale": GradScale Operands::Optimizer,
-        GroupedGemm = "grouped_gemm": GroupedLinear Operands::Experts,
-        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Operands::Experts,
-        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Operands::Experts,
-        KlDivergence = "kl_divergence": KlDivergence Operands::Rows,
-        KlDivergenceGrad = "kl_divergence_grad": KlDivergenceGrad Operands::Rows,
-        LayerNorm = "rows": LayerNorm Operands::Rows,
-        LayerNormGrad = "layer_norm_grad": LayerNormGrad Operands::Sums,
-        Gemm = "gemm": Linear Operands::Matmul,
-        GemmFp8 = "gemm": Linear Operands::Quantized,
-        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Operands::Loss,
-        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Operands::Loss,
-        GemmInputGrad = "gemm_input_grad": LinearInputGrad Operands::GemmGrad,
-        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Operands::GemmGrad,
-        Quantize = "rows": Quantize Operands::Rows,
-        Relu = "rows": Relu Operands::Rows,
-        ReluGrad = "relu_grad": ReluGrad Operands::Rows,
-        RmsNorm = "rms_norm": RmsNorm Operands::Rows,
-        RmsNormGrad = "rms_norm_grad": RmsNormGrad Operands::Sums,
-        RotaryTable = "sequence": RotaryTable Operands::Rows,
-        Route = "route": Route Operands::Experts,
-        RouteGrad = "route_grad": RouteGrad Operands::Experts,
-        RouterLoss = "router_loss": RouterLoss Operands::Experts,
-        RouterLossGrad = "router_loss_grad": RouterLossGrad Operands::Experts,
-        Scale = "scale": Scale Operands::Rows,
-        SegmentMean = "sequence": SegmentMean Operands::Rows,
-        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Operands::Rows,
-        SelectRows = "rows": SelectRows Operands::Rows,
-        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Operands::Sums,
-        Sgd = "sgd": Sgd Operands::Optimizer,
-        Softmax = "rows": Softmax Operands::Rows,
-        SoftmaxGrad = "softmax_grad": SoftmaxGrad Operands::Rows,
+    CudaKernel {
+        Accumulate = "accumulate": Accumulate Row::PLAIN,
+        Adafactor = "adafactor": Adafactor Row { workspace: |_, cx| adafactor_bytes(cx), ..Row::PLAIN },
+        AdamW = "adamw": AdamW Row::PLAIN,
+        AdamW8bit = "adamw_8bit": AdamW8bit Row::PLAIN,
+        Add = "rows": Add Row::PLAIN,
+        Flash = "flash": Attention Row { accepts: |op, _| op.head_dim <= WIDEST_HEAD, ..Row::PLAIN },
+        FlashGrad = "flash_grad": AttentionGrad Row {
+            accepts: |op, _| op.forward.head_dim <= WIDEST_HEAD,
+            workspace: flash_grad_bytes,
+            ..Row::PLAIN
+        },
+        BatchNorm = "rows": BatchNorm Row::PLAIN,
+        BatchNormGrad = "batch_norm_grad": BatchNormGrad Row {
+            workspace: |_, cx| column_sums_of(cx, 2, 0),
+            ..Row::PLAIN
+        },
+        BatchNormTrain = "batch_norm_train": BatchNormTrain Row {
+            workspace: |_, cx| column_sums_of(cx, 1, 2),
+            ..Row::PLAIN
+        },
+        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Row {
+            // The rows of dx need the finished sums.
+            workspace: |_, cx| column_sums_of(cx, 2, 2),
+            ..Row::PLAIN
+        },
+        Cast = "rows": Cast Row::PLAIN,
+        Combine = "combine": Combine Row::PLAIN,
+        CombineGrad = "combine_grad": CombineGrad Row::PLAIN,
+        Concat = "rows": Concat Row::PLAIN,
+        ConcatGrad = "concat_grad": ConcatGrad Row::PLAIN,
+        CountSteps = "count_steps": CountSteps Row::PLAIN,
+        Dispatch = "dispatch": Dispatch Row::PLAIN,
+        DispatchGrad = "dispatch_grad": DispatchGrad Row::PLAIN,
+        Dropout = "dropout": Dropout Row::PLAIN,
+        Ema = "ema": Ema Row::PLAIN,
+        Embed = "rows": Embed Row::PLAIN,
+        EmbedGrad = "embed_grad": EmbedGrad Row { workspace: embed_grad_bytes, ..Row::PLAIN },
+        Gelu = "rows": Gelu Row::PLAIN,
+        GeluGrad = "gelu_grad": GeluGrad Row::PLAIN,
+        Glu = "rows": Glu Row::PLAIN,
+        GluGrad = "glu_grad": GluGrad Row::PLAIN,
+        GradScale = "grad_scale": GradScale Row { workspace: |_, cx| grad_scale_bytes(cx), ..Row::PLAIN },
+        GroupedGemm = "grouped_gemm": GroupedLinear Row::PLAIN,
+        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Row::PLAIN,
+        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Row::PLAIN,
+        KlDivergence = "kl_divergence": KlDivergence Row::PLAIN,
+        KlDivergenceGrad = "kl_divergence_grad": KlDivergenceGrad Row::PLAIN,
+        LayerNorm = "rows": LayerNorm Row::PLAIN,
+        LayerNormGrad = "layer_norm_grad": LayerNormGrad Row {
+            workspace: |_, cx| column_sums_of(cx, 2, 0),
+            ..Row::PLAIN
+        },
+        Gemm = "gemm": Linear Row {
+            accepts: |op, cx| has_one_dtype(cx) && op.epilogue != Epilogue::SiluGate,
+            workspace: |_, _| GEMM,
+            fusions: |kernels| gemm_fusions(kernels.capability()),
+            ..Row::PLAIN
+        },
+        GemmFp8 = "gemm": Linear Row {
+            dtypes: &[DType::F8, DType::Bf16],
+            weights: Layout::Scaled,
+            accepts: accepts_fp8,
+            workspace: |_, _| GEMM,
+            ..Row::PLAIN
+        },
+        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Row {
+            workspace: |op, cx| total(&LossSizes::of(op, cx, 0).loss_parts()),
+            ..Row::PLAIN
+        },
+        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Row {
+            // The gradient of the loss precedes the rows.
+            workspace: |op, cx| total(&LossSizes::of(&op.forward, cx, 1).grad_parts()),
+            ..Row::PLAIN
+        },
+        GemmInputGrad = "gemm_input_grad": LinearInputGrad Row {
+            accepts: |_, cx| has_one_dtype(cx),
+            workspace: |_, cx| gemm_input_grad_bytes(cx),
+            ..Row::PLAIN
+        },
+        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Row {
+            accepts: |_, cx| has_one_dtype(cx),
+            workspace: gemm_weight_grad_bytes,
+            ..Row::PLAIN
+        },
+        Quantize = "rows": Quantize Row {
+            accepts: |op, cx| op.to == DType::F8 && cx.kernels.capability() >= Capability::FP8,
+            ..Row::PLAIN
+        },
+        Relu = "rows": Relu Row::PLAIN,
+        ReluGrad = "relu_grad": ReluGrad Row::PLAIN,
+        RmsNorm = "rms_norm": RmsNorm Row::PLAIN,
+        RmsNormGrad = "rms_norm_grad": RmsNormGrad Row { workspace: rms_norm_grad_bytes, ..Row::PLAIN },
+        RotaryTable = "sequence": RotaryTable Row::PLAIN,
+        Route = "route": Route Row {
+            accepts: |op, _| op.experts <= MAX_EXPERTS,
+            workspace: route_workspace,
+            ..Row::PLAIN
+        },
+        RouteGrad = "route_grad": RouteGrad Row::PLAIN,
+        RouterLoss = "router_loss": RouterLoss Row {
+            workspace: |_, cx| router_loss_bytes(router_counts(cx, 0), cx.columns(0)).bytes(),
+            ..Row::PLAIN
+        },
+        RouterLossGrad = "router_loss_grad": RouterLossGrad Row {
+            // The gradient of the loss precedes the logits.
+            workspace: |_, cx| router_loss_grad_bytes(router_counts(cx, 1), cx.columns(1)).bytes(),
+            ..Row::PLAIN
+        },
+        Scale = "scale": Scale Row::PLAIN,
+        SegmentMean = "sequence": SegmentMean Row::PLAIN,
+        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Row::PLAIN,
+        SelectRows = "rows": SelectRows Row::PLAIN,
+        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Row {
+            workspace: |_, cx| select_rows_grad_bytes(cx),
+            ..Row::PLAIN
+        },
+        Sgd = "sgd": Sgd Row::PLAIN,
+        Softmax = "rows": Softmax Row::PLAIN,
+        SoftmaxGrad = "softmax_grad": SoftmaxGrad Row::PLAIN,
     }
-}
-
-/// Accepted element types and workspace of a kernel.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Operands {
-    /// Rows of one floating-point type; no workspace.
-    Rows,
-    /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
-    Matmul,
-    /// Quantized values with their scales, and bf16; both need equal workspaces.
-    Quantized,
-    /// Sums over rows: workspace for partial sums.
-    Sums,
-    /// Updates of parameters, and the norm of all gradients.
-    Optimizer,
-    /// Gradients of a matmul: workspace for transposed operands, partial sums, and cuBLASLt algorithms.
-    GemmGrad,
-    /// Output projection with its loss: workspace for the logits of a chunk of rows.
-    Loss,
-    /// Gradient of attention.
-    FlashGrad,
-    /// Mixture of experts.
-    Experts,
 }
 
 /// Maximum columns of an attention head: the sums of 16 rows of a wider one do not fit into a warp's registers.
@@ -121,7 +161,8 @@ const WIDEST_NORM: u64 = 480;
 /// Workspace of a matmul in bytes, reserved for the algorithms of cuBLASLt.
 const GEMM: Bytes = Bytes(32 << 20);
 
-pub(super) fn fusions(capability: Capability) -> Fusions {
+/// Fusions of the matmul.
+fn gemm_fusions(capability: Capability) -> Fusions {
     let hopper = capability == Capability::HOPPER;
     // Rows of y are multiples of 16 bytes, as TMA requires of strides.
     let gates = GateFusion {
@@ -134,84 +175,15 @@ pub(super) fn fusions(capability: Capability) -> Fusions {
     Fusions { fuse_gates: hopper.then_some(gates), fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
 }
 
-impl CudaKernel {
-    pub(super) fn dtypes(self) -> &'static [DType] {
-        match self.row() {
-            Operands::Rows
-            | Operands::Matmul
-            | Operands::Sums
-            | Operands::Optimizer
-            | Operands::GemmGrad
-            | Operands::Loss
-            | Operands::FlashGrad
-            | Operands::Experts => &[DType::F32, DType::Bf16, DType::F16],
-            Operands::Quantized => &[DType::F8, DType::Bf16],
-        }
-    }
+/// Whether the factors of a matmul, its first two inputs, have one element type.
+fn has_one_dtype(cx: &NodeContext<'_>) -> bool {
+    matches!(cx.node.inputs[..], [a, b, ..] if cx.graph.spec(a).dtype == cx.graph.spec(b).dtype)
+}
 
-    pub(super) fn weights(self) -> Layout {
-        match self.row() {
-            Operands::Quantized => Layout::Scaled,
-            Operands::Rows
-            | Operands::Matmul
-            | Operands::Sums
-            | Operands::Optimizer
-            | Operands::GemmGrad
-            | Operands::Loss
-            | Operands::FlashGrad
-            | Operands::Experts => Layout::RowMajor,
-        }
-    }
-
-    /// Whether the kernel accepts a node's op and attributes, and the factors of a matmul have one element type. Which
-    /// element types it accepts is checked separately.
-    pub(super) fn accepts(self, capability: Capability, graph: &Graph, node: &Node) -> bool {
-        let accepts_factors = match self.row() {
-            Operands::Quantized => capability >= Capability::FP8,
-            Operands::Matmul | Operands::GemmGrad => {
-                matches!(node.inputs[..], [a, b, ..] if graph.spec(a).dtype == graph.spec(b).dtype)
-            }
-            Operands::Rows
-            | Operands::Sums
-            | Operands::Optimizer
-            | Operands::Loss
-            | Operands::FlashGrad
-            | Operands::Experts => true,
-        };
-        self.op() == node.op.kind() && accepts_factors && self.has(capability, &node.op)
-    }
-
-    /// Whether the kernel implements an op with these attributes.
-    fn has(self, capability: Capability, op: &Op) -> bool {
-        if let Op::Attention(op) = op {
-            op.head_dim <= WIDEST_HEAD
-        } else if let Op::AttentionGrad(op) = op {
-            op.forward.head_dim <= WIDEST_HEAD
-        } else if let Op::Linear(op) = op {
-            let plain = op.epilogue.gate().is_none() && op.prologue == Prologue::None;
-            op.epilogue != Epilogue::SiluGate && (self.row() != Operands::Quantized || plain)
-        } else if let Op::Quantize(op) = op {
-            op.to == DType::F8 && capability >= Capability::FP8
-        } else if let Op::Route(op) = op {
-            op.experts <= MAX_EXPERTS
-        } else {
-            true
-        }
-    }
-
-    /// Workspace in bytes of a node in a full step.
-    pub(super) fn workspace(self, graph: &Graph, node: &Node) -> Bytes {
-        match self.row() {
-            Operands::Rows => Bytes::ZERO,
-            Operands::Matmul | Operands::Quantized => GEMM,
-            Operands::Sums => sums_bytes(graph, node),
-            Operands::Optimizer => optimizer_bytes(graph, node),
-            Operands::GemmGrad => gemm_grad_bytes(graph, node),
-            Operands::Loss => loss_bytes(graph, node),
-            Operands::FlashGrad => flash_grad_bytes(graph, node),
-            Operands::Experts => experts_bytes(graph, node),
-        }
-    }
+/// Whether the matmul of e4m3 values computes a linear. It fuses neither a norm nor a gate.
+fn accepts_fp8(op: &Linear, cx: &NodeContext<'_>) -> bool {
+    let plain = op.epilogue.gate().is_none() && op.prologue == Prologue::None;
+    plain && cx.kernels.capability() >= Capability::FP8
 }
 
 /// Rows of which a kernel writes one partial sum, where it sums the columns of a matrix.
@@ -237,27 +209,33 @@ pub fn indexed_sums_parts(rows: u64, columns: u64, limit: u64) -> [Bytes; 8] {
     [rows, rows, rows, rows, counts, limit + 1, rows, partials].map(|words| Bytes(4 * words).align_up(256))
 }
 
-/// Workspace of sums over rows.
-fn sums_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let (rows, columns) = (rows(graph, node, 0), columns(graph, node, 0));
-    let columns_of = |sums, vectors| column_sums_parts(rows, columns, sums, vectors).into_iter().sum::<Bytes>();
-    let by_index = |limit| indexed_sums_parts(rows, columns, limit).into_iter().sum::<Bytes>();
-    if let Op::EmbedGrad(op) = &node.op {
-        by_index(op.vocab) + if op.row { columns_of(1, 0) } else { Bytes::ZERO }
-    } else if let Op::SelectRowsGrad(_) = &node.op {
-        let table = node.outputs.iter().flatten().next();
-        by_index(table.map_or(0, |&v| graph.spec(v).rows(graph.bounds.full())))
-    } else if let Op::BatchNormTrain(_) = &node.op {
-        columns_of(1, 2)
-    } else if let Op::RmsNormGrad(op) = &node.op {
-        let heads = u64::from(op.heads);
-        column_sums_parts(rows * heads, columns / heads, 2, 0).into_iter().sum()
-    } else if let Op::LayerNormGrad(_) | Op::BatchNormGrad(_) = &node.op {
-        columns_of(2, 0)
-    } else {
-        // BatchNormTrainGrad, whose rows need the finished sums.
-        columns_of(2, 2)
-    }
+/// Workspace of `sums` sums over the rows of the first input and `vectors` finished sums, as in
+/// [`column_sums_parts`].
+fn column_sums_of(cx: &NodeContext<'_>, sums: u64, vectors: u64) -> Bytes {
+    column_sums_parts(cx.rows(0), cx.columns(0), sums, vectors).into_iter().sum()
+}
+
+/// Workspace of sums by index of the rows of the first input into a table of `limit` rows.
+fn indexed_sums_of(cx: &NodeContext<'_>, limit: u64) -> Bytes {
+    indexed_sums_parts(cx.rows(0), cx.columns(0), limit).into_iter().sum()
+}
+
+/// Workspace of the gradient of an embedding: sums by token, and with an added row one sum of all rows.
+fn embed_grad_bytes(op: &EmbedGrad, cx: &NodeContext<'_>) -> Bytes {
+    let row = if op.row { column_sums_of(cx, 1, 0) } else { Bytes::ZERO };
+    indexed_sums_of(cx, op.vocab) + row
+}
+
+/// Workspace of the gradient of a selection of rows: sums by the rows of the output.
+fn select_rows_grad_bytes(cx: &NodeContext<'_>) -> Bytes {
+    let limit = cx.output().map_or(0, |table| table.rows(cx.graph.bounds.full()));
+    indexed_sums_of(cx, limit)
+}
+
+/// Workspace of the gradient of an RMS norm, whose rows are those of single heads.
+fn rms_norm_grad_bytes(op: &RmsNormGrad, cx: &NodeContext<'_>) -> Bytes {
+    let heads = u64::from(op.heads);
+    column_sums_parts(cx.rows(0) * heads, cx.columns(0) / heads, 2, 0).into_iter().sum()
 }
 
 /// Elements whose squares a block of threads adds before the partial sums are added in order.
@@ -266,20 +244,23 @@ pub const SQUARES: u64 = 1 << 16;
 /// Rows of a gradient whose squares are added per column before the partial sums are added in order.
 pub const ADAFACTOR_ROWS: u64 = 256;
 
-/// Workspace of updates and of the norm of all gradients: partial sums in f64.
-fn optimizer_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let elements = |input: usize| graph.spec(node.inputs[input]).elements_at(graph.bounds.full());
-    let ranges = |elements: u64| 8 * elements.div_ceil(SQUARES);
-    if let Op::GradScale(_) = node.op {
-        Bytes((0..node.inputs.len() - 1).map(elements).map(ranges).sum())
-    } else if let Op::Adafactor(_) = node.op {
-        // Three numbers in 32 bytes, the squares of the update, and the squares of each column.
-        let vector = graph.spec(node.inputs[0]).shape.len() == 1;
-        let (r, c) = if vector { (1, elements(0)) } else { (rows(graph, node, 0), columns(graph, node, 0)) };
-        Bytes(32 + ranges(r * c) + 8 * r.div_ceil(ADAFACTOR_ROWS) * c)
-    } else {
-        Bytes::ZERO
-    }
+/// Bytes of the partial sums in f64 of the squares of `elements` elements.
+fn squares_bytes(elements: u64) -> u64 {
+    8 * elements.div_ceil(SQUARES)
+}
+
+/// Workspace of the norm of all gradients, which are all inputs but the last.
+fn grad_scale_bytes(cx: &NodeContext<'_>) -> Bytes {
+    let gradients = 0..cx.node.inputs.len() - 1;
+    Bytes(gradients.map(|input| squares_bytes(cx.elements(input))).sum())
+}
+
+/// Workspace of Adafactor: three numbers in 32 bytes, the squares of the update, and the squares of each column.
+fn adafactor_bytes(cx: &NodeContext<'_>) -> Bytes {
+    let is_vector = cx.input(0).shape.len() == 1;
+    let rows = if is_vector { 1 } else { cx.rows(0) };
+    let columns = if is_vector { cx.elements(0) } else { cx.columns(0) };
+    Bytes(32 + squares_bytes(rows * columns) + 8 * rows.div_ceil(ADAFACTOR_ROWS) * columns)
 }
 
 /// Number of rows in a partial sum of columns.
@@ -345,6 +326,17 @@ pub struct LossSizes {
 }
 
 impl LossSizes {
+    /// Sizes of a node whose rows are input `x`, followed by its weight.
+    fn of(op: &LinearCrossEntropy, cx: &NodeContext<'_>, x: usize) -> Self {
+        Self {
+            rows: cx.rows(x),
+            k: cx.columns(x),
+            classes: cx.rows(x + 1),
+            chunk: u64::from(op.chunk),
+            dtype: cx.dtype(x),
+        }
+    }
+
     /// Number of rows of the largest chunk.
     pub fn chunk_rows(&self) -> u64 {
         self.chunk.min(self.rows)
@@ -387,40 +379,19 @@ impl LossSizes {
     }
 }
 
-/// Workspace of the gradients of a matmul.
-fn gemm_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let (rows, n, k) = (rows(graph, node, 0), columns(graph, node, 0), columns(graph, node, 1));
-    let dtype = graph.spec(node.inputs[0]).dtype;
-    if let Op::LinearWeightGrad(op) = node.op {
-        total(&weight_grad_parts(rows, n, k, dtype, op.tf32))
-    } else {
-        total(&input_grad_parts(n, k, dtype))
-    }
+/// Workspace of a matmul's input gradient.
+fn gemm_input_grad_bytes(cx: &NodeContext<'_>) -> Bytes {
+    total(&input_grad_parts(cx.columns(0), cx.columns(1), cx.dtype(0)))
 }
 
-/// Workspace of an output projection with its loss.
-fn loss_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let sizes = |x: usize, chunk: u32| LossSizes {
-        rows: rows(graph, node, x),
-        k: columns(graph, node, x),
-        classes: rows(graph, node, x + 1),
-        chunk: u64::from(chunk),
-        dtype: graph.spec(node.inputs[x]).dtype,
-    };
-    if let Op::LinearCrossEntropyGrad(op) = &node.op {
-        total(&sizes(1, op.forward.chunk).grad_parts())
-    } else if let Op::LinearCrossEntropy(op) = &node.op {
-        total(&sizes(0, op.chunk).loss_parts())
-    } else {
-        Bytes::ZERO
-    }
+/// Workspace of a matmul's weight gradient.
+fn gemm_weight_grad_bytes(op: &LinearWeightGrad, cx: &NodeContext<'_>) -> Bytes {
+    total(&weight_grad_parts(cx.rows(0), cx.columns(0), cx.columns(1), cx.dtype(0), op.tf32))
 }
 
-/// Workspace of the gradient of attention.
-fn flash_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let Op::AttentionGrad(op) = &node.op else { return Bytes::ZERO };
-    let dtype = graph.spec(node.inputs[1]).dtype;
-    flash_grad_parts(&op.forward, rows(graph, node, 0), dtype).into_iter().sum()
+/// Workspace of the gradient of attention, whose second input is q or qkv.
+fn flash_grad_bytes(op: &AttentionGrad, cx: &NodeContext<'_>) -> Bytes {
+    flash_grad_parts(&op.forward, cx.rows(0), cx.dtype(1)).into_iter().sum()
 }
 
 /// Parts of the workspace of the gradient of attention in a step of `tokens` tokens: lse and delta of every row and head
@@ -498,20 +469,17 @@ pub fn router_loss_grad_bytes(counts: Counts, experts: u64) -> ChunkedWorkspace<
     ChunkedWorkspace::new(chunks, [4 * chunks * experts, 4 * counts.packs * (experts + 1)])
 }
 
-/// Workspace of the ops of a mixture of experts.
-fn experts_bytes(graph: &Graph, node: &Node) -> Bytes {
-    let counts = |logits, packs| Counts { tokens: rows(graph, node, logits), packs, ..graph.bounds.full() };
-    let packs = graph.bounds.packs;
-    if let Op::Route(op) = &node.op {
-        let counts = counts(0, if op.capacity > 0 { packs } else { 0 });
-        route_bytes(counts, u64::from(op.experts), u64::from(op.top_k)).bytes()
-    } else if let Op::RouterLoss(_) = &node.op {
-        router_loss_bytes(counts(0, packs), columns(graph, node, 0)).bytes()
-    } else if let Op::RouterLossGrad(_) = &node.op {
-        router_loss_grad_bytes(counts(1, packs), columns(graph, node, 1)).bytes()
-    } else {
-        Bytes::ZERO
-    }
+/// Workspace of routing.
+fn route_workspace(op: &Route, cx: &NodeContext<'_>) -> Bytes {
+    let counts = router_counts(cx, 0);
+    // Packs matter to a capacity only.
+    let packs = if op.capacity > 0 { counts.packs } else { 0 };
+    route_bytes(Counts { packs, ..counts }, u64::from(op.experts), u64::from(op.top_k)).bytes()
+}
+
+/// Counts of a full step of a router whose logits are input `logits`.
+fn router_counts(cx: &NodeContext<'_>, logits: usize) -> Counts {
+    Counts { tokens: cx.rows(logits), packs: cx.graph.bounds.packs, ..cx.graph.bounds.full() }
 }
 
 #[cfg(test)]

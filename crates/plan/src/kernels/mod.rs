@@ -1,7 +1,7 @@
 //! Kernel tables: for each kernel the op that it computes, the operands that it accepts, the layout of its
-//! weights, the fusions it supports and its workspace. Invariant: each of these facts is stated here only. A
-//! plan contains the [`KernelId`] of every node and devices `match` on it, so a kernel that can be planned but
-//! is not implemented is a compile error.
+//! weights, the fusions it supports and its workspace. Invariant: each of these facts is stated here only, in the
+//! [`Row`] of the kernel. A plan contains the [`KernelId`] of every node and devices `match` on it, so a kernel that
+//! can be planned but is not implemented is a compile error.
 //!
 //! A kernel id denotes the arithmetic together with the instruction set or compute capability of its table,
 //! which the target of every plan contains: f32 matmuls on AMX have the same id as those in vector registers,
@@ -24,15 +24,14 @@ pub use cuda::{
 };
 pub use reference::ReferenceKernel;
 
-use plimsoll_graph::ops::Mask;
+use plimsoll_graph::ops::{Attention, AttentionGrad, Mask};
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
 
 /// Defines a kernel table: an enum with one variant per kernel, its name in records and target files, the op
-/// that it computes, and a row of its properties. Where several kernels accept a node, earlier ones are
-/// preferred.
+/// that it computes, and its [`Row`]. Where several kernels accept a node, earlier ones are preferred.
 macro_rules! table {
-    ($(#[$about:meta])* $Kernel:ident: $Row:ty { $($variant:ident = $name:literal: $op:ident $row:expr,)* }) => {
+    ($(#[$about:meta])* $Kernel:ident { $($variant:ident = $name:literal: $op:ident $row:expr,)* }) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
@@ -59,9 +58,12 @@ macro_rules! table {
                 }
             }
 
-            fn row(self) -> $Row {
+            pub(super) fn row(self) -> &'static dyn super::KernelRow {
                 match self {
-                    $(Self::$variant => $row,)*
+                    $(Self::$variant => {
+                        static ROW: Row<plimsoll_graph::ops::$op> = $row;
+                        &ROW
+                    })*
                 }
             }
         }
@@ -100,30 +102,27 @@ impl KernelId {
 
     /// Layout in which the kernel reads the weights of a matmul.
     pub fn weights(self) -> Layout {
-        match self {
-            Self::Reference(kernel) => kernel.weights(),
-            Self::Cpu(kernel) => kernel.weights(),
-            Self::Cuda(kernel) => kernel.weights(),
-            Self::Move | Self::View => Layout::RowMajor,
-        }
+        self.row().map_or(Layout::RowMajor, |row| row.weights())
     }
 
     /// Whether the kernel always computes in f32: each 16-bit operand is converted to an f32 copy, stored in
     /// the workspace before the kernel's own part.
     pub fn widens(self) -> bool {
-        match self {
-            Self::Cpu(kernel) => kernel.widens(),
-            Self::Reference(_) | Self::Cuda(_) | Self::Move | Self::View => false,
-        }
+        self.row().is_some_and(|row| row.widens())
     }
 
     /// Element types of floating-point inputs that the kernel accepts.
     pub fn dtypes(self) -> &'static [DType] {
+        self.row().map_or(&[], |row| row.dtypes())
+    }
+
+    /// The kernel's row; `None` for copies and views.
+    fn row(self) -> Option<&'static dyn KernelRow> {
         match self {
-            Self::Reference(kernel) => kernel.dtypes(),
-            Self::Cpu(kernel) => kernel.dtypes(),
-            Self::Cuda(kernel) => kernel.dtypes(),
-            Self::Move | Self::View => &[],
+            Self::Reference(kernel) => Some(kernel.row()),
+            Self::Cpu(kernel) => Some(kernel.row()),
+            Self::Cuda(kernel) => Some(kernel.row()),
+            Self::Move | Self::View => None,
         }
     }
 }
@@ -147,6 +146,11 @@ pub struct Fusions {
     pub fuse_gates: Option<GateFusion>,
     /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
     pub fuse_norms: u64,
+}
+
+impl Fusions {
+    /// No fusions.
+    const NONE: Self = Self { fuse_gates: None, fuse_norms: 0 };
 }
 
 /// Conditions under which a 16-bit matmul can compute a subsequent gated linear unit.
@@ -197,23 +201,22 @@ impl Kernels {
 
     /// Fusions that the kernels support.
     pub fn fusions(self) -> Fusions {
-        match self {
-            Self::Reference => Fusions { fuse_gates: None, fuse_norms: 0 },
-            Self::Cpu(set) => Fusions { fuse_gates: cpu::gates(set), fuse_norms: 0 },
-            Self::Cuda(capability) => cuda::fusions(capability),
+        let mut all = Fusions::NONE;
+        for row in self.all().filter_map(KernelId::row) {
+            let fusions = row.fusions(self);
+            all.fuse_gates = all.fuse_gates.or(fusions.fuse_gates);
+            all.fuse_norms = all.fuse_norms.max(fusions.fuse_norms);
         }
+        all
     }
 
-    /// Workspace in bytes of a node with kernel `id` on `workers` workers: the f32 copies of a widening kernel,
-    /// followed by the kernel's own workspace.
+    /// Workspace in bytes of a node with kernel `id` on `workers` workers: the f32 copies of a widening kernel, the
+    /// parts of the workers, each of which starts on its own cache line, and the part that they share.
     pub fn workspace(self, id: KernelId, graph: &Graph, node: &Node, workers: u64) -> Bytes {
-        let own = match id {
-            KernelId::Reference(_) => Bytes::ZERO,
-            KernelId::Cpu(kernel) => kernel.workspace(self.instructions(), graph, node, workers),
-            KernelId::Cuda(kernel) => kernel.workspace(graph, node),
-            KernelId::Move | KernelId::View => Bytes::ZERO,
-        };
-        if id.widens() { widened(graph, node) + own } else { own }
+        let Some(row) = id.row() else { return Bytes::ZERO };
+        let cx = NodeContext { kernels: self, graph, node };
+        let copies = if row.widens() { widened(graph, node) } else { Bytes::ZERO };
+        copies + row.worker_workspace(&cx).align_up(CACHE_LINE) * workers + row.workspace(&cx)
     }
 
     /// Maximum columns of an attention head, with the name of attention with wider heads in error messages.
@@ -225,7 +228,7 @@ impl Kernels {
         }
     }
 
-    /// Vector instructions that the kernels use.
+    /// Vector instructions that the kernels use; portable code for other machines than CPUs.
     fn instructions(self) -> InstructionSet {
         match self {
             Self::Cpu(set) => set,
@@ -233,16 +236,145 @@ impl Kernels {
         }
     }
 
+    /// Compute capability of the GPU; the minimum for other machines.
+    fn capability(self) -> Capability {
+        match self {
+            Self::Cuda(capability) => capability,
+            Self::Reference | Self::Cpu(_) => Capability::MIN,
+        }
+    }
+
     fn accepts(self, id: KernelId, graph: &Graph, node: &Node) -> bool {
-        let computes = match (id, self) {
-            (KernelId::Reference(kernel), _) => kernel.accepts(graph, node),
-            (KernelId::Cpu(kernel), _) => kernel.accepts(self.instructions(), graph, node),
-            (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, graph, node),
-            (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) | (KernelId::Move | KernelId::View, _) => false,
-        };
+        let Some(row) = id.row() else { return false };
         let mut dtypes =
             node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
-        computes && dtypes.peek().is_some() && dtypes.all(|dtype| id.dtypes().contains(&dtype))
+        row.accepts(&NodeContext { kernels: self, graph, node })
+            && dtypes.peek().is_some()
+            && dtypes.all(|dtype| row.dtypes().contains(&dtype))
+    }
+}
+
+/// Bytes of a cache line of a CPU.
+const CACHE_LINE: u64 = 64;
+
+/// Properties of a kernel that computes the op `O`, or every op if `O` is [`Op`]. A row of a table states the
+/// properties that differ from those of [`Row::PLAIN`].
+struct Row<O> {
+    /// Element types of floating-point inputs that the kernel accepts.
+    dtypes: &'static [DType],
+    /// Whether the kernel always computes in f32, on f32 copies of 16-bit operands.
+    widens: bool,
+    /// Layout in which the kernel reads the weights of a matmul.
+    weights: Layout,
+    /// Whether the kernel accepts a node with these attributes and operands, whose element types are in `dtypes`.
+    accepts: fn(&O, &NodeContext<'_>) -> bool,
+    /// Workspace of each worker, without the f32 copies.
+    worker_workspace: fn(&O, &NodeContext<'_>) -> Bytes,
+    /// Workspace that all workers share.
+    workspace: fn(&O, &NodeContext<'_>) -> Bytes,
+    /// Fusions with neighbouring nodes that the kernel supports.
+    fusions: fn(Kernels) -> Fusions,
+}
+
+impl<O> Row<O> {
+    /// A kernel that reads every floating-point type by rows, accepts all nodes of its op, and needs no workspace.
+    const PLAIN: Self = Self {
+        dtypes: &[DType::F32, DType::Bf16, DType::F16],
+        widens: false,
+        weights: Layout::RowMajor,
+        accepts: |_, _| true,
+        worker_workspace: |_, _| Bytes::ZERO,
+        workspace: |_, _| Bytes::ZERO,
+        fusions: |_| Fusions::NONE,
+    };
+}
+
+/// A node, the graph that contains it, and the kernel table for which it is planned.
+struct NodeContext<'a> {
+    kernels: Kernels,
+    graph: &'a Graph,
+    node: &'a Node,
+}
+
+impl NodeContext<'_> {
+    fn input(&self, i: usize) -> &TensorSpec {
+        self.graph.spec(self.node.inputs[i])
+    }
+
+    fn dtype(&self, input: usize) -> DType {
+        self.input(input).dtype
+    }
+
+    /// Rows of an input in a full step.
+    fn rows(&self, input: usize) -> u64 {
+        self.input(input).rows(self.graph.bounds.full())
+    }
+
+    /// Columns of an input.
+    fn columns(&self, input: usize) -> u64 {
+        self.input(input).row_elements()
+    }
+
+    /// Elements of an input in a full step.
+    fn elements(&self, input: usize) -> u64 {
+        self.input(input).elements_at(self.graph.bounds.full())
+    }
+
+    /// The first output that is read.
+    fn output(&self) -> Option<&TensorSpec> {
+        self.node.outputs.iter().flatten().next().map(|&v| self.graph.spec(v))
+    }
+
+    /// Columns of the first output that is read; 0 without one.
+    fn output_columns(&self) -> u64 {
+        self.output().map_or(0, TensorSpec::row_elements)
+    }
+}
+
+/// A [`Row`] of any op: the same properties, without the op in their types.
+trait KernelRow {
+    fn dtypes(&self) -> &'static [DType];
+    fn widens(&self) -> bool;
+    fn weights(&self) -> Layout;
+    /// Whether the kernel accepts a node, apart from the element types of its inputs; `false` for other ops.
+    fn accepts(&self, cx: &NodeContext<'_>) -> bool;
+    /// Workspace of each worker; zero for other ops.
+    fn worker_workspace(&self, cx: &NodeContext<'_>) -> Bytes;
+    /// Workspace that all workers share; zero for other ops.
+    fn workspace(&self, cx: &NodeContext<'_>) -> Bytes;
+    fn fusions(&self, kernels: Kernels) -> Fusions;
+}
+
+impl<O> KernelRow for Row<O>
+where
+    for<'a> &'a O: TryFrom<&'a Op>,
+{
+    fn dtypes(&self) -> &'static [DType] {
+        self.dtypes
+    }
+
+    fn widens(&self) -> bool {
+        self.widens
+    }
+
+    fn weights(&self) -> Layout {
+        self.weights
+    }
+
+    fn accepts(&self, cx: &NodeContext<'_>) -> bool {
+        <&O>::try_from(&cx.node.op).is_ok_and(|op| (self.accepts)(op, cx))
+    }
+
+    fn worker_workspace(&self, cx: &NodeContext<'_>) -> Bytes {
+        <&O>::try_from(&cx.node.op).map_or(Bytes::ZERO, |op| (self.worker_workspace)(op, cx))
+    }
+
+    fn workspace(&self, cx: &NodeContext<'_>) -> Bytes {
+        <&O>::try_from(&cx.node.op).map_or(Bytes::ZERO, |op| (self.workspace)(op, cx))
+    }
+
+    fn fusions(&self, kernels: Kernels) -> Fusions {
+        (self.fusions)(kernels)
     }
 }
 
@@ -256,24 +388,9 @@ pub(crate) fn widened(graph: &Graph, node: &Node) -> Bytes {
 /// that are not 16-bit.
 pub fn copy_bytes(spec: &TensorSpec, counts: Counts) -> Bytes {
     match spec.dtype {
-        DType::Bf16 | DType::F16 => (Bytes(spec.elements_at(counts)) * DType::F32.size()).align_up(64),
+        DType::Bf16 | DType::F16 => (Bytes(spec.elements_at(counts)) * DType::F32.size()).align_up(CACHE_LINE),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => Bytes::ZERO,
     }
-}
-
-/// Rows of a node's input in a full step.
-fn rows(graph: &Graph, node: &Node, input: usize) -> u64 {
-    graph.spec(node.inputs[input]).rows(graph.bounds.full())
-}
-
-/// Columns of a node's input.
-fn columns(graph: &Graph, node: &Node, input: usize) -> u64 {
-    graph.spec(node.inputs[input]).row_elements()
-}
-
-/// Columns of a node's first output.
-fn output_columns(graph: &Graph, node: &Node) -> u64 {
-    node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements())
 }
 
 /// Number of 4-byte words that a linear cross-entropy needs for a chunk of `rows` rows of `columns` columns
@@ -291,13 +408,8 @@ pub(crate) fn op_in(kernels: Kernels, graph: &Graph, node: &Node) -> (&'static s
 
 /// Name of an op, including the attribute that `kernels` do not support.
 fn described(kernels: Kernels, op: &Op) -> &'static str {
-    let attention = if let Op::Attention(op) = op {
-        op
-    } else if let Op::AttentionGrad(op) = op {
-        &op.forward
-    } else {
-        return op.name();
-    };
+    let forward = <&Attention>::try_from(op).or_else(|op| <&AttentionGrad>::try_from(op).map(|op| &op.forward));
+    let Ok(attention) = forward else { return op.name() };
     let (widest, wider) = kernels.widest_head();
     match attention.mask {
         _ if attention.head_dim > widest => wider,
@@ -310,7 +422,7 @@ fn described(kernels: Kernels, op: &Op) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_graph::ops::{Attention, Bias, Qkv};
+    use plimsoll_graph::ops::{Bias, Qkv};
 
     #[test]
     fn a_refusal_says_what_of_attention_is_missing() {
@@ -347,8 +459,9 @@ mod tests {
         for op in Op::NAMES {
             let kernels = of_op(op);
             for (i, a) in kernels.iter().enumerate() {
-                for b in kernels.iter().skip(i + 1).filter(|b| a.weights() == b.weights()) {
-                    let shared: Vec<&DType> = a.dtypes().iter().filter(|d| b.dtypes().contains(d)).collect();
+                for b in kernels.iter().skip(i + 1).filter(|b| a.row().weights() == b.row().weights()) {
+                    let read_by_b = |dtype: &&DType| b.row().dtypes().contains(dtype);
+                    let shared: Vec<&DType> = a.row().dtypes().iter().filter(read_by_b).collect();
                     assert!(a.widens() && !b.widens() && shared == [&DType::F32], "{a:?} and {b:?}");
                 }
             }

@@ -1,6 +1,7 @@
 //! Kernel table of the reference. Invariant: it accepts every op in every element type and needs no workspace.
 
-use plimsoll_graph::{DType, Graph, Layout, Node, Op};
+use super::{KernelRow, Row};
+use plimsoll_graph::{DType, Layout, Op};
 use serde::{Deserialize, Serialize};
 
 /// A kernel of the reference device.
@@ -13,31 +14,24 @@ pub enum ReferenceKernel {
     Quantized,
 }
 
+/// Row of [`ReferenceKernel::Any`].
+static ANY: Row<Op> = Row::PLAIN;
+
+/// Row of [`ReferenceKernel::Quantized`].
+static QUANTIZED: Row<Op> = Row {
+    dtypes: &[DType::F8, DType::I8, DType::Bf16],
+    weights: Layout::Scaled,
+    accepts: |op, cx| matches!(op, Op::Linear(_)) && cx.dtype(0).size() == 1,
+    ..Row::PLAIN
+};
+
 impl ReferenceKernel {
     pub(super) const ALL: &[Self] = &[Self::Any, Self::Quantized];
 
-    pub(super) fn weights(self) -> Layout {
+    pub(super) fn row(self) -> &'static dyn KernelRow {
         match self {
-            Self::Any => Layout::RowMajor,
-            Self::Quantized => Layout::Scaled,
-        }
-    }
-
-    pub(super) fn dtypes(self) -> &'static [DType] {
-        match self {
-            Self::Any => &[DType::F32, DType::Bf16, DType::F16],
-            Self::Quantized => &[DType::F8, DType::I8, DType::Bf16],
-        }
-    }
-
-    /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
-    /// separately.
-    pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
-        let is_quantized =
-            |op: &Op| matches!(op, Op::Linear(_)) && graph.spec(node.inputs[0]).dtype.size() == 1;
-        match self {
-            Self::Any => true,
-            Self::Quantized => is_quantized(&node.op),
+            Self::Any => &ANY,
+            Self::Quantized => &QUANTIZED,
         }
     }
 }
