@@ -4,36 +4,32 @@
 //! arithmetic only.
 #![forbid(unsafe_code)]
 
-pub mod caller;
-mod compute;
-mod engine;
 mod error;
 mod folder;
-mod journal;
+mod methods;
 mod options;
 pub mod output;
+mod pipeline;
 pub mod planned;
-mod produce;
-mod program;
-mod queue;
-mod queues;
-mod record;
-mod resume;
-mod run;
-mod stage;
 
 pub use caller::score::LengthThreshold;
 pub use error::VirusError;
+pub use methods::caller;
 pub use options::{CallerOptions, Models, Options, Shard};
 pub use output::{CallsSummary, VirusRow};
 pub use plimsoll_data::sequence::{Listing, stem};
 
-use caller::calibration::Calibration;
-use caller::windows::SHORTEST_WINDOW;
 use folder::FolderState;
-use journal::InputStamps;
+use methods::caller::calibration::Calibration;
+use methods::caller::results::LogitLayout;
+use methods::caller::windows::SHORTEST_WINDOW;
 use output::Counts;
-use output::caller::LogitLayout;
+use pipeline::journal::InputStamps;
+use pipeline::queues::QueueSizes;
+use pipeline::resume::Keys;
+use pipeline::run::Run;
+use pipeline::shape::{Architecture, Shape, VirNucProShape};
+use pipeline::stage::PredictStage;
 use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::codons::VOCABULARY;
 use plimsoll_data::outputs::InputFiles;
@@ -47,12 +43,7 @@ use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, CallerModel, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
-use program::{Architecture, Shape, VirNucProShape};
-use queues::QueueSizes;
-use resume::Keys;
-use run::Run;
 use serde_json::Value;
-use stage::PredictStage;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -220,7 +211,7 @@ fn predict_one(
         return Ok(report);
     }
     if !options.force {
-        resume::check_journals(options, keys.as_ref())?;
+        pipeline::resume::check_journals(options, keys.as_ref())?;
     }
     watch.end_stage("opened", None);
     let shape = shape(opened, options);
@@ -314,7 +305,7 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     }
     let (model, calibration) = caller_for_windows(caller, options.length)?;
     let layout = layout(&model)?;
-    let digests = record::caller_digests(&model, &calibration)?;
+    let digests = pipeline::record::caller_digests(&model, &calibration)?;
     Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
 }
 
@@ -412,7 +403,7 @@ fn open_virnucpro(options: &Options, observer: &mut dyn Observer) -> Result<Open
     if let Some(of) = head.named_length().filter(|&l| l != options.length) {
         return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
     }
-    let digests = record::digests(&dna, &protein, &head)?;
+    let digests = pipeline::record::digests(&dna, &protein, &head)?;
     if options.length > MAX_GENES {
         let text = format!(
             "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
@@ -444,7 +435,7 @@ fn already_there(
         true => options.settings.arithmetic()?,
         false => old["identity"]["arithmetic"].clone(),
     };
-    let identity = record::identity(options, opened, inputs, arithmetic);
+    let identity = pipeline::record::identity(options, opened, inputs, arithmetic);
     if let Some(what) = folder::difference(&old["identity"], &identity) {
         // An interrupted run with --force left its journal here: this run resumes it and replaces the old results.
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
@@ -457,7 +448,7 @@ fn already_there(
         return Err(VirusError::ResultNoShard { folder: output_dir() });
     }
     // Tables contain the input names, which are not part of the identity.
-    let names = record::names(inputs);
+    let names = pipeline::record::names(inputs);
     if old["inputs"] != names {
         let (before, now) = (old["inputs"].to_string(), names.to_string());
         return Err(VirusError::OtherName { folder: output_dir(), before, now });

@@ -1,9 +1,9 @@
 //! Options of a prediction. Invariant: `result_key` contains exactly the settings that can change a result; two runs
 //! with equal keys, inputs, weights and arithmetic write identical bytes.
 
-use crate::caller::calibration::Preset;
-use crate::caller::score::{Limits, Threshold};
 use crate::folder::JOURNALS;
+use crate::methods::caller::calibration::Preset;
+use crate::methods::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_runtime::{Settings, hub};

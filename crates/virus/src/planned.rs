@@ -1,12 +1,12 @@
 //! Planning of predictions, for `predict` and for `plimsoll plan --predict`, which loads no weights. Invariant:
 //! both choose stages, steps and queue sizes with `choose` and `hosts`.
 
-use super::program::{Architecture, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape, VirNucProShape};
-use super::queues::QueueSizes;
-use super::stage::PredictStage;
-use super::{CallerOptions, Models, Options};
 use crate::VirusError;
-use crate::caller::windows::window_lengths;
+use crate::methods::caller::windows::window_lengths;
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::shape::{Architecture, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape, VirNucProShape};
+use crate::pipeline::stage::PredictStage;
+use crate::{CallerOptions, Models, Options};
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::codons::tokens_of;
 use plimsoll_data::sequence::{Extent, extent};
@@ -167,7 +167,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
-    super::look_at_inputs(options)?;
+    crate::look_at_inputs(options)?;
     let PlannedModels { names, architecture, opened } = match &options.caller {
         Some(caller) => PlannedModels::caller(caller, options.length)?,
         None => PlannedModels::virnucpro(&options.models)?,
@@ -224,7 +224,7 @@ fn effects(
 impl PlannedModels {
     /// A caller for windows of `length` bases.
     fn caller(caller: &CallerOptions, length: usize) -> Result<Self, VirusError> {
-        let (model, _) = super::caller_for_windows(caller, length)?;
+        let (model, _) = crate::caller_for_windows(caller, length)?;
         let names = vec![ModelName { key: "caller", what: "caller", name: model.name.clone() }];
         let architecture = Architecture::Caller(model.config.clone());
         Ok(Self { names, architecture, opened: (vec![], Some(model)) })

@@ -33,30 +33,27 @@
 //!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
 //!   `skipped` remain.
 
-pub(crate) mod caller;
-mod embeddings;
 mod hits;
-mod intermediate;
-mod regions;
 mod reports;
 pub(crate) mod sorted;
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod tests;
-pub mod verdict;
-mod virnucpro;
 
 use crate::folder::written_by_runs;
-pub(crate) use caller::{CallerOutputs, CallerWindow};
-pub use caller::{CallsSummary, VIRUSES, VirusRow};
-use embeddings::Embeddings;
-use intermediate::Intermediate;
+pub use crate::methods::caller::regions_table::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
+use crate::methods::caller::results as caller;
+pub(crate) use crate::methods::caller::results::{CallerOutputs, CallerWindow};
+pub use crate::methods::caller::results::{CallsSummary, VIRUSES, VirusRow};
+use crate::methods::virnucpro::embeddings::Embeddings;
+use crate::methods::virnucpro::intermediate::Intermediate;
+pub use crate::methods::virnucpro::verdict;
+use crate::methods::virnucpro::{embeddings, intermediate, tables as virnucpro};
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::translate::Frame;
-pub use regions::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -66,17 +63,17 @@ use verdict::{Consensus, RecordScore};
 use virnucpro::VirNucPro;
 
 pub use embeddings::EmbeddingFormat;
-use hits::Hits;
+pub(crate) use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
 pub use plimsoll_runtime::OutputError;
 pub(crate) use table::Field;
 use table::PlainField;
 pub use verdict::Call;
 
-const PREDICTIONS: &str = "predictions.tsv";
-const WINDOWS: &str = "windows.tsv";
+pub(crate) const PREDICTIONS: &str = "predictions.tsv";
+pub(crate) const WINDOWS: &str = "windows.tsv";
 const BED: &str = "windows.bed";
-const NOTES: &str = "notes.tsv";
+pub(crate) const NOTES: &str = "notes.tsv";
 
 /// Name of the run record; it is written last, so results next to it are complete.
 pub const RUN_RECORD: &str = "run.json";
@@ -265,16 +262,16 @@ pub struct Outputs {
 
 /// The record whose windows are being written.
 #[derive(Default)]
-struct OpenRecord {
+pub(crate) struct OpenRecord {
     /// Id of the record; stale while `windows` is 0.
-    id: String,
+    pub(crate) id: String,
     /// Number of windows so far.
-    windows: usize,
+    pub(crate) windows: usize,
     /// Number of leading bases of the record that are in a window.
-    covered: usize,
+    pub(crate) covered: usize,
     /// Whether bases between windows may be in no window, as with a caller, which counts them.
-    has_gaps: bool,
-    score: RecordScore,
+    pub(crate) has_gaps: bool,
+    pub(crate) score: RecordScore,
 }
 
 impl Outputs {
@@ -492,7 +489,13 @@ impl OpenRecord {
     /// # Errors
     /// A window that is not the next of its record, leaves a gap, or belongs to another record before this one
     /// has ended.
-    fn accept(&mut self, record: &str, index: usize, start: usize, end: usize) -> Result<(), OutputError> {
+    pub(crate) fn accept(
+        &mut self,
+        record: &str,
+        index: usize,
+        start: usize,
+        end: usize,
+    ) -> Result<(), OutputError> {
         if self.windows == 0 {
             self.id.clear();
             self.id.push_str(record);
@@ -516,7 +519,7 @@ impl OpenRecord {
     }
 
     /// Checks that `record` is the current record and that its windows cover all of its bases.
-    fn end(&self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
+    pub(crate) fn end(&self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         if self.windows > 0 && record.id != self.id {
             let what = format!("it ends after windows of '{}'", self.id);
             return Err(OutputError::mismatch(record.id, what));
@@ -529,7 +532,7 @@ impl OpenRecord {
     }
 
     /// Resets the state for the next record. `id` is overwritten by its first window.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.windows = 0;
         self.covered = 0;
         self.score = RecordScore::default();
@@ -555,7 +558,7 @@ fn check_scores(window: &Window<'_>) -> Result<(), OutputError> {
 }
 
 /// Replaces the results of an earlier run by `files` and the reports, as [`Outputs::finish`] describes.
-fn commit(
+pub(crate) fn commit(
     folder: &Path,
     mut files: Vec<AtomicFile>,
     run_record: &mut Value,
@@ -638,7 +641,7 @@ impl ResultFiles {
 }
 
 /// Writes the row of a note to the table `notes`.
-fn write_note(notes: &mut Table, note: &Note) -> Result<(), OutputError> {
+pub(crate) fn write_note(notes: &mut Table, note: &Note) -> Result<(), OutputError> {
     let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
     notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))
 }

@@ -1,8 +1,8 @@
 //! The plans of a prediction: two encoders and the head, or a caller, over one arena. Invariant: embeddings and logits wait
 //! in host memory; if the budget is for host memory, the ledger accounts for every byte of them.
 
-use super::stage::PredictStage;
-use crate::caller::windows::SHORTEST_WINDOW;
+use crate::methods::caller::windows::SHORTEST_WINDOW;
+use crate::pipeline::stage::PredictStage;
 use plimsoll_data::codons::tokens_of;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};

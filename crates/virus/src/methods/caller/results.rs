@@ -26,17 +26,19 @@
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
 
-use super::sorted::unlinked;
-use super::table::{Field, PlainField, Table};
-use super::{
+use crate::methods::caller::fdr::Ranking;
+use crate::methods::caller::regions::{Edges, Region, RegionFinder};
+use crate::methods::caller::score::{
+    FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest,
+};
+use crate::methods::caller::sigmoid;
+use crate::output::sorted::unlinked;
+use crate::output::table::{Field, PlainField, Table};
+use crate::output::{
     Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit, write_note,
 };
-use crate::caller::fdr::Ranking;
-use crate::caller::letters::WindowLetters;
-use crate::caller::regions::{Edges, Region, RegionFinder};
-use crate::caller::score::{FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest};
-use crate::caller::sigmoid;
+use crate::pipeline::letters::WindowLetters;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::write_lines;
 use plimsoll_data::{DataError, DataErrorKind};
@@ -49,9 +51,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Name of the BED file of regions.
-pub(super) const REGIONS_BED: &str = "regions.bed";
+pub(crate) const REGIONS_BED: &str = "regions.bed";
 /// Name of the file with the sequences of regions.
-pub(super) const REGIONS_FASTA: &str = "regions.fna";
+pub(crate) const REGIONS_FASTA: &str = "regions.fna";
 /// Name of the table of viruses and proviruses.
 pub const VIRUSES: &str = "viruses.tsv";
 

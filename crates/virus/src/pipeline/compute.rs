@@ -2,12 +2,12 @@
 //! and encoders, and scores the slot with the head when both embeddings are available. Invariant: embeddings are keyed
 //! by slot and never by position in a batch; a slot is reused only after its result has been taken.
 
-use super::Options;
-use super::engine::Totals;
-use super::produce::{Batch, OrfTokens};
-use super::program::{CALLER, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{OrfLocation, OrfState, PendingOrf, Queue, Window};
-use super::stage::PredictStage;
+use crate::Options;
+use crate::pipeline::engine::Totals;
+use crate::pipeline::queue::{OrfLocation, OrfState, PendingOrf, Queue, Window};
+use crate::pipeline::records::{Batch, OrfTokens};
+use crate::pipeline::shape::{CALLER, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
+use crate::pipeline::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
 use plimsoll_plan::Program;

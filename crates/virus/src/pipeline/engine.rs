@@ -7,16 +7,16 @@
 //! Under a tight memory budget a run has two stages, each with an engine of its own: the first computes the nucleotide
 //! embeddings and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
 
-use super::compute::{Compute, Sink};
-use super::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
-use super::output::{
+use crate::VirusError;
+use crate::output::{
     CallerWindow, Note, OrfScore, OutputError, RecordEnd, ResultFiles, Window as OutputWindow,
 };
-use super::produce::{Batch, Event, OrfTokens};
-use super::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
-use super::queues::QueueSizes;
-use crate::VirusError;
-use crate::caller::letters::WindowLetters;
+use crate::pipeline::compute::{Compute, Sink};
+use crate::pipeline::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
+use crate::pipeline::letters::WindowLetters;
+use crate::pipeline::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::records::{Batch, Event, OrfTokens};
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::intermediate::orf_name;
 use plimsoll_data::pack::Fill;

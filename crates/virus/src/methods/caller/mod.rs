@@ -4,9 +4,9 @@
 
 pub(crate) mod calibration;
 pub(crate) mod fdr;
-pub(crate) mod letters;
-pub(crate) mod mates;
 pub(crate) mod regions;
+pub(crate) mod regions_table;
+pub(crate) mod results;
 pub(crate) mod score;
 pub(crate) mod windows;
 

@@ -2,13 +2,13 @@
 //! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and
 //! size of the jobs in flight are bounded (see `QueueSizes::held`), whatever the records look like.
 
-use crate::caller::letters::{LetterCounts, WindowLetters};
-use crate::caller::mates::common_name;
-use crate::caller::windows::{CallerChunk, LONGEST_GAP, SHORTEST_WINDOW, windows};
-use crate::journal::Coverage;
+use crate::methods::caller::windows::{CallerChunk, LONGEST_GAP, SHORTEST_WINDOW, windows};
 use crate::options::Shard;
 use crate::output::{HitsFormat, Note, RecordText};
-use crate::queues::QueueSizes;
+use crate::pipeline::journal::Coverage;
+use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::mates::common_name;
+use crate::pipeline::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_data::codons::{encode_known, frame_of};

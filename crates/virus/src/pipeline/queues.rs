@@ -1,9 +1,9 @@
 //! Sizes of the queues of a prediction and upper bounds of the memory they hold. Invariant: results do not depend on
 //! the sizes; the front end, the engine, the journal and the writers use exactly these sizes.
 
-use super::Options;
-use super::resume::{EMBEDDINGS, RESULTS};
-use crate::caller::regions::BYTES_OF_WINDOW;
+use crate::Options;
+use crate::methods::caller::regions::BYTES_OF_WINDOW;
+use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
@@ -117,7 +117,7 @@ impl QueueSizes {
     fn waiting(&self, window: u64, extent: &Extent) -> u64 {
         // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.parts(window));
-        items * size_of::<super::queue::OutputItem>() as u64
+        items * size_of::<crate::pipeline::queue::OutputItem>() as u64
             + (self.items as u64 + self.parts(window)) * (128 + 2 * extent.longest_name)
             + self.bytes as u64
     }

@@ -5,10 +5,10 @@
 //! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per chunk
 //! (window) with a scored open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
 
-use super::sorted::{Limits, Sorter};
-use super::table::{Field, Table};
 use super::verdict::{Consensus, label};
-use super::{OrfScore, OutputError};
+use crate::output::sorted::{Limits, Sorter};
+use crate::output::table::{Field, Table};
+use crate::output::{OrfScore, OutputError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::number::NumpyF32;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Stages of a prediction: the part of the work that a program does. Invariant: the stages together compute the same
 //! bits as `Whole`, because a row's result does not depend on the batch that it is in.
 
-use super::program::{DNA, PROTEIN};
+use crate::pipeline::shape::{DNA, PROTEIN};
 
 /// The part of the work that a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

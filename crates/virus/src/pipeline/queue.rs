@@ -1,10 +1,10 @@
 //! The queue of items that wait for their scores. Invariant: items leave in the order in which they arrived, and only
 //! when they are complete.
 
-use super::journal::{JournalEntry, OrfEntry};
-use super::output::{OrfScore, RecordText};
-use super::produce::Mate;
-use crate::caller::letters::WindowLetters;
+use crate::output::{OrfScore, RecordText};
+use crate::pipeline::journal::{JournalEntry, OrfEntry};
+use crate::pipeline::letters::WindowLetters;
+use crate::pipeline::records::Mate;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::translate::Frame;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub(crate) enum OutputItem {
     /// The end of a record.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
-    Note(super::output::Note),
+    Note(crate::output::Note),
     /// Name of the input that the following items come from.
     Source(Arc<str>),
     /// Text of the intermediate files.

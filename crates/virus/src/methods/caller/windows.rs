@@ -2,7 +2,7 @@
 //! the *pieces* between such runs are cut into windows, which have the same length in a long piece. Invariant: every letter of
 //! a record is in a window or counted as left out beside one, and none is counted twice.
 
-use super::letters::LetterCounts;
+use crate::pipeline::letters::LetterCounts;
 use plimsoll_data::bases;
 use plimsoll_data::chunk::Chunk;
 use std::ops::Range;

@@ -7,8 +7,8 @@ mod writer;
 pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
 pub(crate) use writer::{InputStamps, JournalWriter, changed};
 
-use super::queue::OrfState;
 use crate::VirusError;
+use crate::pipeline::queue::OrfState;
 use plimsoll_data::translate::Frame;
 
 /// Journaled result of an open reading frame.

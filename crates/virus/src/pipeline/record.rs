@@ -2,10 +2,10 @@
 //! everything that results depend on, except for the names of the inputs, which appear in tables; runs with
 //! equal identities and input names write identical result files.
 
-use super::engine::Totals;
-use super::{CallerOptions, Opened, OpenedModels, Options};
-use crate::caller::calibration::{CALIBRATION, Calibration};
-use crate::caller::score::Limits;
+use crate::methods::caller::calibration::{CALIBRATION, Calibration};
+use crate::methods::caller::score::Limits;
+use crate::pipeline::engine::Totals;
+use crate::{CallerOptions, Opened, OpenedModels, Options};
 use plimsoll_data::hex::hex;
 use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::Input;

@@ -2,21 +2,21 @@
 //! however the run ends, finished windows are in the journal, and no result file gets its name before all of them are
 //! complete.
 
-use super::compute::Compute;
-use super::engine::{Engine, Parts, Totals};
-use super::journal::{JournalReader, JournalWriter, changed};
-use super::output::caller::CallerOutputOptions;
-use super::output::{self, CallerOutputs, Counts, Outputs, ResultFiles};
-use super::planned;
-use super::produce::{self, Event, InputPipeline, Units};
-use super::program::{DNA, PROTEIN, Shape};
-use super::queues::QueueSizes;
-use super::record::{self, RunRecordInputs};
-use super::resume::{self, Keys, OpenedJournal};
-use super::stage::PredictStage;
-use super::{Opened, OpenedModels, Options, PredictReport, Warm};
 use crate::VirusError;
-use crate::caller::score::Rules;
+use crate::methods::caller::results::CallerOutputOptions;
+use crate::methods::caller::score::Rules;
+use crate::output::{self, CallerOutputs, Counts, Outputs, ResultFiles};
+use crate::pipeline::compute::Compute;
+use crate::pipeline::engine::{Engine, Parts, Totals};
+use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::record::{self, RunRecordInputs};
+use crate::pipeline::records::{self, Event, InputPipeline, Units};
+use crate::pipeline::resume::{self, Keys, OpenedJournal};
+use crate::pipeline::shape::{DNA, PROTEIN, Shape};
+use crate::pipeline::stage::PredictStage;
+use crate::planned;
+use crate::{Opened, OpenedModels, Options, PredictReport, Warm};
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input, NoteKind};
 use plimsoll_graph::Bytes;
@@ -181,7 +181,7 @@ impl Run<'_> {
     /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
         let Options { force, output_dir, merge, .. } = self.options;
-        if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
+        if *force && !crate::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// Opens the journal of a stage; empty if the input can be read only once.
@@ -430,7 +430,7 @@ impl Run<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
         watch.begin("computing", observer);
-        let stream = produce::start(front, &self.options.inputs)?;
+        let stream = records::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
             let batch = stream.next(&mut || stopped(observer, ""));

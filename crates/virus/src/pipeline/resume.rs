@@ -1,10 +1,11 @@
 //! Resumption of interrupted runs: journals identified by a key that contains everything results depend on. Invariant:
 //! a damaged journal or a journal of another run is never used, mixed with this run's, or removed without `--force`.
 
-use super::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
-use super::stage::PredictStage;
-use super::{Opened, Options, folder, record};
 use crate::VirusError;
+use crate::pipeline::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
+use crate::pipeline::record;
+use crate::pipeline::stage::PredictStage;
+use crate::{Opened, Options, folder};
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_data::sequence::Input;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
@@ -175,7 +176,7 @@ impl Keys {
 /// holds results of another run.
 pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
     // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
-    if super::among(&options.output_dir, &options.merge) {
+    if crate::among(&options.output_dir, &options.merge) {
         return Ok(());
     }
     for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {

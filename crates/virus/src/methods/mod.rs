@@ -1,0 +1,4 @@
+//! Methods of finding viral sequences.
+
+pub mod caller;
+pub mod virnucpro;

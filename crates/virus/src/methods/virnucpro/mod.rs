@@ -1,0 +1,6 @@
+//! VirNucPro's method.
+
+pub mod embeddings;
+pub mod intermediate;
+pub mod tables;
+pub mod verdict;
