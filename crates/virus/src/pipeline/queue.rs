@@ -1,96 +1,112 @@
-//! The queue of items that wait for their scores. Invariant: items leave in the order in which they arrived, and only
+//! The queue of items that wait for their results. Invariant: items leave in the order in which they arrived, and only
 //! when they are complete.
 
-use crate::output::{OrfScore, RecordText};
-use crate::pipeline::journal::{JournalEntry, OrfEntry};
+use crate::output::{Note, RecordText};
+use crate::pipeline::journal::JournalEntry;
 use crate::pipeline::letters::WindowLetters;
-use crate::pipeline::records::Mate;
+use crate::pipeline::mates::Mate;
+use crate::pipeline::records::TEXTS;
+use crate::pipeline::shape::SEQUENCES;
 use plimsoll_data::chunk::Chunk;
-use plimsoll_data::translate::Frame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Reading frames of a window: three on each strand.
-const FRAMES: usize = 6;
-
 /// An item of the output, in input order.
 pub(crate) enum OutputItem {
-    /// A window and its open reading frames.
+    /// A window and its sequences.
     Window(Window),
     /// The end of a record.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
-    Note(crate::output::Note),
+    Note(Note),
     /// Name of the input that the following items come from.
     Source(Arc<str>),
-    /// Text of the intermediate files.
-    Text([Vec<u8>; 3]),
+    /// Text of the method's own files.
+    Text([Vec<u8>; TEXTS]),
 }
 
-/// A window whose open reading frames are being computed.
+/// A window whose sequences are being computed.
 pub(crate) struct Window {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
     pub(crate) chunk: Chunk,
-    /// The open reading frames that were admitted, by frame.
-    orfs: [Option<PendingOrf>; FRAMES],
-    /// Number of open reading frames without a final state, including those that are not admitted yet.
+    /// The sequences that were admitted, by label.
+    sequences: [Option<PendingSequence>; SEQUENCES],
+    /// Number of sequences without a final state, including those that are not admitted yet.
     waiting: u8,
-    /// Counts of its letters; only with a caller.
+    /// Counts of its letters, if the method counts them.
     pub(crate) letters: WindowLetters,
-    /// Concatenated embeddings of the frames that did not fail, if they come from a journal; otherwise empty.
+    /// Concatenated rows of the sequences that did not fail, if they come from a journal; otherwise empty.
     pub(crate) rows: Vec<f32>,
     /// Whether the results come from the journal that this run writes.
     pub(crate) kept: bool,
 }
 
-/// An open reading frame being computed.
-#[derive(Clone, Copy)]
-pub(crate) struct PendingOrf {
-    pub(crate) frame: Frame,
-    /// Length of its nucleotide sequence in bases.
-    pub(crate) bases: u32,
-    /// Slot that holds the embeddings; `None` if they come from a journal.
-    slot: Option<u32>,
-    pub(crate) state: OrfState,
-}
-
-impl PendingOrf {
-    pub(crate) fn slot(&self) -> Option<usize> {
-        self.slot.map(|slot| slot as usize)
-    }
-}
-
-/// Progress of an open reading frame.
+/// A sequence of a window with its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum OrfState {
+pub(crate) struct SequenceResult {
+    /// Number of the sequence in its window, below [`SEQUENCES`]. Labels of a window ascend, and may have gaps.
+    pub(crate) label: u8,
+    /// Length in bases.
+    pub(crate) bases: u32,
+    pub(crate) state: SequenceState,
+}
+
+/// A sequence being computed.
+#[derive(Clone, Copy)]
+struct PendingSequence {
+    result: SequenceResult,
+    /// Slot that holds the rows; `None` if they come from a journal.
+    slot: Option<u32>,
+}
+
+/// Progress of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum SequenceState {
     /// In a packer, or between the encoders and the head.
     Waiting,
-    /// Finished, with the probabilities of other and virus.
+    /// Finished, with the two scores of the head.
     Scored([f32; 2]),
     /// Failed: a computed value was not finite.
     Failed,
-    /// Finished with a row of values: a nucleotide embedding, of which a later stage computes the rest, or the logits of a
-    /// caller.
-    Embedded,
+    /// Finished with the rows of its encoders: the result, or the input of a later stage.
+    Encoded,
+}
+
+impl SequenceResult {
+    /// Whether the sequence has rows of encoders.
+    pub(crate) fn has_rows(&self) -> bool {
+        match self.state {
+            SequenceState::Scored(_) | SequenceState::Encoded => true,
+            SequenceState::Waiting | SequenceState::Failed => false,
+        }
+    }
 }
 
 impl Window {
-    /// Creates a window with `orfs` open reading frames. It counts all of them as missing from the start; otherwise the
-    /// window could leave the queue before its last frames have got a slot.
-    pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
-        // A window has at most six frames.
-        let (orfs, waiting, letters) = ([None; FRAMES], orfs as u8, WindowLetters::default());
-        Self { number, record, chunk, orfs, waiting, letters, rows: vec![], kept: false }
+    /// Creates a window with a number of sequences. It counts all of them as missing from the start; otherwise the window
+    /// could leave the queue before its last sequences have got a slot.
+    pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, sequences: usize) -> Self {
+        Self {
+            number,
+            record,
+            chunk,
+            sequences: [None; SEQUENCES],
+            // A window has at most `SEQUENCES` sequences.
+            waiting: sequences as u8,
+            letters: WindowLetters::default(),
+            rows: vec![],
+            kept: false,
+        }
     }
 
     /// Creates a window whose results were found in a journal.
     pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
-        let JournalEntry { number, orfs, rows, .. } = entry;
+        let JournalEntry { number, sequences, rows, .. } = entry;
         let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
-        for OrfEntry { frame, bases, state } in orfs {
-            window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: None, state });
+        for result in sequences {
+            window.sequences[usize::from(result.label)] = Some(PendingSequence { result, slot: None });
         }
         window
     }
@@ -100,37 +116,36 @@ impl Window {
         Self { letters, ..self }
     }
 
-    /// All open reading frames that were admitted, in the order of frames.
-    pub(crate) fn orfs(&self) -> impl Iterator<Item = &PendingOrf> {
-        self.orfs.iter().flatten()
+    /// All sequences that were admitted, in the order of labels.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = &SequenceResult> {
+        self.sequences.iter().flatten().map(|pending| &pending.result)
     }
 
-    /// Frames that have embeddings, in the order of frames.
-    pub(crate) fn embedded(&self) -> impl Iterator<Item = &PendingOrf> {
-        self.orfs().filter(|orf| matches!(orf.state, OrfState::Scored(_) | OrfState::Embedded))
+    /// Slots of all sequences.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+        self.sequences.iter().flatten().filter_map(|pending| Some(pending.slot? as usize))
     }
 
-    /// Scores of the scored frames, in the order of frames.
-    pub(crate) fn scores(&self) -> impl Iterator<Item = OrfScore> {
-        self.orfs().filter_map(|orf| match orf.state {
-            OrfState::Scored(scores) => Some(OrfScore { frame: orf.frame, scores }),
-            OrfState::Waiting | OrfState::Failed | OrfState::Embedded => None,
-        })
+    /// Slots of the sequences that have rows, in the order of labels.
+    pub(crate) fn slots_with_rows(&self) -> impl Iterator<Item = usize> {
+        let with_rows = self.sequences.iter().flatten().filter(|pending| pending.result.has_rows());
+        with_rows.filter_map(|pending| Some(pending.slot? as usize))
     }
 }
 
-/// Location of an open reading frame in the queue: item number and frame.
+/// Location of a sequence in the queue.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct OrfLocation {
+pub(crate) struct SequenceLocation {
+    /// Number of the item of its window.
     item: u64,
-    frame: usize,
+    label: u8,
 }
 
 /// Items in input order.
 #[derive(Default)]
 pub(crate) struct Queue {
     items: VecDeque<OutputItem>,
-    /// Number of the first item among all items ever queued, so that a [`OrfLocation`] stays valid when items leave.
+    /// Number of the first item among all items ever queued, so that a [`SequenceLocation`] stays valid when items leave.
     first: u64,
     /// Bytes of sequences and texts held by the items.
     bytes: usize,
@@ -162,24 +177,24 @@ impl Queue {
         self.items.push_back(item);
     }
 
-    /// Adds an open reading frame to the last item, which must be its window: nothing else may be pushed before all
-    /// frames of a window were added.
-    pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> OrfLocation {
+    /// Adds a sequence to the last item, which must be its window: nothing else may be pushed before all sequences of a window
+    /// were added.
+    pub(crate) fn push_sequence(&mut self, label: u8, bases: u32, slot: usize) -> SequenceLocation {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(OutputItem::Window(window)) = self.items.back_mut() {
-            window.orfs[frame.index()] =
-                Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: OrfState::Waiting });
+            let result = SequenceResult { label, bases, state: SequenceState::Waiting };
+            window.sequences[usize::from(label)] = Some(PendingSequence { result, slot: Some(slot as u32) });
         }
-        OrfLocation { item, frame: frame.index() }
+        SequenceLocation { item, label }
     }
 
-    /// Stores the final state of an open reading frame. Its window is still in the queue, because the frame
-    /// counted as waiting until now.
-    pub(crate) fn complete(&mut self, place: OrfLocation, state: OrfState) {
+    /// Stores the final state of a sequence. Its window is still in the queue, because the sequence counted as waiting until
+    /// now.
+    pub(crate) fn complete(&mut self, place: SequenceLocation, state: SequenceState) {
         if let Some(OutputItem::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
-            && let Some(orf) = window.orfs[place.frame].as_mut()
+            && let Some(pending) = window.sequences[usize::from(place.label)].as_mut()
         {
-            orf.state = state;
+            pending.result.state = state;
             window.waiting -= 1;
         }
     }

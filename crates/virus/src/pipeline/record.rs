@@ -2,11 +2,10 @@
 //! everything that results depend on, except for the names of the inputs, which appear in tables; runs with
 //! equal identities and input names write identical result files.
 
-use crate::methods::caller::calibration::{CALIBRATION, Calibration};
-use crate::methods::caller::score::Limits;
+use crate::Options;
+use crate::methods::Method;
 use crate::pipeline::engine::Totals;
-use crate::{CallerOptions, Opened, OpenedModels, Options};
-use plimsoll_data::hex::hex;
+use crate::pipeline::shape::{ENCODERS, HEAD};
 use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::Input;
 use plimsoll_graph::Bytes;
@@ -14,55 +13,22 @@ use plimsoll_plan::{Program, Staging};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::Usage;
 use plimsoll_runtime::watch::Watch;
-use plimsoll_runtime::{CallerModel, EncoderModel, HeadModel, identity, price, process};
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-
-/// Returns the digests of all model files. Reads every file once.
-pub(crate) fn digests(
-    dna: &EncoderModel,
-    protein: &EncoderModel,
-    head: &HeadModel,
-) -> Result<Value, RuntimeError> {
-    Ok(json!({
-        "dna": identity::digests(&dna.weights, &dna.described_by)?,
-        "protein": identity::digests(&protein.weights, &protein.described_by)?,
-        "head": object(head.weights.sha256()?),
-    }))
-}
-
-/// Returns the digests of the files of a caller.
-pub(crate) fn caller_digests(model: &CallerModel, calibration: &Calibration) -> Result<Value, RuntimeError> {
-    let config = ("config.json".to_owned(), hex(&Sha256::digest(model.config_text.as_bytes())));
-    let calibration = (CALIBRATION.to_owned(), calibration.sha256.clone());
-    Ok(json!({"caller": object(model.weights.sha256()?.into_iter().chain([config, calibration]))}))
-}
-
-/// Returns the options of a caller and its calibration, for run.json.
-fn calling(options: &CallerOptions, calibration: &Calibration) -> Value {
-    let Limits { min_length, max_n, min_complexity } = options.limits;
-    json!({
-        "threshold": options.threshold.name(),
-        "max_fdr": options.max_fdr,
-        "prevalence": options.prevalence,
-        "training_prior": 0.5,
-        "paired": options.paired,
-        "min_length": min_length.unwrap_or(calibration.shortest()),
-        "max_n": max_n,
-        "min_complexity": min_complexity,
-        "calibration": calibration.json,
-    })
-}
+use plimsoll_runtime::{price, process};
+use serde_json::{Map, Value, json};
 
 /// Returns everything that results depend on. `arithmetic` describes the device: another precision, instruction
 /// set or kind of GPU gives different bits. For a GPU it names the kind, the versions of driver and libraries,
 /// and the canonical summation orders of GEMMs; the kernel selected by timing is not part of it, because it
 /// changes no bits.
-pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
+pub(crate) fn identity(options: &Options, method: &dyn Method, inputs: &[Input], arithmetic: Value) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
-    let parameters = options.result_key();
-    json!({"inputs": inputs, "models": opened.digests, "parameters": parameters, "arithmetic": arithmetic})
+    json!({
+        "inputs": inputs,
+        "models": method.digests(),
+        "parameters": method.parameters(options),
+        "arithmetic": arithmetic,
+    })
 }
 
 /// Returns the input names as given on the command line, as they appear in tables and notes.
@@ -70,15 +36,10 @@ pub(crate) fn names(inputs: &[Input]) -> Value {
     inputs.iter().map(|input| Value::from(input.path.display().to_string())).collect()
 }
 
-/// Builds a JSON object of digests by file.
-fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
-    digests.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect()
-}
-
 /// The data for the run record.
 pub(crate) struct RunRecordInputs<'a> {
     pub(crate) options: &'a Options,
-    pub(crate) opened: &'a Opened,
+    pub(crate) method: &'a dyn Method,
     /// The program that was run; `None` for a merge of shards.
     pub(crate) program: Option<&'a Program>,
     /// Statistics of each device.
@@ -89,7 +50,7 @@ pub(crate) struct RunRecordInputs<'a> {
     /// Planned host memory of the process beside the arena.
     pub(crate) process: &'a [Staging],
     pub(crate) totals: &'a Totals,
-    pub(crate) fill: [Fill; 2],
+    pub(crate) fill: [Fill; ENCODERS],
     pub(crate) seconds: f64,
     pub(crate) watch: &'a Watch,
     pub(crate) inputs: &'a [Input],
@@ -101,21 +62,35 @@ impl RunRecordInputs<'_> {
     pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;
         let s = &t.seconds;
+        let shape = self.method.shape();
         let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
-        let models = match &self.opened.models {
-            OpenedModels::VirNucPro(models) => json!({
-                "dna": models.dna.name,
-                "protein": models.protein.name,
-                "head": models.head.name,
-                "trained": models.head.trained,
-            }),
-            OpenedModels::Caller(caller) => json!({"caller": caller.model.name, "trained": true}),
-        };
+        let mut seconds = json!({
+            "total": self.seconds,
+            "starting": self.seconds - s.streaming,
+            "waiting_for_input": s.waiting,
+            "waiting_for_devices": s.devices,
+            "between": s.between(),
+            "writing": s.writing,
+        });
+        let mut tokens = Map::new();
+        let mut rates = Map::new();
+        let mut fills = Map::new();
+        for (i, encoder) in shape.encoders.iter().enumerate() {
+            let fill = self.fill[i];
+            seconds[encoder.plan.replace(' ', "_")] = s.encoders[i].into();
+            tokens.insert(encoder.key.to_owned(), t.tokens[i].into());
+            rates.insert(encoder.key.to_owned(), rate(t.tokens[i], s.encoders[i]).into());
+            fills.insert(encoder.key.to_owned(), fill.all().into());
+            fills.insert(format!("{}_but_last", encoder.key), fill.but_last().into());
+        }
+        rates.insert("all".to_owned(), rate(t.tokens.iter().sum(), self.seconds).into());
+        if shape.head.is_some() {
+            seconds[HEAD] = s.head.into();
+        }
         let mut record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": self.identity,
             "inputs": names(self.inputs),
-            "models": models,
             "device": self.devices.first().map(|device| &device.name),
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
             "kernels": self.program.map(price::kernels),
@@ -138,48 +113,17 @@ impl RunRecordInputs<'_> {
             "plan_of_nucleotide_stage": self.before,
             "process": process::to_json(self.process),
             "windows_from_journal": t.kept,
-            "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
-            "seconds": {
-                "total": self.seconds,
-                "starting": self.seconds - s.streaming,
-                "waiting_for_input": s.waiting,
-                "waiting_for_devices": s.devices,
-                "between": s.between(),
-                "nucleotide_encoder": s.encoders[0],
-                "protein_encoder": s.encoders[1],
-                "head": s.head,
-                "writing": s.writing,
-            },
-            "tokens": {"nucleotide": t.tokens[0], "protein": t.tokens[1]},
-            "tokens_per_second": {
-                "nucleotide": rate(t.tokens[0], s.encoders[0]),
-                "protein": rate(t.tokens[1], s.encoders[1]),
-                "all": rate(t.tokens[0] + t.tokens[1], self.seconds),
-            },
-            "packing_fill": {
-                "nucleotide": self.fill[0].all(),
-                "nucleotide_but_last": self.fill[0].but_last(),
-                "protein": self.fill[1].all(),
-                "protein_but_last": self.fill[1].but_last(),
-            },
+            "sequences": {shape.words.sequences: t.sequences, "failed": t.failed, "records": t.records},
+            "seconds": seconds,
+            "tokens": tokens,
+            "tokens_per_second": rates,
+            "packing_fill": fills,
             "memory": self.watch.stages(),
             "size_changes": self.watch.size_changes(),
             "health": self.watch.record(),
         });
-        if let (OpenedModels::Caller(caller), Some(options)) = (&self.opened.models, &self.options.caller) {
-            let fill = self.fill[0];
-            record["calling"] = calling(options, &caller.calibration);
-            record["sequences"] = json!({"windows": t.orfs, "failed": t.failed, "records": t.records});
-            record["tokens"] = json!({"caller": t.tokens[0]});
-            record["tokens_per_second"] =
-                json!({"caller": rate(t.tokens[0], s.encoders[0]), "all": rate(t.tokens[0], self.seconds)});
-            record["packing_fill"] = json!({"caller": fill.all(), "caller_but_last": fill.but_last()});
-            if let Some(seconds) = record["seconds"].as_object_mut() {
-                ["nucleotide_encoder", "protein_encoder", "head"]
-                    .iter()
-                    .for_each(|key| drop(seconds.remove(*key)));
-                seconds.insert("caller".to_owned(), s.encoders[0].into());
-            }
+        if let Some(record) = record.as_object_mut() {
+            record.extend(self.method.record());
         }
         Ok(record)
     }

@@ -1,174 +1,184 @@
-//! The plans of a prediction: two encoders and the head, or a caller, over one arena. Invariant: embeddings and logits wait
-//! in host memory; if the budget is for host memory, the ledger accounts for every byte of them.
+//! The models of a method as data, and the plans made from them: encoders and a head over one arena. Invariant: rows of
+//! encoders wait in host memory; if the budget is for host memory, the ledger accounts for every byte of them.
 
-use crate::methods::caller::windows::SHORTEST_WINDOW;
 use crate::pipeline::stage::PredictStage;
-use plimsoll_data::codons::tokens_of;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
-use plimsoll_models::{CallerConfig, Encoder, FRAMES, HeadConfig, Output, mlp_head};
+use plimsoll_models::{HeadConfig, mlp_head};
 use plimsoll_plan::{Policy, Precision, Program, Staging};
-use plimsoll_runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
+use plimsoll_runtime::session::bounds::{copies, in_flight_target, tokens};
 use plimsoll_runtime::session::{self, PlanPart};
 
-/// Index of the nucleotide encoder in [`PLANS`] and in arrays by encoder; likewise `PROTEIN` and `HEAD`.
-pub(crate) const DNA: usize = 0;
-pub(crate) const PROTEIN: usize = 1;
-pub(crate) const HEAD: usize = 2;
+/// Most encoders of a method.
+pub(crate) const ENCODERS: usize = 2;
 
-/// Names of the models' plans in a program.
-pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "head"];
+/// Most sequences of a window: one for each reading frame.
+pub(crate) const SEQUENCES: usize = 6;
 
-/// Name of the caller's plan.
-pub(crate) const CALLER: &str = "caller";
+/// Name of the head's plan.
+pub(crate) const HEAD: &str = "head";
 
 /// Rows per step of the head.
 pub(crate) const HEAD_ROWS: u64 = 256;
 
-/// Open reading frames in flight per sequence of a step, for one device with one step in flight: the pools of both
-/// packers (four packs each) and the packs themselves.
+/// Sequences in flight per sequence of a step, for one device with one step in flight: the pools of both packers (four packs
+/// each) and the packs themselves.
 const SLOTS_PER_SEQUENCE: u64 = 6;
 
-/// Architecture of the models of a prediction, and the length of its windows.
-#[derive(Clone, Debug)]
+/// Builds the graph of a model for steps of a number of tokens.
+pub(crate) type BuildGraph = Box<dyn Fn(u64) -> Result<Graph, VerifyError> + Send + Sync>;
+
+/// An encoder of a method: a model that computes a row of values for each sequence.
+pub(crate) struct EncoderShape {
+    /// Name of the encoder's plan.
+    pub(crate) plan: &'static str,
+    /// Key of the encoder in run.json.
+    pub(crate) key: &'static str,
+    /// What its rows are, such as `protein embeddings`.
+    pub(crate) rows: &'static str,
+    /// The head's input that takes its rows; without a head there is none.
+    pub(crate) head_input: &'static str,
+    /// Number of values of a row.
+    pub(crate) width: usize,
+    /// Maximum number of tokens of a sequence.
+    pub(crate) longest: u64,
+    pub(crate) graph: BuildGraph,
+    /// Whether its weights may be streamed.
+    pub(crate) streams: bool,
+    /// Average number of tokens of a sequence of a window of a number of bases, for the expected speed.
+    pub(crate) expected_tokens: fn(usize) -> f64,
+}
+
+/// The models of a method and what plans need to know of it.
 pub(crate) struct Shape {
-    pub(crate) models: Architecture,
+    /// The encoders, at most [`ENCODERS`]. Without any, results follow from the records alone.
+    pub(crate) encoders: Vec<EncoderShape>,
+    /// The head, which scores the rows of all encoders; without one, the rows of the encoders are the results.
+    pub(crate) head: Option<HeadConfig>,
     /// Bases per window.
     pub(crate) length: u64,
+    /// Maximum number of sequences of a step of a number of tokens.
+    pub(crate) sequences: fn(u64) -> u64,
+    /// Lengths of the windows of a record, by the lengths of record and window in bases.
+    pub(crate) window_lengths: fn(usize, usize) -> Vec<usize>,
+    /// Number of sequences of a window; `None` if it depends on its bases.
+    pub(crate) sequences_of_window: Option<u64>,
+    pub(crate) words: Words,
+    pub(crate) host: HostCosts,
 }
 
-/// Architecture of the models of a prediction.
-#[derive(Clone, Debug)]
-pub(crate) enum Architecture {
-    /// VirNucPro's models.
-    VirNucPro(Box<VirNucProShape>),
-    /// A caller.
-    Caller(CallerConfig),
+/// What a method calls its parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Words {
+    /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
+    pub(crate) stages: &'static [&'static str],
+    /// Key of the number of sequences in run.json.
+    pub(crate) sequences: &'static str,
+    /// Rows of all encoders.
+    pub(crate) rows: &'static str,
 }
 
-/// Architecture of VirNucPro's models.
-#[derive(Clone, Debug)]
-pub(crate) struct VirNucProShape {
-    pub(crate) dna: Encoder,
-    pub(crate) protein: Encoder,
-    pub(crate) head: HeadConfig,
+/// Host memory that a method needs beside its models.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct HostCosts {
+    /// Bytes of the tokens of a base, in vectors that grow by doubling.
+    pub(crate) tokens_of_base: u64,
+    /// Bytes of text of a base for the method's own files, in vectors that grow by doubling.
+    pub(crate) text_of_base: u64,
+    /// Number of records that wait for a later one.
+    pub(crate) waiting_records: u64,
+    /// Bytes of each window of a record, held until the record ends.
+    pub(crate) of_window: u64,
+    /// Number of sorted files.
+    pub(crate) sorts: u64,
+    /// Bytes that the method's own writers hold.
+    pub(crate) writers: u64,
 }
 
 impl Shape {
     /// Ways to divide the models into stages, in order of preference.
     pub(crate) fn alternatives(&self) -> &'static [&'static [PredictStage]] {
-        match &self.models {
+        if self.encoders.len() > 1 {
             // Two passes over the input cost less than streaming the weights in every step.
-            Architecture::VirNucPro(_) => {
-                &[&[PredictStage::Whole], &[PredictStage::Nucleotide, PredictStage::Protein]]
-            }
-            Architecture::Caller(_) => &[&[PredictStage::Caller]],
+            &[&[PredictStage::Whole], &[PredictStage::First, PredictStage::Rest]]
+        } else {
+            &[&[PredictStage::Whole]]
         }
     }
 
-    /// The stage that computes all results from the input alone.
-    pub(crate) fn single_stage(&self) -> PredictStage {
-        match &self.models {
-            Architecture::VirNucPro(_) => PredictStage::Whole,
-            Architecture::Caller(_) => PredictStage::Caller,
-        }
+    /// Describes a stage in words.
+    pub(crate) fn about(&self, stage: PredictStage) -> &'static str {
+        self.words.stages.get(stage as usize).copied().unwrap_or_default()
     }
 
-    /// Number of values of a result row, by encoder: embeddings, or the logits of a caller in the place of the nucleotide
-    /// embedding.
-    pub(crate) fn widths(&self) -> [usize; 2] {
-        match &self.models {
-            Architecture::VirNucPro(shape) => [shape.head.dna as usize, shape.head.protein as usize],
-            Architecture::Caller(config) => [config.logits() as usize, 0],
-        }
+    /// Whether the head runs in a stage.
+    pub(crate) fn scores(&self, stage: PredictStage) -> bool {
+        self.head.is_some() && stage != PredictStage::First
     }
 
-    /// Maximum number of tokens of a sequence of the nucleotide encoder: one per base, and two special tokens; or of a
-    /// caller.
-    pub(crate) fn longest_dna(&self) -> u64 {
-        match &self.models {
-            Architecture::VirNucPro(_) => self.length + 2,
-            Architecture::Caller(_) => tokens_of(self.length as usize) as u64,
+    /// Number of values of a row, by encoder.
+    pub(crate) fn widths(&self) -> [usize; ENCODERS] {
+        let mut widths = [0; ENCODERS];
+        for (width, encoder) in widths.iter_mut().zip(&self.encoders) {
+            *width = encoder.width;
         }
+        widths
     }
 
-    /// Maximum number of tokens of a protein sequence: one per codon, and two special tokens.
-    pub(crate) fn longest_protein(&self) -> u64 {
-        self.length / 3 + 2
+    /// The encoders that run in a stage.
+    fn running(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+        self.encoders.iter().enumerate().filter(move |(i, _)| stage.runs(*i)).map(|(_, encoder)| encoder)
     }
 
-    /// Maximum number of sequences of a step of `tokens` tokens.
-    fn sequences(&self, tokens: u64) -> u64 {
-        match &self.models {
-            Architecture::VirNucPro(_) => bounds(tokens, self.longest_dna()).sequences,
-            Architecture::Caller(_) => (tokens / tokens_of(SHORTEST_WINDOW) as u64).max(1),
-        }
+    /// The encoders whose rows a stage holds: those that run, and for the head also those of an earlier stage.
+    fn held(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+        let all = self.scores(stage);
+        self.encoders.iter().enumerate().filter(move |(i, _)| all || stage.runs(*i)).map(|(_, encoder)| encoder)
+    }
+
+    /// Whether a stage holds the rows of the encoder with this index.
+    pub(crate) fn holds(&self, stage: PredictStage, encoder: usize) -> bool {
+        encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
     }
 
     /// Number of sequences in flight for steps of `tokens` tokens, with `open` steps in flight on all devices together.
     pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
-        (SLOTS_PER_SEQUENCE + open as u64 - 1) * self.sequences(tokens).max(64)
+        (SLOTS_PER_SEQUENCE + open as u64 - 1) * (self.sequences)(tokens).max(64)
     }
 
-    /// Returns the exact host memory of waiting data, as f32: embeddings of open reading frames, `copies` times
-    /// the output embeddings of a step, and input rows for `open` steps of the head.
+    /// Returns the exact host memory of waiting data, as f32: rows of sequences, `copies` times the output rows of a step, and
+    /// input rows for `open` steps of the head.
     pub(crate) fn waiting(&self, stage: PredictStage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
-        let wait = |label: &str, rows: u64, width: u64| Staging {
-            label: label.to_owned(),
-            bytes: Bytes(rows * width * 4),
-        };
+        let wait =
+            |label: String, rows: u64, width: usize| Staging { label, bytes: Bytes(rows * width as u64 * 4) };
         let slots = self.slots(tokens, open);
-        let widths = self.widths().map(|width| width as u64);
-        let mut waiting = vec![];
-        match stage {
-            PredictStage::Caller => waiting.push(wait("logits", slots, widths[DNA])),
-            // The stage `Protein` holds them too: it reads them from the journal for the head.
-            PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein => {
-                waiting.push(wait("nucleotide embeddings", slots, widths[DNA]));
-            }
-        }
-        if stage.runs(PROTEIN) {
-            waiting.push(wait("protein embeddings", slots, widths[PROTEIN]));
-        }
-        let widest =
-            widths.into_iter().enumerate().filter(|(encoder, _)| stage.runs(*encoder)).map(|(_, w)| w).max();
-        let step = self.sequences(tokens) * copies;
-        let label = if stage == PredictStage::Caller { "logits of a step" } else { "embeddings of a step" };
-        waiting.push(wait(label, step, widest.unwrap_or(0)));
-        if stage.scores() {
-            waiting.push(wait("rows of the head", HEAD_ROWS * open as u64, widths[DNA] + widths[PROTEIN]));
+        let mut waiting: Vec<Staging> =
+            self.held(stage).map(|encoder| wait(encoder.rows.to_owned(), slots, encoder.width)).collect();
+        let widest = self.running(stage).map(|encoder| encoder.width).max();
+        let step = (self.sequences)(tokens) * copies;
+        waiting.push(wait(format!("{} of a step", self.words.rows), step, widest.unwrap_or(0)));
+        if self.scores(stage) {
+            let width = self.widths().iter().sum();
+            waiting.push(wait("rows of the head".to_owned(), HEAD_ROWS * open as u64, width));
         }
         waiting
     }
 
-    /// Describes a stage for the session planner. The head's weights are always resident, in f32.
+    /// Describes a stage for the session planner.
     pub(crate) fn planned(&self, stage: PredictStage, precision: Precision) -> session::SearchStage<'_> {
-        let parts = match &self.models {
-            Architecture::VirNucPro(shape) => self.parts(shape, stage, precision),
-            Architecture::Caller(config) => vec![PlanPart {
-                name: CALLER,
-                graph: Box::new(move |tokens| {
-                    let longest = self.longest_dna() / FRAMES;
-                    config.graph(Bounds { tokens, sequences: self.sequences(tokens), longest, packs: 1 })
-                }),
-                policy: Policy { precision, ..Policy::default() },
-                // The weights are a few megabytes.
-                streams: false,
-            }],
-        };
         let beside = move |program: &Program, steps: usize, copies: u64| {
             self.waiting(stage, tokens(program), steps, copies)
         };
         session::SearchStage {
-            parts,
+            parts: self.parts(stage, precision),
             longest: self.longest(stage),
-            // On a GPU the waiting data is not in the memory that the ledger accounts for; `journal` reports its size.
-            finish: Box::new(move |program, replicas| match program.target().arena_in_host() {
-                true => {
-                    let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
-                    program.host_extra(waiting)
+            // On a GPU the waiting data is not in the memory that the ledger accounts for; `kept` reports its size.
+            finish: Box::new(move |program, replicas| {
+                if !program.target().arena_in_host() {
+                    return program;
                 }
-                false => program,
+                let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
+                program.host_extra(waiting)
             }),
             kept: Box::new(move |program, steps| {
                 beside(program, steps, steps as u64).iter().map(|wait| wait.bytes).sum()
@@ -176,52 +186,36 @@ impl Shape {
         }
     }
 
-    /// The models of a stage of VirNucPro's pipeline.
-    fn parts<'a>(
-        &self,
-        shape: &'a VirNucProShape,
-        stage: PredictStage,
-        precision: Precision,
-    ) -> Vec<PlanPart<'a>> {
-        let encoder = |part: usize, encoder, longest| PlanPart {
-            name: PLANS[part],
-            graph: graph_of(encoder, longest),
-            policy: Policy { precision, ..Policy::default() },
-            streams: true,
-        };
-        let mut parts = vec![];
-        if stage.runs(DNA) {
-            parts.push(encoder(DNA, &shape.dna, self.longest_dna()));
-        }
-        if stage.runs(PROTEIN) {
-            parts.push(encoder(PROTEIN, &shape.protein, self.longest_protein()));
-        }
-        if stage.scores() {
+    /// The models of a stage. The head's weights are always resident, in f32.
+    fn parts(&self, stage: PredictStage, precision: Precision) -> Vec<PlanPart<'_>> {
+        let mut parts: Vec<PlanPart<'_>> = self
+            .running(stage)
+            .map(|encoder| PlanPart {
+                name: encoder.plan,
+                graph: Box::new(|tokens| (encoder.graph)(tokens)),
+                policy: Policy { precision, ..Policy::default() },
+                streams: encoder.streams,
+            })
+            .collect();
+        if let Some(head) = self.head.filter(|_| self.scores(stage)) {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1, packs: 1 };
-            let graph = Box::new(move |_| mlp_head(&shape.head, rows));
-            parts.push(PlanPart { name: PLANS[HEAD], graph, policy: Policy::default(), streams: false });
+            let graph = Box::new(move |_| mlp_head(&head, rows));
+            parts.push(PlanPart { name: HEAD, graph, policy: Policy::default(), streams: false });
         }
         parts
     }
 
     /// Maximum number of tokens of a sequence in a stage.
-    pub(crate) fn longest(&self, stage: PredictStage) -> u64 {
-        let of = |encoder, longest| if stage.runs(encoder) { longest } else { 0 };
-        of(DNA, self.longest_dna()).max(of(PROTEIN, self.longest_protein()))
+    fn longest(&self, stage: PredictStage) -> u64 {
+        self.running(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
     }
 
-    /// Number of values that the journal of a stage stores for each sequence: embeddings or logits.
-    pub(crate) fn kept_width(&self, stage: PredictStage, embeddings: bool) -> usize {
-        let widths = self.widths();
-        match stage {
-            PredictStage::Nucleotide | PredictStage::Caller => widths[DNA],
-            PredictStage::Whole | PredictStage::Protein if embeddings => widths[DNA] + widths[PROTEIN],
-            PredictStage::Whole | PredictStage::Protein => 0,
+    /// Number of values that the journal of a stage stores for each sequence: its rows if they are the results of the stage,
+    /// or are saved.
+    pub(crate) fn journal_width(&self, stage: PredictStage, saves_rows: bool) -> usize {
+        if self.scores(stage) && !saves_rows {
+            return 0;
         }
+        self.held(stage).map(|encoder| encoder.width).sum()
     }
-}
-
-/// Builds the graph of an encoder with mean-pooled embeddings as output.
-fn graph_of(encoder: &Encoder, longest: u64) -> Box<dyn Fn(u64) -> Result<Graph, VerifyError> + '_> {
-    Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean]))
 }
