@@ -53,14 +53,6 @@ pub enum VirusError {
         /// Number of files.
         files: usize,
     },
-    /// An option of VirNucPro's pipeline together with a caller.
-    #[error(
-        "{option} belongs to VirNucPro's models and has no meaning for a caller; omit it, or omit --caller"
-    )]
-    NotOfCaller {
-        /// The option.
-        option: &'static str,
-    },
     /// Windows that are shorter than the shortest window of a caller.
     #[error("--length {length}: a caller computes windows from {shortest} bases on; give a larger --length")]
     ShortWindows {
@@ -341,7 +333,6 @@ impl Failure for VirusError {
             | Self::OtherWindows { .. }
             | Self::CallerModel { .. }
             | Self::PairedFiles { .. }
-            | Self::NotOfCaller { .. }
             | Self::ShortWindows { .. }
             | Self::ShortMinLength { .. }
             | Self::TargetOfOtherCpu { .. }

@@ -2,9 +2,9 @@
 //! another run are never touched without `--force`, complete results are never computed twice, foreign files are never
 //! removed, and no file of the folder that a run would write or remove is an input of the run.
 
-use super::output::{COMMIT, FILES, RUN_RECORD};
-use super::resume;
 use crate::VirusError;
+use crate::output::{COMMIT, FILES, RUN_RECORD};
+use crate::pipeline::resume;
 use plimsoll_data::atomic::{remove_leftover, target_of_temporary};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::{InputFiles, WrittenFiles};

@@ -1,58 +1,45 @@
-//! `plimsoll predict`: calls viral sequences in reads and contigs. Checks the output folder, opens and plans the models
-//! within the memory budget, loads the weights, streams the input through both encoders and the head, and writes
-//! results in input order. Invariant: results depend on the inputs, the weights, `Options::result_key` and the device's
-//! arithmetic only.
+//! `plimsoll predict`: calls viral sequences in reads and contigs. Checks the output folder, opens the models of a method
+//! (`methods`), plans them within the memory budget, loads the weights, streams the input through the models (`pipeline`), and
+//! writes results in input order. Invariant: results depend on the inputs, the weights, the parameters of the method and the
+//! device's arithmetic only.
 #![forbid(unsafe_code)]
 
-pub mod caller;
-mod compute;
-mod engine;
 mod error;
 mod folder;
-mod journal;
+mod methods;
 mod options;
 pub mod output;
+mod pipeline;
 pub mod planned;
-mod produce;
-mod program;
-mod queue;
-mod queues;
-mod record;
-mod resume;
-mod run;
-mod stage;
 
-pub use caller::score::LengthThreshold;
 pub use error::VirusError;
-pub use options::{CallerOptions, Models, Options, Shard};
+pub use methods::caller;
+pub use methods::caller::caller_window;
+pub use methods::caller::score::LengthThreshold;
+pub use options::{CallerOptions, MethodOptions, Models, Options, Shard, VirNucProOptions};
 pub use output::{CallsSummary, VirusRow};
 pub use plimsoll_data::sequence::{Listing, stem};
 
-use caller::calibration::Calibration;
-use caller::windows::SHORTEST_WINDOW;
 use folder::FolderState;
-use journal::InputStamps;
+use methods::Method;
 use output::Counts;
-use output::caller::LogitLayout;
+use pipeline::journal::InputStamps;
+use pipeline::queues::{HostWork, QueueSizes};
+use pipeline::record;
+use pipeline::resume::{self, Keys};
+use pipeline::run::Run;
+use pipeline::stage::PredictStage;
 use plimsoll_data::alphabet::Alphabet;
-use plimsoll_data::codons::VOCABULARY;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
-use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
-use plimsoll_models::Encoder;
 use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::watch::Watch;
-use plimsoll_runtime::{Budget, CallerModel, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
-use program::{Architecture, Shape, VirNucProShape};
-use queues::QueueSizes;
-use resume::Keys;
-use run::Run;
+use plimsoll_runtime::{Budget, Level, Observer, replicas_for_input};
 use serde_json::Value;
-use stage::PredictStage;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -89,43 +76,6 @@ pub struct PredictReport {
     pub memory_line: String,
 }
 
-/// The models of VirNucPro's pipeline.
-pub(crate) struct VirNucProModels {
-    pub(crate) dna: EncoderModel,
-    pub(crate) protein: EncoderModel,
-    pub(crate) head: HeadModel,
-}
-
-/// A caller with its calibration.
-pub(crate) struct OpenedCaller {
-    pub(crate) model: CallerModel,
-    pub(crate) calibration: Calibration,
-    pub(crate) layout: LogitLayout,
-}
-
-/// The models of a prediction.
-pub(crate) enum OpenedModels {
-    VirNucPro(Box<VirNucProModels>),
-    Caller(Box<OpenedCaller>),
-}
-
-/// The opened models of a prediction.
-pub(crate) struct Opened {
-    pub(crate) models: OpenedModels,
-    /// Digests of the model files. Computed once, because the files can have many gigabytes.
-    pub(crate) digests: Value,
-}
-
-impl Opened {
-    /// Whether the weights were trained; a caller has a calibration, so it was.
-    pub(crate) fn is_trained(&self) -> bool {
-        match &self.models {
-            OpenedModels::VirNucPro(models) => models.head.trained,
-            OpenedModels::Caller(_) => true,
-        }
-    }
-}
-
 /// Runs a prediction over all inputs into one folder.
 ///
 /// # Errors
@@ -134,8 +84,8 @@ impl Opened {
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
-    let opened = open(options, observer)?;
-    predict_one(options, &opened, None, start, &mut None, observer)
+    let method = methods::open(options, observer)?;
+    predict_one(options, &*method, None, start, &mut None, observer)
 }
 
 /// Runs a prediction for each input, into the folder `<stem>` inside the output folder, or `<stem>_plimsoll` if no
@@ -161,13 +111,13 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
     let budget = settings.read_budget()?;
     look_at_inputs(options)?;
-    let opened = open(options, observer)?;
+    let method = methods::open(options, observer)?;
     let shared = Shared { budget, replicas, process: Process::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
         let one = Options { inputs: vec![input.clone()], output_dir, ..options.clone() };
-        reports.push(predict_one(&one, &opened, Some(&shared), Instant::now(), &mut warm, observer)?);
+        reports.push(predict_one(&one, &*method, Some(&shared), Instant::now(), &mut warm, observer)?);
     }
     Ok(reports)
 }
@@ -183,9 +133,6 @@ struct Shared {
     process: Option<Process>,
 }
 
-/// Window length in bases above which a run warns, because windows are longer than most genes.
-const MAX_GENES: usize = 1500;
-
 /// Executors with loaded weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
 
@@ -193,7 +140,7 @@ pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
 /// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.
 fn predict_one(
     options: &Options,
-    opened: &Opened,
+    method: &dyn Method,
     shared: Option<&Shared>,
     start: Instant,
     warm: &mut Warm,
@@ -215,15 +162,14 @@ fn predict_one(
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, stamps)).transpose()?;
-    if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, method, inputs, stamps)).transpose()?;
+    if let Some(report) = already_there(options, method, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
         resume::check_journals(options, keys.as_ref())?;
     }
     watch.end_stage("opened", None);
-    let shape = shape(opened, options);
     let (budget, replicas) = match shared {
         Some(Shared { budget, replicas, .. }) => (budget.clone(), *replicas),
         None => {
@@ -232,9 +178,11 @@ fn predict_one(
         }
     };
     let before = shared.and_then(|shared| shared.process.as_ref());
-    let hosts = hosts(options, opened, &budget, (before, inputs.is_some()), observer)?;
+    let work = HostWork { options, costs: method.shape().host, is_trained: method.is_trained() };
+    let measured = MeasuredHost { budget: &budget, before, are_files: inputs.is_some() };
+    let hosts = hosts(work, &measured, observer)?;
     let chosen = Cell::new(0);
-    let run = Run { options, opened, shape: &shape, budget, replicas, keys, inputs, hosts, chosen };
+    let run = Run { options, method, budget, replicas, keys, inputs, hosts, chosen };
     let done = match options.merge.is_empty() {
         true => run.stages(start, &mut watch, warm, observer),
         false => run.merge(start, &mut watch, observer),
@@ -244,23 +192,33 @@ fn predict_one(
     done
 }
 
+/// What the memory lines of a process are measured from.
+struct MeasuredHost<'a> {
+    budget: &'a Budget,
+    /// Memory of the process before the first arena was allocated, if it was measured.
+    before: Option<&'a Process>,
+    /// Whether the inputs are files, which can be read twice.
+    are_files: bool,
+}
+
 /// Returns the candidate queue sizes for the input, each with the memory lines of the process. With a budget
-/// for host memory, input `files` are read once to measure their longest record; for a pipe, bounds derived
-/// from the budget are assumed. `before` is the memory of the process before the first arena was allocated, if
-/// it was measured.
+/// for host memory, input files are read once to measure their longest record; for a pipe, bounds derived
+/// from the budget are assumed.
 fn hosts(
-    options: &Options,
-    opened: &Opened,
-    budget: &Budget,
-    (before, files): (Option<&Process>, bool),
+    work: HostWork<'_>,
+    measured: &MeasuredHost<'_>,
     observer: &dyn Observer,
 ) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
-    let process = || before.cloned().or_else(|| Process::of(&options.settings));
-    let measure = || match files {
-        true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
-        false => Ok(budget.of_pipe().unwrap_or_default()),
+    let options = work.options;
+    let process = || measured.before.cloned().or_else(|| Process::of(&options.settings));
+    let measure = || {
+        if measured.are_files {
+            extent(&options.inputs, &|| stopped(observer, "nothing had begun"))
+        } else {
+            Ok(measured.budget.of_pipe().unwrap_or_default())
+        }
     };
-    planned::hosts(options, opened.is_trained(), budget, process, measure)
+    planned::hosts(work, measured.budget, process, measure)
 }
 
 /// Whether `folder` is one of `folders`, after resolving symbolic links and relative paths.
@@ -287,148 +245,11 @@ fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Ok(())
 }
 
-/// Opens the caller or VirNucPro's models, and hashes their files.
-fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
-    match &options.caller {
-        Some(caller) => open_caller(options, caller),
-        None => open_virnucpro(options, observer),
-    }
-}
-
-/// Opens a caller, checks that it has the tasks of a prediction and that no option contradicts it, and hashes its files.
-fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, VirusError> {
-    let refused = [
-        (options.original_alphabet, "--original-alphabet"),
-        (options.keep_intermediate, "--keep-intermediate"),
-        (options.save_embeddings.is_some(), "--save-embeddings"),
-        (options.models != Models::default(), "a model of --weights, --dna-model, --protein-model or --head"),
-    ];
-    if let Some((_, option)) = refused.into_iter().find(|(given, _)| *given) {
-        return Err(VirusError::NotOfCaller { option });
-    }
-    if let Some(length) = caller.limits.min_length.filter(|&length| length < SHORTEST_WINDOW as u64) {
-        return Err(VirusError::ShortMinLength { length, shortest: SHORTEST_WINDOW });
-    }
-    if caller.paired && options.inputs.len() > 1 && !options.inputs.len().is_multiple_of(2) {
-        return Err(VirusError::PairedFiles { files: options.inputs.len() });
-    }
-    let (model, calibration) = caller_for_windows(caller, options.length)?;
-    let layout = layout(&model)?;
-    let digests = record::caller_digests(&model, &calibration)?;
-    Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
-}
-
-/// Opens a caller and its calibration for windows of `length` bases.
-fn caller_for_windows(caller: &CallerOptions, length: usize) -> Result<(CallerModel, Calibration), VirusError> {
-    if length < SHORTEST_WINDOW {
-        return Err(VirusError::ShortWindows { length, shortest: SHORTEST_WINDOW });
-    }
-    let (model, calibration) = caller_files(caller.folder.as_deref())?;
-    match calibration.window {
-        window if window == length as u64 => Ok((model, calibration)),
-        window => Err(VirusError::OtherWindows { length, window }),
-    }
-}
-
-/// Opens a caller and its calibration; without a folder, the built-in ones.
-fn caller_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
-    match folder {
-        // The model first: of the folder of another model, its family is what is wrong.
-        Some(folder) => Ok((CallerModel::open(folder)?, Calibration::open(folder)?)),
-        None => Ok((CallerModel::builtin()?, Calibration::builtin()?)),
-    }
-}
-
-/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
-/// built-in caller.
-///
-/// # Errors
-/// A folder that is not that of a caller with its calibration.
-pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
-    Ok(caller_files(folder)?.1.window as usize)
-}
-
-/// Finds the tasks of a prediction in a caller's logits.
-fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
-    let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };
-    let vocabulary = caller.config.vocab_size;
-    if vocabulary != VOCABULARY as u64 {
-        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}")));
-    }
-    let (mut first, mut virus, mut classes) = (0, None, None);
-    for task in &caller.config.tasks {
-        let logits = first..first + task.classes.len();
-        first = logits.end;
-        match &*task.name {
-            "virus" => {
-                let position = |name: &str| task.classes.iter().position(|class| class == name);
-                let found = position("other").zip(position("virus")).filter(|_| task.classes.len() == 2);
-                let (other, is_virus) = found.ok_or_else(|| {
-                    refuse("the classes of its task `virus` are not `other` and `virus`".to_owned())
-                })?;
-                virus = Some((logits.start + other, logits.start + is_virus));
-            }
-            "class" => classes = Some((logits, task.classes.clone())),
-            _ => {}
-        }
-    }
-    let (other, virus) = virus.ok_or_else(|| refuse("its config.json has no task `virus`".to_owned()))?;
-    let (classes, names) = classes.unwrap_or_default();
-    Ok(LogitLayout { other, virus, classes, names })
-}
-
-/// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
-fn open_virnucpro(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
-    let env = HubEnv::from_process();
-    let models = &options.models;
-    let dna = match &models.dna {
-        Some(name) => EncoderModel::open(name, &env, observer)?,
-        None => EncoderModel::builtin_dna()?,
-    };
-    let protein = match &models.protein {
-        Some(name) => EncoderModel::open(name, &env, observer)?,
-        None => EncoderModel::builtin_protein()?,
-    };
-    for (model, wanted) in [(&dna, "DNABERT-S"), (&protein, "ESM-2")] {
-        let fits = match &model.encoder {
-            Encoder::DnabertS(_) => wanted == "DNABERT-S",
-            Encoder::Esm2(_) => wanted == "ESM-2",
-        };
-        if !fits {
-            let (model, found) = (model.name.clone(), model.encoder.family());
-            return Err(VirusError::WrongModel { model, wanted, found });
-        }
-    }
-    let (d, p) = (dna.encoder.hidden_size(), protein.encoder.hidden_size());
-    let head = match &models.head {
-        Some(path) => HeadModel::open(path, d, p)?,
-        None => HeadModel::builtin(d, p)?,
-    };
-    if !head.trained {
-        let text = "the built-in test models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
-            models with --weights";
-        observer.say(Level::Warning, text);
-    }
-    if let Some(of) = head.named_length().filter(|&l| l != options.length) {
-        return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
-    }
-    let digests = record::digests(&dna, &protein, &head)?;
-    if options.length > MAX_GENES {
-        let text = format!(
-            "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
-                the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
-            options.length
-        );
-        observer.say(Level::Warning, &text);
-    }
-    Ok(Opened { models: OpenedModels::VirNucPro(Box::new(VirNucProModels { dna, protein, head })), digests })
-}
-
 /// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
 /// result of another run.
 fn already_there(
     options: &Options,
-    opened: &Opened,
+    method: &dyn Method,
     inputs: Option<&[Input]>,
     keys: Option<&Keys>,
 ) -> Result<Option<PredictReport>, VirusError> {
@@ -444,7 +265,7 @@ fn already_there(
         true => options.settings.arithmetic()?,
         false => old["identity"]["arithmetic"].clone(),
     };
-    let identity = record::identity(options, opened, inputs, arithmetic);
+    let identity = record::identity(options, method, inputs, arithmetic);
     if let Some(what) = folder::difference(&old["identity"], &identity) {
         // An interrupted run with --force left its journal here: this run resumes it and replaces the old results.
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
@@ -475,7 +296,7 @@ fn already_there(
         notes,
         counts: Counts::from_record(&old),
         output_dir: options.output_dir.clone(),
-        trained: opened.is_trained(),
+        trained: method.is_trained(),
         calls: None,
         seconds: 0.0,
         tokens_per_second: 0.0,
@@ -483,16 +304,4 @@ fn already_there(
         memory_line: String::new(),
         run_record: old,
     }))
-}
-
-fn shape(opened: &Opened, options: &Options) -> Shape {
-    let models = match &opened.models {
-        OpenedModels::VirNucPro(models) => Architecture::VirNucPro(Box::new(VirNucProShape {
-            dna: models.dna.encoder.clone(),
-            protein: models.protein.encoder.clone(),
-            head: models.head.config,
-        })),
-        OpenedModels::Caller(caller) => Architecture::Caller(caller.model.config.clone()),
-    };
-    Shape { models, length: options.length as u64 }
 }

@@ -1,13 +1,12 @@
-//! Options of a prediction. Invariant: `result_key` contains exactly the settings that can change a result; two runs
-//! with equal keys, inputs, weights and arithmetic write identical bytes.
+//! Options of a prediction. Invariant: two runs whose methods have equal `parameters`, with equal inputs, weights and
+//! arithmetic, write identical bytes.
 
-use crate::caller::calibration::Preset;
-use crate::caller::score::{Limits, Threshold};
 use crate::folder::JOURNALS;
+use crate::methods::caller::calibration::Preset;
+use crate::methods::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_runtime::{Settings, hub};
-use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,20 +19,10 @@ pub struct Options {
     pub output_dir: PathBuf,
     /// Whether the results of another run in that folder may be replaced.
     pub force: bool,
-    /// Models of VirNucPro's pipeline; not used with a caller.
-    pub models: Models,
-    /// The caller, which replaces VirNucPro's pipeline; `None` for that pipeline.
-    pub caller: Option<CallerOptions>,
+    /// The method with its own options.
+    pub method: MethodOptions,
     /// Window length in bases.
     pub length: usize,
-    /// Whether letters are interpreted as in VirNucPro, which drops codons with U. Otherwise U is read as T.
-    pub original_alphabet: bool,
-    /// Minimum score of a record that VirNucPro's pipeline calls virus.
-    pub threshold: f32,
-    /// Whether to write the intermediate files of VirNucPro's stages.
-    pub keep_intermediate: bool,
-    /// Format in which embeddings are saved; `None` to not save them.
-    pub save_embeddings: Option<EmbeddingFormat>,
     /// Format of the file of records called virus.
     pub hits_format: HitsFormat,
     /// Whether notes on the input, such as duplicate ids, are errors.
@@ -55,6 +44,43 @@ pub struct Options {
     pub sort_by_length: bool,
     /// Settings of the machine.
     pub settings: Settings,
+}
+
+/// A method of finding viral sequences, with its options.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MethodOptions {
+    /// VirNucPro's pipeline: two encoders and a head over open reading frames.
+    VirNucPro(VirNucProOptions),
+    /// A caller: a classifier of windows with a calibration.
+    Caller(CallerOptions),
+}
+
+/// Options of VirNucPro's pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VirNucProOptions {
+    /// The models.
+    pub models: Models,
+    /// Whether letters are interpreted as in VirNucPro, which drops codons with U. Otherwise U is read as T.
+    pub original_alphabet: bool,
+    /// Minimum score of a record that is called virus.
+    pub threshold: f32,
+    /// Whether to write the intermediate files of VirNucPro's stages.
+    pub keep_intermediate: bool,
+    /// Format in which embeddings are saved; `None` to not save them.
+    pub save_embeddings: Option<EmbeddingFormat>,
+}
+
+impl VirNucProOptions {
+    /// VirNucPro's pipeline with these models and the usual settings.
+    pub fn usual(models: Models) -> Self {
+        Self {
+            models,
+            original_alphabet: false,
+            threshold: 0.5,
+            keep_intermediate: false,
+            save_embeddings: None,
+        }
+    }
 }
 
 /// Options of a prediction with a caller.
@@ -85,20 +111,6 @@ impl CallerOptions {
             paired: false,
             limits: Limits::default(),
         }
-    }
-
-    /// Returns the settings that can change results.
-    fn result_key(&self) -> Value {
-        let Limits { min_length, max_n, min_complexity } = self.limits;
-        json!({
-            "threshold": self.threshold.name(),
-            "max_fdr": self.max_fdr,
-            "prevalence": self.prevalence,
-            "paired": self.paired,
-            "min_length": min_length,
-            "max_n": max_n,
-            "min_complexity": min_complexity,
-        })
     }
 }
 
@@ -138,36 +150,14 @@ impl Options {
         let mut files = InputFiles::default();
         self.inputs.iter().for_each(|path| files.add(path));
         self.merge.iter().for_each(|folder| files.add_named(folder, &JOURNALS));
-        match &self.caller {
-            Some(caller) => caller.folder.iter().for_each(|folder| files.add_model(folder)),
-            None => {
-                let Models { dna, protein, head } = &self.models;
+        match &self.method {
+            MethodOptions::Caller(caller) => caller.folder.iter().for_each(|folder| files.add_model(folder)),
+            MethodOptions::VirNucPro(VirNucProOptions { models, .. }) => {
+                let Models { dna, protein, head } = models;
                 dna.iter().chain(protein).for_each(|model| hub::add_model_files(model, &mut files));
                 head.iter().for_each(|head| files.add(head));
             }
         }
         files
-    }
-
-    /// Returns the settings that can change results, except settings of the machine, which [`Settings::arithmetic`]
-    /// returns.
-    pub(crate) fn result_key(&self) -> Value {
-        if let Some(caller) = &self.caller {
-            return json!({
-                "length": self.length,
-                "hits_format": self.hits_format.name(),
-                "source": self.source,
-                "calling": caller.result_key(),
-            });
-        }
-        json!({
-            "length": self.length,
-            "threshold": self.threshold,
-            "original_alphabet": self.original_alphabet,
-            "keep_intermediate": self.keep_intermediate,
-            "save_embeddings": self.save_embeddings.map(EmbeddingFormat::name),
-            "hits_format": self.hits_format.name(),
-            "source": self.source,
-        })
     }
 }

@@ -1,49 +1,30 @@
 //! Planning of predictions, for `predict` and for `plimsoll plan --predict`, which loads no weights. Invariant:
 //! both choose stages, steps and queue sizes with `choose` and `hosts`.
 
-use super::program::{Architecture, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape, VirNucProShape};
-use super::queues::QueueSizes;
-use super::stage::PredictStage;
-use super::{CallerOptions, Models, Options};
 use crate::VirusError;
-use crate::caller::windows::window_lengths;
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::codons::tokens_of;
+use crate::methods::{self, PlannedMethod, PlannedModel};
+use crate::options::Options;
+use crate::pipeline::queues::{HostWork, QueueSizes};
+use crate::pipeline::shape::{HEAD_ROWS, Shape};
+use crate::pipeline::stage::PredictStage;
 use plimsoll_data::sequence::{Extent, extent};
-use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
 use plimsoll_graph::{Bytes, Counts};
-use plimsoll_models::{Encoder, HeadConfig};
 use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::price::streamed_from;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session;
-use plimsoll_runtime::{
-    Budget, CallerModel, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input,
-};
+use plimsoll_runtime::{Budget, Device, Settings, price, replicas_for_input};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
-
-/// Hub ids of the default encoders, which are those of VirNucPro.
-const DNA_ID: &str = "zhihan1996/DNABERT-S";
-const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
-
-/// Number of hidden units of VirNucPro's head.
-const HIDDEN: u64 = 512;
 
 /// Number of records that is assumed if no input is given.
 const RECORDS: u64 = 1_000_000;
 /// Length in bytes of the longest name and title that is assumed if no input is given.
 const NAME: u64 = 64;
-
-/// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
-const BASES_OF_TOKEN: f64 = 4.6;
-
-/// Number of special tokens that each encoder adds to a sequence.
-const ENDS: f64 = 2.0;
 
 /// A request to plan a prediction.
 #[derive(Clone, Debug)]
@@ -63,9 +44,9 @@ pub struct Request {
 pub struct Planned {
     target: Target,
     budget: Bytes,
-    models: Vec<ModelName>,
+    models: Vec<PlannedModel>,
     length: u64,
-    stages: Vec<(PredictStage, Program)>,
+    stages: Vec<PlannedStage>,
     process: Vec<Staging>,
     queues: QueueSizes,
     reads: Reads,
@@ -73,23 +54,13 @@ pub struct Planned {
     effects: Option<Vec<Vec<Effect>>>,
 }
 
-/// A model of a prediction.
-#[derive(Clone, Debug)]
-struct ModelName {
-    /// Key in JSON.
-    key: &'static str,
-    /// What the model is, in words.
-    what: &'static str,
-    name: String,
-}
-
-/// The models of a plan.
-struct PlannedModels {
-    names: Vec<ModelName>,
-    architecture: Architecture,
-    /// Models that are on this machine, opened because the headers of their weights and tokenizers are in the heap of a real
-    /// run. For missing models they are covered by the margin of the heap's memory line.
-    opened: (Vec<EncoderModel>, Option<CallerModel>),
+/// A stage of a plan.
+#[derive(Debug)]
+struct PlannedStage {
+    stage: PredictStage,
+    /// The models of the stage in words.
+    about: &'static str,
+    program: Program,
 }
 
 /// Expected throughput for reads of one length.
@@ -98,6 +69,8 @@ struct Reads {
     length: u64,
     windows: u64,
     orfs: f64,
+    /// Whether the time depends on `orfs`.
+    has_orfs: bool,
     per_second: f64,
 }
 
@@ -167,11 +140,8 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
-    super::look_at_inputs(options)?;
-    let PlannedModels { names, architecture, opened } = match &options.caller {
-        Some(caller) => PlannedModels::caller(caller, options.length)?,
-        None => PlannedModels::virnucpro(&options.models)?,
-    };
+    crate::look_at_inputs(options)?;
+    let PlannedMethod { models, shape, opened } = methods::plan(options)?;
     let budget = settings.read_budget()?;
     let process = || Process::of(settings);
     let measure = || {
@@ -187,94 +157,47 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         }
         extent(&options.inputs, &|| Ok(()))
     };
-    let shape = Shape { models: architecture, length: options.length as u64 };
-    let hosts = hosts(options, true, &budget, process, measure)?;
+    let work = HostWork { options, costs: shape.host, is_trained: true };
+    let hosts = hosts(work, &budget, process, measure)?;
     let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
     let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
-    let stages: Vec<_> =
-        stages(&planned, &shape).iter().copied().zip(planned.programs().iter().cloned()).collect();
+    let stages = stages(&planned, &shape).iter().zip(planned.programs());
+    let stages: Vec<PlannedStage> = stages
+        .map(|(&stage, program)| PlannedStage { stage, about: shape.about(stage), program: program.clone() })
+        .collect();
     let chosen = planned.budget();
     // Held until here, so that the measurements of the process in `hosts` included the opened models.
     drop(opened);
     let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((QueueSizes::USUAL, vec![]));
-    let reads = reads(request, &stages)?;
+    let reads = reads(request, &shape, &stages)?;
     let (target, length) = (settings.target()?, shape.length);
     let budget = budget.bytes;
     let effects = match request.explain {
         true => Some(effects(&shape, settings, &stages)?),
         false => None,
     };
-    Ok(Planned { target, budget, models: names, length, stages, process, queues, reads, effects })
+    Ok(Planned { target, budget, models, length, stages, process, queues, reads, effects })
 }
 
 /// The optimisations in effect in each stage.
 fn effects(
     shape: &Shape,
     settings: &Settings,
-    stages: &[(PredictStage, Program)],
+    stages: &[PlannedStage],
 ) -> Result<Vec<Vec<Effect>>, VirusError> {
     let target = |replicas| Ok(settings.machines(replicas)[0].target()?);
-    let of_stage = |(stage, program): &(PredictStage, Program)| {
+    let of_stage = |PlannedStage { stage, program, .. }: &PlannedStage| {
         let of_precision = |precision| shape.planned(*stage, precision);
         Ok(explain::of_stage(&of_precision, settings.precision()?, &target, program)?)
     };
     stages.iter().map(of_stage).collect()
 }
 
-impl PlannedModels {
-    /// A caller for windows of `length` bases.
-    fn caller(caller: &CallerOptions, length: usize) -> Result<Self, VirusError> {
-        let (model, _) = super::caller_for_windows(caller, length)?;
-        let names = vec![ModelName { key: "caller", what: "caller", name: model.name.clone() }];
-        let architecture = Architecture::Caller(model.config.clone());
-        Ok(Self { names, architecture, opened: (vec![], Some(model)) })
-    }
-
-    /// VirNucPro's models, with its own for those not given.
-    fn virnucpro(models: &Models) -> Result<Self, VirusError> {
-        let named = |model: &Option<String>, id: &str| model.clone().unwrap_or_else(|| id.to_owned());
-        let encoders = [named(&models.dna, DNA_ID), named(&models.protein, PROTEIN_ID)];
-        let (dna, protein) = (encoder(&encoders[DNA], "DNABERT-S")?, encoder(&encoders[PROTEIN], "ESM-2")?);
-        let (d, p) = (dna.hidden_size(), protein.hidden_size());
-        let (head, head_name) = match &models.head {
-            Some(path) => (HeadModel::open(path, d, p)?.config, path.display().to_string()),
-            None => {
-                let config = HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 };
-                (config, format!("a head of {HIDDEN} hidden units"))
-            }
-        };
-        let offline = HubEnv { offline: true, ..HubEnv::from_process() };
-        let open = |name: &String| EncoderModel::open(name, &offline, &mut Silent).ok();
-        let opened = encoders.iter().filter_map(open).collect();
-        let [dna_name, protein_name] = encoders;
-        let names = vec![
-            ModelName { key: "dna", what: "DNA model", name: dna_name },
-            ModelName { key: "protein", what: "protein model", name: protein_name },
-            ModelName { key: "head", what: "head", name: head_name },
-        ];
-        let architecture = Architecture::VirNucPro(Box::new(VirNucProShape { dna, protein, head }));
-        Ok(Self { names, architecture, opened: (opened, None) })
-    }
-}
-
-/// Returns the architecture of a model by name; an error if it is not of the family `wanted`.
-fn encoder(name: &str, wanted: &'static str) -> Result<Encoder, VirusError> {
-    let encoder = price::encoder(name)?;
-    match encoder.family() == wanted {
-        true => Ok(encoder),
-        false => {
-            let (model, found) = (name.to_owned(), encoder.family());
-            Err(VirusError::WrongModel { model, wanted, found })
-        }
-    }
-}
-
 /// Returns the candidate queue sizes, largest first, each with the memory lines of the process; a single candidate if
 /// host memory has no budget. `measure` is called only with a budget, and `process` is called again after it, since
 /// measuring allocates memory.
 pub(crate) fn hosts(
-    options: &Options,
-    trained: bool,
+    work: HostWork<'_>,
     budget: &Budget,
     process: impl Fn() -> Option<Process>,
     measure: impl FnOnce() -> Result<Extent, RuntimeError>,
@@ -287,10 +210,10 @@ pub(crate) fn hosts(
     let line = budget.of_host();
     let billed = |queues: QueueSizes| {
         let mut process = process.clone();
-        queues.bill(options, &extent, trained, &mut process);
+        queues.bill(work, &extent, &mut process);
         (queues, process.lines)
     };
-    Ok(QueueSizes::within(line, options, &extent).map(billed).collect())
+    Ok(QueueSizes::within(line, work, &extent).map(billed).collect())
 }
 
 /// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the nucleotide
@@ -337,68 +260,56 @@ pub(crate) fn choose_alone(
     refusal
 }
 
-/// Computes the expected throughput in reads per second, assuming that all steps are full and that an open
-/// reading frame takes the share of a step that corresponds to its tokens (encoders) or its row (head).
-fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads, RuntimeError> {
+/// Computes the expected throughput in reads per second, assuming that all steps are full and that a sequence takes the share
+/// of a step that corresponds to its tokens (encoders) or its row (head).
+fn reads(request: &Request, shape: &Shape, stages: &[PlannedStage]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
-    let (read, size) = (*read_length as usize, options.length);
-    // A caller computes every window, VirNucPro's models the open reading frames of a window.
-    let (lengths, sequences_of_a_window): (Vec<usize>, f64) = match &options.caller {
-        Some(_) => (window_lengths(read, size).collect(), 1.0),
-        None => (chunks(read, size).map(|window| window.len).collect(), *orfs),
-    };
+    let lengths = (shape.window_lengths)(*read_length as usize, options.length);
+    let sequences_of_window = shape.sequences_of_window.map_or(*orfs, |count| count as f64);
     let mut seconds = 0.0;
     for &length in &lengths {
-        let tokens = [length as f64 / BASES_OF_TOKEN + ENDS, length as f64 / 3.0 + ENDS];
-        for (_, program) in stages {
+        for PlannedStage { program, .. } in stages {
             for (name, plan) in program.plans() {
                 let bounds = plan.graph.bounds;
-                let of_sequences = |tokens: f64| {
-                    let sequences = (bounds.tokens as f64 / tokens) as u64;
-                    let counts = Counts {
-                        tokens: bounds.tokens,
-                        sequences: sequences.clamp(1, bounds.sequences),
-                        packs: 1,
-                    };
-                    (counts, tokens / bounds.tokens as f64)
-                };
-                let (counts, share) = match PLANS.iter().position(|part| part == name) {
+                let (counts, share) = match shape.encoders.iter().find(|encoder| encoder.plan == name) {
+                    Some(encoder) => {
+                        let tokens = (encoder.expected_tokens)(length);
+                        let sequences = (bounds.tokens as f64 / tokens) as u64;
+                        let counts = Counts {
+                            tokens: bounds.tokens,
+                            sequences: sequences.clamp(1, bounds.sequences),
+                            packs: 1,
+                        };
+                        (counts, tokens / bounds.tokens as f64)
+                    }
                     // A row of the head is one of HEAD_ROWS.
-                    Some(HEAD) => (bounds.full(), 1.0 / HEAD_ROWS as f64),
-                    Some(encoder) => of_sequences(tokens[encoder]),
-                    None => of_sequences(tokens_of(length).max(1) as f64),
+                    None => (bounds.full(), 1.0 / HEAD_ROWS as f64),
                 };
                 let step = plan_seconds(plan, program.target(), counts);
-                seconds += sequences_of_a_window * share * step / program.replicas() as f64;
+                seconds += sequences_of_window * share * step / program.replicas() as f64;
             }
         }
     }
     let windows = lengths.len();
-    Ok(Reads { length: *read_length, windows: windows as u64, orfs: *orfs, per_second: 1.0 / seconds })
-}
-
-impl PredictStage {
-    /// Describes the stage in words.
-    fn about(self) -> &'static str {
-        match self {
-            Self::Whole => "both encoders and the head",
-            Self::Nucleotide => "the nucleotide encoder",
-            Self::Protein => "the protein encoder and the head",
-            Self::Caller => "the caller",
-        }
-    }
+    Ok(Reads {
+        length: *read_length,
+        windows: windows as u64,
+        orfs: *orfs,
+        has_orfs: shape.sequences_of_window.is_none(),
+        per_second: 1.0 / seconds,
+    })
 }
 
 impl Planned {
     /// Peak memory over the stages in bytes, including the process if it counts against the same memory.
     pub fn peak(&self) -> Bytes {
-        let plans = self.stages.iter().map(|(_, program)| program.peak()).max().unwrap_or_default();
+        let plans = self.stages.iter().map(|stage| stage.program.peak()).max().unwrap_or_default();
         plans + self.process()
     }
 
     /// The stages in order, each with its description and program.
     pub fn stages(&self) -> impl Iterator<Item = (&'static str, &Program)> {
-        self.stages.iter().map(|(stage, program)| (stage.about(), program))
+        self.stages.iter().map(|stage| (stage.about, &stage.program))
     }
 
     /// Memory budget.
@@ -413,14 +324,14 @@ impl Planned {
 
     /// Formats the plan as JSON.
     pub fn to_json(&self) -> Result<Value, RuntimeError> {
-        let stage = |(number, (stage, program)): (usize, &(PredictStage, Program))| {
-            let mut plan = price::to_json(program)?;
+        let stage = |(number, stage): (usize, &PlannedStage)| {
+            let mut plan = price::to_json(&stage.program)?;
             let effects = self.effects.as_ref().map(|effects| &effects[number][..]);
             explain::add_to_json(&mut plan, effects);
-            plan["stage"] = stage.about().into();
+            plan["stage"] = stage.about.into();
             Ok(plan)
         };
-        let Reads { length, windows, orfs, per_second } = self.reads;
+        let Reads { length, windows, orfs, per_second, .. } = self.reads;
         let QueueSizes { job_bases, job_parts, items, bytes, block, sort } = self.queues;
         Ok(json!({
             "target": self.target.name,
@@ -442,10 +353,10 @@ impl Planned {
     pub fn to_text(&self) -> Result<String, RuntimeError> {
         let (target, about, length) = (&self.target.name, &self.target.about, self.length);
         let mut text = format!("a prediction on {target} ({about}), windows of {length} bases\n");
-        for ModelName { what, name, .. } in &self.models {
+        for PlannedModel { what, name, .. } in &self.models {
             let _ = writeln!(text, "  {what:<13}  {name}");
         }
-        for (number, (stage, program)) in self.stages.iter().enumerate() {
+        for (number, PlannedStage { about, program, .. }) in self.stages.iter().enumerate() {
             let replicas = match program.replicas() {
                 1 => String::new(),
                 replicas => format!(" in each of {replicas} replicas"),
@@ -457,7 +368,7 @@ impl Planned {
                 Bytes::ZERO => "weights are resident".to_owned(),
                 streamed => format!("weights stream from {}: {streamed} per step", streamed_from(program)),
             };
-            let (count, about) = (self.stages.len(), stage.about());
+            let count = self.stages.len();
             let _ = writeln!(text, "stage {} of {count}: {about}", number + 1);
             let _ =
                 writeln!(text, "  steps of up to {tokens} tokens{replicas}, precision {precision}, {weights}");
@@ -466,13 +377,15 @@ impl Planned {
             }
         }
         text += &plimsoll_runtime::process::to_text("of the budget the process takes", &self.process);
-        let Reads { length, windows, orfs, per_second } = self.reads;
+        let Reads { length, windows, orfs, has_orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
-        let frames = match self.stages.iter().any(|(stage, _)| *stage == PredictStage::Caller) {
-            true => String::new(),
-            false if orfs == 1.0 => " and 1 open reading frame a window".to_owned(),
-            false => format!(" and {orfs} open reading frames a window"),
+        let frames = if !has_orfs {
+            String::new()
+        } else if orfs == 1.0 {
+            " and 1 open reading frame a window".to_owned()
+        } else {
+            format!(" and {orfs} open reading frames a window")
         };
         let digits = if per_second < 10.0 { 2 } else { 0 };
         let _ = write!(
@@ -480,8 +393,8 @@ impl Planned {
             "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{frames}"
         );
         let of_stages = self.stages.iter().zip(self.effects.iter().flatten());
-        for (number, ((stage, _), effects)) in of_stages.enumerate() {
-            let (count, about) = (self.stages.len(), stage.about());
+        for (number, (PlannedStage { about, .. }, effects)) in of_stages.enumerate() {
+            let count = self.stages.len();
             let _ = write!(text, "\nstage {} of {count}: {about}\n{}", number + 1, explain::to_text(effects));
         }
         Ok(text)

@@ -23,7 +23,7 @@ use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
 use plimsoll_train::priced::PlannedRun;
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
-use plimsoll_virus::{CallerOptions, Models, caller_window, nucleotide_files, planned};
+use plimsoll_virus::{CallerOptions, MethodOptions, Models, caller_window, nucleotide_files, planned};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -492,7 +492,7 @@ impl Plan {
         let inputs = if input.is_empty() { vec![] } else { nucleotide_files(input)?.paths() };
         let mut options = usual_options(inputs, models, *length, settings);
         if let Some(folder) = caller {
-            options.caller = Some(CallerOptions::usual(folder.clone()));
+            options.method = MethodOptions::Caller(CallerOptions::usual(folder.clone()));
             options.length = length.map_or_else(|| caller_window(folder.as_deref()), |n| Ok(n as usize))?;
         }
         let explain = self.explain;

@@ -13,8 +13,8 @@ use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    CallerOptions, Listing, Models, Options, PredictReport, Shard, caller_window, nucleotide_files, predict,
-    predict_each, stem,
+    CallerOptions, Listing, MethodOptions, Models, Options, PredictReport, Shard, VirNucProOptions,
+    caller_window, nucleotide_files, predict, predict_each, stem,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -308,18 +308,29 @@ impl Predict {
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let inputs = listing.paths();
         let caller = self.caller_options()?;
-        let (models, length) = match &caller {
+        let (method, length) = match caller {
             Some(caller) => {
                 let length = match self.length {
                     Some(length) => length as usize,
                     None => caller_window(caller.folder.as_deref())?,
                 };
-                (Models::default(), length)
+                (MethodOptions::Caller(caller), length)
             }
             None => {
                 let models = self.models.models(self.length)?;
                 let length = window_length(self.length, &models);
-                (models, length)
+                let method = VirNucProOptions {
+                    models,
+                    original_alphabet: self.original_alphabet,
+                    threshold: self.threshold.unwrap_or(THRESHOLD) as f32,
+                    keep_intermediate: self.keep_intermediate,
+                    save_embeddings: self.save_embeddings.map(|format| match format {
+                        Format::Npy => EmbeddingFormat::Npy,
+                        Format::Safetensors => EmbeddingFormat::Safetensors,
+                        Format::Parquet => EmbeddingFormat::Parquet,
+                    }),
+                };
+                (MethodOptions::VirNucPro(method), length)
             }
         };
         Ok(Options {
@@ -329,17 +340,8 @@ impl Predict {
                 false => default_folder(&self.inputs),
             }),
             force: self.force,
-            models,
-            caller,
+            method,
             length,
-            original_alphabet: self.original_alphabet,
-            threshold: self.threshold.unwrap_or(THRESHOLD) as f32,
-            keep_intermediate: self.keep_intermediate,
-            save_embeddings: self.save_embeddings.map(|format| match format {
-                Format::Npy => EmbeddingFormat::Npy,
-                Format::Safetensors => EmbeddingFormat::Safetensors,
-                Format::Parquet => EmbeddingFormat::Parquet,
-            }),
             hits_format: self.hits_format.0,
             strict: self.strict,
             workers,
@@ -380,12 +382,7 @@ pub(super) fn usual_options(
         output_dir: PathBuf::new(),
         force: false,
         length: window_length(length, &models),
-        models,
-        caller: None,
-        original_alphabet: false,
-        threshold: THRESHOLD as f32,
-        keep_intermediate: false,
-        save_embeddings: None,
+        method: MethodOptions::VirNucPro(VirNucProOptions::usual(models)),
         hits_format: HitsFormat::Fasta,
         strict: false,
         workers: usual_workers(&settings),

@@ -8,8 +8,8 @@ use plimsoll_runtime::{Device, Failure, Machine, Settings};
 use plimsoll_testing::cards::Card;
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::caller::{Calibration, Limits, Threshold};
-use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
-use plimsoll_virus::{CallerOptions, Models, Options, Shard, VirusError, predict};
+use plimsoll_virus::output::HitsFormat;
+use plimsoll_virus::{CallerOptions, MethodOptions, Options, Shard, VirusError, predict};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,16 @@ use std::time::Duration;
 fn calling(input: &Path, output: &Path) -> Options {
     let caller = CallerOptions::usual(Some(fixture("goldens/caller")));
     let usual = builtin(input, output);
-    Options { caller: Some(caller), length: 1000, keep_intermediate: false, ..usual }
+    Options { method: MethodOptions::Caller(caller), length: 1000, ..usual }
 }
 
 /// Returns the options with changed options of the caller.
 fn with(options: Options, change: impl FnOnce(&mut CallerOptions)) -> Options {
     let mut options = options;
-    change(options.caller.as_mut().expect("a caller"));
+    match &mut options.method {
+        MethodOptions::Caller(caller) => change(caller),
+        MethodOptions::VirNucPro(_) => panic!("no caller"),
+    }
     options
 }
 
@@ -680,20 +683,11 @@ fn a_caller_is_its_files() {
 }
 
 #[test]
-fn options_of_virnucpro_are_refused() {
+fn windows_shorter_than_the_shortest_are_refused() {
     let folder = Folder::new("caller-refused");
     let input = folder.write("in.fa", ">a\nACGT\n");
-    let plain = calling(&input, &folder.path("out"));
-    let refused = |options: Options, says: &str| {
-        let error = run(&options).expect_err("refused");
-        assert!(error.to_string().contains(says), "{error}");
-        assert!(matches!(error, VirusError::NotOfCaller { .. } | VirusError::ShortWindows { .. }));
-    };
-    let format = Some(EmbeddingFormat::Npy);
-    refused(Options { original_alphabet: true, ..plain.clone() }, "--original-alphabet");
-    refused(Options { keep_intermediate: true, ..plain.clone() }, "--keep-intermediate");
-    refused(Options { save_embeddings: format, ..plain.clone() }, "--save-embeddings");
-    let models = Models { dna: Some("x".to_owned()), ..Models::default() };
-    refused(Options { models, ..plain.clone() }, "--dna-model");
-    refused(Options { length: 99, ..plain }, "--length 99");
+    let short = Options { length: 99, ..calling(&input, &folder.path("out")) };
+    let error = run(&short).expect_err("refused");
+    assert!(error.to_string().contains("--length 99"), "{error}");
+    assert!(matches!(error, VirusError::ShortWindows { .. }));
 }

@@ -2,7 +2,7 @@
 //! that has too little memory. Invariant: whatever the sizes of the steps are, the results have the bytes of a run with one
 //! size.
 
-use crate::rig::{golden, read};
+use crate::rig::{golden, read, virnucpro};
 use plimsoll_embed::{Destination, EmbedReport, Pool, embed};
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
@@ -70,9 +70,8 @@ fn reads(folder: &Folder) -> PathBuf {
 fn options(input: &Path, output: &Path, settings: Settings) -> plimsoll_virus::Options {
     plimsoll_virus::Options {
         commit_every: Duration::ZERO,
-        save_embeddings: Some(EmbeddingFormat::Npy),
         settings,
-        ..golden(input, output)
+        ..virnucpro(golden(input, output), |method| method.save_embeddings = Some(EmbeddingFormat::Npy))
     }
 }
 

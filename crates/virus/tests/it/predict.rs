@@ -1,7 +1,7 @@
 //! Tests of the whole pipeline: comparison with VirNucPro's results, and independence of results from the way
 //! in which they are computed.
 
-use crate::rig::{builtin, golden, read, run};
+use crate::rig::{builtin, golden, method, read, run, virnucpro};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::Options;
@@ -51,8 +51,10 @@ fn same_table(found: &str, wanted: &str) {
 fn against_the_original(length: usize) {
     let folder = Folder::new(&format!("golden{length}"));
     let out = folder.path("out");
-    let options =
-        Options { length, save_embeddings: Some(EmbeddingFormat::Safetensors), ..golden(&reads(), &out) };
+    let saving = virnucpro(golden(&reads(), &out), |method| {
+        method.save_embeddings = Some(EmbeddingFormat::Safetensors);
+    });
+    let options = Options { length, ..saving };
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(report.failed, 0);
     let expected = fixture("goldens/pipeline").join(format!("expected_{length}"));
@@ -107,7 +109,7 @@ fn results_do_not_depend_on_how_they_are_computed() {
     vary("workers-1", &|o| (o.workers, o.prefetch) = (1, 1));
     vary("workers-7", &|o| o.workers = 7);
     vary("order", &|o| o.sort_by_length = false);
-    vary("embeddings", &|o| o.save_embeddings = Some(EmbeddingFormat::Npy));
+    vary("embeddings", &|o| method(o).save_embeddings = Some(EmbeddingFormat::Npy));
 }
 
 #[test]
@@ -208,7 +210,7 @@ fn configuration_and_tokenizer_are_part_of_a_run() {
         fs::copy(file.path(), model.join(file.file_name())).expect("copied");
     }
     let mut options = golden(&reads(), &out);
-    options.models.dna = Some(model.display().to_string());
+    method(&mut options).models.dna = Some(model.display().to_string());
     run(&options).unwrap_or_else(|e| panic!("{e}"));
     assert!(run(&options).unwrap_or_else(|e| panic!("{e}")).already_complete);
     for file in ["config.json", "tokenizer.json"] {
@@ -284,11 +286,11 @@ fn a_poisoned_sequence_is_listed() {
 
     let out = folder.path("out");
     let mut options = golden(&reads(), &out);
-    options.models.protein = Some(model.display().to_string());
+    method(&mut options).models.protein = Some(model.display().to_string());
     // Few slots and short windows: frames fail while others are still being admitted.
     let mut crowded = Options { length: 9, output_dir: folder.path("crowded"), ..options.clone() };
     crowded.settings.tokens = Some(64);
-    crowded.save_embeddings = Some(EmbeddingFormat::Npy);
+    method(&mut crowded).save_embeddings = Some(EmbeddingFormat::Npy);
     let report = run(&crowded).unwrap_or_else(|e| panic!("{e}"));
     let noted = read(crowded.output_dir.join("notes.tsv")).matches("\tfailed\t").count() as u64;
     assert!(report.failed > 100 && noted == report.failed);

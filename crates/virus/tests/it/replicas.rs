@@ -1,7 +1,7 @@
 //! Tests of runs on several devices or CPU replicas. Invariant: results equal those of one device byte for
 //! byte, whatever the number of devices, also if some of them fail.
 
-use crate::rig::golden;
+use crate::rig::{golden, virnucpro};
 use plimsoll_embed::{Destination, Pool, embed};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{
@@ -57,9 +57,10 @@ fn on_cpu() -> Settings {
 fn prediction(output: &Path, settings: Settings) -> plimsoll_virus::Options {
     plimsoll_virus::Options {
         commit_every: Duration::ZERO,
-        save_embeddings: Some(EmbeddingFormat::Npy),
         settings,
-        ..golden(&fixture("goldens/pipeline/reads.fa"), output)
+        ..virnucpro(golden(&fixture("goldens/pipeline/reads.fa"), output), |method| {
+            method.save_embeddings = Some(EmbeddingFormat::Npy);
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests of interrupted and resumed runs, merged shards, and two stages under a small memory budget. Invariant:
 //! the result files equal byte for byte those of an uninterrupted run.
 
-use crate::rig::{golden, read, run};
+use crate::rig::{golden, method, read, run, virnucpro};
 use plimsoll_data::journal::Journal;
 use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
@@ -24,8 +24,7 @@ pub fn reads() -> PathBuf {
 pub fn options(output: &Path) -> Options {
     let mut options = Options {
         commit_every: Duration::ZERO,
-        save_embeddings: Some(EmbeddingFormat::Npy),
-        ..golden(&reads(), output)
+        ..virnucpro(golden(&reads(), output), |method| method.save_embeddings = Some(EmbeddingFormat::Npy))
     };
     options.settings.tokens = Some(502);
     options
@@ -159,7 +158,7 @@ fn a_journal_of_another_run_is_refused() {
     refused(&Options { length: 300, ..first.clone() }, "length");
     refused(&Options { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
     let mut models = first.clone();
-    models.models.head = Some(folder.path("head.safetensors"));
+    method(&mut models).models.head = Some(folder.path("head.safetensors"));
     let weights = Weights::open(&fixture("goldens/head.pth")).expect("the head");
     copy_changed(&weights, &folder.path("head.safetensors"), |_, _, data| data[0] += 0.5);
     refused(&models, "weights");
@@ -344,13 +343,11 @@ fn shards_put_together_are_one_run() {
     assert!(windows > 3 * 256, "{windows} windows are too few for three shards");
     let shard = |number| Options {
         shard: Some(Shard { number, of: 3 }),
-        keep_intermediate: false,
-        ..base(&format!("s{number}"))
+        ..virnucpro(base(&format!("s{number}")), |method| method.keep_intermediate = false)
     };
     let merge = |shards: &[u64]| Options {
         merge: shards.iter().map(|n| folder.path(&format!("s{n}"))).collect(),
-        keep_intermediate: false,
-        ..base("merged")
+        ..virnucpro(base("merged"), |method| method.keep_intermediate = false)
     };
     for number in [3, 1] {
         // Shard 1 is interrupted once.
@@ -457,7 +454,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
     });
     let poisoned = |name: &str| {
         let mut options = Options { length: 60, ..options(&folder.path(name)) };
-        options.models.dna = Some(model.display().to_string());
+        method(&mut options).models.dna = Some(model.display().to_string());
         options
     };
     let whole = run(&poisoned("whole")).unwrap_or_else(|e| panic!("{e}"));
@@ -553,8 +550,7 @@ fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_
     let (a, b) = (long(), more());
     let two = |name: &str| Options {
         inputs: vec![a.clone(), b.clone()],
-        save_embeddings: None,
-        ..options(&folder.path(name))
+        ..virnucpro(options(&folder.path(name)), |method| method.save_embeddings = None)
     };
     run(&two("whole")).unwrap_or_else(|e| panic!("{e}"));
     let wanted = results(&folder.path("whole"));

@@ -3,7 +3,7 @@
 use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_testing::fixture;
 use plimsoll_virus::output::HitsFormat;
-use plimsoll_virus::{Models, Options, PredictReport, VirusError, predict};
+use plimsoll_virus::{MethodOptions, Models, Options, PredictReport, VirNucProOptions, VirusError, predict};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -12,14 +12,9 @@ use std::time::Duration;
 /// results.
 pub fn golden(input: &Path, output: &Path) -> Options {
     let model = |name: &str| Some(fixture("goldens").join(name).display().to_string());
-    Options {
-        models: Models {
-            dna: model("dnabert_s"),
-            protein: model("esm2"),
-            head: Some(fixture("goldens/head.pth")),
-        },
-        ..builtin(input, output)
-    }
+    let models =
+        Models { dna: model("dnabert_s"), protein: model("esm2"), head: Some(fixture("goldens/head.pth")) };
+    virnucpro(builtin(input, output), |method| method.models = models)
 }
 
 /// A prediction with the built-in, untrained models in f32.
@@ -28,13 +23,11 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         inputs: vec![input.to_owned()],
         output_dir: output.to_owned(),
         force: false,
-        models: Models::default(),
-        caller: None,
+        method: MethodOptions::VirNucPro(VirNucProOptions {
+            keep_intermediate: true,
+            ..VirNucProOptions::usual(Models::default())
+        }),
         length: 500,
-        original_alphabet: false,
-        threshold: 0.5,
-        keep_intermediate: true,
-        save_embeddings: None,
         hits_format: HitsFormat::Fasta,
         strict: false,
         workers: 2,
@@ -46,6 +39,20 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         sort_by_length: true,
         settings: Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() },
     }
+}
+
+/// The options of VirNucPro's method.
+pub fn method(options: &mut Options) -> &mut VirNucProOptions {
+    match &mut options.method {
+        MethodOptions::VirNucPro(method) => method,
+        MethodOptions::Caller(_) => panic!("a caller"),
+    }
+}
+
+/// Returns the options with changed options of VirNucPro's method.
+pub fn virnucpro(mut options: Options, change: impl FnOnce(&mut VirNucProOptions)) -> Options {
+    change(method(&mut options));
+    options
 }
 
 /// Runs a prediction without an observer.

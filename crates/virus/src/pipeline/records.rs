@@ -1,49 +1,45 @@
-//! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the
-//! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and
-//! size of the jobs in flight are bounded (see `QueueSizes::held`), whatever the records look like.
+//! The front end: one thread reads records and cuts them into jobs, worker threads tokenize the windows of the jobs, and the
+//! engine receives the results in input order. Invariant: number and size of the jobs in flight are bounded (see
+//! `QueueSizes::held`), whatever the records look like.
 
-use crate::caller::letters::{LetterCounts, WindowLetters};
-use crate::caller::mates::common_name;
-use crate::caller::windows::{CallerChunk, LONGEST_GAP, SHORTEST_WINDOW, windows};
-use crate::journal::Coverage;
+use crate::methods::{CutWindow, WindowBases, WindowSource, WindowTokenizer};
 use crate::options::Shard;
 use crate::output::{HitsFormat, Note, RecordText};
-use crate::queues::QueueSizes;
+use crate::pipeline::journal::Coverage;
+use crate::pipeline::letters::WindowLetters;
+use crate::pipeline::mates::{Mate, common_name};
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
-use plimsoll_data::chunk::{Chunk, chunks};
-use plimsoll_data::codons::{encode_known, frame_of};
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::chunk::Chunk;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, ResultName, own_names};
 use plimsoll_data::printable;
 use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
-use plimsoll_data::translate::{Frame, Orf, Scratch, orfs};
 use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
-use plimsoll_runtime::{RuntimeError, Tokenizer};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+/// Most files of a method's own that its tokenizers write texts for.
+pub(crate) const TEXTS: usize = 3;
+
 /// Settings of the front end.
 pub(crate) struct InputPipeline {
-    /// Window length in bases.
-    pub(crate) length: usize,
-    pub(crate) units: Units,
-    /// Whether U is kept as in VirNucPro, which drops codons that contain it; otherwise U is read as T.
-    pub(crate) original_alphabet: bool,
-    /// Whether jobs produce the text of the intermediate files.
-    pub(crate) intermediate: bool,
+    /// The part of the method that cuts and tokenizes.
+    pub(crate) source: Arc<dyn WindowSource>,
     /// Output format of records called virus; if set, the end of a record carries its text.
     pub(crate) hits: Option<HitsFormat>,
-    /// Number of threads that translate and tokenize.
+    /// Number of threads that tokenize.
     pub(crate) workers: usize,
     /// Number of jobs in flight per worker thread.
     pub(crate) prefetch: usize,
     /// Size limits of jobs.
     pub(crate) queues: QueueSizes,
-    /// Windows with known results; they are passed on without open reading frames.
+    /// Windows with known results; they are passed on without sequences.
     pub(crate) kept: Arc<Coverage>,
     /// Shard to compute; windows of other shards are skipped.
     pub(crate) shard: Option<Shard>,
@@ -51,27 +47,10 @@ pub(crate) struct InputPipeline {
     pub(crate) most: Option<Extent>,
 }
 
-/// What is computed of a window.
-pub(crate) enum Units {
-    /// Its open reading frames, tokenized for both encoders.
-    Frames { dna: Tokenizer, protein: Tokenizer },
-    /// The whole window, as the codons of its six frames. With `paired`, records are mates.
-    Windows { paired: bool },
-}
-
-/// The pair of a record, with `--paired`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mate {
-    /// Name of the pair.
-    pub(crate) pair: Arc<str>,
-    /// Whether the record is the second of the pair.
-    pub(crate) is_second: bool,
-}
-
 /// An event of the input, in input order.
 pub(crate) enum Event {
-    /// A window of a record. Its open reading frames are the next `orfs` of the job.
-    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize, letters: WindowLetters },
+    /// A window of a record. Its sequences are the next `sequences` of the job.
+    Window { number: u64, record: Arc<str>, chunk: Chunk, sequences: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
     Source(Arc<str>),
     /// The end of a record; a record without letters has no windows.
@@ -80,29 +59,30 @@ pub(crate) enum Event {
     Note(Note),
 }
 
-/// Tokens of an open reading frame, or of a window for a caller, as ranges of the job's token vectors.
-pub(crate) struct OrfTokens {
-    pub(crate) frame: Frame,
-    /// Length of the nucleotide sequence in bases.
+/// Tokens of a sequence of a window, as ranges of the job's token vectors.
+pub(crate) struct SequenceTokens {
+    /// Number of the sequence in its window.
+    pub(crate) label: u8,
+    /// Length of the sequence in bases.
     pub(crate) bases: u32,
-    pub(crate) dna: Range<usize>,
-    pub(crate) protein: Range<usize>,
+    /// Range of its tokens, by encoder; empty for encoders that the method does not have.
+    pub(crate) tokens: [Range<usize>; ENCODERS],
 }
 
-/// A translated and tokenized job.
+/// A tokenized job.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
-    pub(crate) orfs: Vec<OrfTokens>,
-    pub(crate) dna: Vec<i32>,
-    pub(crate) protein: Vec<i32>,
-    /// Text for chunked.fa, nucleotide.fa and protein.faa; empty unless [`InputPipeline::intermediate`] is set.
-    pub(crate) text: [Vec<u8>; 3],
+    pub(crate) sequences: Vec<SequenceTokens>,
+    /// Tokens of all sequences, by encoder.
+    pub(crate) tokens: [Vec<i32>; ENCODERS],
+    /// Texts for the method's own files.
+    pub(crate) texts: [Vec<u8>; TEXTS],
     /// Stored bytes of the input up to the end of the batch.
     pub(crate) bytes_read: u64,
 }
 
-/// Consecutive windows and events of the input, which one worker thread translates and tokenizes.
+/// Consecutive windows and events of the input, which one worker thread tokenizes.
 #[derive(Default)]
 struct Job {
     /// Windows and events in input order.
@@ -116,7 +96,7 @@ struct Job {
 /// A window or an event of a job.
 enum JobPart {
     /// A window, whose bases are the range `bases` of [`Job::bases`].
-    Chunk { number: u64, record: Arc<str>, chunk: CallerChunk, bases: Range<usize> },
+    Window { number: u64, record: Arc<str>, cut: CutWindow, bases: Range<usize> },
     /// An event that is passed on unchanged.
     Event(Event),
 }
@@ -163,8 +143,9 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
         None => RecordNames::of_pipe(),
     };
     let worker = |_| -> Worker<Job, Batch> {
-        let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
-        Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
+        let front = Arc::clone(&front);
+        let mut tokenizer = front.source.tokenizer();
+        Box::new(move |job| tokenize(&front, job, &mut *tokenizer))
     };
     let workers = (0..front.workers).map(worker).collect();
     let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
@@ -200,7 +181,7 @@ struct Records {
 
 impl Records {
     fn open(front: &InputPipeline, inputs: &[PathBuf]) -> Result<Self, DataError> {
-        let paired = matches!(front.units, Units::Windows { paired: true });
+        let paired = front.source.is_paired();
         let files = match paired && inputs.len() > 1 {
             true => {
                 let of_mate = |mate| inputs.iter().skip(mate).step_by(2).cloned().collect::<Vec<_>>();
@@ -533,6 +514,7 @@ impl Cutter {
     /// `place` is the position of the record in the input, for notes.
     fn cut_named(&mut self, record: &mut Record, place: &str, mate: Option<Mate>) -> Result<(), Gone> {
         let name = record.id.clone();
+        let notes = self.front.source.notes();
         let note = |kind: &'static str, detail: String, action: &'static str| {
             JobPart::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
@@ -545,26 +527,23 @@ impl Cutter {
         let unknown = Alphabet::Nucleotides.count_unknown(&record.seq);
         self.unknown.count(unknown, || record.id.clone());
         // Only the job's copy is changed: a record called virus is written with its original letters.
-        let uracil = if self.front.original_alphabet { 0 } else { count_uracil(&record.seq) };
+        let uracil = if self.front.source.keeps_uracil() { 0 } else { count_uracil(&record.seq) };
         if uracil > 0 {
             let detail = format!("{place}: {uracil} letters are U");
             self.job.parts.push(note("rna", detail, "U is read as T"));
         }
         if let Some(detail) = odd_characters(&record.seq) {
-            let action = match self.front.units {
-                Units::Frames { .. } => "codons that contain U are dropped",
-                Units::Windows { .. } => "codons that contain them are left out",
-            };
-            self.job.parts.push(note("non_iupac", detail, action));
+            self.job.parts.push(note("non_iupac", detail, notes.non_iupac));
         }
         let id: Arc<str> = record.id.as_str().into();
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.
         let mut held: Option<(usize, usize)> = None;
         // Letters in no window beside runs of unknown letters that are too long for a window.
         let (mut gaps, mut left_out) = (0, 0u64);
-        for cut in self.front.cut(&record.seq) {
+        let front = Arc::clone(&self.front);
+        for cut in front.source.windows(&record.seq) {
             let chunk = cut.chunk;
-            if cut.left_out.letters as usize > LONGEST_GAP {
+            if cut.left_out.letters as usize > notes.longest_gap {
                 gaps += 1;
                 left_out += u64::from(cut.left_out.letters);
             }
@@ -596,13 +575,12 @@ impl Cutter {
             let [before, after] = self.bytes;
             let share = chunk.end() as f64 / record.seq.len().max(1) as f64;
             self.job.bytes_read = before + (after.saturating_sub(before) as f64 * share) as u64;
-            self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk: cut, bases });
+            self.job.parts.push(JobPart::Window { number, record: Arc::clone(&id), cut, bases });
         }
         if gaps > 0 {
             let places = if gaps == 1 { "place" } else { "places" };
             let detail = format!("{place}: {left_out} letters, in {gaps} {places}");
-            let action = "windows end at runs of more than 100 unknown letters";
-            self.job.parts.push(note("unknown_run", detail, action));
+            self.job.parts.push(note("unknown_run", detail, notes.gap));
         }
         let length = record.seq.len();
         let text = self.front.hits.map(|_| {
@@ -633,25 +611,6 @@ impl Cutter {
     }
 }
 
-impl InputPipeline {
-    /// Returns the windows of a record.
-    fn cut<'a>(&self, sequence: &'a [u8]) -> Box<dyn Iterator<Item = CallerChunk> + 'a> {
-        let of_chunk = |chunk| CallerChunk { chunk, overlap: 0, left_out: LetterCounts::default() };
-        match self.units {
-            Units::Frames { .. } => Box::new(chunks(sequence.len(), self.length).map(of_chunk)),
-            Units::Windows { .. } => Box::new(windows(sequence, self.length)),
-        }
-    }
-
-    /// What a window of only N comes to, for notes.
-    fn all_n(&self) -> &'static str {
-        match self.units {
-            Units::Frames { .. } => "no open reading frame, no call",
-            Units::Windows { .. } => "no codon is known, no call",
-        }
-    }
-}
-
 /// Describes the characters of a sequence that are not IUPAC nucleotide codes; `None` if there are none.
 fn odd_characters(sequence: &[u8]) -> Option<String> {
     const IUPAC: [bool; 256] = {
@@ -670,111 +629,43 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
     Some(format!("{count} characters, the first is {:?}", char::from(*first)))
 }
 
-/// Translates and tokenizes a job. Windows with known results get no open reading frames, but their
-/// intermediate text is produced.
-fn translate(
+/// Tokenizes a job. Windows with known results get no sequences, but letters and texts.
+fn tokenize(
     front: &InputPipeline,
     job: Job,
-    scratch: &mut Scratch,
-    name: &mut String,
+    tokenizer: &mut dyn WindowTokenizer,
 ) -> Result<Batch, RuntimeError> {
     let mut batch = Batch { bytes_read: job.bytes_read, ..Batch::default() };
     for part in job.parts {
         match part {
             JobPart::Event(event) => batch.events.push(event),
-            JobPart::Chunk { number, record, chunk: CallerChunk { chunk, overlap, left_out }, bases } => {
+            JobPart::Window { number, record, cut, bases } => {
                 let bases = &job.bases[bases];
-                let kept = front.kept.contains(number);
+                let chunk = cut.chunk;
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
                     batch.events.push(Event::Note(Note {
                         seq_name: record.to_string(),
                         kind: "all_n",
                         detail: format!("window {}", chunk.index + 1),
-                        action: front.all_n(),
+                        action: front.source.notes().all_n,
                     }));
                 }
-                if let Units::Windows { .. } = front.units {
-                    let (before, new) = bases.split_at(overlap);
-                    let [before, new] = [before, new].map(LetterCounts::of);
-                    let letters = WindowLetters { new, left_out, known: before.known() + new.known() };
-                    let orfs = usize::from(!kept && tokenize_window(bases, &mut batch));
-                    batch.events.push(Event::Window { number, record, chunk, orfs, letters });
-                    continue;
-                }
-                let letters = WindowLetters::default();
-                if front.intermediate {
-                    chunk_name(&record, chunk.index, name);
-                    // Writing to a Vec cannot fail.
-                    let _ = write_chunk(&mut batch.text[0], name, bases);
-                }
-                if kept && !front.intermediate {
-                    batch.events.push(Event::Window { number, record, chunk, orfs: 0, letters });
-                    continue;
-                }
-                let before = batch.orfs.len();
-                let mut failed = None;
-                // The callback cannot return an error: the first one is stored.
-                orfs(bases, scratch, |orf| {
-                    if front.intermediate {
-                        orf_name(&record, chunk.index, orf.frame, name);
-                        let _ = write_nucleotide(&mut batch.text[1], name, &orf);
-                        let _ = write_protein(&mut batch.text[2], name, &orf);
-                    }
-                    if kept {
-                        return;
-                    }
-                    if let Err(error) = tokenize(front, &orf, &mut batch) {
-                        failed.get_or_insert(error);
-                    }
-                });
-                if let Some(error) = failed {
-                    return Err(error);
-                }
-                let orfs = batch.orfs.len() - before;
-                batch.events.push(Event::Window { number, record, chunk, orfs, letters });
+                let before = batch.sequences.len();
+                let is_known = front.kept.contains(number);
+                let window = WindowBases { record: &record, cut: &cut, bases, is_known };
+                let letters = tokenizer.tokenize(&window, &mut batch)?;
+                let sequences = batch.sequences.len() - before;
+                batch.events.push(Event::Window { number, record, chunk, sequences, letters });
             }
         }
     }
     Ok(batch)
 }
 
-/// Appends the tokens of a window of a caller to the batch; false, without tokens, if it is shorter than the shortest window or
-/// a frame of it has fewer known codons.
-fn tokenize_window(bases: &[u8], batch: &mut Batch) -> bool {
-    if bases.len() < SHORTEST_WINDOW {
-        return false;
-    }
-    let start = batch.dna.len();
-    if encode_known(bases, &mut batch.dna) < frame_of(SHORTEST_WINDOW) {
-        batch.dna.truncate(start);
-        return false;
-    }
-    let (dna, bases) = (start..batch.dna.len(), bases.len() as u32);
-    batch.orfs.push(OrfTokens { frame: Frame::F1, bases, dna, protein: 0..0 });
-    true
-}
-
-/// Appends the tokens of an open reading frame to the batch.
-fn tokenize(front: &InputPipeline, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
-    let Units::Frames { dna: of_dna, protein: of_protein } = &front.units else {
-        return Err(RuntimeError::bug("a caller has no tokenizers of frames"));
-    };
-    let (dna, protein) = (batch.dna.len(), batch.protein.len());
-    of_dna.encode(orf.nucleotide, &mut batch.dna)?;
-    of_protein.encode(orf.protein, &mut batch.protein)?;
-    batch.orfs.push(OrfTokens {
-        frame: orf.frame,
-        bases: orf.nucleotide.len() as u32,
-        dna: dna..batch.dna.len(),
-        protein: protein..batch.protein.len(),
-    });
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_runtime::EncoderModel;
+    use crate::methods::gc::GcWindows;
     use plimsoll_testing::Folder;
 
     /// Records without letters produce notes, which take memory, so jobs must also be bounded by the number of
@@ -785,13 +676,7 @@ mod tests {
         let folder = Folder::new("skipped");
         let path = folder.write("empty.fa", ">empty\n".repeat(10 * job_parts));
         let front = InputPipeline {
-            length: 500,
-            units: Units::Frames {
-                dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
-                protein: Tokenizer::Esm,
-            },
-            original_alphabet: false,
-            intermediate: false,
+            source: Arc::new(GcWindows { length: 500 }),
             hits: None,
             workers: 2,
             prefetch: 2,

@@ -1,4 +1,4 @@
-//! Format of the journal: each window with the results of its open reading frames, in input order. Invariant: an entry
+//! Format of the journal: each window with the results of its sequences, in input order. Invariant: an entry
 //! identifies its window (number, record, index in the record), so a result can never be assigned to another window.
 
 mod reader;
@@ -7,18 +7,9 @@ mod writer;
 pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
 pub(crate) use writer::{InputStamps, JournalWriter, changed};
 
-use super::queue::OrfState;
 use crate::VirusError;
-use plimsoll_data::translate::Frame;
-
-/// Journaled result of an open reading frame.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct OrfEntry {
-    pub(crate) frame: Frame,
-    /// Length of the nucleotide sequence in bases.
-    pub(crate) bases: u32,
-    pub(crate) state: OrfState,
-}
+use crate::pipeline::queue::{SequenceResult, SequenceState};
+use crate::pipeline::shape::SEQUENCES;
 
 /// Journaled results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,26 +20,26 @@ pub(crate) struct JournalEntry {
     pub(crate) record: String,
     /// Index of the window in the record, from 0.
     pub(crate) index: u64,
-    /// Open reading frames in the order of frames.
-    pub(crate) orfs: Vec<OrfEntry>,
-    /// Concatenated embeddings of the frames that did not fail; empty if embeddings are not journaled.
+    /// Sequences in the order of labels.
+    pub(crate) sequences: Vec<SequenceResult>,
+    /// Concatenated rows of the sequences that did not fail; empty if rows are not journaled.
     pub(crate) rows: Vec<f32>,
 }
 
 impl JournalEntry {
-    /// Number of frames with an embedding.
+    /// Number of sequences with rows.
     fn with_rows(&self) -> usize {
-        self.orfs.iter().filter(|orf| orf.state != OrfState::Failed).count()
+        self.sequences.iter().filter(|sequence| sequence.state != SequenceState::Failed).count()
     }
 
-    /// Returns a row of `width` values for every frame; NaN for failed frames.
+    /// Returns a row of `width` values for every sequence; NaN for failed sequences.
     pub(crate) fn rows_of_all(&self, width: usize) -> Vec<f32> {
         let mut rows = self.rows.chunks_exact(width.max(1));
-        let mut all = Vec::with_capacity(self.orfs.len() * width);
-        for orf in &self.orfs {
-            match orf.state {
-                OrfState::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
-                OrfState::Waiting | OrfState::Scored(_) | OrfState::Embedded => {
+        let mut all = Vec::with_capacity(self.sequences.len() * width);
+        for sequence in &self.sequences {
+            match sequence.state {
+                SequenceState::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
+                SequenceState::Waiting | SequenceState::Scored(_) | SequenceState::Encoded => {
                     all.extend_from_slice(rows.next().unwrap_or_default());
                 }
             }
@@ -67,16 +58,16 @@ impl JournalEntry {
             block.extend_from_slice(&(self.record.len() as u32).to_le_bytes());
             block.extend_from_slice(self.record.as_bytes());
         }
-        block.push(self.orfs.len() as u8);
-        for OrfEntry { frame, bases, state } in &self.orfs {
+        block.push(self.sequences.len() as u8);
+        for SequenceResult { label, bases, state } in &self.sequences {
             let (code, scores) = match state {
                 // Does not occur: only complete windows are journaled. `decode` refuses the code.
-                OrfState::Waiting => (0, [0.0; 2]),
-                OrfState::Scored(scores) => (1, *scores),
-                OrfState::Failed => (2, [0.0; 2]),
-                OrfState::Embedded => (3, [0.0; 2]),
+                SequenceState::Waiting => (0, [0.0; 2]),
+                SequenceState::Scored(scores) => (1, *scores),
+                SequenceState::Failed => (2, [0.0; 2]),
+                SequenceState::Encoded => (3, [0.0; 2]),
             };
-            block.extend_from_slice(&[frame.index() as u8, code]);
+            block.extend_from_slice(&[*label, code]);
             block.extend_from_slice(&bases.to_le_bytes());
             scores.iter().for_each(|s: &f32| block.extend_from_slice(&s.to_le_bytes()));
         }
@@ -84,7 +75,7 @@ impl JournalEntry {
     }
 
     /// Decodes the next entry of a block into `self`, which must hold the preceding entry. Returns false at the end of
-    /// the block and `None` if the bytes are not a valid entry. Embeddings have `width` values.
+    /// the block and `None` if the bytes are not a valid entry. Rows have `width` values.
     fn decode(&mut self, bytes: &mut Bytes<'_>, width: usize) -> Option<bool> {
         if bytes.0.is_empty() {
             return Some(false);
@@ -95,19 +86,21 @@ impl JournalEntry {
             SAME => {}
             length => self.record = String::from_utf8(bytes.take(length as usize)?.to_vec()).ok()?,
         }
-        self.orfs.clear();
+        self.sequences.clear();
         for _ in 0..bytes.take(1)?[0] {
-            let &[frame, code] = bytes.take(2)? else { return None };
+            let &[label, code] = bytes.take(2)? else { return None };
             let bases = bytes.u32()?;
             let scores = [bytes.f32()?, bytes.f32()?];
             let state = match code {
-                1 => OrfState::Scored(scores),
-                2 => OrfState::Failed,
-                3 => OrfState::Embedded,
+                1 => SequenceState::Scored(scores),
+                2 => SequenceState::Failed,
+                3 => SequenceState::Encoded,
                 _ => return None,
             };
-            let frame = *Frame::ALL.get(frame as usize)?;
-            self.orfs.push(OrfEntry { frame, bases, state });
+            if usize::from(label) >= SEQUENCES {
+                return None;
+            }
+            self.sequences.push(SequenceResult { label, bases, state });
         }
         self.rows.clear();
         let values = bytes.take(self.with_rows() * width * 4)?;
@@ -155,22 +148,17 @@ mod tests {
     use super::*;
 
     fn entries() -> Vec<JournalEntry> {
-        let entry = |number, record: &str, index, orfs: Vec<(Frame, OrfState)>| {
-            let kept = |(i, (frame, state))| OrfEntry { frame, bases: 301 + i as u32, state };
-            let orfs = orfs.into_iter().enumerate().map(kept).collect();
-            let mut entry = JournalEntry { number, record: record.to_owned(), index, orfs, rows: vec![] };
+        let entry = |number, record: &str, index, sequences: Vec<(u8, SequenceState)>| {
+            let kept = |(i, (label, state))| SequenceResult { label, bases: 301 + i as u32, state };
+            let sequences = sequences.into_iter().enumerate().map(kept).collect();
+            let mut entry = JournalEntry { number, record: record.to_owned(), index, sequences, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
             entry
         };
         vec![
-            entry(0, "a", 0, vec![(Frame::F1, OrfState::Scored([0.25, 0.75])), (Frame::R3, OrfState::Failed)]),
+            entry(0, "a", 0, vec![(0, SequenceState::Scored([0.25, 0.75])), (5, SequenceState::Failed)]),
             entry(1, "a", 1, vec![]),
-            entry(
-                7,
-                "b|c é",
-                0,
-                vec![(Frame::F2, OrfState::Embedded), (Frame::R1, OrfState::Scored([1.0, 0.0]))],
-            ),
+            entry(7, "b|c é", 0, vec![(1, SequenceState::Encoded), (3, SequenceState::Scored([1.0, 0.0]))]),
         ]
     }
 

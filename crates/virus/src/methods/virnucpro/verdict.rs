@@ -5,7 +5,7 @@
 //! first of equal values, so a tie is `others`; in the consensus over the frames of a window, a tie is virus.
 //! The call of a record is Plimsoll's own: neither public implementation of VirNucPro combines windows.
 
-use super::OrfScore;
+use crate::output::OrfScore;
 use plimsoll_data::translate::Frame;
 
 /// The classification of a window or a record.
@@ -35,7 +35,7 @@ impl Call {
         }
     }
 
-    pub(super) fn of(is_virus: bool) -> Self {
+    pub(crate) fn of(is_virus: bool) -> Self {
         if is_virus { Call::Virus } else { Call::Other }
     }
 }

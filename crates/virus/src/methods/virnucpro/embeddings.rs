@@ -1,8 +1,8 @@
 //! Writers for `--save-embeddings`: one row per open reading frame, the nucleotide embedding followed by the protein
 //! embedding. Invariant: rows and names are in input order and equal in number, and every value is finite.
 
-use super::OutputError;
-use super::table::{PlainField, Table};
+use crate::output::OutputError;
+use crate::output::table::{PlainField, Table};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;

@@ -26,17 +26,21 @@
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
 
-use super::sorted::unlinked;
-use super::table::{Field, PlainField, Table};
-use super::{
+use crate::methods::caller::fdr::Ranking;
+use crate::methods::caller::regions::{Edges, Region, RegionFinder};
+use crate::methods::caller::score::{
+    FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest,
+};
+use crate::methods::caller::sigmoid;
+use crate::methods::{Finished, FinishedWindow, Results};
+use crate::output::sorted::unlinked;
+use crate::output::table::{Field, PlainField, Table};
+use crate::output::{
     Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit, write_note,
 };
-use crate::caller::fdr::Ranking;
-use crate::caller::letters::WindowLetters;
-use crate::caller::regions::{Edges, Region, RegionFinder};
-use crate::caller::score::{FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest};
-use crate::caller::sigmoid;
+use crate::pipeline::mates::Mate;
+use crate::pipeline::queue::SequenceState;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::write_lines;
 use plimsoll_data::{DataError, DataErrorKind};
@@ -49,9 +53,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Name of the BED file of regions.
-pub(super) const REGIONS_BED: &str = "regions.bed";
+pub(crate) const REGIONS_BED: &str = "regions.bed";
 /// Name of the file with the sequences of regions.
-pub(super) const REGIONS_FASTA: &str = "regions.fna";
+pub(crate) const REGIONS_FASTA: &str = "regions.fna";
 /// Name of the table of viruses and proviruses.
 pub const VIRUSES: &str = "viruses.tsv";
 
@@ -77,7 +81,7 @@ impl LogitLayout {
 
 /// Options of the writers.
 #[derive(Clone, Debug)]
-pub(crate) struct CallerOutputOptions {
+pub(crate) struct CallerResultOptions {
     pub(crate) rules: Rules,
     /// Largest false discovery rate of a record that is called virus.
     pub(crate) max_fdr: Option<f64>,
@@ -88,25 +92,6 @@ pub(crate) struct CallerOutputOptions {
     pub(crate) layout: LogitLayout,
     /// Bytes of lines that each sort holds in memory.
     pub(crate) sort_bytes: usize,
-}
-
-/// A window and its logits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CallerWindow<'a> {
-    /// Id of the record.
-    pub(crate) record: &'a str,
-    /// Index of the window in the record, from 0.
-    pub(crate) index: usize,
-    /// Position of the first base in the record, from 0.
-    pub(crate) start: usize,
-    /// Position one past the last base.
-    pub(crate) end: usize,
-    /// Counts of its letters.
-    pub(crate) letters: WindowLetters,
-    /// The logits; `None` if the window is too short or has failed.
-    pub(crate) logits: Option<&'a [f32]>,
-    /// Whether the logits were not finite.
-    pub(crate) failed: bool,
 }
 
 /// Calls of a run and their expected errors.
@@ -174,10 +159,10 @@ impl CallsSummary {
     }
 }
 
-/// Writer of all result files of a caller. If it is dropped without [`CallerOutputs::finish`], it leaves no files.
-pub(crate) struct CallerOutputs {
+/// Writer of all result files of a caller. If it is dropped without [`Results::finish`], it leaves no files.
+pub(crate) struct CallerResults {
     folder: PathBuf,
-    options: CallerOutputOptions,
+    options: CallerResultOptions,
     counts: Counts,
     summary: CallsSummary,
     record: OpenRecord,
@@ -226,10 +211,10 @@ struct FirstMate {
     source: String,
 }
 
-impl CallerOutputs {
+impl CallerResults {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
-    /// folder remain unchanged until [`CallerOutputs::finish`] replaces them.
-    pub(crate) fn create(folder: &Path, options: CallerOutputOptions) -> Result<Self, OutputError> {
+    /// folder remain unchanged until [`Results::finish`] replaces them.
+    pub(crate) fn create(folder: &Path, options: CallerResultOptions) -> Result<Self, OutputError> {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
         let source = if options.source { " source" } else { "" };
         let windows = format!("seq_name start end margin virus_score class{source}").replace(' ', "\t");
@@ -257,58 +242,12 @@ impl CallerOutputs {
         })
     }
 
-    /// Sets the input file of the following windows and records.
-    pub(crate) fn source(&mut self, name: &str) -> Result<(), OutputError> {
-        if self.options.source {
-            self.source = format!("\t{}", Field(name));
-        }
-        Ok(())
-    }
-
-    /// Writes a note to `notes.tsv`.
-    pub(crate) fn note(&mut self, note: &Note) -> Result<(), OutputError> {
-        write_note(&mut self.notes, note)?;
-        self.counts.notes += 1;
-        Ok(())
-    }
-
-    /// Writes the next window of the current record, or the first window of the next record.
-    ///
-    /// # Errors
-    /// A window out of order; a file that cannot be written.
-    pub(crate) fn window(&mut self, window: &CallerWindow<'_>) -> Result<(), OutputError> {
-        let CallerWindow { record, index, start, end, letters, logits, failed } = *window;
-        self.record.accept(record, index, start, end)?;
-        self.counts.windows += 1;
-        self.sums.letters.add(letters.new.plus(letters.left_out));
-        let (name, source) = (Field(record), &self.source);
-        let Some(logits) = logits else {
-            self.sums.add_without_score(failed);
-            return self.windows.row(format_args!("{name}\t{}\t{end}\tNA\tNA\tNA{source}", start + 1));
-        };
-        self.counts.scored_windows += 1;
-        let CallerOutputOptions { rules, layout, .. } = &self.options;
-        let margin = layout.margin(logits);
-        let classes = &logits[layout.classes.clone()];
-        let class = largest(classes).map_or("NA", |class| &layout.names[class]);
-        self.sums.add(letters.new.known().into(), margin, classes);
-        let size = rules.calibration().window;
-        self.finder.add(rules.region_window(start as u64, end as u64, letters, margin), size);
-        let score = rules.window(letters.known.into(), margin);
-        self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
-    }
-
-    /// Ends the current record after its last window. `pair` is the name of its pair, if it is a mate, and whether it is the
-    /// second one: the pair then has one row, which is written with the second mate.
+    /// Ends the current record after its last window. A pair of mates has one row, which is written with the second mate.
     ///
     /// # Errors
     /// Windows of another record, or windows that do not cover the record; a record without its text; a file that cannot be
     /// written.
-    pub(crate) fn record(
-        &mut self,
-        record: &RecordEnd<'_>,
-        pair: Option<(&str, bool)>,
-    ) -> Result<(), OutputError> {
+    fn end_record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.record.end(record)?;
         let before = self.first.as_ref().map_or(0, |first| first.letters);
         let counted = self.sums.letters.letters() - before;
@@ -323,21 +262,21 @@ impl CallerOutputs {
             self.region(record, &region)?;
         }
         self.record.clear();
-        match pair {
+        match record.mate {
             None => {
                 let source = self.source.clone();
                 let known = self.sums.letters.known();
                 let texts = [(record.id, record.text, record.length)];
                 self.end(&EndOfRow { name: record.id, length: record.length, known, source: &source }, &texts)
             }
-            Some((_, false)) => {
+            Some(mate) if !mate.is_second => {
                 let text = record.text.cloned().unwrap_or_default();
                 let (id, length, source) = (record.id.to_owned(), record.length, self.source.clone());
                 let (letters, known) = (self.sums.letters.letters(), self.sums.letters.known());
                 self.first = Some(FirstMate { id, length, letters, known, text, source });
                 Ok(())
             }
-            Some((name, true)) => {
+            Some(Mate { pair, .. }) => {
                 let Some(first) = self.first.take() else {
                     return Err(OutputError::mismatch(record.id, "its mate was not written before it"));
                 };
@@ -347,7 +286,7 @@ impl CallerOutputs {
                 // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured
                 // for; that of a record of their total length would be more certain than it is.
                 let known = first.known.max(self.sums.letters.known() - first.known);
-                self.end(&EndOfRow { name, length, known, source: &first.source }, &texts)
+                self.end(&EndOfRow { name: pair, length, known, source: &first.source }, &texts)
             }
         }
     }
@@ -359,7 +298,7 @@ impl CallerOutputs {
         texts: &[(&str, Option<&RecordText>, usize)],
     ) -> Result<(), OutputError> {
         let EndOfRow { name, length, known, source } = *row;
-        let CallerOutputOptions { rules, layout, .. } = &self.options;
+        let CallerResultOptions { rules, layout, .. } = &self.options;
         let score = rules.score(known, &self.sums);
         let call = rules.call(known, &self.sums, score.as_ref());
         if score.is_some() && call.is_ranked() {
@@ -449,7 +388,7 @@ impl CallerOutputs {
     ///
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
-    pub(crate) fn finish(self, run_record: &mut Value) -> Result<(Counts, CallsSummary), OutputError> {
+    fn complete(self, run_record: &mut Value) -> Result<Finished, OutputError> {
         let Self { folder, options, mut counts, mut summary, record, first, .. } = self;
         if record.windows > 0 || first.is_some() {
             return Err(OutputError::mismatch(&record.id, "its windows were given, it or its mate was not"));
@@ -538,7 +477,60 @@ impl CallerOutputs {
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
         commit(&folder, files, run_record, counts)?;
-        Ok((counts, summary))
+        Ok(Finished { counts, calls: Some(summary) })
+    }
+}
+
+impl Results for CallerResults {
+    fn source(&mut self, name: &str) -> Result<(), OutputError> {
+        if self.options.source {
+            self.source = format!("\t{}", Field(name));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        write_note(&mut self.notes, note)?;
+        self.counts.notes += 1;
+        Ok(())
+    }
+
+    fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
+        let FinishedWindow { record, chunk, letters, sequences, .. } = *window;
+        let start = chunk.start;
+        let end = chunk.end();
+        // A window is one sequence, or none if it is too short.
+        let failed = sequences.iter().any(|sequence| sequence.state == SequenceState::Failed);
+        if failed {
+            self.note(&Note::failed(record, chunk, ""))?;
+        }
+        self.record.accept(record, chunk.index, start, end)?;
+        self.counts.windows += 1;
+        self.sums.letters.add(letters.new.plus(letters.left_out));
+        let name = Field(record);
+        let source = &self.source;
+        let Some((_, logits)) = window.rows().next() else {
+            self.sums.add_without_score(failed);
+            return self.windows.row(format_args!("{name}\t{}\t{end}\tNA\tNA\tNA{source}", start + 1));
+        };
+        self.counts.scored_windows += 1;
+        let CallerResultOptions { rules, layout, .. } = &self.options;
+        let margin = layout.margin(logits);
+        let classes = &logits[layout.classes.clone()];
+        let class = largest(classes).map_or("NA", |class| &layout.names[class]);
+        self.sums.add(letters.new.known().into(), margin, classes);
+        let size = rules.calibration().window;
+        self.finder.add(rules.region_window(start as u64, end as u64, letters, margin), size);
+        let score = rules.window(letters.known.into(), margin);
+        self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
+    }
+
+    fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
+        self.end_record(record)
+    }
+
+    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+        self.complete(run_record)
     }
 }
 

@@ -1,4 +1,15 @@
-//! Names of mates (`--paired`). Invariant: two records are mates only if their names agree.
+//! Mates of a pair of reads. Invariant: two records are mates only if their names agree.
+
+use std::sync::Arc;
+
+/// The pair of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mate {
+    /// Name of the pair.
+    pub(crate) pair: Arc<str>,
+    /// Whether the record is the second of the pair.
+    pub(crate) is_second: bool,
+}
 
 /// Name that the mates `first` and `second` share: both names without their ends `/1` and `/2`, or `.1` and `.2` behind the
 /// number of a spot, as SRA writes them (`RUN.SPOT.1`), or two equal names. `None` if the records are not mates.

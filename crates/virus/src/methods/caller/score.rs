@@ -3,9 +3,9 @@
 //! logits in their order, the calibration and the options.
 
 use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
-use super::letters::{LetterTotals, WindowLetters};
 use super::regions::RegionWindow;
 use super::{logit, sigmoid};
+use crate::pipeline::letters::{LetterTotals, WindowLetters};
 
 /// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
 /// for the standard error.
@@ -394,8 +394,8 @@ impl Rules {
 #[cfg(test)]
 mod tests {
     use super::super::calibration::tests::{parsed, table};
-    use super::super::letters::LetterCounts;
     use super::*;
+    use crate::pipeline::letters::LetterCounts;
 
     fn rules(threshold: Threshold, prevalence: f64) -> Rules {
         let calibration = parsed(&table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)])).expect("read");

@@ -1,30 +1,26 @@
-//! The engine of a prediction, between the front end and the outputs. The front end (`produce.rs`) reads records, cuts
-//! them into windows and tokenizes their open reading frames; the engine passes the frames to the models
-//! (`compute.rs`), holds the windows in input order until all of their frames have results, then writes the windows to
+//! The engine of a prediction, between the front end and the results. The front end (`records.rs`) reads records, cuts
+//! them into windows and tokenizes the sequences of the windows; the engine passes the sequences to the models
+//! (`compute.rs`), holds the windows in input order until all of their sequences have results, then writes the windows to
 //! the result files and the journal. Invariant: windows leave in the order in which they arrived, and the journal entry
 //! of a window holds exactly the results that are written.
 //!
-//! Under a tight memory budget a run has two stages, each with an engine of its own: the first computes the nucleotide
-//! embeddings and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
+//! Under a tight memory budget a run has two stages, each with an engine of its own: the first computes the rows of the first
+//! encoder and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
 
-use super::compute::{Compute, Sink};
-use super::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
-use super::output::{
-    CallerWindow, Note, OrfScore, OutputError, RecordEnd, ResultFiles, Window as OutputWindow,
-};
-use super::produce::{Batch, Event, OrfTokens};
-use super::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
-use super::queues::QueueSizes;
 use crate::VirusError;
-use crate::caller::letters::WindowLetters;
-use plimsoll_data::chunk::Chunk;
-use plimsoll_data::intermediate::orf_name;
+use crate::methods::{FinishedWindow, Results};
+use crate::output::{Note, OutputError, RecordEnd};
+use crate::pipeline::compute::{Compute, Sink};
+use crate::pipeline::journal::{JournalEntry, JournalReader, JournalWriter};
+use crate::pipeline::queue::{OutputItem, Queue, SequenceState, Window};
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::records::{Batch, Event, SequenceTokens};
+use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::pack::Fill;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::Stop;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{FinishedBytes, Observer, Progress};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Time in seconds by activity; encoders and head are summed over all devices, the others are of the main thread.
@@ -37,7 +33,7 @@ pub(crate) struct Seconds {
     /// Waiting for devices.
     pub(crate) devices: f64,
     /// Steps of the encoders, by encoder.
-    pub(crate) encoders: [f64; 2],
+    pub(crate) encoders: [f64; ENCODERS],
     /// Steps of the head.
     pub(crate) head: f64,
     /// Writing results and the journal.
@@ -57,12 +53,12 @@ pub(crate) struct Totals {
     pub(crate) records: u64,
     /// Windows whose results were taken from the journal of an interrupted run.
     pub(crate) kept: u64,
-    /// Open reading frames that this run has finished, failed frames included.
-    pub(crate) orfs: u64,
-    /// Failed open reading frames of all written windows.
+    /// Sequences that this run has finished, failed ones included.
+    pub(crate) sequences: u64,
+    /// Failed sequences of all written windows.
     pub(crate) failed: u64,
     /// Tokens of the completed steps, by encoder.
-    pub(crate) tokens: [u64; 2],
+    pub(crate) tokens: [u64; ENCODERS],
     pub(crate) seconds: Seconds,
 }
 
@@ -70,7 +66,7 @@ impl Totals {
     /// Adds the tokens and times of the preceding stage. Records and windows are not added: each stage reads
     /// all of them.
     pub(crate) fn add_stage(&mut self, earlier: &Totals) {
-        for encoder in 0..2 {
+        for encoder in 0..ENCODERS {
             self.tokens[encoder] += earlier.tokens[encoder];
             self.seconds.encoders[encoder] += earlier.seconds.encoders[encoder];
         }
@@ -81,22 +77,32 @@ impl Totals {
     }
 }
 
-/// The models, journals and outputs of an engine; a field is `None` if the stage does not need it.
+/// The models, journals and results of an engine; a field is `None` if the stage does not need it.
 pub(crate) struct Parts<'a> {
-    /// The models, for results that are in no journal. If `None`, all results must be in journals.
+    /// The models, for results that are in no journal; `None` for a method without models.
     pub(crate) compute: Option<Compute<'a>>,
+    /// Whether all results must be in journals, as in a merge of shards.
+    pub(crate) merges: bool,
     /// Results journaled by an earlier run.
-    pub(crate) results: JournalReader,
-    /// Nucleotide embeddings of an earlier stage.
-    pub(crate) embeddings: Option<JournalReader>,
+    pub(crate) journal: JournalReader,
+    /// Rows of the first encoder from an earlier stage.
+    pub(crate) first_rows: Option<JournalReader>,
     /// Journal that finished results are written to.
     pub(crate) writer: Option<JournalWriter>,
     /// Result files.
-    pub(crate) outputs: Option<ResultFiles>,
+    pub(crate) results: Option<Box<dyn Results>>,
     /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
-    /// Number of this stage, from 0, and number of stages, for the progress.
-    pub(crate) stage: (u64, u64),
+    pub(crate) pass: Pass,
+}
+
+/// A pass over the input.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass {
+    /// Number of the pass, from 0.
+    pub(crate) number: u64,
+    /// Number of passes of the run.
+    pub(crate) of: u64,
 }
 
 /// The work that a stage has taken from the input, for its progress.
@@ -104,7 +110,7 @@ pub(crate) struct Parts<'a> {
 struct TakenWork {
     /// Stored bytes of the input up to the last batch taken.
     bytes: u64,
-    /// Tokens of the open reading frames of all batches taken.
+    /// Tokens of the sequences of all batches taken.
     tokens: u64,
     /// Bases of the windows of all batches taken, and of those whose results were in the journal.
     bases: u64,
@@ -127,12 +133,10 @@ pub(crate) struct Engine<'a> {
     parts: Parts<'a>,
     queue: Queue,
     /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
-    /// input with few open reading frames would fill packs slowly and accumulate.
+    /// input with few sequences would fill packs slowly and accumulate.
     queues: QueueSizes,
     /// Reused buffer for the journal entry of the window being written.
     entry: JournalEntry,
-    /// Reused buffer for the scores of the window being written.
-    scored: Vec<OrfScore>,
     pub(crate) totals: Totals,
     taken: TakenWork,
     started: Instant,
@@ -140,37 +144,37 @@ pub(crate) struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
-        let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
         Self {
             parts,
-            queue,
+            queue: Queue::default(),
             queues,
             entry: JournalEntry::default(),
-            scored: Vec::with_capacity(6),
-            totals,
+            totals: Totals::default(),
             taken: TakenWork::default(),
-            started,
+            started: Instant::now(),
         }
     }
 
-    /// Queues the events of one job of the front end, and gives each of its open reading frames a slot of the models.
-    /// Waits for results while the models can take no further frame, and while the queue exceeds its limits.
+    /// Queues the events of one job of the front end, and gives each of its sequences a slot of the models. Waits for results
+    /// while the models can take no further sequence, and while the queue exceeds its limits.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         self.taken.bytes = batch.bytes_read;
         if let Some(compute) = &self.parts.compute {
-            self.taken.tokens += batch.orfs.iter().map(|orf| compute.tokens_of(orf)).sum::<u64>();
+            self.taken.tokens +=
+                batch.sequences.iter().map(|sequence| compute.tokens_of(sequence)).sum::<u64>();
         }
-        let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
-        self.queue.push(OutputItem::Text(std::mem::take(&mut batch.text)));
+        let mut sequences = std::mem::take(&mut batch.sequences).into_iter();
+        self.queue.push(OutputItem::Text(std::mem::take(&mut batch.texts)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                Event::Window { number, record, chunk, orfs: count, letters } => {
-                    let embeddings = self.window((number, record, chunk), count, letters)?;
-                    // Without embeddings of an earlier stage `width` is 0, and the empty rows are filtered out.
-                    let width = embeddings.len() / count.max(1);
-                    for (i, orf) in orfs.by_ref().take(count).enumerate() {
-                        let row = embeddings.get(i * width..(i + 1) * width).filter(|r| !r.is_empty());
-                        self.admit(&batch, &orf, row, stop)?;
+                Event::Window { number, record, chunk, sequences: count, letters } => {
+                    let window = Window::new(number, record, chunk, count).with_letters(letters);
+                    let first_rows = self.window(window, count)?;
+                    // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
+                    let width = first_rows.len() / count.max(1);
+                    for (i, sequence) in sequences.by_ref().take(count).enumerate() {
+                        let row = first_rows.get(i * width..(i + 1) * width).filter(|r| !r.is_empty());
+                        self.admit(&batch, &sequence, row, stop)?;
                     }
                 }
                 Event::Source(name) => self.queue.push(OutputItem::Source(name)),
@@ -217,9 +221,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// How full the packs of both encoders were.
-    pub(crate) fn fill(&self) -> [Fill; 2] {
-        self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
+    /// How full the packs of the encoders were.
+    pub(crate) fn fill(&self) -> [Fill; ENCODERS] {
+        self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], Compute::fill)
     }
 
     /// Returns the progress of the run; `read` are the bytes of the input if the stage has finished. Each stage reads
@@ -227,13 +231,13 @@ impl<'a> Engine<'a> {
     pub(crate) fn progress(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
         let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
-        let (stage, stages) = self.parts.stage;
-        let bytes = bytes_total.map_or(of_stage, |total| (stage * total + of_stage) / stages);
+        let Pass { number, of } = self.parts.pass;
+        let bytes = bytes_total.map_or(of_stage, |total| (number * total + of_stage) / of);
         Progress {
             bytes,
             bytes_total,
             records: self.totals.records,
-            sequences: self.totals.orfs,
+            sequences: self.totals.sequences,
             tokens,
             seconds: self.started.elapsed().as_secs_f64(),
         }
@@ -254,50 +258,53 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Queues a window, with its results if a journal has them. Returns the nucleotide embeddings of its open reading
-    /// frames if an earlier stage has computed them.
-    fn window(
-        &mut self,
-        (number, record, chunk): (u64, Arc<str>, Chunk),
-        orfs: usize,
-        letters: WindowLetters,
-    ) -> Result<Vec<f32>, VirusError> {
+    /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
+    /// encoder if an earlier stage has computed them.
+    fn window(&mut self, window: Window, sequences: usize) -> Result<Vec<f32>, VirusError> {
+        let Window { number, chunk, .. } = window;
         let bases = (chunk.end() - chunk.start) as u64;
         self.taken.bases += bases;
-        if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
+        if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
             self.totals.kept += 1;
             self.taken.kept_bases += bases;
-            self.queue.push(OutputItem::Window(Window::kept(record, chunk, entry).with_letters(letters)));
+            let kept = Window::kept(window.record, chunk, entry).with_letters(window.letters);
+            self.queue.push(OutputItem::Window(kept));
             return Ok(vec![]);
         }
-        let missing =
-            |what| VirusError::MissingWindow { what, window: chunk.index + 1, record: record.to_string() };
-        let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
-        let mut rows = vec![];
-        if let Some(reader) = &mut self.parts.embeddings {
-            let entry = reader.take(number, &record, chunk.index)?.filter(|e| e.orfs.len() == orfs);
-            let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
-            rows = entry.rows_of_all(compute.nucleotide_width());
+        let missing = |what| VirusError::MissingWindow {
+            what,
+            window: chunk.index + 1,
+            record: window.record.to_string(),
+        };
+        if self.parts.merges {
+            return Err(missing("the results"));
         }
-        self.queue.push(OutputItem::Window(Window::new(number, record, chunk, orfs).with_letters(letters)));
+        let mut rows = vec![];
+        if let (Some(reader), Some(compute)) = (&mut self.parts.first_rows, &self.parts.compute) {
+            let entry = reader.take(number, &window.record, chunk.index)?;
+            let entry = entry.filter(|entry| entry.sequences.len() == sequences);
+            let entry = entry.ok_or_else(|| missing("the rows of the first encoder"))?;
+            rows = entry.rows_of_all(compute.first_width());
+        }
+        self.queue.push(OutputItem::Window(window));
         Ok(rows)
     }
 
-    /// Gives an open reading frame of the window that was queued last to the models, after waiting until they have a
-    /// free slot. `embedding` is the frame's nucleotide embedding, if an earlier stage has computed it.
+    /// Gives a sequence of the window that was queued last to the models, after waiting until they have a free slot. `first_row`
+    /// is its row of the first encoder, if an earlier stage has computed it.
     fn admit(
         &mut self,
         batch: &Batch,
-        orf: &OrfTokens,
-        embedding: Option<&[f32]>,
+        sequence: &SequenceTokens,
+        first_row: Option<&[f32]>,
         stop: Stop<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
             self.compute(stop, Compute::flush)?;
         }
         match &mut self.parts.compute {
-            Some(compute) => Ok(compute.admit(batch, orf, &mut self.queue, embedding)?),
-            None => Ok(()),
+            Some(compute) => Ok(compute.admit(batch, sequence, &mut self.queue, first_row)?),
+            None => Err(RuntimeError::bug("a method without models has a sequence").into()),
         }
     }
 
@@ -323,18 +330,13 @@ impl<'a> Engine<'a> {
                 OutputItem::Window(window) => self.write(window)?,
                 OutputItem::End { record, length, text, mate } => {
                     self.totals.records += 1;
-                    let end = RecordEnd { id: &record, length, text: text.as_deref() };
-                    match &mut self.parts.outputs {
-                        Some(ResultFiles::VirNucPro(outputs)) => drop(outputs.record(&end)?),
-                        Some(ResultFiles::Caller(outputs)) => {
-                            outputs.record(&end, mate.as_ref().map(|mate| (&*mate.pair, mate.is_second)))?;
-                        }
-                        None => {}
-                    }
+                    let text = text.as_deref();
+                    let end = RecordEnd { id: &record, length, text, mate: mate.as_ref() };
+                    self.written(|results| results.record(&end))?;
                 }
-                OutputItem::Note(note) => self.written(|outputs| outputs.note(&note))?,
-                OutputItem::Source(name) => self.written(|outputs| outputs.source(&name))?,
-                OutputItem::Text(text) => self.written(|outputs| outputs.intermediate(&text))?,
+                OutputItem::Note(note) => self.written(|results| results.note(&note))?,
+                OutputItem::Source(name) => self.written(|results| results.source(&name))?,
+                OutputItem::Text(texts) => self.written(|results| results.texts(&texts))?,
             }
         }
         if let Some(writer) = &mut self.parts.writer {
@@ -347,81 +349,42 @@ impl<'a> Engine<'a> {
     /// Calls `write` on the result files if the stage writes any.
     fn written(
         &mut self,
-        write: impl FnOnce(&mut ResultFiles) -> Result<(), OutputError>,
+        write: impl FnOnce(&mut dyn Results) -> Result<(), OutputError>,
     ) -> Result<(), VirusError> {
-        Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
+        match &mut self.parts.results {
+            Some(results) => Ok(write(&mut **results)?),
+            None => Ok(()),
+        }
     }
 
-    /// Writes a complete window to the outputs and the journal.
+    /// Writes a complete window to the result files and the journal.
     fn write(&mut self, window: Window) -> Result<(), VirusError> {
-        self.entry.rows.clear();
+        let entry = &mut self.entry;
+        entry.rows.clear();
         match &mut self.parts.compute {
-            Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows),
-            Some(_) | None => self.entry.rows.extend_from_slice(&window.rows),
+            Some(compute) if !window.kept => compute.release(&window, &mut entry.rows),
+            Some(_) | None => entry.rows.extend_from_slice(&window.rows),
         }
-        self.write_embeddings(&window)?;
-        self.note_failures(&window)?;
-        self.scored.clear();
-        self.scored.extend(window.scores());
-        let (record, chunk) = (&window.record, &window.chunk);
-        let (index, start, end) = (chunk.index, chunk.start, chunk.end());
-        match &mut self.parts.outputs {
-            Some(ResultFiles::VirNucPro(outputs)) => {
-                outputs.window(&OutputWindow { record, index, start, end, orfs: &self.scored })?;
-            }
-            Some(ResultFiles::Caller(outputs)) => {
-                // A window is one sequence, so its only row, if it has one, is that of the logits.
-                let logits = window.embedded().next().map(|_| &self.entry.rows[..]);
-                let failed = window.orfs().any(|orf| orf.state == OrfState::Failed);
-                let letters = window.letters;
-                outputs.window(&CallerWindow { record, index, start, end, letters, logits, failed })?;
-            }
-            None => {}
+        entry.sequences.clear();
+        entry.sequences.extend(window.sequences());
+        // Counted when the window is written, so that results from a journal count too.
+        let failed = entry.sequences.iter().filter(|sequence| sequence.state == SequenceState::Failed).count();
+        self.totals.failed += failed as u64;
+        if let Some(results) = &mut self.parts.results {
+            results.window(&FinishedWindow {
+                record: &window.record,
+                chunk: window.chunk,
+                letters: window.letters,
+                sequences: &entry.sequences,
+                rows: &entry.rows,
+            })?;
         }
         // A window whose results came from this journal is not written to it again.
         let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
-        (self.entry.number, self.entry.index) = (window.number, chunk.index as u64);
-        self.entry.record.clear();
-        self.entry.record.push_str(record);
-        self.entry.orfs.clear();
-        let kept = |orf: &PendingOrf| OrfEntry { frame: orf.frame, bases: orf.bases, state: orf.state };
-        self.entry.orfs.extend(window.orfs().map(kept));
-        writer.append(&self.entry)
-    }
-
-    /// Writes a note for each failed frame of a window. Called when the window is written, not when the frame fails, so
-    /// that notes are in input order.
-    fn note_failures(&mut self, window: &Window) -> Result<(), VirusError> {
-        for orf in window.orfs().filter(|orf| orf.state == OrfState::Failed) {
-            self.totals.failed += 1;
-            let (number, frame) = (window.chunk.index + 1, orf.frame.name());
-            let of_caller = matches!(self.parts.outputs, Some(ResultFiles::Caller(_)));
-            let frame = if of_caller { String::new() } else { format!(" frame {frame}") };
-            let note = Note {
-                seq_name: window.record.to_string(),
-                kind: "failed",
-                detail: format!("window {number}{frame}: a value is not a number"),
-                action: "not scored",
-            };
-            self.written(|outputs| outputs.note(&note))?;
-        }
-        Ok(())
-    }
-
-    /// Writes the embeddings in `self.entry` to the result files, if `--save-embeddings` is given.
-    fn write_embeddings(&mut self, window: &Window) -> Result<(), VirusError> {
-        let count = window.embedded().count();
-        let Some(ResultFiles::VirNucPro(outputs)) = self.parts.outputs.as_mut().filter(|_| count > 0) else {
-            return Ok(());
-        };
-        let mut name = String::new();
-        // One row per embedded frame. `max(1)`: without saved embeddings there are no rows, and `chunks_exact` panics
-        // at a size of 0.
-        let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
-        for (orf, row) in window.embedded().zip(rows) {
-            orf_name(&window.record, window.chunk.index, orf.frame, &mut name);
-            outputs.embedding(&name, orf.bases.into(), row)?;
-        }
-        Ok(())
+        entry.number = window.number;
+        entry.index = window.chunk.index as u64;
+        entry.record.clear();
+        entry.record.push_str(&window.record);
+        writer.append(entry)
     }
 }

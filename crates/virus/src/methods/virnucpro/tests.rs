@@ -1,8 +1,11 @@
 //! Tests of the result files: comparison with VirNucPro's files, and the contents of the tables in all edge cases.
 
 use super::*;
+use crate::methods::FILES;
+use crate::methods::virnucpro::{embeddings, intermediate, tables};
+use crate::output::{RUN_RECORD, RecordText, reports};
 use plimsoll_data::chunk::chunks;
-use plimsoll_data::outputs::WrittenFile;
+use plimsoll_data::outputs::{WrittenFile, WrittenFiles};
 use plimsoll_data::weights::Weights;
 use plimsoll_testing::Folder;
 use serde_json::json;
@@ -13,13 +16,15 @@ fn rows(folder: &Folder, name: &str) -> Vec<String> {
     folder.read(name).lines().skip(1).map(str::to_owned).collect()
 }
 
-const PLAIN: Options = Options {
+const PLAIN: ResultOptions = ResultOptions {
     trained: true,
     threshold: 0.5,
     keep_intermediate: false,
     save_embeddings: None,
     hits_format: HitsFormat::Fasta,
     width: 2,
+    length: 10,
+    sort_bytes: 1 << 20,
     source: false,
     metadata: Vec::new(),
 };
@@ -30,22 +35,22 @@ fn frames(scores: &[[f32; 2]]) -> Vec<OrfScore> {
 }
 
 /// Writes a record with windows of ten bases, given as lists of scores of their frames; returns its call.
-fn record(outputs: &mut Outputs, id: &str, windows: &[&[[f32; 2]]]) -> Call {
+fn record(outputs: &mut VirNucProResults, id: &str, windows: &[&[[f32; 2]]]) -> Call {
     let length = 10 * windows.len();
     for (index, scores) in windows.iter().enumerate() {
         let (start, end, orfs) = (10 * index, 10 * index + 10, frames(scores));
-        outputs.window(&Window { record: id, index, start, end, orfs: &orfs }).unwrap();
+        outputs.add_window(&ScoredWindow { record: id, index, start, end, orfs: &orfs }).unwrap();
     }
     let text = RecordText { sequence: b"ACGTACGTNn".repeat(windows.len()), ..RecordText::default() };
-    outputs.record(&RecordEnd { id, length, text: Some(&text) }).unwrap()
+    outputs.end_record(&RecordEnd { id, length, text: Some(&text), mate: None }).unwrap()
 }
 
 /// Creates outputs in a temporary folder, runs `f` on them and finishes them.
-fn written(options: Options, f: impl FnOnce(&mut Outputs)) -> (Folder, Counts) {
+fn written(options: ResultOptions, f: impl FnOnce(&mut VirNucProResults)) -> (Folder, Counts) {
     let folder = Folder::new("output");
-    let mut outputs = Outputs::create(&folder.0, options).unwrap();
+    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
     f(&mut outputs);
-    let counts = outputs.finish(&mut json!({"plimsoll": "0"})).unwrap();
+    let counts = outputs.complete(&mut json!({"plimsoll": "0"})).unwrap();
     (folder, counts)
 }
 
@@ -76,16 +81,16 @@ fn parse(text: &str) -> Rows {
 }
 
 /// Writes all records of `rows`, each with all chunks up to the last chunk that has a frame.
-fn replay(rows: &Rows, outputs: &mut Outputs) {
+fn replay(rows: &Rows, outputs: &mut VirNucProResults) {
     for (id, chunks) in rows {
         let count = chunks.keys().max().unwrap() + 1;
         for index in 0..count {
             let orfs = chunks.get(&index).map_or(&[][..], |orfs| orfs);
             let (start, end) = (10 * index, 10 * index + 10);
-            outputs.window(&Window { record: id, index, start, end, orfs }).unwrap();
+            outputs.add_window(&ScoredWindow { record: id, index, start, end, orfs }).unwrap();
         }
         let text = RecordText { sequence: b"A".to_vec(), ..RecordText::default() };
-        outputs.record(&RecordEnd { id, length: 10 * count, text: Some(&text) }).unwrap();
+        outputs.end_record(&RecordEnd { id, length: 10 * count, text: Some(&text), mate: None }).unwrap();
     }
 }
 
@@ -93,7 +98,7 @@ fn replay(rows: &Rows, outputs: &mut Outputs) {
 fn check_golden(length: usize) {
     let expected = goldens().join(format!("expected_{length}"));
     let expect = |name: &str| fs::read_to_string(expected.join(name)).unwrap();
-    let mut rows = parse(&expect(virnucpro::ROWS));
+    let mut rows = parse(&expect(tables::ROWS));
     let weights = Weights::open(&expected.join("golden.safetensors")).unwrap();
     let count = weights.tensor("scores").unwrap().shape()[0] as usize;
     let mut scores = vec![0.0; 2 * count];
@@ -104,8 +109,8 @@ fn check_golden(length: usize) {
 
     let (folder, counts) = written(PLAIN, |outputs| replay(&rows, outputs));
     assert_eq!(counts.orfs, count as u64);
-    assert_eq!(folder.read(virnucpro::ROWS), expect(virnucpro::ROWS));
-    assert_eq!(folder.read(virnucpro::CONSENSUS), expect(virnucpro::CONSENSUS));
+    assert_eq!(folder.read(tables::ROWS), expect(tables::ROWS));
+    assert_eq!(folder.read(tables::CONSENSUS), expect(tables::CONSENSUS));
 }
 
 #[test]
@@ -122,20 +127,20 @@ fn the_goldens_at_300() {
 fn the_real_results() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/real/virnucpro");
     for run in ["test_with_orfs_merged", "test_fixed_500bp_merged"] {
-        let Ok(text) = fs::read_to_string(folder.join(run).join(virnucpro::ROWS)) else {
+        let Ok(text) = fs::read_to_string(folder.join(run).join(tables::ROWS)) else {
             println!("skipped: {} is not there", folder.join(run).display());
             continue;
         };
         let (out, _) = written(PLAIN, |outputs| replay(&parse(&text), outputs));
-        let consensus = fs::read_to_string(folder.join(run).join(virnucpro::CONSENSUS)).unwrap();
-        assert_eq!(out.read(virnucpro::ROWS), text);
-        assert_eq!(out.read(virnucpro::CONSENSUS), consensus);
+        let consensus = fs::read_to_string(folder.join(run).join(tables::CONSENSUS)).unwrap();
+        assert_eq!(out.read(tables::ROWS), text);
+        assert_eq!(out.read(tables::CONSENSUS), consensus);
     }
 }
 
 /// Writes four records: a virus; a record called other with a window whose scores tie; a record without a
 /// scored frame; an empty record.
-fn four_records(outputs: &mut Outputs) {
+fn four_records(outputs: &mut VirNucProResults) {
     record(outputs, "r1", &[&[[0.25, 0.75], [0.1, 0.9]], &[]]);
     record(outputs, "r2", &[&[[0.75, 0.25]], &[[0.5, 0.5], [0.5, 0.5]], &[[0.5, 0.25]]]);
     record(outputs, "r3", &[&[]]);
@@ -171,8 +176,8 @@ fn the_tables_of_a_trained_model() {
         folder.read(HitsFormat::Fasta.file()),
         ">r1 virus_score=0.782609 prediction=virus\nACGTACGTNnACGTACGTNn\n"
     );
-    assert_eq!(rows(&folder, virnucpro::ROWS)[3].replace('\t', " "), "r2_chunk_2F1 others 0.5 0.5");
-    assert_eq!(rows(&folder, virnucpro::CONSENSUS)[2].replace('\t', " "), "r2_chunk_2 True");
+    assert_eq!(rows(&folder, tables::ROWS)[3].replace('\t', " "), "r2_chunk_2F1 others 0.5 0.5");
+    assert_eq!(rows(&folder, tables::CONSENSUS)[2].replace('\t', " "), "r2_chunk_2 True");
     assert_eq!(folder.read(NOTES), "seq_name\tkind\tdetail\taction\n");
     let run = folder.read(RUN_RECORD);
     assert!(
@@ -186,7 +191,7 @@ fn the_tables_of_a_trained_model() {
 
 #[test]
 fn untrained_weights_call_nothing() {
-    let (folder, counts) = written(Options { trained: false, ..PLAIN }, four_records);
+    let (folder, counts) = written(ResultOptions { trained: false, ..PLAIN }, four_records);
     let calls = |name| {
         let last = |row: &String| row.rsplit('\t').next().unwrap().to_owned();
         rows(&folder, name).iter().map(last).collect::<Vec<_>>().join(" ")
@@ -206,7 +211,7 @@ fn the_threshold_changes_calls_of_records_only() {
     for (threshold, expected) in
         [(0.0, Call::Virus), (0.375, Call::Virus), (0.376, Call::Other), (1.0, Call::Other)]
     {
-        let (folder, _) = written(Options { threshold, ..PLAIN }, |outputs| {
+        let (folder, _) = written(ResultOptions { threshold, ..PLAIN }, |outputs| {
             assert_eq!(record(outputs, "a", &[&[[0.75, 0.25]], &[[0.5, 0.5]]]), expected);
         });
         assert_eq!(rows(&folder, WINDOWS)[1].rsplit('\t').next(), Some("virus"));
@@ -226,7 +231,7 @@ fn odd_names_stay_on_their_line() {
     assert_eq!(rows(&folder, PREDICTIONS), [format!("{name}\t10\t1\t1\t1\t0.750000\tvirus")]);
     assert_eq!(rows(&folder, NOTES), [format!("{name}\tx\ttab\\there\\nand\\r\\nthere\t")]);
     assert_eq!(folder.read(BED), format!("{name}\t0\t10\t{name}|1\t750\t+\n"));
-    assert_eq!(rows(&folder, virnucpro::CONSENSUS), [format!("{name}_chunk_1\tTrue")]);
+    assert_eq!(rows(&folder, tables::CONSENSUS), [format!("{name}_chunk_1\tTrue")]);
     assert!(
         folder
             .read(HitsFormat::Fasta.file())
@@ -238,8 +243,8 @@ fn odd_names_stay_on_their_line() {
 fn an_interrupted_run_leaves_nothing() {
     let folder = Folder::new("output");
     let options =
-        Options { keep_intermediate: true, save_embeddings: Some(EmbeddingFormat::Safetensors), ..PLAIN };
-    let mut outputs = Outputs::create(&folder.0, options).unwrap();
+        ResultOptions { keep_intermediate: true, save_embeddings: Some(EmbeddingFormat::Safetensors), ..PLAIN };
+    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
     four_records(&mut outputs);
     assert!(!folder.names().is_empty(), "temporaries");
     drop(outputs);
@@ -258,12 +263,12 @@ fn a_second_run_replaces_the_first_at_its_end() {
     // A file that no run wrote stays, and so does a file of the first run that was edited.
     folder.write("mine.txt", "mine");
     folder.write(intermediate::CHUNKED, "edited");
-    let options = Options { trained: false, ..PLAIN };
-    drop(Outputs::create(&folder.0, options.clone()).unwrap());
+    let options = ResultOptions { trained: false, ..PLAIN };
+    drop(VirNucProResults::create(&folder.0, options.clone()).unwrap());
     assert_eq!(folder.names().len(), FILES.len() + 1);
-    let outputs = Outputs::create(&folder.0, options).unwrap();
+    let outputs = VirNucProResults::create(&folder.0, options).unwrap();
     assert_eq!(folder.read(RUN_RECORD), old);
-    outputs.finish(&mut json!({})).unwrap();
+    outputs.complete(&mut json!({})).unwrap();
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
     let chunked = intermediate::CHUNKED;
     let wanted = [chunked, "mine.txt", NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS];
@@ -279,7 +284,7 @@ fn a_second_run_replaces_the_first_at_its_end() {
 
 /// Writes two frames with embeddings.
 fn embedded(format: EmbeddingFormat) -> Folder {
-    let options = Options { save_embeddings: Some(format), ..PLAIN };
+    let options = ResultOptions { save_embeddings: Some(format), ..PLAIN };
     let (folder, _) = written(options, |outputs| {
         record(outputs, "a", &[&[], &[[0.5, 0.5], [0.5, 0.5]]]);
         outputs.embedding("a_chunk_2F1", 9, &[1.0, -2.0]).unwrap();
@@ -309,24 +314,24 @@ fn embeddings_stand_in_input_order() {
 
 #[test]
 fn intermediate_files_hold_what_was_given() {
-    let (folder, _) = written(Options { keep_intermediate: true, ..PLAIN }, |outputs| {
-        outputs.intermediate(&[">a\n", "n", ""].map(Vec::from)).unwrap();
-        outputs.intermediate(&["AC\n", "", "p"].map(Vec::from)).unwrap();
+    let (folder, _) = written(ResultOptions { keep_intermediate: true, ..PLAIN }, |outputs| {
+        outputs.texts(&[">a\n", "n", ""].map(Vec::from)).unwrap();
+        outputs.texts(&["AC\n", "", "p"].map(Vec::from)).unwrap();
     });
     let texts =
         [intermediate::CHUNKED, intermediate::NUCLEOTIDE, intermediate::PROTEIN].map(|n| folder.read(n));
     assert_eq!(texts, [">a\nAC\n", "n", "p"]);
-    let (folder, _) = written(PLAIN, |outputs| outputs.intermediate(&["x", "x", "x"].map(Vec::from)).unwrap());
+    let (folder, _) = written(PLAIN, |outputs| outputs.texts(&["x", "x", "x"].map(Vec::from)).unwrap());
     assert!(!folder.names().iter().any(|name| name.ends_with(".fa")));
 }
 
 /// Checks the last line of the report `name` for a run of four records and a failed frame on the input `input`.
 fn check_report(name: &str, input: &str, expected: &str) {
     let folder = Folder::new("output");
-    let mut outputs = Outputs::create(&folder.0, PLAIN).unwrap();
+    let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
     four_records(&mut outputs);
     let mut run_record = json!({"inputs": [input, "b.fa"], "sequences": {"failed": 1}});
-    outputs.finish(&mut run_record).unwrap();
+    outputs.complete(&mut run_record).unwrap();
     let last = rows(&folder, name).last().map(|line| line.replace('\t', " "));
     assert_eq!(last.as_deref(), Some(expected));
 }
@@ -340,9 +345,9 @@ fn reports_are_of_the_run() {
 
 #[test]
 fn every_file_and_column_is_documented() {
-    let docs = include_str!("../../../../docs/file-formats.md");
+    let docs = include_str!("../../../../../docs/file-formats.md");
     let (folder, _) = written(PLAIN, four_records);
-    let columns = [PREDICTIONS, WINDOWS, NOTES, virnucpro::ROWS, virnucpro::CONSENSUS];
+    let columns = [PREDICTIONS, WINDOWS, NOTES, tables::ROWS, tables::CONSENSUS];
     let header = |name: &str| folder.read(name).lines().next().unwrap().replace('\t', " ");
     let headers = columns.map(header).join(" ");
     for name in FILES.into_iter().chain(headers.split(' ')) {
@@ -354,7 +359,7 @@ fn every_file_and_column_is_documented() {
 fn a_run_of_nothing_has_headers() {
     let (folder, counts) = written(PLAIN, |_| {});
     assert_eq!(counts, Counts::default());
-    assert_eq!(folder.read(virnucpro::CONSENSUS), "Modified_ID\tIs_Virus\n");
+    assert_eq!(folder.read(tables::CONSENSUS), "Modified_ID\tIs_Virus\n");
     assert_eq!((folder.read(HitsFormat::Fasta.file()), folder.read(BED)), (String::new(), String::new()));
 }
 
@@ -364,11 +369,13 @@ fn a_long_virus_is_wrapped_as_it_is() {
     let (folder, _) = written(PLAIN, |outputs| {
         for (index, chunk) in chunks(sequence.len(), 50).enumerate() {
             let (start, end, orfs) = (chunk.start, chunk.end(), frames(&[[0.0, 1.0]]));
-            outputs.window(&Window { record: "v", index, start, end, orfs: &orfs }).unwrap();
+            outputs.add_window(&ScoredWindow { record: "v", index, start, end, orfs: &orfs }).unwrap();
         }
         assert_eq!(outputs.call(), Call::Virus);
         let text = RecordText { sequence: sequence.clone(), ..RecordText::default() };
-        outputs.record(&RecordEnd { id: "v", length: sequence.len(), text: Some(&text) }).unwrap();
+        outputs
+            .end_record(&RecordEnd { id: "v", length: sequence.len(), text: Some(&text), mate: None })
+            .unwrap();
     });
     let widths: Vec<usize> = rows(&folder, HitsFormat::Fasta.file()).iter().map(String::len).collect();
     assert_eq!(widths, [60, 60, 5]);
@@ -377,12 +384,12 @@ fn a_long_virus_is_wrapped_as_it_is() {
 
 /// Checks that `f` fails with a message that contains `expected`, after a valid window of bases 0..10 of record
 /// `r`.
-fn check_refused(f: impl FnOnce(&mut Outputs) -> Result<(), OutputError>, expected: &str) {
+fn check_refused(f: impl FnOnce(&mut VirNucProResults) -> Result<(), OutputError>, expected: &str) {
     let folder = Folder::new("output");
-    let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = Outputs::create(&folder.0, options).unwrap();
+    let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
+    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
     let orfs = frames(&[[0.0, 1.0]]);
-    outputs.window(&Window { record: "r", index: 0, start: 0, end: 10, orfs: &orfs }).unwrap();
+    outputs.add_window(&ScoredWindow { record: "r", index: 0, start: 0, end: 10, orfs: &orfs }).unwrap();
     let error = f(&mut outputs).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }
@@ -390,14 +397,18 @@ fn check_refused(f: impl FnOnce(&mut Outputs) -> Result<(), OutputError>, expect
 #[test]
 fn results_out_of_place_are_refused() {
     let next = |record, index, start, end| {
-        move |o: &mut Outputs| o.window(&Window { record, index, start, end, orfs: &[] })
+        move |o: &mut VirNucProResults| o.add_window(&ScoredWindow { record, index, start, end, orfs: &[] })
     };
     check_refused(next("s", 0, 0, 10), "'s': its window comes before 'r' has ended");
     check_refused(next("r", 0, 0, 10), "window 1 of bases 0..10 follows 1 windows up to base 10");
     check_refused(next("r", 2, 10, 20), "window 3 of bases 10..20");
     check_refused(next("r", 1, 11, 20), "window 2 of bases 11..20");
     check_refused(next("r", 1, 10, 10), "window 2 of bases 10..10");
-    let end = |id, length| move |o: &mut Outputs| o.record(&RecordEnd { id, length, text: None }).map(drop);
+    let end = |id, length| {
+        move |o: &mut VirNucProResults| {
+            o.end_record(&RecordEnd { id, length, text: None, mate: None }).map(drop)
+        }
+    };
     check_refused(end("s", 10), "'s': it ends after windows of 'r'");
     check_refused(end("r", 11), "'r': its windows end at base 10 of 11");
     check_refused(end("r", 10), "'r': called virus, and its sequence is not there");
@@ -406,7 +417,9 @@ fn results_out_of_place_are_refused() {
 #[test]
 fn bad_scores_and_embeddings_are_refused() {
     let scored = |orfs: Vec<OrfScore>| {
-        move |o: &mut Outputs| o.window(&Window { record: "r", index: 1, start: 10, end: 20, orfs: &orfs })
+        move |o: &mut VirNucProResults| {
+            o.add_window(&ScoredWindow { record: "r", index: 1, start: 10, end: 20, orfs: &orfs })
+        }
     };
     check_refused(scored(frames(&[[0.5, 0.5], [f32::NAN, 0.5]])), "'r_chunk_2F2': the scores are NaN and 0.5");
     check_refused(scored(frames(&[[0.5, f32::INFINITY]])), "'r_chunk_2F1': the scores are 0.5 and inf");
@@ -414,7 +427,7 @@ fn bad_scores_and_embeddings_are_refused() {
     check_refused(scored(frames(&[[0.0, 0.0]])), "the scores are 0 and 0");
     let twice = OrfScore { frame: Frame::F2, scores: [0.5, 0.5] };
     check_refused(scored(vec![twice, twice]), "frames of window 2 are doubled");
-    let row = |values: &'static [f32]| move |o: &mut Outputs| o.embedding("r_chunk_1F1", 3, values);
+    let row = |values: &'static [f32]| move |o: &mut VirNucProResults| o.embedding("r_chunk_1F1", 3, values);
     check_refused(row(&[1.0, f32::NAN]), "'r_chunk_1F1': its embedding contains a NaN or infinite value");
     check_refused(row(&[1.0]), "a row of 1 values in a file of 2 columns");
 }
@@ -422,15 +435,15 @@ fn bad_scores_and_embeddings_are_refused() {
 #[test]
 fn an_incomplete_run_is_refused() {
     let folder = Folder::new("output");
-    let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let open = |options: &Options| Outputs::create(&folder.0, options.clone()).unwrap();
-    let check = |outputs: Outputs, expected: &str| {
-        let error = outputs.finish(&mut json!({})).unwrap_err().to_string();
+    let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
+    let open = |options: &ResultOptions| VirNucProResults::create(&folder.0, options.clone()).unwrap();
+    let check = |outputs: VirNucProResults, expected: &str| {
+        let error = outputs.complete(&mut json!({})).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(folder.names(), Vec::<String>::new());
     };
     let mut outputs = open(&PLAIN);
-    outputs.window(&Window { record: "r", index: 0, start: 0, end: 10, orfs: &[] }).unwrap();
+    outputs.add_window(&ScoredWindow { record: "r", index: 0, start: 0, end: 10, orfs: &[] }).unwrap();
     check(outputs, "'r': its windows were given, it was not");
 
     let mut outputs = open(&options);
@@ -453,12 +466,12 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         });
         let before = ["run.json", "predictions.tsv"].map(|name| folder.read(name));
         let write = |block: Option<&str>| {
-            let options = Options { save_embeddings: Some(format), ..PLAIN };
-            let mut outputs = Outputs::create(&folder.0, options).unwrap();
+            let options = ResultOptions { save_embeddings: Some(format), ..PLAIN };
+            let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
             record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
             outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
             block.iter().for_each(|name| fs::create_dir(folder.path(name)).unwrap());
-            outputs.finish(&mut json!({"plimsoll": "1"}))
+            outputs.complete(&mut json!({"plimsoll": "1"}))
         };
         if format == EmbeddingFormat::Safetensors {
             // Its file is created only when the number of rows is known.
@@ -471,9 +484,9 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         assert!(folder.names().iter().any(|name| name.starts_with("embeddings.")), "{format:?}");
         assert!(folder.names().iter().all(|name| !name.ends_with(".part")), "{:?}", folder.names());
         // The next run writes no embeddings, and those of this run go.
-        let mut outputs = Outputs::create(&folder.0, PLAIN).unwrap();
+        let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
         record(&mut outputs, "last", &[&[[0.9, 0.1]]]);
-        outputs.finish(&mut json!({"plimsoll": "2"})).unwrap();
+        outputs.complete(&mut json!({"plimsoll": "2"})).unwrap();
         assert!(folder.names().iter().all(|name| !name.starts_with("embeddings.")), "{:?}", folder.names());
     }
 }
@@ -485,12 +498,12 @@ fn a_folder_claims_nothing_between_two_results() {
     let (folder, _) = written(PLAIN, |outputs| {
         record(outputs, "old", &[&[[0.1, 0.9]]]);
     });
-    let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = Outputs::create(&folder.0, options).unwrap();
+    let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
+    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
     record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
     outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
     fs::create_dir(folder.path("embeddings.npy")).unwrap();
-    outputs.finish(&mut json!({"plimsoll": "1"})).expect_err("there is a folder");
+    outputs.complete(&mut json!({"plimsoll": "1"})).expect_err("there is a folder");
     assert!(!folder.names().contains(&"run.json".to_owned()), "{:?}", folder.names());
     assert!(folder.read("predictions.tsv").contains("new"));
 }

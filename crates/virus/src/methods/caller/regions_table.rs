@@ -112,7 +112,7 @@ impl RegionReader {
                 Some(rows) if rows != self.count => Err(self.table.error(format!(
                     "{} rows, {} says {rows}; the table is incomplete or belongs to another run",
                     self.count,
-                    super::RUN_RECORD
+                    crate::output::RUN_RECORD
                 ))),
                 _ => Ok(()),
             },
@@ -120,7 +120,7 @@ impl RegionReader {
                 let text = format!(
                     "a region of '{}', which is not in {} or not in its order there; the tables belong to different runs",
                     Name(name),
-                    super::PREDICTIONS
+                    crate::output::PREDICTIONS
                 );
                 Err(self.table.error(text))
             }

@@ -1,22 +1,20 @@
-//! Runs a prediction from the plan to the results: in one stage or two, as a shard, or by merging shards. Invariant:
-//! however the run ends, finished windows are in the journal, and no result file gets its name before all of them are
-//! complete.
+//! Runs a prediction from the plan to the results: in one pass over the input or two, as a shard, or by merging shards.
+//! Invariant: however the run ends, finished windows are in the journal, and no result file gets its name before all of them
+//! are complete.
 
-use super::compute::Compute;
-use super::engine::{Engine, Parts, Totals};
-use super::journal::{JournalReader, JournalWriter, changed};
-use super::output::caller::CallerOutputOptions;
-use super::output::{self, CallerOutputs, Counts, Outputs, ResultFiles};
-use super::planned;
-use super::produce::{self, Event, InputPipeline, Units};
-use super::program::{DNA, PROTEIN, Shape};
-use super::queues::QueueSizes;
-use super::record::{self, RunRecordInputs};
-use super::resume::{self, Keys, OpenedJournal};
-use super::stage::PredictStage;
-use super::{Opened, OpenedModels, Options, PredictReport, Warm};
-use crate::VirusError;
-use crate::caller::score::Rules;
+use crate::methods::{Finished, Method, Results, ResultsOptions};
+use crate::output::{Counts, Note};
+use crate::pipeline::compute::Compute;
+use crate::pipeline::engine::{Engine, Parts, Pass, Totals};
+use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
+use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::record::{self, RunRecordInputs};
+use crate::pipeline::records::{self, Event, InputPipeline};
+use crate::pipeline::resume::{self, JournalForm, Keys, OpenedJournal};
+use crate::pipeline::shape::ENCODERS;
+use crate::pipeline::stage::PredictStage;
+use crate::planned;
+use crate::{Options, PredictReport, VirusError, Warm};
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input, NoteKind};
 use plimsoll_graph::Bytes;
@@ -28,7 +26,7 @@ use plimsoll_runtime::session::bounds::tokens;
 use plimsoll_runtime::session::{Planned, Session, Start, WeightSource, say_given_back};
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Budget, Level, Observer, Progress, RuntimeError, price};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,8 +34,7 @@ use std::time::Instant;
 /// A prediction whose output folder has been checked.
 pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
-    pub(crate) opened: &'a Opened,
-    pub(crate) shape: &'a Shape,
+    pub(crate) method: &'a dyn Method,
     pub(crate) budget: Budget,
     /// Maximum number of CPU replicas.
     pub(crate) replicas: usize,
@@ -55,8 +52,28 @@ pub(crate) struct Run<'a> {
 struct Done<'a> {
     parts: Parts<'a>,
     totals: Totals,
-    fill: [Fill; 2],
+    fill: [Fill; ENCODERS],
     inputs: Vec<Input>,
+}
+
+/// A stage of a plan.
+#[derive(Clone, Copy)]
+struct PlannedStage<'a> {
+    planned: &'a Planned<'a>,
+    /// Number of the stage in the plan.
+    number: usize,
+    stage: PredictStage,
+}
+
+/// What a run knows at its end beside its results.
+struct Ending<'a> {
+    start: Instant,
+    /// Plan of the preceding stage, if there was one.
+    before: Option<&'a Value>,
+    /// One line that compares the plan with the budget.
+    memory_line: String,
+    /// Description of the arithmetic that computed the results.
+    arithmetic: Value,
 }
 
 impl Run<'_> {
@@ -75,48 +92,72 @@ impl Run<'_> {
             let text = "the input can be read only once, so an interrupted run starts over";
             observer.say(Level::Info, text);
         }
-        let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
-        let planned = self.plan(observer)?;
+        let shape = self.method.shape();
+        let planned = if shape.encoders.is_empty() {
+            // Of a method without models, only the memory of the process is planned.
+            self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
+            None
+        } else {
+            Some(self.plan(observer)?)
+        };
         watch.end_stage("planned", None);
         self.start_over()?;
-        let stages = planned::stages(&planned, self.shape);
-        let last = *stages.last().ok_or_else(|| RuntimeError::bug("there is no stage"))?;
-        for (number, program) in planned.programs().iter().enumerate().take(stages.len() - 1) {
-            before = Some(price::to_json(program)?);
-            held = held.max(program.arena_bytes());
-            earlier = self.embed((&planned, number), warm, watch, observer)?;
-            watch.end_stage("nucleotide embeddings", None);
+        let stages = match &planned {
+            Some(planned) => planned::stages(planned, shape),
+            None => &[PredictStage::Whole],
+        };
+        let last = stages.len() - 1;
+        let mut before = None;
+        let mut earlier = Totals::default();
+        let mut held = Bytes::ZERO;
+        if let Some(planned) = &planned {
+            for (number, program) in planned.programs()[..last].iter().enumerate() {
+                before = Some(price::to_json(program)?);
+                held = held.max(program.arena_bytes());
+                let stage = PlannedStage { planned, number, stage: stages[number] };
+                earlier = self.encode_first(stage, warm, watch, observer)?;
+                watch.end_stage(shape.encoders[0].rows, None);
+            }
         }
-        let embeddings = self.options.save_embeddings.is_some();
-        let width = self.shape.kept_width(last, embeddings);
-        let OpenedJournal { reader: results, writer } = self.journal(last, width, observer)?;
+        let stage = stages[last];
+        let width = shape.journal_width(stage, self.method.saves_rows());
+        let OpenedJournal { reader, writer } = self.journal(stage, width, observer)?;
         // Without a writer the journal of the shard is already complete, and the journal is the result.
         if self.options.shard.is_some() && writer.is_none() {
             return Ok(self.shard(&Totals::default(), start, true));
         }
-        let nucleotides = match (last, &self.keys) {
-            (PredictStage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.widths()[DNA])?),
-            (
-                PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein | PredictStage::Caller,
-                _,
-            ) => None,
+        let first_rows = match (stage, &self.keys) {
+            (PredictStage::Rest, Some(keys)) => Some(keys.first_rows(shape.widths()[0])?),
+            (PredictStage::Whole | PredictStage::First | PredictStage::Rest, _) => None,
         };
-        let memory_line = planned.memory_line(stages.len() - 1, self.kept_name());
-        let compute = Some(self.compute((&planned, stages.len() - 1), warm, watch, observer)?);
+        let mut memory_line = String::new();
+        let mut compute = None;
+        if let Some(planned) = &planned {
+            memory_line = planned.memory_line(last, shape.words.rows);
+            compute = Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
+        }
         watch.end_stage("loaded", None);
-        let outputs = match self.options.shard {
+        let arithmetic = self.options.settings.arithmetic()?;
+        let results = match self.options.shard {
             Some(_) => None,
-            None => Some(self.outputs(&self.options.settings.arithmetic()?)?),
+            None => Some(self.results(&arithmetic)?),
         };
-        let stage = if nucleotides.is_some() { (1, 2) } else { (0, 1) };
-        let strict = self.options.strict;
-        let parts = Parts { compute, results, embeddings: nucleotides, writer, outputs, strict, stage };
+        let parts = Parts {
+            compute,
+            merges: false,
+            journal: reader,
+            first_rows,
+            writer,
+            results,
+            strict: self.options.strict,
+            pass: Pass { number: last as u64, of: stages.len() as u64 },
+        };
         let mut done = self.stream(parts, watch, observer)?;
         watch.end_stage("computed", None);
-        if watch.wants_advice() {
-            watch.advise(self.remedies(&planned), observer);
-        }
-        if let Some(compute) = &done.parts.compute {
+        if let (Some(planned), Some(compute)) = (&planned, &done.parts.compute) {
+            if watch.wants_advice() {
+                watch.advise(self.remedies(planned), observer);
+            }
             planned.site().compare(compute.program_in_use(), held, "at the end", observer);
         }
         done.totals.add_stage(&earlier);
@@ -126,28 +167,30 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        let arithmetic = self.options.settings.arithmetic()?;
-        self.finish(done, (before.as_ref(), warm), start, watch, (memory_line, arithmetic))
+        self.finish(done, warm, watch, Ending { start, before: before.as_ref(), memory_line, arithmetic })
     }
 
-    /// Computes the nucleotide embeddings of all open reading frames into their journal, unless it is already
-    /// complete.
-    fn embed(
+    /// Computes the rows of the first encoder for all sequences into their journal, unless it is already complete.
+    fn encode_first(
         &self,
-        (planned, number): (&Planned<'_>, usize),
+        stage: PlannedStage<'_>,
         warm: &mut Warm,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Totals, VirusError> {
-        let stage = planned::stages(planned, self.shape)[number];
-        let width = self.shape.kept_width(stage, false);
-        let OpenedJournal { reader: results, writer } = self.journal(stage, width, observer)?;
+        let width = self.method.shape().journal_width(stage.stage, false);
+        let OpenedJournal { reader, writer } = self.journal(stage.stage, width, observer)?;
         let Some(writer) = writer else { return Ok(Totals::default()) };
-        let compute = Some(self.compute((planned, number), warm, watch, observer)?);
-        let strict = self.options.strict;
-        let stage = (0, 2);
-        let parts =
-            Parts { compute, results, embeddings: None, writer: Some(writer), outputs: None, strict, stage };
+        let parts = Parts {
+            compute: Some(self.compute(stage, warm, watch, observer)?),
+            merges: false,
+            journal: reader,
+            first_rows: None,
+            writer: Some(writer),
+            results: None,
+            strict: self.options.strict,
+            pass: Pass { number: 0, of: 2 },
+        };
         let Done { parts, totals, .. } = self.stream(parts, watch, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
@@ -166,22 +209,30 @@ impl Run<'_> {
             return Err(VirusError::MergeOfPipe);
         };
         self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
-        let width = self.shape.kept_width(self.shape.single_stage(), self.options.save_embeddings.is_some());
-        let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
+        let width = self.method.shape().journal_width(PredictStage::Whole, self.method.saves_rows());
+        let (journal, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
-        let (outputs, strict) = (Some(self.outputs(&arithmetic)?), self.options.strict);
-        let stage = (0, 1);
-        let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict, stage };
+        let parts = Parts {
+            compute: None,
+            merges: true,
+            journal,
+            first_rows: None,
+            writer: None,
+            results: Some(self.results(&arithmetic)?),
+            strict: self.options.strict,
+            pass: Pass { number: 0, of: 1 },
+        };
         let done = self.stream(parts, watch, observer)?;
         watch.end_stage("merged", None);
-        self.finish(done, (None, &mut None), start, watch, (String::new(), arithmetic))
+        let ending = Ending { start, before: None, memory_line: String::new(), arithmetic };
+        self.finish(done, &mut None, watch, ending)
     }
 
     /// With `--force`, removes the journals of an earlier run. Called only after the run is known to be able to start;
     /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
         let Options { force, output_dir, merge, .. } = self.options;
-        if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
+        if *force && !crate::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// Opens the journal of a stage; empty if the input can be read only once.
@@ -192,60 +243,38 @@ impl Run<'_> {
         observer: &mut dyn Observer,
     ) -> Result<OpenedJournal, VirusError> {
         match &self.keys {
-            Some(keys) => keys.open(stage, (width, self.queues().block), observer),
+            Some(keys) => keys.open(stage, JournalForm { width, block: self.queues().block }, observer),
             None => Ok(OpenedJournal { reader: JournalReader::default(), writer: None }),
         }
     }
 
     /// Creates the result files of a run that computes, or whose shards were computed, with `arithmetic`.
-    fn outputs(&self, arithmetic: &Value) -> Result<ResultFiles, VirusError> {
-        let folder = &self.options.output_dir;
-        match (&self.opened.models, &self.options.caller) {
-            (OpenedModels::Caller(caller), Some(options)) => {
-                let rules = Rules::new(
-                    caller.calibration.clone(),
-                    options.threshold,
-                    options.prevalence,
-                    options.limits,
-                );
-                let options = CallerOutputOptions {
-                    rules,
-                    max_fdr: options.max_fdr,
-                    hits_format: self.options.hits_format,
-                    source: self.options.source,
-                    layout: caller.layout.clone(),
-                    sort_bytes: self.queues().sort,
-                };
-                Ok(ResultFiles::Caller(Box::new(CallerOutputs::create(folder, options)?)))
-            }
-            (OpenedModels::Caller(_) | OpenedModels::VirNucPro(_), _) => {
-                let options = output_options(self.options, self.opened, self.shape, arithmetic);
-                let mut outputs = Outputs::create(folder, options)?;
-                outputs.set_sort_bytes(self.queues().sort);
-                Ok(ResultFiles::VirNucPro(Box::new(outputs)))
-            }
-        }
+    fn results(&self, arithmetic: &Value) -> Result<Box<dyn Results>, VirusError> {
+        let run = ResultsOptions {
+            options: self.options,
+            folder: &self.options.output_dir,
+            arithmetic,
+            sort_bytes: self.queues().sort,
+        };
+        Ok(self.method.results(&run)?)
     }
 
-    /// Name of the data that the host holds for steps in flight, for messages.
-    fn kept_name(&self) -> &'static str {
-        match &self.opened.models {
-            OpenedModels::VirNucPro(_) => "embeddings",
-            OpenedModels::Caller(_) => "logits",
-        }
-    }
-
-    /// Plans the stages: one stage for all models, or the nucleotide encoder first if they do not fit together.
+    /// Plans the stages: one stage for all models, or the first encoder first if they do not fit together.
     fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, VirusError> {
-        let (settings, reread) = (&self.options.settings, self.keys.is_some());
-        let planned = planned::choose(&self.hosts, settings, &self.budget, self.shape, self.replicas, reread)?;
+        let settings = &self.options.settings;
+        let shape = self.method.shape();
+        let reread = self.keys.is_some();
+        let planned = planned::choose(&self.hosts, settings, &self.budget, shape, self.replicas, reread)?;
         self.chosen.set(planned.budget());
         if planned.programs().len() > 1 {
-            let bytes = Bytes(self.shape.widths()[DNA] as u64 * 4);
+            let first = &shape.encoders[0];
+            let bytes = Bytes(first.width as u64 * 4);
             let text = format!(
-                "both encoders do not fit under {} together: the DNA encoder runs first, and its embeddings \
-                    wait on disk ({bytes} for each open reading frame, in {})",
+                "the models do not fit under {} together: the {} runs first, and its {} wait on disk ({bytes} for each \
+                 sequence, in {})",
                 self.budget.bytes,
+                first.plan,
+                first.rows,
                 self.options.output_dir.join(resume::EMBEDDINGS).display()
             );
             observer.say(Level::Info, &text);
@@ -255,10 +284,10 @@ impl Run<'_> {
 
     /// Returns the setting with which the run would need less memory.
     fn remedies(&self, planned: &Planned<'_>) -> Vec<Remedy> {
-        let (settings, reread) = (&self.options.settings, self.keys.is_some());
-        planned.remedies(|budget| {
-            planned::choose(&self.hosts, settings, budget, self.shape, self.replicas, reread)
-        })
+        let settings = &self.options.settings;
+        let shape = self.method.shape();
+        let reread = self.keys.is_some();
+        planned.remedies(|budget| planned::choose(&self.hosts, settings, budget, shape, self.replicas, reread))
     }
 
     /// Starts the models of a stage. Warm executors of the same stage with the same program are reused with
@@ -266,36 +295,27 @@ impl Run<'_> {
     /// loaded.
     fn compute<'a>(
         &'a self,
-        (planned, number): (&'a Planned<'a>, usize),
+        stage: PlannedStage<'a>,
         warm: &mut Warm,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Compute<'a>, RuntimeError> {
+        let PlannedStage { planned, number, stage } = stage;
         watch.set_planned(PlannedMemory::of(&planned.programs()[number], planned.site().budget()));
-        let stage = planned::stages(planned, self.shape)[number];
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
-        let mut weights: Vec<&dyn WeightSource> = vec![];
-        match &self.opened.models {
-            OpenedModels::VirNucPro(models) => {
-                if stage.runs(DNA) {
-                    weights.push(&models.dna);
-                }
-                if stage.runs(PROTEIN) {
-                    weights.push(&models.protein);
-                }
-                if stage.scores() {
-                    weights.push(&models.head);
-                }
-            }
-            OpenedModels::Caller(caller) => weights.push(&caller.model),
-        }
-        let kept = self.kept_name();
+        let shape = self.method.shape();
+        let models = self.method.weights();
+        let encoders = models.encoders.into_iter().enumerate().filter(|(i, _)| stage.runs(*i));
+        let mut weights: Vec<&dyn WeightSource> = encoders.map(|(_, encoder)| encoder).collect();
+        weights.extend(models.head.filter(|_| shape.scores(stage)));
+        let kept = shape.words.rows;
+        let saves_rows = self.method.saves_rows();
         if let Some((_, running)) =
             warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
         {
             let session = planned.resume(number, Start { order, weights, running, kept })?;
             begin_sizes(&session, watch);
-            return Compute::new(session, stage, self.shape, self.options);
+            return Compute::new(session, stage, shape, saves_rows);
         }
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
         let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
@@ -304,7 +324,7 @@ impl Run<'_> {
         let observer = &mut StageRecorder { inner: observer, record };
         let session = planned.start(number, Start { order, weights, running, kept }, observer)?;
         begin_sizes(&session, watch);
-        Compute::new(session, stage, self.shape, self.options)
+        Compute::new(session, stage, shape, saves_rows)
     }
 
     /// Queue sizes in use.
@@ -334,7 +354,9 @@ impl Run<'_> {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
                 say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
-                self.say_silent(parts.outputs.as_ref(), observer);
+                if let Some(text) = parts.results.as_ref().and_then(|results| results.warning()) {
+                    observer.say(Level::Warning, &text);
+                }
                 Ok(Done { parts, totals, fill, inputs })
             }
             Err(VirusError::Runtime(RuntimeError::Interrupted { signal, .. })) => {
@@ -368,42 +390,16 @@ impl Run<'_> {
         }
     }
 
-    /// Warns if the input has windows and none of them could be scored.
-    fn say_silent(&self, outputs: Option<&ResultFiles>, observer: &mut dyn Observer) {
-        let Some(ResultFiles::VirNucPro(outputs)) = outputs else { return };
-        let counts = outputs.counts();
-        if counts.windows > 0 && counts.scored_windows == 0 {
-            let text = format!(
-                "none of the {} windows of at most {} bases has an open reading frame (a frame without a stop \
-                    codon over \
-                 the whole window), so nothing was scored; use a smaller --length, with a head trained for it",
-                counts.windows, self.options.length
-            );
-            observer.say(Level::Warning, &text);
-        }
-    }
-
-    /// Returns the settings of the front end. Intermediate texts and record texts are produced only if outputs
-    /// are written.
+    /// Returns the settings of the front end. Texts of records are kept only if results are written.
     fn front(&self, parts: &Parts<'_>) -> InputPipeline {
+        let writes_results = parts.results.is_some();
         InputPipeline {
-            length: self.options.length,
-            units: match (&self.opened.models, &self.options.caller) {
-                (OpenedModels::VirNucPro(models), _) => Units::Frames {
-                    dna: models.dna.tokenizer.clone(),
-                    protein: models.protein.tokenizer.clone(),
-                },
-                (OpenedModels::Caller(_), options) => {
-                    Units::Windows { paired: options.as_ref().is_some_and(|options| options.paired) }
-                }
-            },
-            original_alphabet: self.options.original_alphabet,
-            intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
-            hits: (self.opened.is_trained() && parts.outputs.is_some()).then_some(self.options.hits_format),
+            source: self.method.windows(self.options, writes_results),
+            hits: (self.method.is_trained() && writes_results).then_some(self.options.hits_format),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
             queues: self.queues(),
-            kept: Arc::clone(&parts.results.coverage),
+            kept: Arc::clone(&parts.journal.coverage),
             shard: self.options.shard,
             most: self.most(),
         }
@@ -430,7 +426,7 @@ impl Run<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
         watch.begin("computing", observer);
-        let stream = produce::start(front, &self.options.inputs)?;
+        let stream = records::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
             let batch = stream.next(&mut || stopped(observer, ""));
@@ -472,16 +468,16 @@ impl Run<'_> {
     fn finish(
         &self,
         done: Done<'_>,
-        (before, warm): (Option<&Value>, &mut Warm),
-        start: Instant,
+        warm: &mut Warm,
         watch: &Watch,
-        (memory_line, arithmetic): (String, Value),
+        ending: Ending<'_>,
     ) -> Result<PredictReport, VirusError> {
+        let Ending { start, before, memory_line, arithmetic } = ending;
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
         let story = RunRecordInputs {
             options: self.options,
-            opened: self.opened,
+            method: self.method,
             program: parts.compute.as_ref().map(Compute::program),
             devices: parts.compute.as_ref().map_or(&[], Compute::usage),
             before,
@@ -492,12 +488,12 @@ impl Run<'_> {
             seconds,
             watch,
             inputs: &inputs,
-            identity: record::identity(self.options, self.opened, &inputs, arithmetic),
+            identity: record::identity(self.options, self.method, &inputs, arithmetic),
         };
         let mut run_record = story.record()?;
-        let (counts, calls) = match parts.outputs {
-            Some(outputs) => outputs.finish(&mut run_record)?,
-            None => (Counts::default(), None),
+        let Finished { counts, calls } = match parts.results {
+            Some(results) => results.finish(&mut run_record)?,
+            None => Finished { counts: Counts::default(), calls: None },
         };
         // Only after run.json is on disk: until then the journals are needed to resume.
         if let Some(keys) = &self.keys {
@@ -505,9 +501,12 @@ impl Run<'_> {
         }
         *warm = parts.compute.map(Compute::into_executors);
         let mut report = self.report(&totals, seconds);
-        (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
+        report.run_record = run_record;
+        report.counts = counts;
+        report.notes = counts.notes;
         report.calls = calls;
-        (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
+        report.fill = fill.map(|f| (f.packs > 1).then(|| f.but_last()));
+        report.memory_line = memory_line;
         Ok(report)
     }
 
@@ -518,12 +517,15 @@ impl Run<'_> {
         report.shard = self.options.shard;
         let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
         let journal = self.options.output_dir.join(resume::RESULTS);
+        let encoders = self.method.shape().encoders.iter().zip(totals.tokens);
+        let tokens: Map<String, Value> =
+            encoders.map(|(encoder, tokens)| (encoder.key.to_owned(), tokens.into())).collect();
         report.run_record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "shard": shard,
             "journal": journal.display().to_string(),
             "windows_from_journal": totals.kept,
-            "tokens": {"nucleotide": totals.tokens[0], "protein": totals.tokens[1]},
+            "tokens": tokens,
             "seconds": {"total": report.seconds},
         });
         // Failed frames are listed and counted when the shards are merged.
@@ -542,34 +544,13 @@ impl Run<'_> {
             run_record: Value::Null,
             counts: Counts::default(),
             output_dir: self.options.output_dir.clone(),
-            trained: self.opened.is_trained(),
+            trained: self.method.is_trained(),
             calls: None,
             seconds,
             tokens_per_second: tokens as f64 / seconds.max(1e-9),
             fill: [None; 2],
             memory_line: String::new(),
         }
-    }
-}
-
-/// Returns the options of the writers.
-fn output_options(options: &Options, opened: &Opened, shape: &Shape, arithmetic: &Value) -> output::Options {
-    let fact = |name: &'static str| (name, arithmetic[name].as_str().unwrap_or_default().to_owned());
-    output::Options {
-        metadata: vec![
-            ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
-            ("model_sha256", opened.digests.to_string()),
-            fact("precision"),
-            fact("device"),
-            fact("instructions"),
-        ],
-        trained: opened.is_trained(),
-        threshold: options.threshold,
-        keep_intermediate: options.keep_intermediate,
-        save_embeddings: options.save_embeddings,
-        hits_format: options.hits_format,
-        width: shape.widths().iter().sum(),
-        source: options.source,
     }
 }
 
@@ -597,7 +578,7 @@ fn say_notes(events: &[Event], observer: &mut dyn Observer) {
     let of_files =
         [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
     for event in events {
-        if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
+        if let Event::Note(Note { seq_name, kind, detail, action }) = event {
             match of_files.contains(kind) {
                 true => observer.say(Level::Warning, &format!("{detail}: {action}")),
                 false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),

@@ -2,7 +2,8 @@
 //! the *pieces* between such runs are cut into windows, which have the same length in a long piece. Invariant: every letter of
 //! a record is in a window or counted as left out beside one, and none is counted twice.
 
-use super::letters::LetterCounts;
+use crate::methods::CutWindow;
+use crate::pipeline::letters::LetterCounts;
 use plimsoll_data::bases;
 use plimsoll_data::chunk::Chunk;
 use std::ops::Range;
@@ -13,20 +14,9 @@ pub const SHORTEST_WINDOW: usize = 100;
 /// Longest run of unknown letters inside a window.
 pub const LONGEST_GAP: usize = 100;
 
-/// A window of a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CallerChunk {
-    pub(crate) chunk: Chunk,
-    /// Number of its first bases that are in the window before it.
-    pub(crate) overlap: usize,
-    /// Counts of the letters that are in no window: those before the first window of a record, and those between this window
-    /// and the next one or the end of the record.
-    pub(crate) left_out: LetterCounts,
-}
-
 /// Iterator over the windows of a record.
 #[derive(Debug)]
-pub(crate) struct CallerChunks<'a> {
+pub(crate) struct CallerWindows<'a> {
     sequence: &'a [u8],
     size: usize,
     /// Number of windows so far.
@@ -43,11 +33,11 @@ pub(crate) struct CallerChunks<'a> {
 /// ends with the piece, so it overlaps the window before it. A piece of at most `size` bases is one window; a piece with fewer
 /// than [`SHORTEST_WINDOW`] known letters is in no window. A record without another piece is one window, which ends with the
 /// record or has `size` bases; an empty record has none.
-pub(crate) fn windows(sequence: &[u8], size: usize) -> CallerChunks<'_> {
+pub(crate) fn windows(sequence: &[u8], size: usize) -> CallerWindows<'_> {
     let size = size.max(1);
     let whole = 0..sequence.len().min(size);
     let piece = next_piece(sequence, 0).or((!sequence.is_empty()).then_some(whole));
-    CallerChunks { sequence, size, count: 0, counted: 0, piece, of_piece: 0 }
+    CallerWindows { sequence, size, count: 0, counted: 0, piece, of_piece: 0 }
 }
 
 /// Returns the lengths of the windows of a record of `length` known letters.
@@ -56,10 +46,10 @@ pub(crate) fn window_lengths(length: usize, size: usize) -> impl Iterator<Item =
     (0..length.div_ceil(size)).map(move |_| size.min(length))
 }
 
-impl Iterator for CallerChunks<'_> {
-    type Item = CallerChunk;
+impl Iterator for CallerWindows<'_> {
+    type Item = CutWindow;
 
-    fn next(&mut self) -> Option<CallerChunk> {
+    fn next(&mut self) -> Option<CutWindow> {
         let Self { sequence, size, .. } = *self;
         let piece = self.piece.clone()?;
         let length = piece.len().min(size);
@@ -83,7 +73,7 @@ impl Iterator for CallerChunks<'_> {
         let overlap = self.counted.saturating_sub(start);
         self.counted = chunk.end();
         self.count += 1;
-        Some(CallerChunk { chunk, overlap, left_out })
+        Some(CutWindow { chunk, overlap, left_out })
     }
 }
 
@@ -136,7 +126,7 @@ mod tests {
 
     /// Windows as `start:length`, with `+letters/unknown` where letters were left out beside it.
     fn shown(sequence: &[u8], size: usize) -> String {
-        let show = |w: CallerChunk| {
+        let show = |w: CutWindow| {
             let LetterCounts { letters, unknown, .. } = w.left_out;
             let left_out = if letters > 0 { format!("+{letters}/{unknown}") } else { String::new() };
             format!("{}:{}{left_out}", w.chunk.start, w.chunk.len)

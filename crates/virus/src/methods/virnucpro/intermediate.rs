@@ -1,7 +1,7 @@
 //! Writers of the intermediate files of VirNucPro's stages, for `--keep-intermediate`. Invariant: the files contain the
 //! given bytes in the given order (`plimsoll_data::intermediate` formats them).
 
-use super::OutputError;
+use crate::output::OutputError;
 use plimsoll_data::atomic::AtomicFile;
 use std::io::Write;
 use std::path::Path;

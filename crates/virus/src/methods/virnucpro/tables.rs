@@ -5,10 +5,10 @@
 //! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per chunk
 //! (window) with a scored open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
 
-use super::sorted::{Limits, Sorter};
-use super::table::{Field, Table};
 use super::verdict::{Consensus, label};
-use super::{OrfScore, OutputError};
+use crate::output::sorted::{Limits, Sorter};
+use crate::output::table::{Field, Table};
+use crate::output::{OrfScore, OutputError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::number::NumpyF32;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
 /// Writer of both files.
 #[derive(Debug)]
-pub struct VirNucPro {
+pub struct VirNucProTables {
     folder: PathBuf,
     rows: Table,
     consensus: Sorter,
@@ -28,20 +28,17 @@ pub struct VirNucPro {
     line: String,
 }
 
-impl VirNucPro {
-    /// Creates the files in `folder`.
-    pub fn create(folder: &Path) -> Result<Self, OutputError> {
-        Ok(VirNucPro {
+impl VirNucProTables {
+    /// Creates the files in `folder`; `sort_bytes` of lines are sorted in memory.
+    pub fn create(folder: &Path, sort_bytes: usize) -> Result<Self, OutputError> {
+        let mut consensus = Sorter::new(folder, Limits::default());
+        consensus.set_sort_bytes(sort_bytes);
+        Ok(Self {
             folder: folder.to_owned(),
             rows: Table::create(folder, ROWS, "Sequence_ID\tPrediction\tscore1\tscore2")?,
-            consensus: Sorter::new(folder, Limits::default()),
+            consensus,
             line: String::new(),
         })
-    }
-
-    /// Sets the number of bytes of lines that are sorted in memory.
-    pub fn set_sort_bytes(&mut self, bytes: usize) {
-        self.consensus.set_sort_bytes(bytes);
     }
 
     /// Adds the chunk `name`, which has at least one scored frame, with its consensus `said`.

@@ -1,13 +1,12 @@
-//! The models of a prediction: assigns each open reading frame (ORF) a slot, runs its two sequences through the packers
-//! and encoders, and scores the slot with the head when both embeddings are available. Invariant: embeddings are keyed
-//! by slot and never by position in a batch; a slot is reused only after its result has been taken.
+//! The models of a prediction: assigns each sequence a slot, runs its tokens through the packers and encoders, and scores the
+//! slot with the head, if there is one, when the rows of all encoders are available. Invariant: rows are keyed by slot and
+//! never by position in a batch; a slot is reused only after its result has been taken.
 
-use super::Options;
-use super::engine::Totals;
-use super::produce::{Batch, OrfTokens};
-use super::program::{CALLER, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{OrfLocation, OrfState, PendingOrf, Queue, Window};
-use super::stage::PredictStage;
+use crate::pipeline::engine::Totals;
+use crate::pipeline::queue::{Queue, SequenceLocation, SequenceState, Window};
+use crate::pipeline::records::{Batch, SequenceTokens};
+use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_ROWS, Shape};
+use crate::pipeline::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
 use plimsoll_plan::Program;
@@ -21,13 +20,13 @@ use std::time::Instant;
 /// process is killed.
 const SCORED_AT: usize = 16;
 
-/// Progress of the open reading frame in a slot.
+/// Progress of the sequence in a slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    place: OrfLocation,
-    /// Whether the slot has an embedding, by encoder.
-    have: [bool; 2],
-    /// Whether an embedding has a non-finite value.
+    place: SequenceLocation,
+    /// Whether the slot has a row, by encoder.
+    have: [bool; ENCODERS],
+    /// Whether a row has a non-finite value.
     failed: bool,
 }
 
@@ -38,62 +37,71 @@ pub(crate) struct Sink<'a> {
     pub(crate) stop: Stop<'a>,
 }
 
-/// The models of a prediction and the open reading frames in flight.
+/// The models of a prediction and the sequences in flight.
 pub(crate) struct Compute<'a> {
     session: Session<'a>,
     stage: PredictStage,
-    /// Whether slots keep their embeddings until the window is written.
-    keeps_embeddings: bool,
-    /// The encoders that run in this session, by `DNA` and `PROTEIN`.
-    encoders: [Option<ModelId>; 2],
+    /// Whether slots keep their rows until the window is written.
+    keeps_rows: bool,
+    /// The encoders that run in this session.
+    encoders: [Option<ModelId>; ENCODERS],
+    /// The encoders whose rows a slot needs before it is scored, or has finished.
+    needs: [bool; ENCODERS],
     head: Option<Head>,
-    /// Number of values of an embedding, by encoder.
-    widths: [usize; 2],
+    /// Number of values of a row, by encoder.
+    widths: [usize; ENCODERS],
     slots: Vec<Slot>,
     /// Indices of the free slots.
     free: Vec<usize>,
-    /// Slots that have both embeddings and wait for the head.
+    /// Slots that have the rows of all encoders and wait for the head.
     ready: Vec<usize>,
-    /// Embeddings of all slots by encoder, shape (slots, width); empty for an encoder whose embeddings the
-    /// stage does not hold.
-    rows: [Vec<f32>; 2],
+    /// Rows of all slots by encoder, shape (slots, width); empty for an encoder whose rows the stage does not hold.
+    rows: [Vec<f32>; ENCODERS],
 }
 
-/// The head and the positions of its two inputs.
-#[derive(Clone, Copy)]
+/// The head and the positions of its inputs.
 struct Head {
     model: ModelId,
-    inputs: [usize; 2],
+    /// Position of the input that takes the rows of each encoder.
+    inputs: Vec<usize>,
 }
 
 impl<'a> Compute<'a> {
+    /// Creates the slots for a stage of a method. If `saves_rows`, rows are kept beside the scores of the head.
     pub(crate) fn new(
         session: Session<'a>,
         stage: PredictStage,
         shape: &Shape,
-        options: &Options,
+        saves_rows: bool,
     ) -> Result<Self, RuntimeError> {
-        let encoders = match stage {
-            PredictStage::Caller => [session.model(CALLER), None],
-            PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein => {
-                [DNA, PROTEIN].map(|encoder| session.model(PLANS[encoder]))
+        let mut encoders = [None; ENCODERS];
+        for (model, encoder) in encoders.iter_mut().zip(&shape.encoders) {
+            *model = session.model(encoder.plan);
+        }
+        let head = match session.model(HEAD) {
+            Some(model) => {
+                let missing = || RuntimeError::bug("the head lacks an input");
+                let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
+                let inputs =
+                    shape.encoders.iter().map(|encoder| input(encoder.head_input)).collect::<Result<_, _>>()?;
+                Some(Head { model, inputs })
             }
+            None => None,
         };
-        let head = session.model(PLANS[HEAD]).map(|model| {
-            let missing = || RuntimeError::bug("the head lacks an input");
-            let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
-            Ok::<Head, RuntimeError>(Head { model, inputs: [input("dna")?, input("protein")?] })
-        });
         let widths = shape.widths();
         let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
+        let needs = std::array::from_fn(|encoder| shape.holds(stage, encoder));
         // Zeroed pages are mapped lazily, so slots that are never used cost no physical memory.
-        let rows = |waits: bool, width: usize| if waits { vec![0.0; slots * width] } else { vec![] };
-        let rows = [rows(true, widths[DNA]), rows(stage.runs(PROTEIN), widths[PROTEIN])];
+        let rows =
+            std::array::from_fn(
+                |encoder| if needs[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
+            );
         Ok(Self {
             stage,
-            keeps_embeddings: options.save_embeddings.is_some() || !stage.scores(),
+            keeps_rows: saves_rows || head.is_none(),
             encoders,
-            head: head.transpose()?,
+            needs,
+            head,
             widths,
             slots: vec![Slot::default(); slots],
             // Popped from the end, so slots with low numbers are used first.
@@ -138,39 +146,39 @@ impl<'a> Compute<'a> {
         (self.stage, self.session.into_executors())
     }
 
-    /// Number of values of a nucleotide embedding.
-    pub(crate) fn nucleotide_width(&self) -> usize {
-        self.widths[DNA]
+    /// Number of values of a row of the first encoder.
+    pub(crate) fn first_width(&self) -> usize {
+        self.widths[0]
     }
 
-    /// Packing fill of both encoders.
-    pub(crate) fn fill(&self) -> [Fill; 2] {
+    /// Packing fill, by encoder.
+    pub(crate) fn fill(&self) -> [Fill; ENCODERS] {
         self.encoders.map(|encoder| encoder.map_or_else(Fill::default, |model| self.session.fill(model)))
     }
 
-    /// Whether another open reading frame can be admitted.
+    /// Whether another sequence can be admitted.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() && !self.session.is_full()
     }
 
-    /// Admits an open reading frame of the window queued last, with its nucleotide embedding if an earlier
-    /// stage has computed it. Must be called only while `has_room`.
+    /// Admits a sequence of the window queued last, with its row of the first encoder if an earlier stage has computed it. Must be
+    /// called only while `has_room`.
     pub(crate) fn admit(
         &mut self,
         batch: &Batch,
-        orf: &OrfTokens,
+        sequence: &SequenceTokens,
         queue: &mut Queue,
-        embedding: Option<&[f32]>,
+        first_row: Option<&[f32]>,
     ) -> Result<(), RuntimeError> {
         let Some(slot) = self.free.pop() else {
             return Err(RuntimeError::bug("no slot is free"));
         };
-        let place = queue.push_orf(orf.frame, orf.bases, slot);
+        let place = queue.push_sequence(sequence.label, sequence.bases, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };
-        if let Some(row) = embedding {
-            self.keep(DNA, slot, row);
+        if let Some(row) = first_row {
+            self.keep(0, slot, row);
         }
-        let tokens = [&batch.dna[orf.dna.clone()], &batch.protein[orf.protein.clone()]];
+        let tokens = batch.tokens.iter().zip(&sequence.tokens).map(|(tokens, range)| &tokens[range.clone()]);
         let sequences = self.encoders.into_iter().zip(tokens);
         let sequences = sequences.filter_map(|(model, tokens)| Some((model?, slot as u64, tokens)));
         match self.session.push(sequences)? {
@@ -179,9 +187,9 @@ impl<'a> Compute<'a> {
         }
     }
 
-    /// Number of tokens that the encoders compute for an open reading frame.
-    pub(crate) fn tokens_of(&self, orf: &OrfTokens) -> u64 {
-        let tokens = self.encoders.iter().zip([&orf.dna, &orf.protein]);
+    /// Number of tokens that the encoders compute for a sequence.
+    pub(crate) fn tokens_of(&self, sequence: &SequenceTokens) -> u64 {
+        let tokens = self.encoders.iter().zip(&sequence.tokens);
         tokens.filter(|(model, _)| model.is_some()).map(|(_, range)| range.len() as u64).sum()
     }
 
@@ -217,7 +225,7 @@ impl<'a> Compute<'a> {
         self.wait(sink).map(drop)
     }
 
-    /// Ends the run early: waits for the steps in flight and scores the slots that have both embeddings by then.
+    /// Ends the run early: waits for the steps in flight and scores the slots that have the rows of all encoders by then.
     pub(crate) fn cancel(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         // The rows of cancelled steps are still in their slots, which are freed only with the scores.
         self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
@@ -231,28 +239,27 @@ impl<'a> Compute<'a> {
         }
     }
 
-    /// Appends the embeddings of a window's frames to `rows`, in the order of frames, and frees their slots.
+    /// Appends the rows of a window's sequences to `rows`, in the order of labels, and frees their slots.
     pub(crate) fn release(&mut self, window: &Window, rows: &mut Vec<f32>) {
-        if !self.keeps_embeddings {
+        if !self.keeps_rows {
             return;
         }
-        let encoders: &[usize] = if self.stage.scores() { &[DNA, PROTEIN] } else { &[DNA] };
-        for slot in window.embedded().filter_map(PendingOrf::slot) {
-            for &encoder in encoders {
+        for slot in window.slots_with_rows() {
+            for encoder in (0..ENCODERS).filter(|&encoder| self.needs[encoder]) {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
-        // Includes the slots of failed frames: with `keeps_embeddings`, `finish_slot` frees no slots.
-        self.free.extend(window.orfs().filter_map(PendingOrf::slot));
+        // Includes the slots of failed sequences: with `keeps_rows`, `finish_slot` frees no slots.
+        self.free.extend(window.slots());
     }
 
-    /// Returns the embedding in a slot.
+    /// Returns the row of an encoder in a slot.
     fn row(&self, encoder: usize, slot: usize) -> &[f32] {
         let width = self.widths[encoder];
         &self.rows[encoder][slot * width..(slot + 1) * width]
     }
 
-    /// Stores an embedding in a slot; a non-finite value marks the slot as failed.
+    /// Stores a row in a slot; a non-finite value marks the slot as failed.
     fn keep(&mut self, encoder: usize, slot: usize, row: &[f32]) {
         let width = self.widths[encoder];
         self.rows[encoder][slot * width..(slot + 1) * width].copy_from_slice(row);
@@ -260,7 +267,7 @@ impl<'a> Compute<'a> {
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    /// Submits slots with both embeddings to the head while at least `least` of them wait and the session
+    /// Submits slots with all rows to the head while at least `least` of them wait and the session
     /// accepts another step of rows.
     fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
         while self.ready.len() >= least && self.session.has_room_for_rows() {
@@ -269,18 +276,18 @@ impl<'a> Compute<'a> {
         Ok(())
     }
 
-    /// Submits one step of the head over slots that have both embeddings.
+    /// Submits one step of the head over slots that have the rows of all encoders.
     fn score(&mut self) -> Result<(), RuntimeError> {
-        let Some(Head { model, inputs }) = self.head else {
+        let Some(head) = &self.head else {
             return Err(RuntimeError::bug("a stage without the head has rows for it"));
         };
         let n = self.ready.len().min(HEAD_ROWS as usize);
         let slots: Vec<u64> = self.ready.drain(..n).map(|slot| slot as u64).collect();
-        let mut rows = self.session.row_buffers(model);
-        for (encoder, input) in inputs.into_iter().enumerate() {
+        let mut rows = self.session.row_buffers(head.model);
+        for (encoder, &input) in head.inputs.iter().enumerate() {
             slots.iter().for_each(|&slot| rows[input].extend_from_slice(self.row(encoder, slot as usize)));
         }
-        self.session.submit_rows(model, slots, rows)
+        self.session.submit_rows(head.model, slots, rows)
     }
 
     /// Collects the steps that have completed.
@@ -305,13 +312,13 @@ impl<'a> Compute<'a> {
         }
     }
 
-    /// Distributes the results of a step: embeddings to the slots of their keys, scores to their windows.
+    /// Distributes the results of a step: rows to the slots of their keys, scores to their windows.
     fn complete(&mut self, step: Completed, sink: &mut Sink<'_>) {
         match self.encoders.iter().position(|model| *model == Some(step.model)) {
             Some(encoder) => {
                 for (i, &slot) in step.keys.iter().enumerate() {
                     self.keep(encoder, slot as usize, step.values(0, i));
-                    self.on_embedding(slot as usize, sink);
+                    self.on_row(slot as usize, sink);
                 }
                 sink.totals.tokens[encoder] += step.counts.tokens;
                 sink.totals.seconds.encoders[encoder] += step.seconds;
@@ -320,8 +327,11 @@ impl<'a> Compute<'a> {
                 for (i, &slot) in step.keys.iter().enumerate() {
                     let scores = step.values(0, i);
                     let finite = scores.iter().all(|x| x.is_finite());
-                    let state =
-                        if finite { OrfState::Scored([scores[0], scores[1]]) } else { OrfState::Failed };
+                    let state = if finite {
+                        SequenceState::Scored([scores[0], scores[1]])
+                    } else {
+                        SequenceState::Failed
+                    };
                     self.finish_slot(slot as usize, state, sink);
                 }
                 sink.totals.seconds.head += step.seconds;
@@ -330,25 +340,27 @@ impl<'a> Compute<'a> {
         self.session.recycle(step);
     }
 
-    /// Advances a slot that has received an embedding. Once the slot has all embeddings of the stage, the frame
-    /// has failed, is ready for the head, or, in a stage without the head, is finished.
-    fn on_embedding(&mut self, slot: usize, sink: &mut Sink<'_>) {
+    /// Advances a slot that has received a row. Once the slot has the rows of all encoders of the stage, the sequence has failed,
+    /// is ready for the head, or, in a stage without the head, is finished.
+    fn on_row(&mut self, slot: usize, sink: &mut Sink<'_>) {
         let Slot { have, failed, .. } = self.slots[slot];
-        let all = if self.stage.scores() { have == [true, true] } else { have[DNA] };
-        match (all, failed, self.stage.scores()) {
-            (false, _, _) => {}
-            (true, true, _) => self.finish_slot(slot, OrfState::Failed, sink),
-            (true, false, true) => self.ready.push(slot),
-            (true, false, false) => self.finish_slot(slot, OrfState::Embedded, sink),
+        if have != self.needs {
+            return;
+        }
+        if failed {
+            self.finish_slot(slot, SequenceState::Failed, sink);
+        } else if self.head.is_some() {
+            self.ready.push(slot);
+        } else {
+            self.finish_slot(slot, SequenceState::Encoded, sink);
         }
     }
 
-    /// Marks the open reading frame in `slot` as finished, and frees the slot unless its embeddings are still
-    /// needed.
-    fn finish_slot(&mut self, slot: usize, state: OrfState, sink: &mut Sink<'_>) {
-        sink.totals.orfs += 1;
+    /// Marks the sequence in `slot` as finished, and frees the slot unless its rows are still needed.
+    fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut Sink<'_>) {
+        sink.totals.sequences += 1;
         sink.queue.complete(self.slots[slot].place, state);
-        if !self.keeps_embeddings {
+        if !self.keeps_rows {
             self.free.push(slot);
         }
     }

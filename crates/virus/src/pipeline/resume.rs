@@ -1,10 +1,12 @@
 //! Resumption of interrupted runs: journals identified by a key that contains everything results depend on. Invariant:
 //! a damaged journal or a journal of another run is never used, mixed with this run's, or removed without `--force`.
 
-use super::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
-use super::stage::PredictStage;
-use super::{Opened, Options, folder, record};
 use crate::VirusError;
+use crate::methods::Method;
+use crate::pipeline::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
+use crate::pipeline::record;
+use crate::pipeline::stage::PredictStage;
+use crate::{Options, folder};
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_data::sequence::Input;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Name of the journal of finished results.
 pub(crate) const RESULTS: &str = "progress.journal";
-/// Name of the journal of nucleotide embeddings, used if both encoders do not fit in memory together.
+/// Name of the journal of the rows of the first encoder, used if the encoders do not fit in memory together.
 pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
 
 /// Identifies the journals that a run may use.
@@ -25,6 +27,15 @@ pub(crate) struct Keys {
     /// Interval between two commits.
     every: std::time::Duration,
     watch: InputStamps,
+}
+
+/// Sizes of the entries of a journal.
+#[derive(Clone, Copy)]
+pub(crate) struct JournalForm {
+    /// Number of values of a row; 0 if the journal stores no rows.
+    pub(crate) width: usize,
+    /// Size in bytes at which a block is committed.
+    pub(crate) block: usize,
 }
 
 /// A journal opened for a run.
@@ -39,14 +50,14 @@ impl Keys {
     /// Builds the keys of a run on `inputs`; `watch` must have been created before the inputs were hashed.
     pub(crate) fn new(
         options: &Options,
-        opened: &Opened,
+        method: &dyn Method,
         inputs: &[Input],
         watch: InputStamps,
     ) -> Result<Self, VirusError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
-            "identity": record::identity(options, opened, inputs, options.settings.arithmetic()?),
+            "identity": record::identity(options, method, inputs, options.settings.arithmetic()?),
             "shard": shard,
             // Recorded so that a later call without --force may resume a forced run (`replaces`). Not compared by
             // `difference`.
@@ -64,18 +75,17 @@ impl Keys {
         Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
     }
 
-    /// Opens or creates the journal of a stage, with embeddings of `width` values and blocks of about `block` bytes.
+    /// Opens or creates the journal of a stage.
     pub(crate) fn open(
         &self,
         stage: PredictStage,
-        (width, block): (usize, usize),
+        form: JournalForm,
         observer: &mut dyn Observer,
     ) -> Result<OpenedJournal, VirusError> {
+        let JournalForm { width, block } = form;
         let (path, what) = match stage {
-            PredictStage::Whole | PredictStage::Protein | PredictStage::Caller => {
-                (self.dir.join(RESULTS), "windows are finished")
-            }
-            PredictStage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows have passed the DNA encoder"),
+            PredictStage::Whole | PredictStage::Rest => (self.dir.join(RESULTS), "windows are finished"),
+            PredictStage::First => (self.dir.join(EMBEDDINGS), "windows have passed the first encoder"),
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
@@ -106,8 +116,8 @@ impl Keys {
         }
     }
 
-    /// Opens the complete nucleotide embeddings left by the preceding stage.
-    pub(crate) fn embeddings(&self, width: usize) -> Result<JournalReader, VirusError> {
+    /// Opens the complete rows of the first encoder left by the preceding stage.
+    pub(crate) fn first_rows(&self, width: usize) -> Result<JournalReader, VirusError> {
         let path = self.dir.join(EMBEDDINGS);
         let Some(blocks) = open(&path)? else { return Ok(JournalReader::default()) };
         same_run(&path, blocks.key(), &self.key)?;
@@ -175,7 +185,7 @@ impl Keys {
 /// holds results of another run.
 pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
     // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
-    if super::among(&options.output_dir, &options.merge) {
+    if crate::among(&options.output_dir, &options.merge) {
         return Ok(());
     }
     for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {

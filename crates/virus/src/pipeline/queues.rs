@@ -1,15 +1,25 @@
 //! Sizes of the queues of a prediction and upper bounds of the memory they hold. Invariant: results do not depend on
 //! the sizes; the front end, the engine, the journal and the writers use exactly these sizes.
 
-use super::Options;
-use super::resume::{EMBEDDINGS, RESULTS};
-use crate::caller::regions::BYTES_OF_WINDOW;
+use crate::Options;
+use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
+use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
 use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;
+
+/// What the host memory of a run depends on beside the sizes of its queues.
+#[derive(Clone, Copy)]
+pub(crate) struct HostWork<'a> {
+    pub(crate) options: &'a Options,
+    /// Host memory that the method needs.
+    pub(crate) costs: HostCosts,
+    /// Whether the models were trained; without trained models fewer files are written.
+    pub(crate) is_trained: bool,
+}
 
 /// Sizes of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,39 +78,30 @@ impl QueueSizes {
     /// plan that does not fit next to large queues may fit next to smaller ones.
     pub(crate) fn within(
         line: Option<Bytes>,
-        options: &Options,
+        work: HostWork<'_>,
         extent: &Extent,
     ) -> impl Iterator<Item = Self> {
         let [.., least] = Self::SIZES;
         let fits =
-            move |queues: &Self| line.is_none_or(|line| queues.held(options, extent) <= line.0 / Self::SHARE);
+            move |queues: &Self| line.is_none_or(|line| queues.held(work, extent) <= line.0 / Self::SHARE);
         Self::SIZES.into_iter().filter(move |queues| *queues == least || fits(queues))
     }
 
     /// Upper bound in bytes of the memory of all queues, without the records themselves.
-    pub(crate) fn held(&self, options: &Options, extent: &Extent) -> u64 {
+    pub(crate) fn held(&self, work: HostWork<'_>, extent: &Extent) -> u64 {
+        let options = work.options;
         let (workers, prefetch) = (options.workers as u64, options.prefetch as u64);
         // Jobs that wait in order, are in the workers, are queued for the workers, are being cut, and are in
         // the engine.
         let jobs = workers * prefetch + 2 * workers + 3;
         let window = options.length as u64;
-        jobs * self.job(options, window, extent) + self.waiting(window, extent) + 3 * self.block as u64
+        jobs * self.job(work.costs, window, extent) + self.waiting(window, extent) + 3 * self.block as u64
     }
 
     /// Upper bound in bytes of a tokenized job.
-    fn job(&self, options: &Options, window: u64, extent: &Extent) -> u64 {
-        // Every base is in six frames, with up to one i32 token (4 bytes) per base for the nucleotide encoder
-        // and one per three bases (4/3 bytes, rounded up to 2) for the protein encoder. The factor 2 covers
-        // vectors that grow by doubling.
-        const TOKENS: u64 = 6 * (4 + 2) * 2;
-        // A caller has one i32 token for each codon of six frames, also doubled.
-        const CODONS: u64 = 2 * 4 * 2;
-        let tokens = if options.caller.is_some() { CODONS } else { TOKENS };
-        // Per base: one byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also
-        // doubled.
-        let text = if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 };
+    fn job(&self, costs: HostCosts, window: u64, extent: &Extent) -> u64 {
         let bases = self.job_bases as u64 + window;
-        bases * (2 + tokens + text) + self.parts(window) * self.part(extent)
+        bases * (2 + costs.tokens_of_base + costs.text_of_base) + self.parts(window) * self.part(extent)
     }
 
     /// Upper bound of the number of windows, record ends and notes in a job.
@@ -117,24 +118,22 @@ impl QueueSizes {
     fn waiting(&self, window: u64, extent: &Extent) -> u64 {
         // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.parts(window));
-        items * size_of::<super::queue::OutputItem>() as u64
+        items * size_of::<crate::pipeline::queue::OutputItem>() as u64
             + (self.items as u64 + self.parts(window)) * (128 + 2 * extent.longest_name)
             + self.bytes as u64
     }
 
-    /// Adds the memory lines of a prediction to the memory lines of the process. `trained` tells whether the head has
-    /// trained weights, without which fewer files are written.
-    pub(crate) fn bill(&self, options: &Options, extent: &Extent, trained: bool, process: &mut Process) {
+    /// Adds the memory lines of a prediction to the memory lines of the process.
+    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &Extent, process: &mut Process) {
+        let HostWork { options, costs, is_trained } = work;
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);
-        process.add_queues(settings, self.held(options, extent));
+        process.add_queues(settings, self.held(work, extent));
         // The bases of a record are held once. With trained weights a record is held until it is scored, because it may
         // be called virus, while the next one is read; title and FASTQ qualities are held too. Buffers grow by an
         // eighth.
-        // Both mates of a pair are held until the pair is scored.
-        let mates = if options.caller.as_ref().is_some_and(|caller| caller.paired) { 2 } else { 0 };
-        let copies = mates + if trained { 3 } else { 1 };
-        let letters = if trained && options.hits_format.has_qualities() { 2 } else { 1 };
+        let copies = costs.waiting_records + if is_trained { 3 } else { 1 };
+        let letters = if is_trained && options.hits_format.has_qualities() { 2 } else { 1 };
         let record = copies * (letters * (extent.longest + extent.longest / 8) + 2 * extent.longest_title);
         let name = if extent.name.is_empty() {
             String::new()
@@ -142,18 +141,15 @@ impl QueueSizes {
             format!(" ({})", plimsoll_data::printable::Name(&extent.name))
         };
         process.add(&format!("the longest record{name}"), record + READER);
-        if options.caller.is_some() {
-            // Twice as many as of known letters: see `RegionFinder::add`.
+        if costs.of_window > 0 {
+            // Twice as many as of known letters, which windows that end at unknown ones can be.
             let windows = 2 * (extent.longest / options.length as u64 + 1);
-            process.add("windows of the longest record", windows * BYTES_OF_WINDOW);
+            process.add("windows of the longest record", windows * costs.of_window);
         }
         // The names given, and the ids of the input where a record needs another name than its id.
         process.add("names of records", 2 * extent.records * NAME + (64 << 10));
-        // A caller sorts by score and by number.
-        let sorts = if options.caller.is_some() { 2 } else { 1 };
-        let sorted = if trained { sorts * 3 * self.sort as u64 } else { 0 };
-        let embeddings = if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 };
-        process.add("writers", FILES * BUFFER + sorted + embeddings);
+        let sorted = if is_trained { costs.sorts * 3 * self.sort as u64 } else { 0 };
+        process.add("writers", FILES * BUFFER + sorted + costs.writers);
         let left = [RESULTS, EMBEDDINGS].map(|name| {
             fs::metadata(options.output_dir.join(name))
                 .map_or(0, |file| file.len().min(Self::SIZES[0].block as u64))
@@ -178,6 +174,3 @@ const READER: u64 = 1 << 20;
 const FILES: u64 = 12;
 /// Size of the write buffer of a file in bytes.
 const BUFFER: u64 = 64 << 10;
-
-/// Bytes of one row group of embeddings, as values and encoded.
-const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);

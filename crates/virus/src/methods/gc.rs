@@ -1,0 +1,215 @@
+//! The smallest method, for tests: a window is virus if at least half of its bases are G or C. It has no models, so that
+//! results follow from the records alone.
+
+use super::{
+    CutWindow, Finished, FinishedWindow, Method, MethodWeights, Results, ResultsOptions, WindowBases,
+    WindowNotes, WindowSource, WindowTokenizer,
+};
+use crate::options::Options;
+use crate::output::table::{Field, Table};
+use crate::output::{Counts, NOTES, Note, OutputError, RecordEnd, WINDOWS, commit, write_note};
+use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::records::Batch;
+use crate::pipeline::shape::{HostCosts, Shape, Words};
+use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_runtime::RuntimeError;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The method.
+pub(crate) struct GcContent {
+    shape: Shape,
+    digests: Value,
+}
+
+impl GcContent {
+    pub(crate) fn new(length: usize) -> Self {
+        let shape = Shape {
+            encoders: vec![],
+            head: None,
+            length: length as u64,
+            sequences: |_| 1,
+            window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+            sequences_of_window: Some(0),
+            words: Words { stages: &["the bases"], sequences: "windows", rows: "nothing" },
+            host: HostCosts::default(),
+        };
+        Self { shape, digests: Value::Null }
+    }
+}
+
+impl Method for GcContent {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn weights(&self) -> MethodWeights<'_> {
+        MethodWeights { encoders: vec![], head: None }
+    }
+
+    fn digests(&self) -> &Value {
+        &self.digests
+    }
+
+    fn is_trained(&self) -> bool {
+        true
+    }
+
+    fn parameters(&self, options: &Options) -> Value {
+        json!({"length": options.length})
+    }
+
+    fn record(&self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
+        Arc::new(GcWindows { length: options.length })
+    }
+
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+        std::fs::create_dir_all(run.folder)
+            .map_err(|source| OutputError::Folder { path: run.folder.to_owned(), source })?;
+        Ok(Box::new(GcResults {
+            folder: run.folder.to_owned(),
+            windows: Table::create(run.folder, WINDOWS, "seq_name\tstart\tend\tgc\tprediction")?,
+            notes: Table::create(run.folder, NOTES, "seq_name\tkind\tdetail\taction")?,
+            of_record: vec![],
+            counts: Counts::default(),
+        }))
+    }
+}
+
+/// Windows without sequences.
+pub(crate) struct GcWindows {
+    pub(crate) length: usize,
+}
+
+impl WindowSource for GcWindows {
+    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+        let windows = chunks(record.len(), self.length);
+        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+    }
+
+    fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
+        Box::new(NoTokens)
+    }
+
+    fn notes(&self) -> &'static WindowNotes {
+        &WindowNotes { non_iupac: "no G or C", all_n: "no G or C", longest_gap: usize::MAX, gap: "" }
+    }
+}
+
+struct NoTokens;
+
+impl WindowTokenizer for NoTokens {
+    fn tokenize(&mut self, _: &WindowBases<'_>, _: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+        Ok(WindowLetters::default())
+    }
+}
+
+struct GcResults {
+    folder: PathBuf,
+    windows: Table,
+    notes: Table,
+    /// Windows of the current record.
+    of_record: Vec<Chunk>,
+    counts: Counts,
+}
+
+impl Results for GcResults {
+    fn source(&mut self, _: &str) -> Result<(), OutputError> {
+        Ok(())
+    }
+
+    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        self.counts.notes += 1;
+        write_note(&mut self.notes, note)
+    }
+
+    fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
+        self.counts.windows += 1;
+        self.of_record.push(window.chunk);
+        Ok(())
+    }
+
+    fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
+        self.counts.records += 1;
+        for chunk in std::mem::take(&mut self.of_record) {
+            let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
+            let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
+            let prediction = if gc >= 0.5 { "virus" } else { "other" };
+            let name = Field(record.id);
+            self.windows.row(format_args!(
+                "{name}\t{}\t{}\t{gc:.3}\t{prediction}",
+                chunk.start + 1,
+                chunk.end()
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+        commit(&self.folder, vec![self.windows.into_file(), self.notes.into_file()], run_record, self.counts)?;
+        Ok(Finished { counts: self.counts, calls: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{MethodOptions, Models, Shard, VirNucProOptions};
+    use crate::output::HitsFormat;
+    use crate::predict_one;
+    use plimsoll_runtime::{Settings, Silent};
+    use plimsoll_testing::Folder;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    fn options(input: &Path, output_dir: PathBuf) -> Options {
+        Options {
+            inputs: vec![input.to_owned()],
+            output_dir,
+            force: false,
+            method: MethodOptions::VirNucPro(VirNucProOptions::usual(Models::default())),
+            length: 4,
+            hits_format: HitsFormat::Fasta,
+            strict: false,
+            workers: 2,
+            prefetch: 2,
+            commit_every: Duration::ZERO,
+            shard: None,
+            merge: vec![],
+            source: false,
+            sort_by_length: true,
+            settings: Settings { threads: 1, ..Settings::default() },
+        }
+    }
+
+    fn run(options: &Options) -> String {
+        let method = GcContent::new(options.length);
+        predict_one(options, &method, None, Instant::now(), &mut None, &mut Silent).expect("predicted");
+        std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
+    }
+
+    /// A method needs nothing but this file: the pipeline reads, shards, resumes and merges for it.
+    #[test]
+    fn windows_are_scored_by_their_content_of_g_and_c() {
+        let folder = Folder::new("gc");
+        let input = folder.write("in.fa", format!(">a\nGGCCAATT\n>b\n{}\n", "GATA".repeat(600)));
+        let whole = run(&options(&input, folder.path("whole")));
+        let start = "seq_name\tstart\tend\tgc\tprediction\na\t1\t4\t1.000\tvirus\na\t5\t8\t0.000\tother\nb\t1\t4\t0.250\tother\n";
+        assert!(whole.starts_with(start), "{whole}");
+        assert_eq!(whole.lines().count(), 1 + 2 + 600);
+        let shards = [1, 2].map(|number| {
+            let shard = folder.path(&format!("shard{number}"));
+            let shard_options =
+                Options { shard: Some(Shard { number, of: 2 }), ..options(&input, shard.clone()) };
+            run(&shard_options);
+            shard
+        });
+        let merge = Options { merge: shards.to_vec(), ..options(&input, folder.path("merged")) };
+        assert_eq!(run(&merge), whole);
+    }
+}

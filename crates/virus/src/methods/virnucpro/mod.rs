@@ -1,0 +1,398 @@
+//! VirNucPro's method: a window is translated in six frames; each frame without a stop codon, an *open reading frame*, is
+//! computed by a DNA model and a protein model and scored by a classifier over both embeddings, the head. Source: the
+//! repository VirNucPro of Li and others, whose files and scores it reproduces.
+
+pub mod embeddings;
+pub mod intermediate;
+pub mod results;
+pub mod tables;
+pub mod verdict;
+
+use crate::VirusError;
+use crate::methods::{
+    CutWindow, Method, MethodWeights, PlannedMethod, PlannedModel, Results, ResultsOptions, WindowBases,
+    WindowNotes, WindowSource, WindowTokenizer,
+};
+use crate::options::{Options, VirNucProOptions};
+use crate::output::OutputError;
+use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::records::{Batch, SequenceTokens};
+use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
+use embeddings::EmbeddingFormat;
+use plimsoll_data::chunk::chunks;
+use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::translate::{Orf, Scratch, orfs};
+use plimsoll_data::weights::HubEnv;
+use plimsoll_models::{Encoder, HeadConfig, Output};
+use plimsoll_runtime::session::bounds::bounds;
+use plimsoll_runtime::{
+    EncoderModel, HeadModel, Level, Observer, RuntimeError, Silent, Tokenizer, identity, price,
+};
+use results::{ResultOptions, VirNucProResults};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Hub ids of the default encoders of plans, which are those of VirNucPro.
+const DNA_ID: &str = "zhihan1996/DNABERT-S";
+const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
+
+/// Number of hidden units of VirNucPro's head.
+const HIDDEN: u64 = 512;
+
+/// Window length in bases above which a run warns, because windows are longer than most genes.
+const MAX_GENES: usize = 1500;
+
+/// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
+const BASES_OF_TOKEN: f64 = 4.6;
+
+/// Number of special tokens that each encoder adds to a sequence.
+const ENDS: u64 = 2;
+
+/// Bytes of one row group of embeddings, as values and encoded.
+const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);
+
+/// VirNucPro's method with its models.
+pub(crate) struct VirNucPro {
+    dna: EncoderModel,
+    protein: EncoderModel,
+    head: HeadModel,
+    options: VirNucProOptions,
+    shape: Shape,
+    digests: Value,
+}
+
+impl VirNucPro {
+    /// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
+    pub(crate) fn open(
+        method: &VirNucProOptions,
+        options: &Options,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, VirusError> {
+        let env = HubEnv::from_process();
+        let models = &method.models;
+        let dna = match &models.dna {
+            Some(name) => EncoderModel::open(name, &env, observer)?,
+            None => EncoderModel::builtin_dna()?,
+        };
+        let protein = match &models.protein {
+            Some(name) => EncoderModel::open(name, &env, observer)?,
+            None => EncoderModel::builtin_protein()?,
+        };
+        check_family(&dna.name, &dna.encoder, "DNABERT-S")?;
+        check_family(&protein.name, &protein.encoder, "ESM-2")?;
+        let of_dna = dna.encoder.hidden_size();
+        let of_protein = protein.encoder.hidden_size();
+        let head = match &models.head {
+            Some(path) => HeadModel::open(path, of_dna, of_protein)?,
+            None => HeadModel::builtin(of_dna, of_protein)?,
+        };
+        if !head.trained {
+            let text = "the built-in test models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
+                models with --weights";
+            observer.say(Level::Warning, text);
+        }
+        if let Some(of) = head.named_length().filter(|&l| l != options.length) {
+            return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
+        }
+        let digests = json!({
+            "dna": identity::digests(&dna.weights, &dna.described_by).map_err(RuntimeError::from)?,
+            "protein": identity::digests(&protein.weights, &protein.described_by).map_err(RuntimeError::from)?,
+            "head": identity::digests(&head.weights, &[]).map_err(RuntimeError::from)?,
+        });
+        if options.length > MAX_GENES {
+            let text = format!(
+                "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
+                    the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
+                options.length
+            );
+            observer.say(Level::Warning, &text);
+        }
+        let shape = shape(method, [dna.encoder.clone(), protein.encoder.clone()], head.config, options.length);
+        Ok(Self { dna, protein, head, options: method.clone(), shape, digests })
+    }
+}
+
+impl Method for VirNucPro {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn weights(&self) -> MethodWeights<'_> {
+        MethodWeights { encoders: vec![&self.dna, &self.protein], head: Some(&self.head) }
+    }
+
+    fn digests(&self) -> &Value {
+        &self.digests
+    }
+
+    fn is_trained(&self) -> bool {
+        self.head.trained
+    }
+
+    fn parameters(&self, options: &Options) -> Value {
+        let method = &self.options;
+        json!({
+            "length": options.length,
+            "threshold": method.threshold,
+            "original_alphabet": method.original_alphabet,
+            "keep_intermediate": method.keep_intermediate,
+            "save_embeddings": method.save_embeddings.map(EmbeddingFormat::name),
+            "hits_format": options.hits_format.name(),
+            "source": options.source,
+        })
+    }
+
+    fn record(&self) -> Map<String, Value> {
+        let models = json!({
+            "dna": self.dna.name,
+            "protein": self.protein.name,
+            "head": self.head.name,
+            "trained": self.head.trained,
+        });
+        Map::from_iter([("models".to_owned(), models)])
+    }
+
+    fn saves_rows(&self) -> bool {
+        self.options.save_embeddings.is_some()
+    }
+
+    fn windows(&self, options: &Options, writes_results: bool) -> Arc<dyn WindowSource> {
+        Arc::new(Frames {
+            length: options.length,
+            dna: self.dna.tokenizer.clone(),
+            protein: self.protein.tokenizer.clone(),
+            original_alphabet: self.options.original_alphabet,
+            writes_texts: self.options.keep_intermediate && writes_results,
+        })
+    }
+
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+        let fact = |name: &'static str| (name, run.arithmetic[name].as_str().unwrap_or_default().to_owned());
+        let options = ResultOptions {
+            metadata: vec![
+                ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
+                ("model_sha256", self.digests.to_string()),
+                fact("precision"),
+                fact("device"),
+                fact("instructions"),
+            ],
+            trained: self.head.trained,
+            threshold: self.options.threshold,
+            keep_intermediate: self.options.keep_intermediate,
+            save_embeddings: self.options.save_embeddings,
+            hits_format: run.options.hits_format,
+            width: self.shape.widths().iter().sum(),
+            source: run.options.source,
+            length: run.options.length,
+            sort_bytes: run.sort_bytes,
+        };
+        Ok(Box::new(VirNucProResults::create(run.folder, options)?))
+    }
+}
+
+/// Checks that an encoder is of the family `wanted`.
+fn check_family(name: &str, encoder: &Encoder, wanted: &'static str) -> Result<(), VirusError> {
+    let found = encoder.family();
+    if found == wanted {
+        return Ok(());
+    }
+    Err(VirusError::WrongModel { model: name.to_owned(), wanted, found })
+}
+
+/// Describes the models for plans; `encoders` are the DNA model and the protein model.
+fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> Shape {
+    let [dna, protein] = encoders;
+    // A DNA token has at least one base, and a residue is one token.
+    let longest_dna = length as u64 + ENDS;
+    let longest_protein = length as u64 / 3 + ENDS;
+    Shape {
+        encoders: vec![
+            EncoderShape {
+                plan: "nucleotide encoder",
+                key: "nucleotide",
+                rows: "nucleotide embeddings",
+                head_input: "dna",
+                width: head.dna as usize,
+                longest: longest_dna,
+                graph: graph_of(dna, longest_dna),
+                streams: true,
+                expected_tokens: |bases| bases as f64 / BASES_OF_TOKEN + ENDS as f64,
+            },
+            EncoderShape {
+                plan: "protein encoder",
+                key: "protein",
+                rows: "protein embeddings",
+                head_input: "protein",
+                width: head.protein as usize,
+                longest: longest_protein,
+                graph: graph_of(protein, longest_protein),
+                streams: true,
+                expected_tokens: |bases| bases as f64 / 3.0 + ENDS as f64,
+            },
+        ],
+        head: Some(head),
+        length: length as u64,
+        sequences: |tokens| bounds(tokens, 1).sequences,
+        window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+        sequences_of_window: None,
+        words: Words {
+            stages: &[
+                "both encoders and the head",
+                "the nucleotide encoder",
+                "the protein encoder and the head",
+            ],
+            sequences: "orfs",
+            rows: "embeddings",
+        },
+        host: HostCosts {
+            // Every base is in six frames, with up to one i32 token (4 bytes) per base for the DNA model and one per three
+            // bases (4/3 bytes, rounded up to 2) for the protein model. The factor 2 covers vectors that grow by doubling.
+            tokens_of_base: 6 * (4 + 2) * 2,
+            // One byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also doubled.
+            text_of_base: if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 },
+            sorts: 1,
+            writers: if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 },
+            ..HostCosts::default()
+        },
+    }
+}
+
+/// Builds the graph of an encoder with mean-pooled embeddings as output.
+fn graph_of(encoder: Encoder, longest: u64) -> BuildGraph {
+    Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean]))
+}
+
+/// Describes VirNucPro's method for plans of windows of `length` bases, with its own models for those not given.
+pub(crate) fn plan(options: &VirNucProOptions, length: usize) -> Result<PlannedMethod, VirusError> {
+    let models = &options.models;
+    let named = |model: &Option<String>, id: &str| model.clone().unwrap_or_else(|| id.to_owned());
+    let dna_name = named(&models.dna, DNA_ID);
+    let protein_name = named(&models.protein, PROTEIN_ID);
+    let dna = price::encoder(&dna_name)?;
+    check_family(&dna_name, &dna, "DNABERT-S")?;
+    let protein = price::encoder(&protein_name)?;
+    check_family(&protein_name, &protein, "ESM-2")?;
+    let of_dna = dna.hidden_size();
+    let of_protein = protein.hidden_size();
+    let (head, head_name) = match &models.head {
+        Some(path) => (HeadModel::open(path, of_dna, of_protein)?.config, path.display().to_string()),
+        None => {
+            let config = HeadConfig { dna: of_dna, protein: of_protein, hidden: HIDDEN, classes: 2 };
+            (config, format!("a head of {HIDDEN} hidden units"))
+        }
+    };
+    let offline = HubEnv { offline: true, ..HubEnv::from_process() };
+    let open = |name: &String| EncoderModel::open(name, &offline, &mut Silent).ok();
+    let opened: Vec<EncoderModel> = [&dna_name, &protein_name].into_iter().filter_map(open).collect();
+    Ok(PlannedMethod {
+        models: vec![
+            PlannedModel { key: "dna", what: "DNA model", name: dna_name },
+            PlannedModel { key: "protein", what: "protein model", name: protein_name },
+            PlannedModel { key: "head", what: "head", name: head_name },
+        ],
+        shape: shape(options, [dna, protein], head, length),
+        opened: Box::new(opened),
+    })
+}
+
+/// Windows whose sequences are their open reading frames, tokenized for both encoders. The label of a sequence is the index of
+/// its frame.
+struct Frames {
+    /// Bases per window.
+    length: usize,
+    dna: Tokenizer,
+    protein: Tokenizer,
+    original_alphabet: bool,
+    /// Whether batches have the texts of chunked.fa, nucleotide.fa and protein.faa.
+    writes_texts: bool,
+}
+
+impl WindowSource for Frames {
+    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+        let windows = chunks(record.len(), self.length);
+        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+    }
+
+    fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
+        Box::new(FrameTokenizer {
+            dna: self.dna.clone(),
+            protein: self.protein.clone(),
+            writes_texts: self.writes_texts,
+            scratch: Scratch::default(),
+            name: String::new(),
+        })
+    }
+
+    fn notes(&self) -> &'static WindowNotes {
+        &WindowNotes {
+            non_iupac: "codons that contain U are dropped",
+            all_n: "no open reading frame, no call",
+            // All letters of a record are in windows.
+            longest_gap: usize::MAX,
+            gap: "",
+        }
+    }
+
+    fn keeps_uracil(&self) -> bool {
+        self.original_alphabet
+    }
+}
+
+/// Finds and tokenizes the open reading frames of windows.
+struct FrameTokenizer {
+    dna: Tokenizer,
+    protein: Tokenizer,
+    writes_texts: bool,
+    scratch: Scratch,
+    /// Reused buffer for the names of windows and frames.
+    name: String,
+}
+
+impl WindowTokenizer for FrameTokenizer {
+    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+        let WindowBases { record, cut, bases, is_known } = *window;
+        let index = cut.chunk.index;
+        let Self { dna, protein, writes_texts, scratch, name } = self;
+        if *writes_texts {
+            chunk_name(record, index, name);
+            // Writing to a Vec cannot fail.
+            let _ = write_chunk(&mut batch.texts[0], name, bases);
+        }
+        if is_known && !*writes_texts {
+            return Ok(WindowLetters::default());
+        }
+        let mut failed = None;
+        // The callback cannot return an error: the first one is stored.
+        orfs(bases, scratch, |orf| {
+            if *writes_texts {
+                orf_name(record, index, orf.frame, name);
+                let _ = write_nucleotide(&mut batch.texts[1], name, &orf);
+                let _ = write_protein(&mut batch.texts[2], name, &orf);
+            }
+            if is_known {
+                return;
+            }
+            if let Err(error) = encode(&orf, dna, protein, batch) {
+                failed.get_or_insert(error);
+            }
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(WindowLetters::default()),
+        }
+    }
+}
+
+/// Appends the tokens of an open reading frame to the batch.
+fn encode(orf: &Orf<'_>, dna: &Tokenizer, protein: &Tokenizer, batch: &mut Batch) -> Result<(), RuntimeError> {
+    let [dna_tokens, protein_tokens] = &mut batch.tokens;
+    let starts = [dna_tokens.len(), protein_tokens.len()];
+    dna.encode(orf.nucleotide, dna_tokens)?;
+    protein.encode(orf.protein, protein_tokens)?;
+    batch.sequences.push(SequenceTokens {
+        label: orf.frame.index() as u8,
+        bases: orf.nucleotide.len() as u32,
+        tokens: [starts[0]..dna_tokens.len(), starts[1]..protein_tokens.len()],
+    });
+    Ok(())
+}

@@ -1,0 +1,386 @@
+//! Writer of the result files of VirNucPro's method. Invariants: as for all results (`output/mod.rs`), and scores are finite;
+//! memory does not grow with the number of results (except for the names in a safetensors file).
+//!
+//! | file | one row per | columns |
+//! |---|---|---|
+//! | `predictions.tsv` | record | `seq_name length n_windows n_scored n_virus virus_score prediction` |
+//! | `windows.tsv` | window | `seq_name window start end n_orfs best_frame score_other score_virus prediction` |
+//! | `windows.bed` | scored window | chrom, start, end, `seq_name\|window`, score, strand |
+//! | `prediction_results.txt` | open reading frame | `Sequence_ID Prediction score1 score2`, as VirNucPro |
+//! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted by id |
+//! | `embeddings.*` | open reading frame | see [`EmbeddingFormat`] |
+//! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | window, frame, frame | FASTA, as between VirNucPro's stages |
+//!
+//! - With [`ResultOptions::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
+//! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. In `windows.bed` bases count
+//!   from 0 and the end is exclusive, as BED defines.
+//! - `score_other` and `score_virus` are the maxima of P(others) and P(virus) over the window's frames;
+//!   `best_frame` is the frame with the largest P(virus), the first one on a tie. Scores in `windows.bed` are
+//!   integers from 0 to 1000.
+//! - `virus_score` is the mean of max P(virus) / (max P(others) + max P(virus)) over the scored windows.
+//! - A window without a scored frame has the scores `NA` and the prediction `no_call`, and so has a record that
+//!   consists of such windows only. A record without letters has no windows and the prediction `skipped`.
+//! - With untrained weights, the prediction of every scored window and record is `untrained`, scores and
+//!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
+//!   `skipped` remain.
+
+use super::embeddings::{EmbeddingFormat, Embeddings};
+use super::intermediate::Intermediate;
+use super::tables::VirNucProTables;
+use super::verdict::{Call, Consensus, RecordScore};
+use crate::methods::{Finished, FinishedWindow, Results};
+use crate::output::table::{Field, PlainField, Table};
+use crate::output::{
+    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS, commit,
+    write_note,
+};
+use crate::pipeline::queue::SequenceState;
+use crate::pipeline::records::TEXTS;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::intermediate::{chunk_name, orf_name};
+use plimsoll_data::number::NumpyF32;
+use plimsoll_data::translate::Frame;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Name of the BED file of windows.
+pub(crate) const BED: &str = "windows.bed";
+
+/// Options of the writers.
+#[derive(Clone, Debug)]
+pub(crate) struct ResultOptions {
+    /// Whether the weights were trained; scores of untrained weights are meaningless and not written.
+    pub(crate) trained: bool,
+    /// Minimum score of a record that is called virus.
+    pub(crate) threshold: f32,
+    /// Whether to write `chunked.fa`, `nucleotide.fa` and `protein.faa`.
+    pub(crate) keep_intermediate: bool,
+    /// Format of the embedding files; `None` to not write embeddings.
+    pub(crate) save_embeddings: Option<EmbeddingFormat>,
+    /// Maximum length of a window in bases, for a warning.
+    pub(crate) length: usize,
+    /// Bytes of lines that are held in memory while `prediction_results_highestscore.csv` is sorted.
+    pub(crate) sort_bytes: usize,
+    /// Format of the file of records called virus.
+    pub(crate) hits_format: HitsFormat,
+    /// Number of values of an embedding: the sum of both encoders' hidden sizes.
+    pub(crate) width: usize,
+    /// Whether `predictions.tsv` and `windows.tsv` have a last column `source` with the input file of the row.
+    pub(crate) source: bool,
+    /// Metadata of the embedding files: name and value.
+    pub(crate) metadata: Vec<(&'static str, String)>,
+}
+
+/// Scores of an open reading frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OrfScore {
+    /// Strand and offset.
+    pub frame: Frame,
+    /// P(others) and P(virus).
+    pub scores: [f32; 2],
+}
+
+/// A window of a record and the scores of its open reading frames.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScoredWindow<'a> {
+    /// Id of the record.
+    pub(crate) record: &'a str,
+    /// Index of the window in the record, from 0.
+    pub(crate) index: usize,
+    /// Position of the first base in the record, from 0.
+    pub(crate) start: usize,
+    /// Position one past the last base.
+    pub(crate) end: usize,
+    /// Scored open reading frames, in the order of [`Frame::ALL`].
+    pub(crate) orfs: &'a [OrfScore],
+}
+
+/// Writer of all result files of a run.
+pub(crate) struct VirNucProResults {
+    folder: PathBuf,
+    options: ResultOptions,
+    counts: Counts,
+    /// Number of embeddings written.
+    embedded: u64,
+    record: OpenRecord,
+    /// Scores of the windows of that record.
+    score: RecordScore,
+    /// Reused buffer for the name of a chunk.
+    name: String,
+    /// A tab and the current input, if tables have the column `source`; otherwise empty.
+    source: String,
+    predictions: Table,
+    windows: Table,
+    bed: Table,
+    notes: Table,
+    /// `None` with untrained weights.
+    virus: Option<Hits>,
+    /// `None` with untrained weights.
+    virnucpro: Option<VirNucProTables>,
+    intermediate: Option<Intermediate>,
+    embeddings: Option<Embeddings>,
+}
+
+impl VirNucProResults {
+    /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
+    /// folder remain unchanged until [`Results::finish`] replaces them.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be created.
+    pub(crate) fn create(folder: &Path, options: ResultOptions) -> Result<Self, OutputError> {
+        fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
+        let source = if options.source { " source" } else { "" };
+        let table =
+            |name, header: &str| Table::create(folder, name, &format!("{header}{source}").replace(' ', "\t"));
+        let embeddings = options
+            .save_embeddings
+            .map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
+        let tables = || VirNucProTables::create(folder, options.sort_bytes);
+        Ok(Self {
+            predictions: table(
+                PREDICTIONS,
+                "seq_name length n_windows n_scored n_virus virus_score prediction",
+            )?,
+            windows: table(
+                WINDOWS,
+                "seq_name window start end n_orfs best_frame score_other score_virus prediction",
+            )?,
+            bed: Table::bare(folder, BED)?,
+            notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
+            virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
+            virnucpro: options.trained.then(tables).transpose()?,
+            intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
+            embeddings: embeddings.transpose()?,
+            folder: folder.to_owned(),
+            options,
+            counts: Counts::default(),
+            embedded: 0,
+            record: OpenRecord::default(),
+            score: RecordScore::default(),
+            name: String::new(),
+            source: String::new(),
+        })
+    }
+
+    /// Writes the next window of the current record, or the first window of the next record.
+    ///
+    /// # Errors
+    /// A window out of order, duplicate frames or frames out of order, scores that are not probabilities:
+    /// nothing of the window is written then. A file that cannot be written.
+    fn add_window(&mut self, window: &ScoredWindow<'_>) -> Result<(), OutputError> {
+        check_scores(window)?;
+        self.record.accept(window.record, window.index, window.start, window.end)?;
+        let consensus = Consensus::of(window.orfs);
+        self.score.add(consensus.as_ref());
+        self.counts.windows += 1;
+        self.counts.orfs += window.orfs.len() as u64;
+        let ScoredWindow { record, index, start, end, orfs } = *window;
+        let (name, number) = (Field(record), index + 1);
+        let place = format_args!("{name}\t{number}\t{}\t{end}\t{}", start + 1, orfs.len());
+        let Some(said) = consensus else {
+            let (call, source) = (Call::NoCall.name(), &self.source);
+            return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
+        };
+        self.counts.scored_windows += 1;
+        if !self.options.trained {
+            let (call, source) = (Call::Untrained.name(), &self.source);
+            self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
+            let name = PlainField(record);
+            return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
+        }
+        let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
+        let (best, source) = (said.best.name(), &self.source);
+        self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
+        // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
+        let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
+        let chrom = PlainField(record);
+        self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
+        if let Some(files) = &mut self.virnucpro {
+            chunk_name(record, index, &mut self.name);
+            files.chunk(&self.name, orfs, &said)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the call of the current record from its windows so far. After its last window this is the call
+    /// of the record: for [`Call::Virus`], [`Self::end_record`] needs the record's text.
+    fn call(&self) -> Call {
+        match self.score.call(self.options.threshold) {
+            Call::Virus | Call::Other if !self.options.trained => Call::Untrained,
+            call => call,
+        }
+    }
+
+    /// Ends the current record after its last window, writes its row and returns its call. A record without
+    /// bases has no windows.
+    ///
+    /// # Errors
+    /// Windows of another record, or windows that do not cover the record; a record called virus without its
+    /// text; a file that cannot be written.
+    fn end_record(&mut self, record: &RecordEnd<'_>) -> Result<Call, OutputError> {
+        self.record.end(record)?;
+        let score = std::mem::take(&mut self.score);
+        let call = if record.length == 0 { Call::Skipped } else { self.call() };
+        let mean = score.virus_score().filter(|_| self.options.trained);
+        let mean = mean.map_or("NA".to_owned(), |mean| format!("{mean:.6}"));
+        if let Some(hits) = &mut self.virus
+            && call == Call::Virus
+        {
+            let Some(text) = record.text else {
+                return Err(OutputError::mismatch(record.id, "called virus, and its sequence is not there"));
+            };
+            hits.write(record.id, text, &mean, call.name())?;
+        }
+        let RecordScore { windows, scored, virus, .. } = score;
+        let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
+        let (name, length, prediction) = (Field(record.id), record.length, call.name());
+        let source = &self.source;
+        self.predictions.row(format_args!(
+            "{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}{source}"
+        ))?;
+        self.counts.records += 1;
+        *match call {
+            Call::Virus => &mut self.counts.virus,
+            Call::Other => &mut self.counts.other,
+            Call::NoCall => &mut self.counts.no_call,
+            Call::Skipped => &mut self.counts.skipped,
+            Call::Untrained => &mut self.counts.untrained,
+        } += 1;
+        self.record.clear();
+        Ok(call)
+    }
+
+    /// Writes the embedding of the open reading frame named `orf`, which has `bases` bases. Frames must be
+    /// given in output order, and every scored frame of a window needs an embedding by the end of the run. Does
+    /// nothing if embeddings are not saved.
+    ///
+    /// # Errors
+    /// A value that is not finite, a row of a different width, a file that cannot be written.
+    fn embedding(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
+        let Some(embeddings) = &mut self.embeddings else { return Ok(()) };
+        embeddings.row(orf, bases, values)?;
+        self.embedded += 1;
+        Ok(())
+    }
+
+    /// See [`Results::finish`].
+    ///
+    /// # Errors
+    /// A last record that was not ended, a frame without embedding, two results for one window, a file that
+    /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
+    fn complete(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
+        self.check_complete()?;
+        let tables = [self.predictions, self.windows, self.bed, self.notes];
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        files.extend(self.virus.take().map(Hits::into_file).transpose()?);
+        if let Some(virnucpro) = self.virnucpro {
+            files.extend(virnucpro.finish()?);
+        }
+        files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
+        files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
+        commit(&self.folder, files, run_record, self.counts)?;
+        Ok(self.counts)
+    }
+
+    fn check_complete(&self) -> Result<(), OutputError> {
+        if self.record.windows > 0 {
+            return Err(OutputError::mismatch(&self.record.id, "its windows were given, it was not"));
+        }
+        if self.embeddings.is_some() && self.embedded != self.counts.orfs {
+            let what = format!("{} rows for {} open reading frames", self.embedded, self.counts.orfs);
+            return Err(OutputError::mismatch("embeddings", what));
+        }
+        Ok(())
+    }
+}
+
+impl Results for VirNucProResults {
+    fn source(&mut self, name: &str) -> Result<(), OutputError> {
+        if self.options.source {
+            self.source = format!("\t{}", Field(name));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        write_note(&mut self.notes, note)?;
+        self.counts.notes += 1;
+        Ok(())
+    }
+
+    /// Appends the texts to `chunked.fa`, `nucleotide.fa` and `protein.faa`.
+    fn texts(&mut self, texts: &[Vec<u8>; TEXTS]) -> Result<(), OutputError> {
+        match &mut self.intermediate {
+            Some(files) => files.append(texts),
+            None => Ok(()),
+        }
+    }
+
+    fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
+        let FinishedWindow { record, chunk, sequences, .. } = *window;
+        let frame = |label: u8| Frame::ALL[usize::from(label)];
+        if self.embeddings.is_some() {
+            let mut name = String::new();
+            for (orf, row) in window.rows() {
+                orf_name(record, chunk.index, frame(orf.label), &mut name);
+                self.embedding(&name, orf.bases.into(), row)?;
+            }
+        }
+        let mut orfs = vec![];
+        for orf in sequences {
+            match orf.state {
+                SequenceState::Scored(scores) => orfs.push(OrfScore { frame: frame(orf.label), scores }),
+                SequenceState::Failed => {
+                    let name = format!(" frame {}", frame(orf.label).name());
+                    self.note(&Note::failed(record, chunk, &name))?;
+                }
+                SequenceState::Waiting | SequenceState::Encoded => {}
+            }
+        }
+        let (index, start, end) = (chunk.index, chunk.start, chunk.end());
+        self.add_window(&ScoredWindow { record, index, start, end, orfs: &orfs })
+    }
+
+    fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
+        self.end_record(record).map(drop)
+    }
+
+    /// Warns if the input has windows and none of them could be scored.
+    fn warning(&self) -> Option<String> {
+        let Counts { windows, scored_windows, .. } = self.counts;
+        (windows > 0 && scored_windows == 0).then(|| {
+            format!(
+                "none of the {windows} windows of at most {} bases has an open reading frame (a frame without a stop codon \
+                 over the whole window), so nothing was scored; use a smaller --length, with a head trained for it",
+                self.options.length
+            )
+        })
+    }
+
+    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+        Ok(Finished { counts: self.complete(run_record)?, calls: None })
+    }
+}
+
+/// Checks that every frame occurs at most once, in order, with finite, non-negative scores. Two zeros are
+/// refused too: [`Consensus::virus_score`] divides by the sum of the maxima.
+fn check_scores(window: &ScoredWindow<'_>) -> Result<(), OutputError> {
+    if !window.orfs.is_sorted_by(|a, b| a.frame < b.frame) {
+        let what = format!("frames of window {} are doubled or out of order", window.index + 1);
+        return Err(OutputError::mismatch(window.record, what));
+    }
+    let is_good = |x: f32| x.is_finite() && x >= 0.0;
+    for &OrfScore { frame, scores } in window.orfs {
+        if !scores.into_iter().all(is_good) || scores == [0.0, 0.0] {
+            let mut orf = String::new();
+            orf_name(window.record, window.index, frame, &mut orf);
+            return Err(OutputError::Score { orf, scores });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

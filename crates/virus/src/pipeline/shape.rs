@@ -1,0 +1,221 @@
+//! The models of a method as data, and the plans made from them: encoders and a head over one arena. Invariant: rows of
+//! encoders wait in host memory; if the budget is for host memory, the ledger accounts for every byte of them.
+
+use crate::pipeline::stage::PredictStage;
+use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_graph::{Graph, VerifyError};
+use plimsoll_models::{HeadConfig, mlp_head};
+use plimsoll_plan::{Policy, Precision, Program, Staging};
+use plimsoll_runtime::session::bounds::{copies, in_flight_target, tokens};
+use plimsoll_runtime::session::{self, PlanPart};
+
+/// Most encoders of a method.
+pub(crate) const ENCODERS: usize = 2;
+
+/// Most sequences of a window: one for each reading frame.
+pub(crate) const SEQUENCES: usize = 6;
+
+/// Name of the head's plan.
+pub(crate) const HEAD: &str = "head";
+
+/// Rows per step of the head.
+pub(crate) const HEAD_ROWS: u64 = 256;
+
+/// Sequences in flight per sequence of a step, for one device with one step in flight: the pools of both packers (four packs
+/// each) and the packs themselves.
+const SLOTS_PER_SEQUENCE: u64 = 6;
+
+/// Builds the graph of a model for steps of a number of tokens.
+pub(crate) type BuildGraph = Box<dyn Fn(u64) -> Result<Graph, VerifyError> + Send + Sync>;
+
+/// An encoder of a method: a model that computes a row of values for each sequence.
+pub(crate) struct EncoderShape {
+    /// Name of the encoder's plan.
+    pub(crate) plan: &'static str,
+    /// Key of the encoder in run.json.
+    pub(crate) key: &'static str,
+    /// What its rows are, such as `protein embeddings`.
+    pub(crate) rows: &'static str,
+    /// The head's input that takes its rows; without a head there is none.
+    pub(crate) head_input: &'static str,
+    /// Number of values of a row.
+    pub(crate) width: usize,
+    /// Maximum number of tokens of a sequence.
+    pub(crate) longest: u64,
+    pub(crate) graph: BuildGraph,
+    /// Whether its weights may be streamed.
+    pub(crate) streams: bool,
+    /// Average number of tokens of a sequence of a window of a number of bases, for the expected speed.
+    pub(crate) expected_tokens: fn(usize) -> f64,
+}
+
+/// The models of a method and what plans need to know of it.
+pub(crate) struct Shape {
+    /// The encoders, at most [`ENCODERS`]. Without any, results follow from the records alone.
+    pub(crate) encoders: Vec<EncoderShape>,
+    /// The head, which scores the rows of all encoders; without one, the rows of the encoders are the results.
+    pub(crate) head: Option<HeadConfig>,
+    /// Bases per window.
+    pub(crate) length: u64,
+    /// Maximum number of sequences of a step of a number of tokens.
+    pub(crate) sequences: fn(u64) -> u64,
+    /// Lengths of the windows of a record, by the lengths of record and window in bases.
+    pub(crate) window_lengths: fn(usize, usize) -> Vec<usize>,
+    /// Number of sequences of a window; `None` if it depends on its bases.
+    pub(crate) sequences_of_window: Option<u64>,
+    pub(crate) words: Words,
+    pub(crate) host: HostCosts,
+}
+
+/// What a method calls its parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Words {
+    /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
+    pub(crate) stages: &'static [&'static str],
+    /// Key of the number of sequences in run.json.
+    pub(crate) sequences: &'static str,
+    /// Rows of all encoders.
+    pub(crate) rows: &'static str,
+}
+
+/// Host memory that a method needs beside its models.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct HostCosts {
+    /// Bytes of the tokens of a base, in vectors that grow by doubling.
+    pub(crate) tokens_of_base: u64,
+    /// Bytes of text of a base for the method's own files, in vectors that grow by doubling.
+    pub(crate) text_of_base: u64,
+    /// Number of records that wait for a later one.
+    pub(crate) waiting_records: u64,
+    /// Bytes of each window of a record, held until the record ends.
+    pub(crate) of_window: u64,
+    /// Number of sorted files.
+    pub(crate) sorts: u64,
+    /// Bytes that the method's own writers hold.
+    pub(crate) writers: u64,
+}
+
+impl Shape {
+    /// Ways to divide the models into stages, in order of preference.
+    pub(crate) fn alternatives(&self) -> &'static [&'static [PredictStage]] {
+        if self.encoders.len() > 1 {
+            // Two passes over the input cost less than streaming the weights in every step.
+            &[&[PredictStage::Whole], &[PredictStage::First, PredictStage::Rest]]
+        } else {
+            &[&[PredictStage::Whole]]
+        }
+    }
+
+    /// Describes a stage in words.
+    pub(crate) fn about(&self, stage: PredictStage) -> &'static str {
+        self.words.stages.get(stage as usize).copied().unwrap_or_default()
+    }
+
+    /// Whether the head runs in a stage.
+    pub(crate) fn scores(&self, stage: PredictStage) -> bool {
+        self.head.is_some() && stage != PredictStage::First
+    }
+
+    /// Number of values of a row, by encoder.
+    pub(crate) fn widths(&self) -> [usize; ENCODERS] {
+        let mut widths = [0; ENCODERS];
+        for (width, encoder) in widths.iter_mut().zip(&self.encoders) {
+            *width = encoder.width;
+        }
+        widths
+    }
+
+    /// The encoders that run in a stage.
+    fn running(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+        self.encoders.iter().enumerate().filter(move |(i, _)| stage.runs(*i)).map(|(_, encoder)| encoder)
+    }
+
+    /// The encoders whose rows a stage holds: those that run, and for the head also those of an earlier stage.
+    fn held(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+        let all = self.scores(stage);
+        self.encoders.iter().enumerate().filter(move |(i, _)| all || stage.runs(*i)).map(|(_, encoder)| encoder)
+    }
+
+    /// Whether a stage holds the rows of the encoder with this index.
+    pub(crate) fn holds(&self, stage: PredictStage, encoder: usize) -> bool {
+        encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
+    }
+
+    /// Number of sequences in flight for steps of `tokens` tokens, with `open` steps in flight on all devices together.
+    pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
+        (SLOTS_PER_SEQUENCE + open as u64 - 1) * (self.sequences)(tokens).max(64)
+    }
+
+    /// Returns the exact host memory of waiting data, as f32: rows of sequences, `copies` times the output rows of a step, and
+    /// input rows for `open` steps of the head.
+    pub(crate) fn waiting(&self, stage: PredictStage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
+        let wait =
+            |label: String, rows: u64, width: usize| Staging { label, bytes: Bytes(rows * width as u64 * 4) };
+        let slots = self.slots(tokens, open);
+        let mut waiting: Vec<Staging> =
+            self.held(stage).map(|encoder| wait(encoder.rows.to_owned(), slots, encoder.width)).collect();
+        let widest = self.running(stage).map(|encoder| encoder.width).max();
+        let step = (self.sequences)(tokens) * copies;
+        waiting.push(wait(format!("{} of a step", self.words.rows), step, widest.unwrap_or(0)));
+        if self.scores(stage) {
+            let width = self.widths().iter().sum();
+            waiting.push(wait("rows of the head".to_owned(), HEAD_ROWS * open as u64, width));
+        }
+        waiting
+    }
+
+    /// Describes a stage for the session planner.
+    pub(crate) fn planned(&self, stage: PredictStage, precision: Precision) -> session::SearchStage<'_> {
+        let beside = move |program: &Program, steps: usize, copies: u64| {
+            self.waiting(stage, tokens(program), steps, copies)
+        };
+        session::SearchStage {
+            parts: self.parts(stage, precision),
+            longest: self.longest(stage),
+            // On a GPU the waiting data is not in the memory that the ledger accounts for; `kept` reports its size.
+            finish: Box::new(move |program, replicas| {
+                if !program.target().arena_in_host() {
+                    return program;
+                }
+                let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
+                program.host_extra(waiting)
+            }),
+            kept: Box::new(move |program, steps| {
+                beside(program, steps, steps as u64).iter().map(|wait| wait.bytes).sum()
+            }),
+        }
+    }
+
+    /// The models of a stage. The head's weights are always resident, in f32.
+    fn parts(&self, stage: PredictStage, precision: Precision) -> Vec<PlanPart<'_>> {
+        let mut parts: Vec<PlanPart<'_>> = self
+            .running(stage)
+            .map(|encoder| PlanPart {
+                name: encoder.plan,
+                graph: Box::new(|tokens| (encoder.graph)(tokens)),
+                policy: Policy { precision, ..Policy::default() },
+                streams: encoder.streams,
+            })
+            .collect();
+        if let Some(head) = self.head.filter(|_| self.scores(stage)) {
+            let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1, packs: 1 };
+            let graph = Box::new(move |_| mlp_head(&head, rows));
+            parts.push(PlanPart { name: HEAD, graph, policy: Policy::default(), streams: false });
+        }
+        parts
+    }
+
+    /// Maximum number of tokens of a sequence in a stage.
+    fn longest(&self, stage: PredictStage) -> u64 {
+        self.running(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
+    }
+
+    /// Number of values that the journal of a stage stores for each sequence: its rows if they are the results of the stage,
+    /// or are saved.
+    pub(crate) fn journal_width(&self, stage: PredictStage, saves_rows: bool) -> usize {
+        if self.scores(stage) && !saves_rows {
+            return 0;
+        }
+        self.held(stage).map(|encoder| encoder.width).sum()
+    }
+}
