@@ -2,7 +2,7 @@
 //! or before a step is repeated, and is recorded in metrics.jsonl and in checkpoints, so that a resumed run repeats it.
 
 use crate::config::TrainConfig;
-use crate::trainable::MicroStepSize;
+use crate::opened_model::MicroStepSize;
 use plimsoll_exec::memory::Memory;
 use plimsoll_runtime::dynamic::{DynamicSizes, Reason, Switch};
 use serde::{Deserialize, Serialize};

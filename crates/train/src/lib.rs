@@ -14,13 +14,13 @@ pub mod feed;
 mod folder;
 pub mod history;
 mod metrics;
+mod opened_model;
 pub mod priced;
 mod resume;
 pub mod schedule;
 mod state;
 mod tensorboard;
 mod tokenizer;
-mod trainable;
 mod trainer;
 mod watch;
 
@@ -31,11 +31,11 @@ pub use engine::{
 };
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
 pub use folder::{add_written, check_folder, has_written};
+pub use opened_model::{
+    Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch, MicroStepResult,
+    MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, Stored, Taken, Tensors, TrainFacts,
+};
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
-pub use trainable::{
-    Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult, MicroStepSize,
-    StatePart, Stored, Taken, Trainable,
-};
 pub use trainer::{Ended, Open, Request, TrainReport, train_with, train_with_timeline};

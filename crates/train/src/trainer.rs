@@ -10,10 +10,10 @@ use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
 use super::folder::{self, write_text};
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
+use super::opened_model::{Applied, Auxiliary, MicroStepResult, MicroStepScalars, OpenedModel, Taken, Tensors};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{RunState, SKIPS_IN_A_ROW};
-use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
 use plimsoll_data::atomic::remove_leftovers;
@@ -45,8 +45,7 @@ pub struct Request {
 }
 
 /// Opens the model of a configuration, with its data at the beginning.
-pub type Open<'a> =
-    &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError>;
+pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<OpenedModel, TrainError>;
 
 /// The limit that ended a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,28 +226,29 @@ fn train_from(
     let mut placed = config.clone();
     placed.run.output = Some(output.to_string_lossy().into_owned());
     let mut model = open(&placed, &mut StageRecorder { inner: observer, record })?;
-    let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
+    let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.facts.choices.clone()).collect();
     let config = request.config.with(&choices)?;
     let state = match &found {
-        None => RunState::new(&config.precision, model.position()?),
+        None => RunState::new(&config.precision, model.batches.position()?),
         Some(checkpoint) => {
-            checkpoint.restore(model.as_mut())?;
+            checkpoint.restore(model.stepper.as_mut())?;
+            model.batches.seek(&checkpoint.record.state.position)?;
             let (step, path) = (checkpoint.record.state.step, EscapedPath(&checkpoint.path));
             observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
     };
     if config.run.writes_checkpoints() {
-        check_disk(output, model.as_ref())?;
+        check_disk(output, model.stepper.as_ref())?;
     }
     folder::write_config(output, &config, &mut started.written, observer)?;
     // The record lists the configuration from now on, also if the process is killed.
     started.write("running", None, watch)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
-    let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
+    let dynamic = DynamicBatch::of(&config, model.facts.sizes.clone(), replay);
     let mut metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
-    watch.opened(model.as_ref(), state.step, &mut metrics)?;
+    watch.opened(&model.facts, state.step, &mut metrics)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),
@@ -307,7 +307,7 @@ fn kept(
 }
 
 /// Checks that the file system of the run's folder has room for a checkpoint, so that the first one does not fail after hours.
-fn check_disk(output: &Path, model: &dyn Trainable) -> Result<(), TrainError> {
+fn check_disk(output: &Path, model: &dyn Tensors) -> Result<(), TrainError> {
     let needed = Checkpoints::bytes(model)?;
     match disk::free(output) {
         Some(free) if free < needed => {
@@ -332,7 +332,7 @@ struct Trainer<'a> {
     config: TrainConfig,
     choices: BTreeMap<String, Value>,
     rate: Rate,
-    model: Box<dyn Trainable>,
+    model: OpenedModel,
     checkpoints: Checkpoints,
     metrics: Metrics,
     state: RunState,
@@ -374,6 +374,8 @@ struct Group {
     packs: u64,
     /// Epoch in which the update began.
     epoch: u64,
+    /// Hyperparameters of the update.
+    hyper: Vec<f32>,
     tokens: u64,
     targets: u64,
 }
@@ -456,7 +458,8 @@ impl Trainer<'_> {
     /// Describes the run in five lines: model, files, sizes of the data, memory, and output.
     fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
-        let parameters = match (self.model.parameters(), self.model.trained_parameters()) {
+        let facts = &self.model.facts;
+        let parameters = match (facts.parameters, facts.trained_parameters) {
             // Without adapters all parameters are trained but those that hold angles of the positions.
             (Some(all), Some(trained)) if model.lora.is_some() || model.freeze_encoder => {
                 format!(" of {all} parameters, of which {trained} are trained,")
@@ -476,7 +479,7 @@ impl Trainer<'_> {
             run.max_tokens.map(|n| format!("{n} targets")),
         ];
         let mut end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
-        if let Some(steps) = self.model.counted_steps() {
+        if let Some(steps) = facts.counted_steps {
             end += &format!(" ({steps} steps in all)");
         }
         let files = match data.train.as_slice() {
@@ -484,8 +487,6 @@ impl Trainer<'_> {
             [first, rest @ ..] => format!("{} and {} more", EscapedPath(Path::new(first)), rest.len()),
             [] => "nothing".to_owned(),
         };
-        let device = self.model.device();
-        let (peak, budget) = (self.model.peak(), self.model.budget());
         let checkpoints = match &run.save_every {
             Some(every) if every.is_never() => "no checkpoint".to_owned(),
             Some(every) => format!("a checkpoint every {every} and at the end"),
@@ -501,19 +502,20 @@ impl Trainer<'_> {
                 "trains a {}{parameters} from {from}{teachers}, in {}, with {}, for {end}",
                 model.kind.name(),
                 word(&precision.kind),
-                word(&self.model.optimizer()),
+                word(&facts.optimizer),
             ),
             format!(
-                "on {files}, {} tokens a step in packs of {} and micro-steps of {micro}; computed by {device}",
+                "on {files}, {} tokens a step in packs of {} and micro-steps of {micro}; computed by {}",
                 batch.tokens,
-                self.config.pack_tokens()
+                self.config.pack_tokens(),
+                facts.device
             ),
         ];
         let rest = [
             format!(
                 "memory: {} planned of a budget of {} ({})",
-                peak.rounded(),
-                budget.rounded(),
+                facts.peak.rounded(),
+                facts.budget.rounded(),
                 memory.budget
             ),
             format!(
@@ -521,7 +523,7 @@ impl Trainer<'_> {
                 EscapedPath(output)
             ),
         ];
-        first.into_iter().chain(self.model.data().map(|data| sizes_of(&data))).chain(rest).collect()
+        first.into_iter().chain(facts.data.as_ref().map(sizes_of)).chain(rest).collect()
     }
 
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
@@ -566,7 +568,7 @@ impl Trainer<'_> {
             }
             // The loss scale of the next step depends on whether this one overflowed.
             let scales = self.config.precision.kind == PrecisionKind::Fp16;
-            let waits = evaluates || saves || scales || !self.model.is_asynchronous();
+            let waits = evaluates || saves || scales || !self.model.facts.is_asynchronous;
             self.finish_steps(if waits { 0 } else { 1 }, observer)?;
             let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
             if saves || is_best {
@@ -607,14 +609,14 @@ impl Trainer<'_> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
         if let Some(last) = self.state.size {
             let size = dynamic.size_of(last.tokens);
-            self.model.set_size(size)?;
+            self.model.stepper.set_size(size)?;
             dynamic.set(size);
         }
         let tokens = dynamic.tokens();
         if self.state.size.is_none_or(|last| last.tokens != tokens) {
             self.state.resized(self.state.step + 1, tokens);
         }
-        self.watch.resized(tokens, self.model.as_ref());
+        self.watch.resized(tokens, self.model.facts.planned_memory(dynamic.now()));
         Ok(())
     }
 
@@ -626,7 +628,7 @@ impl Trainer<'_> {
         let switch = match dynamic.replayed(step) {
             Some(to) => to.map(|to| (to, Reason::Replay, None)),
             None => {
-                let switch = dynamic.decide(step, self.model.usage()?);
+                let switch = dynamic.decide(step, self.model.facts.usage()?);
                 switch.map(|switch| (switch.to, switch.reason, Some(switch.utilisation)))
             }
         };
@@ -656,11 +658,11 @@ impl Trainer<'_> {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        self.model.set_size(to)?;
+        self.model.stepper.set_size(to)?;
         let (step, from) = (self.state.step + 1, dynamic.tokens());
         dynamic.set(to);
+        self.watch.resized(dynamic.tokens(), self.model.facts.planned_memory(to));
         let to = dynamic.tokens();
-        self.watch.resized(to, self.model.as_ref());
         self.state.resized(step, to);
         let cause = dynamic.cause(reason, utilisation);
         let text = format!("step {step}: micro-steps of {to} tokens instead of {from} ({cause})");
@@ -673,12 +675,12 @@ impl Trainer<'_> {
     /// memory.
     fn whole_step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let before = match &self.dynamic {
-            Some(_) => Some((self.model.position()?, self.state.epoch)),
+            Some(_) => Some((self.model.batches.position()?, self.state.epoch)),
             None => None,
         };
         self.retried(observer, &mut |this, is_repeated| {
             if is_repeated && let Some((position, epoch)) = &before {
-                this.model.seek(position)?;
+                this.model.batches.seek(position)?;
                 this.state.epoch = *epoch;
             }
             this.step()
@@ -712,13 +714,13 @@ impl Trainer<'_> {
             return error;
         }
         let at = (self.state.step + 1, self.phase);
-        error.in_phase(at, self.model.memory_report(), self.dynamic.is_some(), smaller)
+        error.in_phase(at, self.model.facts.memory_report(), self.dynamic.is_some(), smaller)
     }
 
     /// Changes to the next smaller micro-steps after a lack of memory. Returns false if there are none, or if weights may have
     /// changed already, so that the step must not be repeated.
     fn gives_way(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        let began = self.phase == Phase::Update && self.model.has_begun_update();
+        let began = self.phase == Phase::Update && self.model.stepper.has_begun_update();
         let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.now() > 0 && !began) else {
             return Ok(false);
         };
@@ -726,7 +728,7 @@ impl Trainer<'_> {
         dynamic.lacks_memory(step);
         // Earlier steps are complete on the device; what remains after their results is of the step that failed.
         self.finish_steps(0, observer)?;
-        self.model.abandon();
+        self.model.stepper.abandon();
         self.resize(to, Reason::OutOfMemory, None, observer)?;
         Ok(true)
     }
@@ -742,10 +744,9 @@ impl Trainer<'_> {
         }
         let step = self.state.step + 1;
         let lr = self.rate.at(self.schedule_step(), group.epoch);
-        let told = self.hyper(group.epoch);
         let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
         self.phase = Phase::Update;
-        self.model.apply(&told, unscale)?;
+        self.model.stepper.apply(&group.hyper, unscale)?;
         self.state.step = step;
         self.state.tokens += group.tokens;
         self.state.targets += group.targets;
@@ -776,7 +777,7 @@ impl Trainer<'_> {
     fn finish(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let &StartedStep { step, ref group, tokens, .. } = started;
         let mut found = GroupResult::default();
-        let applied = self.model.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
+        let applied = self.model.stepper.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
         // The run ends without a checkpoint, so it does not matter whether this step or the one after it changed weights.
         if !found.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
             return Err(TrainError::LossNotFinite { step });
@@ -810,19 +811,20 @@ impl Trainer<'_> {
             loss: self.loss.unwrap_or_default(),
             tokens_per_second: self.clock.rate(tokens),
             memory: self.watch.reading().process,
-            line: self.model.budget(),
+            line: self.model.facts.budget,
         };
         observer.trained(&trained);
         self.watch.trained(&trained, observer);
         if step == self.clock.first_step + 1 {
-            self.watch.stage("first step", step, self.model.as_ref(), &mut self.metrics, observer)?;
+            let stepper = self.model.stepper.as_ref();
+            self.watch.stage("first step", step, stepper, &mut self.metrics, observer)?;
         }
         Ok(())
     }
 
     /// The number of steps of the run, if it is known.
     fn steps(&self) -> Option<u64> {
-        [self.config.run.steps, self.model.counted_steps()].into_iter().flatten().min()
+        [self.config.run.steps, self.model.facts.counted_steps].into_iter().flatten().min()
     }
 
     /// The factor of a micro-batch's summed cross-entropy.
@@ -830,10 +832,16 @@ impl Trainer<'_> {
         self.state.scale.of_micro_batch(self.config.precision.kind, self.config.batch.tokens)
     }
 
+    /// Maximum number of packs of a micro-step. Without `memory.dynamic` there is one size of micro-steps, which
+    /// [`Batches::take`](super::opened_model::Batches::take) keeps to.
+    fn packs_of_micro_step(&self) -> u64 {
+        self.dynamic.as_ref().map_or(u64::MAX, |dynamic| dynamic.tokens() / self.config.pack_tokens())
+    }
+
     /// Hyperparameters of the next update, which begins in `epoch`.
     fn hyper(&self, epoch: u64) -> Vec<f32> {
         let earlier = self.schedule_step();
-        hyper(self.model.optimizer(), &self.config.optimizer, self.rate.at(earlier, epoch), earlier + 1)
+        hyper(self.model.facts.optimizer, &self.config.optimizer, self.rate.at(earlier, epoch), earlier + 1)
     }
 
     /// Number of earlier steps, as the schedule and the bias corrections of the optimizer count them. In fp16 skipped steps are
@@ -855,11 +863,17 @@ impl Trainer<'_> {
         let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
         // What is done between two epochs comes before the first step of the next one.
         let pauses = by_epoch(&run.evaluate_every) || by_epoch(&run.save_every);
+        let packs = self.packs_of_micro_step();
+        let loss_scale = self.loss_scale();
         while group.packs < most {
+            if group.micro_steps == 0 {
+                group.epoch = self.state.epoch;
+                group.hyper = self.hyper(group.epoch);
+            }
             let asked = Instant::now();
-            let taken = self.model.take(most - group.packs)?;
+            let batch = self.model.batches.take(packs.min(most - group.packs))?;
             self.clock.waited += asked.elapsed();
-            let Some(taken) = taken else {
+            let Some(batch) = batch else {
                 self.state.epoch += 1;
                 ends += 1;
                 self.empty_epochs += 1;
@@ -872,13 +886,9 @@ impl Trainer<'_> {
                 }
             };
             self.empty_epochs = 0;
-            if group.micro_steps == 0 {
-                group.epoch = self.state.epoch;
-                let told = self.hyper(group.epoch);
-                self.model.prepare(&told);
-            }
-            self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
-            group.add(taken);
+            let scalars = MicroStepScalars { keep: group.micro_steps > 0, loss_scale, hyper: &group.hyper };
+            self.model.stepper.micro_step(&batch, scalars)?;
+            group.add(batch.taken);
         }
         Ok(group)
     }
@@ -903,7 +913,7 @@ impl Trainer<'_> {
             data_wait_seconds: number(data_wait_seconds),
             seconds: number(self.clock.began.elapsed().as_secs_f64()),
             dropped: found.dropped,
-            expert_load: self.model.expert_rows(),
+            expert_load: self.model.stepper.expert_rows(),
             loss_scale: number(scale).filter(|_| scales),
             skipped: self.state.skipped,
             ..StepLine::default()
@@ -913,7 +923,7 @@ impl Trainer<'_> {
 
     /// Records the memory at the end of a stage.
     fn stage(&mut self, name: &str, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        self.watch.stage(name, self.state.step, self.model.as_ref(), &mut self.metrics, observer)
+        self.watch.stage(name, self.state.step, self.model.stepper.as_ref(), &mut self.metrics, observer)
     }
 
     /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
@@ -945,12 +955,13 @@ impl Trainer<'_> {
         self.phase = Phase::Evaluation;
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let (mut loss, mut targets) = (0.0, 0);
-        self.model.rewind()?;
+        let OpenedModel { batches, stepper, .. } = &mut self.model;
+        batches.rewind()?;
         while targets < most
-            && let Some(found) = self.model.evaluate(most - targets)?
+            && let Some(batch) = batches.take_validation(most - targets)?
         {
-            loss += found.loss;
-            targets += found.targets;
+            loss += stepper.evaluate(&batch)?;
+            targets += batch.taken.targets;
         }
         Ok((loss, targets))
     }
@@ -965,7 +976,7 @@ impl Trainer<'_> {
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.watch.begin("writing a checkpoint", observer);
-            self.state.position = self.model.position()?;
+            self.state.position = self.model.batches.position()?;
             let path = self.retried(observer, &mut |this, _| {
                 this.phase = Phase::Checkpoint;
                 let record = Record {
@@ -974,7 +985,7 @@ impl Trainer<'_> {
                     config: this.asked.clone(),
                     choices: this.choices.clone(),
                 };
-                this.checkpoints.save(&record, this.model.as_mut())
+                this.checkpoints.save(&record, this.model.stepper.as_mut())
             })?;
             self.newest = Some((step, path));
             self.saved = Instant::now();
@@ -1008,16 +1019,16 @@ impl Trainer<'_> {
 
     /// Measures a micro-step after the last checkpoint: it changes weights and gradients that nothing reads any more.
     fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
-        let mut ends = 0;
-        while self.model.take(u64::MAX)?.is_none() {
-            ends += 1;
-            if ends > 1 {
-                return Err(TrainError::EmptyEpoch);
+        let packs = self.packs_of_micro_step();
+        let hyper = self.hyper(self.state.epoch);
+        let OpenedModel { batches, stepper, .. } = &mut self.model;
+        // The data may be at the end of an epoch.
+        for _ in 0..2 {
+            if let Some(batch) = batches.take(packs)? {
+                return stepper.measured_timeline(&batch, &hyper);
             }
         }
-        let told = self.hyper(self.state.epoch);
-        self.model.prepare(&told);
-        self.model.measured_timeline()
+        Err(TrainError::EmptyEpoch)
     }
 
     fn report(
@@ -1043,10 +1054,10 @@ impl Trainer<'_> {
             "checkpoint": checkpoint.as_ref().map(|path| path.display().to_string()),
             "seconds": seconds,
             "tokens_per_second": tokens_per_second,
-            "device": self.model.device(),
-            "budget_bytes": self.model.budget().0,
-            "peak_bytes": self.model.peak().0,
-            "plan": self.model.plan()?,
+            "device": self.model.facts.device,
+            "budget_bytes": self.model.facts.budget.0,
+            "peak_bytes": self.model.facts.peak.0,
+            "plan": self.model.facts.plan,
             "memory": self.watch.stages(),
             "health": self.watch.record(),
             "outputs": self.written,
@@ -1064,7 +1075,7 @@ impl Trainer<'_> {
             }
         };
         Ok(TrainReport {
-            budget: self.model.budget(),
+            budget: self.model.facts.budget,
             timeline,
             output: output.to_owned(),
             checkpoint,
