@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod classification;
 pub mod config;
 pub mod confirm;
+mod decision;
 mod dynamic;
 mod engine;
 mod error;
@@ -25,6 +26,7 @@ mod trainer;
 mod watch;
 
 pub use config::ConfigError;
+pub use decision::Ended;
 pub use dynamic::SizeChange;
 pub use engine::{
     EvaluationReport, EvaluationRequest, Largest, RunMemory, Size, evaluate, explain, largest, open, plan_of,
@@ -38,4 +40,4 @@ pub use opened_model::{
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
-pub use trainer::{Ended, Open, Request, TrainReport, train_with, train_with_timeline};
+pub use trainer::{Open, Request, TrainReport, train_with, train_with_timeline};

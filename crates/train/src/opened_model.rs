@@ -133,12 +133,10 @@ pub trait Stepper: Tensors {
     fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError>;
 
     /// Runs a micro-step as the first of a step, with a loss scale of 1, waits for it, and returns the times of its
-    /// instructions, in their order.
-    fn timed_micro_step(
-        &mut self,
-        batch: &MicroBatch<'_>,
-        hyper: &[f32],
-    ) -> Result<Vec<InstructionTime>, TrainError>;
+    /// instructions, in their order; empty if the model has no plans.
+    fn timed_micro_step(&mut self, _: &MicroBatch<'_>, _: &[f32]) -> Result<Vec<InstructionTime>, TrainError> {
+        Ok(vec![])
+    }
 
     /// Runs a micro-step as [`Stepper::timed_micro_step`] does, and returns the timeline of the run's plans with the times of
     /// its instructions and the memory while it ran; `None` if the model has no plans.

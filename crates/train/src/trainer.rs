@@ -1,11 +1,12 @@
 //! The training loop: micro-steps, updates, evaluations, checkpoints, and the end of the run. Invariant: the result of
-//! a step depends on the configuration, the state and the data alone; clocks and signals decide only when checkpoints
-//! are written. On a GPU, except in fp16, the result of a step is read while the next one runs, so that the GPU need not
-//! wait for the host.
+//! a step depends on the configuration, the state and the data alone; clocks, signals and the free memory act only through a
+//! [`Decision`], and change only when checkpoints are written and how many packs a micro-step has. On a GPU, except in fp16,
+//! the result of a step is read while the next one runs, so that the GPU need not wait for the host.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{Leaf, leaves, schema};
 use super::config::{Interval, PrecisionKind, TrainConfig};
+use super::decision::{Decision, Ended, Moment, NewSize, Save, Situation, Stop, decide};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
 use super::folder::{self, write_text};
@@ -20,8 +21,9 @@ use plimsoll_data::atomic::remove_leftovers;
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_exec::disk;
+use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
-use plimsoll_runtime::dynamic::{RETRIES, Reason};
+use plimsoll_runtime::dynamic::Reason;
 use plimsoll_runtime::live;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
@@ -46,31 +48,6 @@ pub struct Request {
 
 /// Opens the model of a configuration, with its data at the beginning.
 pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<OpenedModel, TrainError>;
-
-/// The limit that ended a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// `run.steps` was reached.
-    Steps,
-    /// `run.epochs` was reached.
-    Epochs,
-    /// `run.max_tokens` was reached.
-    Tokens,
-    /// `run.patience` was exhausted.
-    Patience,
-}
-
-impl Ended {
-    /// The configuration key of the limit.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Steps => "run.steps",
-            Self::Epochs => "run.epochs",
-            Self::Tokens => "run.max_tokens",
-            Self::Patience => "run.patience",
-        }
-    }
-}
 
 /// Summary of a finished run.
 #[derive(Clone, Debug)]
@@ -526,55 +503,86 @@ impl Trainer<'_> {
         first.into_iter().chain(facts.data.as_ref().map(sizes_of)).chain(rest).collect()
     }
 
+    /// Trains until a limit is reached.
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+        // The signal that arrived by the end of the last step.
+        let mut signal = None;
         // Whether the data of an epoch ended where a step would have begun.
         let mut is_between_epochs = false;
         loop {
-            if let Some(ended) = self.ended() {
-                self.finish_steps(0, observer)?;
-                let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
-                if due && self.state.step > 0 {
-                    self.evaluate(observer)?;
-                }
-                self.save(observer)?;
-                if ended == Ended::Patience {
-                    observer.say(Level::Info, &self.stopped_early());
-                }
-                if self.state.step > 0 && self.state.updates == 0 {
-                    return Err(TrainError::EveryStepSkipped { steps: self.state.step });
-                }
-                return Ok(ended);
-            }
-            if !is_between_epochs {
-                self.follow_memory(observer)?;
+            let memory = if is_between_epochs { None } else { self.read_memory()? };
+            let decision = self.decide(Moment::BeforeStep { signal, memory });
+            self.carry_out(&decision, observer)?;
+            if let Some(stop) = decision.stop {
+                return self.end(stop, observer);
             }
             let epoch = self.state.epoch;
             let has_stepped = self.whole_step(observer)?;
             let ends_epoch = self.state.epoch > epoch;
+            let since_save = self.saved.elapsed();
+            let decision = self.decide(Moment::AfterStep { has_stepped, ends_epoch, since_save });
+            self.carry_out(&decision, observer)?;
             is_between_epochs = !has_stepped;
-            let is_due = |every: &Option<Interval>, since: Duration| {
-                every.as_ref().is_some_and(|every| {
-                    (has_stepped && every.is_due(self.state.step, since))
-                        || (ends_epoch && every.is_due_after_epoch(self.state.epoch))
-                })
-            };
-            let run = &self.config.run;
-            // Time does not bring an evaluation about: `run.evaluate_every` is no duration.
-            let evaluates =
-                is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
-            let saves = is_due(&run.save_every, self.saved.elapsed());
-            if !has_stepped && !evaluates && !saves {
-                continue;
+            // Signals are heeded after a step, an evaluation or a checkpoint; at the end of an epoch without one of them the
+            // next step, or the end of the run, comes first.
+            let is_idle = is_between_epochs && decision == Decision::default();
+            signal = if is_idle { None } else { observer.stop() };
+        }
+    }
+
+    /// The decision at a moment of the loop. All decisions are made here, so that ranks can share them.
+    fn decide(&self, moment: Moment) -> Decision {
+        let Self { config, state, dynamic, .. } = self;
+        decide(&Situation { run: &config.run, state, dynamic: dynamic.as_ref(), moment })
+    }
+
+    /// Carries out a decision. Reads the results of started steps first: of all, or of all but the newest if the next step may
+    /// start before its results are known.
+    fn carry_out(&mut self, decision: &Decision, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        // The loss scale of the next step depends on whether this one overflowed.
+        let scales = self.config.precision.kind == PrecisionKind::Fp16;
+        let waits = scales || !self.model.facts.is_asynchronous || *decision != Decision::default();
+        self.finish_steps(if waits { 0 } else { 1 }, observer)?;
+        let is_best = decision.evaluate && self.evaluate(observer)?;
+        let saves = match decision.save {
+            Save::No => false,
+            Save::IfBest => is_best,
+            Save::Yes => true,
+        };
+        if saves {
+            self.save(observer)?;
+        }
+        match decision.size {
+            Some(size) => self.resize(size, observer),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the run, after the decision to do so was carried out.
+    fn end(&self, stop: Stop, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+        let step = self.state.step;
+        match stop {
+            Stop::Limit(ended) => {
+                if ended == Ended::Patience {
+                    observer.say(Level::Info, &self.stopped_early());
+                }
+                if step > 0 && self.state.updates == 0 {
+                    return Err(TrainError::EveryStepSkipped { steps: step });
+                }
+                Ok(ended)
             }
-            // The loss scale of the next step depends on whether this one overflowed.
-            let scales = self.config.precision.kind == PrecisionKind::Fp16;
-            let waits = evaluates || saves || scales || !self.model.facts.is_asynchronous;
-            self.finish_steps(if waits { 0 } else { 1 }, observer)?;
-            let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
-            if saves || is_best {
-                self.save(observer)?;
+            Stop::Signal(signal) => {
+                let kept = match self.newest.as_ref().filter(|(there, _)| *there == step) {
+                    Some((_, path)) => {
+                        let path = EscapedPath(path);
+                        format!("step {step} is kept in {path}; the same command resumes from it")
+                    }
+                    None => format!("step {step} is lost, because run.save_every is never"),
+                };
+                Err(RuntimeError::Interrupted { signal, kept }.into())
             }
-            self.heed(observer)?;
+            // Where the memory was lacking, `retried` returns its error.
+            Stop::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
         }
     }
 
@@ -590,18 +598,6 @@ impl Trainer<'_> {
             "stopped early after step {step}: {stale} evaluations without a validation loss below{from}{by} \
              (run.patience)"
         )
-    }
-
-    fn ended(&self) -> Option<Ended> {
-        let (run, state) = (&self.config.run, &self.state);
-        let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
-        let all = [
-            (Ended::Steps, reached(run.steps, state.step)),
-            (Ended::Epochs, reached(run.epochs, state.epoch)),
-            (Ended::Tokens, reached(run.max_tokens, state.targets)),
-            (Ended::Patience, reached(run.patience, state.stale)),
-        ];
-        all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
     }
 
     /// Uses the size of micro-steps that the checkpoint has, or the largest.
@@ -620,55 +616,55 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Changes the size of micro-steps before the next step, if the memory in use demands or allows it, or if an earlier
-    /// process did.
-    fn follow_memory(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Reads the memory in use before the next step, if the size of micro-steps follows it there.
+    fn read_memory(&mut self) -> Result<Option<Memory>, TrainError> {
         let step = self.state.step + 1;
-        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        let switch = match dynamic.replayed(step) {
-            Some(to) => to.map(|to| (to, Reason::Replay, None)),
-            None => {
-                let switch = dynamic.decide(step, self.model.facts.usage()?);
-                switch.map(|switch| (switch.to, switch.reason, Some(switch.utilisation)))
-            }
+        let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.follows_memory(step)) else {
+            return Ok(None);
         };
-        let Some((to, reason, utilisation)) = switch else { return Ok(()) };
-        self.finish_steps(0, observer)?;
-        match self.resize(to, reason, utilisation, observer) {
+        let memory = self.model.facts.usage()?;
+        dynamic.record_reading(step);
+        Ok(Some(memory))
+    }
+
+    /// Changes the size of micro-steps from the next step on, or of those of the step that is repeated, and records it. All
+    /// results must have been read.
+    fn resize(&mut self, size: NewSize, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
+        let NewSize { to, reason, utilisation } = size;
+        let (step, from) = (self.state.step + 1, dynamic.tokens());
+        if reason == Reason::OutOfMemory {
+            dynamic.lacks_memory(step);
+            // Earlier steps are complete on the device; what remains after their results is of the step that failed.
+            self.model.stepper.abandon();
+        }
+        match self.model.stepper.set_size(to) {
             // The reading was overtaken: the run continues with its size.
-            Err(error) if error.is_out_of_memory() => {
-                let dynamic = self.dynamic.as_mut().ok_or(error)?;
+            Err(error) if error.is_out_of_memory() && reason != Reason::OutOfMemory => {
                 dynamic.lacks_memory(step);
-                let (to, from) = (dynamic.tokens_of(to), dynamic.tokens());
+                let to = dynamic.tokens_of(to);
                 let text =
                     format!("step {step}: there is no memory for micro-steps of {to} tokens; {from} are kept");
                 observer.say(Level::Warning, &text);
-                Ok(())
+                return Ok(());
             }
-            other => other,
+            other => other?,
         }
-    }
-
-    /// Changes the micro-steps from the next step on to size number `to`, and records it.
-    fn resize(
-        &mut self,
-        to: usize,
-        reason: Reason,
-        utilisation: Option<f64>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        self.model.stepper.set_size(to)?;
-        let (step, from) = (self.state.step + 1, dynamic.tokens());
         dynamic.set(to);
-        self.watch.resized(dynamic.tokens(), self.model.facts.planned_memory(to));
-        let to = dynamic.tokens();
-        self.state.resized(step, to);
+        let tokens = dynamic.tokens();
+        self.watch.resized(tokens, self.model.facts.planned_memory(to));
+        self.state.resized(step, tokens);
         let cause = dynamic.cause(reason, utilisation);
-        let text = format!("step {step}: micro-steps of {to} tokens instead of {from} ({cause})");
+        let text = format!("step {step}: micro-steps of {tokens} tokens instead of {from} ({cause})");
         observer.say(Level::Info, &text);
-        let (event, reason) = (SIZE_EVENT, reason.name());
-        self.metrics.put(&SizeLine { event, step, from, to, reason, utilisation: utilisation.and_then(number) })
+        self.metrics.put(&SizeLine {
+            event: SIZE_EVENT,
+            step,
+            from,
+            to: tokens,
+            reason: reason.name(),
+            utilisation: utilisation.and_then(number),
+        })
     }
 
     /// Starts one update as [`Trainer::step`] does; repeats the step with smaller micro-steps if the device has too little
@@ -687,8 +683,8 @@ impl Trainer<'_> {
         })
     }
 
-    /// Runs `act`. If the device has too little memory for it, changes to the next smaller micro-steps, which gives memory
-    /// back, and runs it again, at most [`RETRIES`] times.
+    /// Runs `act`. If the device has too little memory for it, carries out the decision on that: changes to smaller micro-steps,
+    /// which gives memory back, and runs it again, or fails.
     fn retried<T>(
         &mut self,
         observer: &mut dyn Observer,
@@ -700,9 +696,12 @@ impl Trainer<'_> {
                 Err(error) if error.is_out_of_memory() => error,
                 other => return other,
             };
-            if smaller.len() == RETRIES || !self.gives_way(observer)? {
+            let is_repeatable = self.phase != Phase::Update || !self.model.stepper.has_begun_update();
+            let decision = self.decide(Moment::OutOfMemory { retries: smaller.len(), is_repeatable });
+            if decision.stop.is_some() {
                 return Err(self.with_phase(error, &smaller));
             }
+            self.carry_out(&decision, observer)?;
             smaller.extend(self.dynamic.as_ref().map(DynamicBatch::tokens));
         }
     }
@@ -715,22 +714,6 @@ impl Trainer<'_> {
         }
         let at = (self.state.step + 1, self.phase);
         error.in_phase(at, self.model.facts.memory_report(), self.dynamic.is_some(), smaller)
-    }
-
-    /// Changes to the next smaller micro-steps after a lack of memory. Returns false if there are none, or if weights may have
-    /// changed already, so that the step must not be repeated.
-    fn gives_way(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        let began = self.phase == Phase::Update && self.model.stepper.has_begun_update();
-        let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.now() > 0 && !began) else {
-            return Ok(false);
-        };
-        let (to, step) = (dynamic.now() - 1, self.state.step + 1);
-        dynamic.lacks_memory(step);
-        // Earlier steps are complete on the device; what remains after their results is of the step that failed.
-        self.finish_steps(0, observer)?;
-        self.model.stepper.abandon();
-        self.resize(to, Reason::OutOfMemory, None, observer)?;
-        Ok(true)
     }
 
     /// Starts one update; returns false if the data ended first.
@@ -750,7 +733,8 @@ impl Trainer<'_> {
         self.state.step = step;
         self.state.tokens += group.tokens;
         self.state.targets += group.targets;
-        let (scale, tokens) = (self.state.scale.factor, self.state.tokens);
+        let scale = self.state.scale.factor;
+        let tokens = self.state.tokens;
         self.started.push_back(StartedStep { step, group, lr, scale, tokens });
         Ok(true)
     }
@@ -858,7 +842,8 @@ impl Trainer<'_> {
     fn group(&mut self) -> Result<Group, TrainError> {
         self.phase = Phase::MicroStep;
         let most = self.config.packs_of_step();
-        let (mut group, mut ends) = (Group::default(), 0);
+        let mut group = Group::default();
+        let mut ends = 0;
         let run = &self.config.run;
         let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
         // What is done between two epochs comes before the first step of the next one.
@@ -880,10 +865,10 @@ impl Trainer<'_> {
                 if ends > 1 || self.empty_epochs > 1 {
                     return Err(TrainError::EmptyEpoch);
                 }
-                match group.micro_steps > 0 || pauses || self.ended().is_some() {
-                    true => break,
-                    false => continue,
+                if group.micro_steps > 0 || pauses || Ended::of(run, &self.state).is_some() {
+                    break;
                 }
+                continue;
             };
             self.empty_epochs = 0;
             let scalars = MicroStepScalars { keep: group.micro_steps > 0, loss_scale, hyper: &group.hyper };
@@ -954,7 +939,8 @@ impl Trainer<'_> {
     fn validation_loss(&mut self) -> Result<(f64, u64), TrainError> {
         self.phase = Phase::Evaluation;
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
-        let (mut loss, mut targets) = (0.0, 0);
+        let mut loss = 0.0;
+        let mut targets = 0;
         let OpenedModel { batches, stepper, .. } = &mut self.model;
         batches.rewind()?;
         while targets < most
@@ -966,12 +952,11 @@ impl Trainer<'_> {
         Ok((loss, targets))
     }
 
-    /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones. Returns the
-    /// newest checkpoint.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<Option<&Path>, TrainError> {
+    /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.all_finished()?;
         if !self.config.run.writes_checkpoints() {
-            return Ok(None);
+            return Ok(());
         }
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
@@ -995,26 +980,12 @@ impl Trainer<'_> {
             self.stage("checkpoint", observer)?;
             self.watch.begin("training", observer);
         }
-        Ok(self.newest.as_ref().map(|(_, path)| path.as_path()))
+        Ok(())
     }
 
     /// Step of the checkpoint that is kept because it is the best.
     fn best(&self) -> Option<u64> {
         self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step)
-    }
-
-    /// If a signal has requested it, saves a checkpoint and ends the run with `RuntimeError::Interrupted`.
-    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let Some(signal) = observer.stop() else { return Ok(()) };
-        self.finish_steps(0, observer)?;
-        let step = self.state.step;
-        let kept = match self.save(observer)? {
-            Some(path) => {
-                format!("step {step} is kept in {}; the same command resumes from it", EscapedPath(path))
-            }
-            None => format!("step {step} is lost, because run.save_every is never"),
-        };
-        Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 
     /// Measures a micro-step after the last checkpoint: it changes weights and gradients that nothing reads any more.

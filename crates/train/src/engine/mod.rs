@@ -655,10 +655,10 @@ impl Tensors for Engine {
     fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         let files = self.subject.extra_files(&self.store.tensors(StatePart::Model));
         // The model with averaged weights is complete by itself, so it has its own copies of the small files.
-        let averages = match self.store.tensors(StatePart::Average).is_empty() {
-            true => vec![],
-            false => files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect(),
-        };
+        if self.store.tensors(StatePart::Average).is_empty() {
+            return Ok(files);
+        }
+        let averages = files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect();
         Ok([files, averages].concat())
     }
 }

@@ -11,9 +11,9 @@ use plimsoll_testing::Folder;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Batches, Ended, InstructionTime, MicroBatch, MicroStepResult, MicroStepScalars,
-    MicroStepSize, OpenedModel, Request, Resume, StatePart, Stepper, Stored, Taken, Tensors, TrainError,
-    TrainFacts, TrainReport, train_with,
+    Applied, Auxiliary, Batches, Ended, MicroBatch, MicroStepResult, MicroStepScalars, MicroStepSize,
+    OpenedModel, Request, Resume, StatePart, Stepper, Stored, Taken, Tensors, TrainError, TrainFacts,
+    TrainReport, train_with,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
@@ -188,10 +188,6 @@ impl Stepper for Toy {
         let targets = batch.taken.targets;
         self.found.push_back(MicroStepResult { targets, loss, auxiliary, dropped: 1 });
         Ok(())
-    }
-
-    fn timed_micro_step(&mut self, _: &MicroBatch<'_>, _: &[f32]) -> Result<Vec<InstructionTime>, TrainError> {
-        Ok(vec![])
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
