@@ -1,7 +1,8 @@
-//! What the training loop does between the parts of a step: evaluate, save, change the size of micro-steps, repeat, stop.
-//! Invariant: [`decide`] is a pure function, and nothing else in the loop depends on a clock, a signal, the free memory or a
-//! lack of memory; ranks that receive the [`Decision`] of one rank therefore do the same. What follows from the results of a
-//! step alone, such as a skipped update and its loss scale, is in [`RunState::after`]: all ranks have the same results.
+//! Decisions of the training loop: when it evaluates, writes a checkpoint, changes the size of micro-steps, repeats what failed,
+//! and stops. Invariant: [`decide`] is a pure function, and a clock, a signal, the memory in use or a lack of memory change the
+//! course of a run only through its [`Decision`], so ranks that share the value do the same. Skipped updates and the loss scale
+//! follow from the results of a step, which all ranks have ([`RunState::after`]). A size for which a device has no memory is an
+//! outcome, not a decision: the run keeps the size it has.
 
 use super::config::{Interval, Run};
 use super::dynamic::DynamicBatch;
@@ -11,7 +12,7 @@ use plimsoll_runtime::dynamic::{RETRIES, Reason};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What the training loop does before it continues, in the order of the fields. The default is to continue at once.
+/// Actions of the training loop at one [`Moment`], carried out in the order of the fields. The default is no action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Decision {
@@ -19,9 +20,9 @@ pub(super) struct Decision {
     pub evaluate: bool,
     /// Whether a checkpoint is written.
     pub save: Save,
-    /// Size of the following micro-steps, if it changes. After a lack of memory, what failed is then repeated.
+    /// New size of micro-steps. After a lack of memory, the step, evaluation or checkpoint that failed is repeated with it.
     pub size: Option<NewSize>,
-    /// Why the run ends, if it does.
+    /// Reason to end the run.
     pub stop: Option<Stop>,
 }
 
@@ -49,12 +50,12 @@ pub(super) struct NewSize {
     pub utilisation: Option<f64>,
 }
 
-/// Why a run ends.
+/// Reason to end a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stop {
-    /// It reached a limit of its configuration.
+    /// A limit of the configuration was reached.
     Limit(Ended),
-    /// This signal asked for it.
+    /// A signal, by its number.
     Signal(u8),
     /// The device has too little memory, and smaller micro-steps cannot help.
     OutOfMemory,
@@ -97,7 +98,7 @@ impl Ended {
     }
 }
 
-/// Everything that a decision depends on.
+/// Inputs of [`decide`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Situation<'a> {
     /// Limits of the run, and intervals of evaluations and checkpoints.
@@ -106,21 +107,21 @@ pub(super) struct Situation<'a> {
     pub state: &'a RunState,
     /// Sizes of micro-steps; `None` without `memory.dynamic`.
     pub dynamic: Option<&'a DynamicBatch>,
-    /// Where the loop is, and what was measured there.
+    /// Position in the loop, with the measurements made there.
     pub moment: Moment,
 }
 
-/// The places in the training loop at which it decides, with what is measured at each.
+/// Position in the training loop at which a decision is made, with the measurements made there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Moment {
-    /// A step would begin: what is due after the one before it is done.
+    /// Before a step, when the evaluation and the checkpoint that the earlier step made due are done.
     BeforeStep {
-        /// The signal that asks the run to end.
+        /// Signal that asks the run to end.
         signal: Option<u8>,
-        /// Memory in use; `None` where sizes do not follow it at this step.
+        /// Free and total memory of the device; `None` if the size of micro-steps does not follow it at this step.
         memory: Option<Memory>,
     },
-    /// A step was started, or the data of an epoch ended in its place.
+    /// After a step was started, or after the data of an epoch ended before one began.
     AfterStep {
         /// Whether a step was started.
         has_stepped: bool,
@@ -131,18 +132,18 @@ pub(super) enum Moment {
     },
     /// The device had too little memory for a step, an evaluation or a checkpoint.
     OutOfMemory {
-        /// Number of smaller micro-steps with which it was repeated.
+        /// Number of times that it was repeated with smaller micro-steps.
         retries: usize,
         /// Whether it can be repeated. An update that changed weights cannot.
         is_repeatable: bool,
     },
 }
 
-/// Decides what the training loop does next.
+/// Returns the actions of the training loop in a situation.
 pub(super) fn decide(situation: &Situation<'_>) -> Decision {
     let &Situation { run, state, dynamic, moment } = situation;
     match moment {
-        // A signal comes first: a run that is asked to end does not evaluate.
+        // Before any limit: an evaluation of the last step may take longer than the sender of the signal waits.
         Moment::BeforeStep { signal: Some(signal), .. } => {
             Decision { save: Save::Yes, stop: Some(Stop::Signal(signal)), ..Decision::default() }
         }

@@ -147,4 +147,19 @@ mod tests {
         }
         assert_eq!((batch.tokens(), batch.size_of(4), batch.size_of(99)), (16, 0, 2));
     }
+
+    /// A resumed run reads the memory for the first time after the steps that it repeats, whose number need not be that of a
+    /// regular reading.
+    #[test]
+    fn the_first_reading_is_acted_upon_at_any_step() {
+        let mut batch = batch(Replay { until: 7, ..Replay::default() });
+        let memory = Memory { free: Bytes(70), total: Bytes(1000) };
+        let choice = |batch: &DynamicBatch, step| batch.choose(step, Some(memory)).map(|size| size.to);
+        assert!(!batch.follows_memory(7) && batch.follows_memory(8));
+        assert_eq!(choice(&batch, 8), None, "no regular reading");
+        batch.record_reading(8);
+        assert_eq!(choice(&batch, 8), Some(1));
+        batch.record_reading(10);
+        assert_eq!((choice(&batch, 10), choice(&batch, 11)), (None, Some(1)));
+    }
 }

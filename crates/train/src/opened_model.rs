@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// A model that is open for training, with its data at the beginning.
 pub struct OpenedModel {
-    /// What does not change during the run.
+    /// Facts that do not change during the run.
     pub facts: TrainFacts,
     /// Training and validation data.
     pub batches: Box<dyn Batches>,

@@ -530,7 +530,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// The decision at a moment of the loop. All decisions are made here, so that ranks can share them.
+    /// Returns the decision at a moment of the loop. The loop has no other call of [`decide`], so this is where ranks can
+    /// exchange the value.
     fn decide(&self, moment: Moment) -> Decision {
         let Self { config, state, dynamic, .. } = self;
         decide(&Situation { run: &config.run, state, dynamic: dynamic.as_ref(), moment })
