@@ -5,8 +5,8 @@
 //! ```
 
 use plimsoll_runtime::{Device, Machine, Silent};
-use plimsoll_train::InstructionTime;
 use plimsoll_train::config::TrainConfig;
+use plimsoll_train::{InstructionTime, MicroStepScalars, OpenedModel};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,24 +31,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let began = Instant::now();
-    let mut model = plimsoll_train::open(&config, device, &mut Silent)?;
-    println!("{} opened in {:.1} s, peak {}", model.device(), began.elapsed().as_secs_f64(), model.peak());
-    let hyper = plimsoll_train::schedule::hyper(model.optimizer(), &config.optimizer, 1e-5, 1);
-    model.prepare(&hyper);
+    let OpenedModel { facts, mut batches, mut stepper } = plimsoll_train::open(&config, device, &mut Silent)?;
+    println!("{} opened in {:.1} s, peak {}", facts.device, began.elapsed().as_secs_f64(), facts.peak);
+    let hyper = plimsoll_train::schedule::hyper(facts.optimizer, &config.optimizer, 1e-5, 1);
+    let scalars = MicroStepScalars { keep: false, loss_scale: 1.0, hyper: &hyper };
     let mut tables: [BTreeMap<String, Sum>; 3] = Default::default();
     let (mut tokens, mut whole) = (0, Duration::ZERO);
     for step in 0..WARM + steps {
-        let Some(taken) = model.take(u64::MAX)? else { continue };
+        let Some(batch) = batches.take(u64::MAX)? else { continue };
         let start = Instant::now();
-        model.micro_step(false, 1.0)?;
-        model.apply(&hyper, 1e-5)?;
-        model.finish_step(1, &mut |_| {})?;
+        stepper.micro_step(&batch, scalars)?;
+        stepper.apply(&hyper, 1e-5)?;
+        stepper.finish_step(1, &mut |_| {})?;
         if step < WARM {
             continue;
         }
         whole += start.elapsed();
-        tokens += taken.tokens;
-        for InstructionTime { instruction, kernel, expected, measured } in model.timed_micro_step()? {
+        tokens += batch.taken.tokens;
+        let times = stepper.timed_micro_step(&batch, &hyper)?;
+        for InstructionTime { instruction, kernel, expected, measured } in times {
             let op = instruction.split(' ').next().unwrap_or_default().to_owned();
             for (table, key) in tables.iter_mut().zip([op, kernel.to_owned(), instruction]) {
                 let sum = table.entry(key).or_default();

@@ -4,6 +4,7 @@
 
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::str::FromStr;
 
@@ -52,7 +53,7 @@ pub struct Dynamic {
 }
 
 /// Cause of a change of size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
     /// The warning threshold was reached.
     Warning,
@@ -86,8 +87,8 @@ pub struct DynamicSizes {
     /// Bytes of the arenas with each size, in ascending order.
     bytes: Vec<Bytes>,
     now: usize,
-    /// Whether no reading was taken yet.
-    is_first: bool,
+    /// Step before which the first reading was taken.
+    first: Option<u64>,
     /// Step before which the run does not grow.
     paused: u64,
 }
@@ -95,7 +96,7 @@ pub struct DynamicSizes {
 impl DynamicSizes {
     /// A run with sizes of these `bytes`, in ascending order and at least one, that begins with size number `now`.
     pub fn new(settings: Dynamic, bytes: Vec<Bytes>, now: usize) -> Self {
-        Self { settings, bytes, now, is_first: true, paused: 0 }
+        Self { settings, bytes, now, first: None, paused: 0 }
     }
 
     /// Number of the size in use; 0 is the smallest.
@@ -103,9 +104,20 @@ impl DynamicSizes {
         self.now
     }
 
-    /// Decides on a change before `step`, from a reading of the memory.
+    /// Records a reading before `step` and decides on a change from it, as [`DynamicSizes::choose`] does.
     pub fn decide(&mut self, step: u64, memory: Memory) -> Option<Switch> {
-        let due = std::mem::take(&mut self.is_first) || self.settings.is_due(step);
+        self.record_reading(step);
+        self.choose(step, memory)
+    }
+
+    /// Records that the memory was read before `step`: the first reading is acted upon whatever the number of the step is.
+    pub fn record_reading(&mut self, step: u64) {
+        self.first.get_or_insert(step);
+    }
+
+    /// The change before `step` that a recorded reading of the memory demands or allows.
+    pub fn choose(&self, step: u64, memory: Memory) -> Option<Switch> {
+        let due = self.first == Some(step) || self.settings.is_due(step);
         let switch = self.settings.decide(memory, &self.bytes, self.now, due)?;
         (switch.reason != Reason::Grow || step >= self.paused).then_some(switch)
     }

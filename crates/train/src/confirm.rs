@@ -3,6 +3,7 @@
 
 use crate::config::TrainConfig;
 use crate::engine::{Largest, open};
+use crate::opened_model::{MicroStepScalars, OpenedModel};
 use crate::schedule::{Rate, hyper};
 use crate::{RunState, TrainError};
 use plimsoll_graph::Bytes;
@@ -57,38 +58,39 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
         // The steps of the epochs need not be counted for one step.
         config.schedule.steps = Some(u64::from(u32::MAX));
     }
-    let mut model = open(&config, device, observer)?;
-    let config = config.with(model.choices().iter().map(|(key, value)| (key, value)))?;
+    let OpenedModel { facts, mut batches, mut stepper } = open(&config, device, observer)?;
+    let config = config.with(facts.choices.iter().map(|(key, value)| (key, value)))?;
     let batch = &config.batch;
     let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);
     let micro = batch.micro_tokens.0.or(largest).unwrap_or_else(|| config.pack_tokens());
     let whole = batch.tokens.div_ceil(micro.max(1));
-    let state = RunState::new(&config.precision, model.position()?);
-    let told = hyper(model.optimizer(), &config.optimizer, Rate::new(&config).at(0, 0), 1);
+    let state = RunState::new(&config.precision, batches.position()?);
+    let hyper = hyper(facts.optimizer, &config.optimizer, Rate::new(&config).at(0, 0), 1);
     let scale = state.scale.of_micro_batch(config.precision.kind, batch.tokens);
     let start = Instant::now();
     let (mut run, mut tokens, mut targets, mut ends) = (0, 0, 0, 0);
     while run < whole.clamp(1, MICRO_STEPS) {
-        let Some(taken) = model.take(u64::MAX)? else {
+        let Some(batch) = batches.take(u64::MAX)? else {
             ends += 1;
             if ends > 1 {
                 return Err(TrainError::EmptyEpoch);
             }
             continue;
         };
-        if run == 0 {
-            model.prepare(&told);
-        }
-        model.micro_step(run > 0, scale)?;
-        (run, tokens, targets) = (run + 1, tokens.max(taken.tokens), targets + taken.targets);
+        stepper.micro_step(&batch, MicroStepScalars { keep: run > 0, loss_scale: scale, hyper: &hyper })?;
+        run += 1;
+        tokens = tokens.max(batch.taken.tokens);
+        targets += batch.taken.targets;
     }
-    model.apply(&told, (1.0 / (f64::from(scale) * targets as f64)) as f32)?;
+    stepper.apply(&hyper, (1.0 / (f64::from(scale) * targets as f64)) as f32)?;
     let mut loss = 0.0;
-    let applied = model.finish_step(run, &mut |found| loss += found.loss)?;
+    let applied = stepper.finish_step(run, &mut |found| loss += found.loss)?;
     let seconds = start.elapsed().as_secs_f64();
     if config.run.evaluate_every.is_some() {
-        model.rewind()?;
-        model.evaluate(u64::MAX)?;
+        batches.rewind()?;
+        if let Some(batch) = batches.take_validation(u64::MAX)? {
+            stepper.evaluate(&batch)?;
+        }
     }
     let peak = match machine.taken() {
         Ok(Some(taken)) => taken,
@@ -99,9 +101,9 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
         tokens,
         loss: loss / targets.max(1) as f64,
         updated: applied.ok,
-        planned_bytes: model.peak().0,
+        planned_bytes: facts.peak.0,
         peak_bytes: peak.0,
-        budget_bytes: model.budget().0,
+        budget_bytes: facts.budget.0,
         seconds,
     })
 }

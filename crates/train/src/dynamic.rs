@@ -2,7 +2,8 @@
 //! or before a step is repeated, and is recorded in metrics.jsonl and in checkpoints, so that a resumed run repeats it.
 
 use crate::config::TrainConfig;
-use crate::trainable::MicroStepSize;
+use crate::decision::NewSize;
+use crate::opened_model::MicroStepSize;
 use plimsoll_exec::memory::Memory;
 use plimsoll_runtime::dynamic::{DynamicSizes, Reason, Switch};
 use serde::{Deserialize, Serialize};
@@ -72,20 +73,33 @@ impl DynamicBatch {
     }
 
     /// Whether the size of the micro-steps of `step` is that of an earlier process. Returns the change, if there is one.
-    pub(super) fn replayed(&mut self, step: u64) -> Option<Option<usize>> {
-        if step > self.replay.until {
+    fn replayed(&self, step: u64) -> Option<Option<usize>> {
+        if self.follows_memory(step) {
             return None;
         }
-        let mut tokens = None;
-        while let Some(change) = self.replay.changes.pop_front_if(|change| change.step <= step) {
-            tokens = Some(change.tokens);
-        }
-        Some(tokens.map(|tokens| self.size_of(tokens)).filter(|&size| size != self.now()))
+        let changes = &self.replay.changes;
+        let last = changes.partition_point(|change| change.step <= step).checked_sub(1);
+        let size = last.and_then(|last| changes.get(last)).map(|change| self.size_of(change.tokens));
+        Some(size.filter(|&size| size != self.now()))
     }
 
-    /// Decides on a change before `step`, from a reading of the memory.
-    pub(super) fn decide(&mut self, step: u64, memory: Memory) -> Option<Switch> {
-        self.control.decide(step, memory)
+    /// Whether the size of the micro-steps of `step` follows the memory: it is not that of an earlier process.
+    pub(super) fn follows_memory(&self, step: u64) -> bool {
+        step > self.replay.until
+    }
+
+    /// Records that the memory was read before `step`.
+    pub(super) fn record_reading(&mut self, step: u64) {
+        self.control.record_reading(step);
+    }
+
+    /// The change before `step` that an earlier process made, or that a recorded reading of the memory demands or allows.
+    pub(super) fn choose(&self, step: u64, memory: Option<Memory>) -> Option<NewSize> {
+        if let Some(to) = self.replayed(step) {
+            return to.map(|to| NewSize { to, reason: Reason::Replay, utilisation: None });
+        }
+        let Switch { to, reason, utilisation } = self.control.choose(step, memory?)?;
+        Some(NewSize { to, reason, utilisation: Some(utilisation) })
     }
 
     /// Records that size number `size` is in use.
@@ -132,5 +146,20 @@ mod tests {
             found.flatten().into_iter().for_each(|size| batch.set(size));
         }
         assert_eq!((batch.tokens(), batch.size_of(4), batch.size_of(99)), (16, 0, 2));
+    }
+
+    /// A resumed run reads the memory for the first time after the steps that it repeats, whose number need not be that of a
+    /// regular reading.
+    #[test]
+    fn the_first_reading_is_acted_upon_at_any_step() {
+        let mut batch = batch(Replay { until: 7, ..Replay::default() });
+        let memory = Memory { free: Bytes(70), total: Bytes(1000) };
+        let choice = |batch: &DynamicBatch, step| batch.choose(step, Some(memory)).map(|size| size.to);
+        assert!(!batch.follows_memory(7) && batch.follows_memory(8));
+        assert_eq!(choice(&batch, 8), None, "no regular reading");
+        batch.record_reading(8);
+        assert_eq!(choice(&batch, 8), Some(1));
+        batch.record_reading(10);
+        assert_eq!((choice(&batch, 10), choice(&batch, 11)), (None, Some(1)));
     }
 }

@@ -2,7 +2,7 @@
 //! is one.
 
 use crate::config::ConfigError;
-use crate::trainable::MemoryReport;
+use crate::opened_model::MemoryReport;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, RuntimeError};

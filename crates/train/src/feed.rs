@@ -3,7 +3,7 @@
 //! since.
 
 use super::config::{BinType, Data, Document, Format, MaskUnit, ModelKind, TrainConfig};
-use super::trainable::Taken;
+use super::opened_model::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
 use plimsoll_data::train::crops::{

@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod classification;
 pub mod config;
 pub mod confirm;
+mod decision;
 mod dynamic;
 mod engine;
 mod error;
@@ -14,28 +15,29 @@ pub mod feed;
 mod folder;
 pub mod history;
 mod metrics;
+mod opened_model;
 pub mod priced;
 mod resume;
 pub mod schedule;
 mod state;
 mod tensorboard;
 mod tokenizer;
-mod trainable;
 mod trainer;
 mod watch;
 
 pub use config::ConfigError;
+pub use decision::Ended;
 pub use dynamic::SizeChange;
 pub use engine::{
     EvaluationReport, EvaluationRequest, Largest, RunMemory, Size, evaluate, explain, largest, open, plan_of,
 };
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
 pub use folder::{add_written, check_folder, has_written};
+pub use opened_model::{
+    Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch, MicroStepResult,
+    MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, Stored, Taken, Tensors, TrainFacts,
+};
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
-pub use trainable::{
-    Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult, MicroStepSize,
-    StatePart, Stored, Taken, Trainable,
-};
-pub use trainer::{Ended, Open, Request, TrainReport, train_with, train_with_timeline};
+pub use trainer::{Open, Request, TrainReport, train_with, train_with_timeline};

@@ -3,8 +3,8 @@
 //! run first removes the lines of steps that it will repeat.
 
 use super::dynamic::{Replay, SizeChange};
+use super::opened_model::{Auxiliary, ExpertRows};
 use super::tensorboard::EventFile;
-use super::trainable::{Auxiliary, ExpertRows};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_runtime::RuntimeError;

@@ -1,27 +1,29 @@
 //! The training loop: micro-steps, updates, evaluations, checkpoints, and the end of the run. Invariant: the result of
-//! a step depends on the configuration, the state and the data alone; clocks and signals decide only when checkpoints
-//! are written. On a GPU, except in fp16, the result of a step is read while the next one runs, so that the GPU need not
-//! wait for the host.
+//! a step depends on the configuration, the state and the data alone; clocks, signals and the free memory act only through a
+//! [`Decision`], and change only when checkpoints are written and how many packs a micro-step has. On a GPU, except in fp16,
+//! the result of a step is read while the next one runs, so that the GPU need not wait for the host.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{Leaf, leaves, schema};
 use super::config::{Interval, PrecisionKind, TrainConfig};
+use super::decision::{Decision, Ended, Moment, NewSize, Save, Situation, Stop, decide};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
 use super::folder::{self, write_text};
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
+use super::opened_model::{Applied, Auxiliary, MicroStepResult, MicroStepScalars, OpenedModel, Taken, Tensors};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{RunState, SKIPS_IN_A_ROW};
-use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use super::watch::TrainWatch;
 use crate::error::{Phase, TrainError};
 use plimsoll_data::atomic::remove_leftovers;
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_exec::disk;
+use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
-use plimsoll_runtime::dynamic::{RETRIES, Reason};
+use plimsoll_runtime::dynamic::Reason;
 use plimsoll_runtime::live;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
@@ -45,33 +47,7 @@ pub struct Request {
 }
 
 /// Opens the model of a configuration, with its data at the beginning.
-pub type Open<'a> =
-    &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError>;
-
-/// The limit that ended a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// `run.steps` was reached.
-    Steps,
-    /// `run.epochs` was reached.
-    Epochs,
-    /// `run.max_tokens` was reached.
-    Tokens,
-    /// `run.patience` was exhausted.
-    Patience,
-}
-
-impl Ended {
-    /// The configuration key of the limit.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Steps => "run.steps",
-            Self::Epochs => "run.epochs",
-            Self::Tokens => "run.max_tokens",
-            Self::Patience => "run.patience",
-        }
-    }
-}
+pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<OpenedModel, TrainError>;
 
 /// Summary of a finished run.
 #[derive(Clone, Debug)]
@@ -227,28 +203,29 @@ fn train_from(
     let mut placed = config.clone();
     placed.run.output = Some(output.to_string_lossy().into_owned());
     let mut model = open(&placed, &mut StageRecorder { inner: observer, record })?;
-    let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
+    let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.facts.choices.clone()).collect();
     let config = request.config.with(&choices)?;
     let state = match &found {
-        None => RunState::new(&config.precision, model.position()?),
+        None => RunState::new(&config.precision, model.batches.position()?),
         Some(checkpoint) => {
-            checkpoint.restore(model.as_mut())?;
+            checkpoint.restore(model.stepper.as_mut())?;
+            model.batches.seek(&checkpoint.record.state.position)?;
             let (step, path) = (checkpoint.record.state.step, EscapedPath(&checkpoint.path));
             observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
     };
     if config.run.writes_checkpoints() {
-        check_disk(output, model.as_ref())?;
+        check_disk(output, model.stepper.as_ref())?;
     }
     folder::write_config(output, &config, &mut started.written, observer)?;
     // The record lists the configuration from now on, also if the process is killed.
     started.write("running", None, watch)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
-    let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
+    let dynamic = DynamicBatch::of(&config, model.facts.sizes.clone(), replay);
     let mut metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
-    watch.opened(model.as_ref(), state.step, &mut metrics)?;
+    watch.opened(&model.facts, state.step, &mut metrics)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),
@@ -307,7 +284,7 @@ fn kept(
 }
 
 /// Checks that the file system of the run's folder has room for a checkpoint, so that the first one does not fail after hours.
-fn check_disk(output: &Path, model: &dyn Trainable) -> Result<(), TrainError> {
+fn check_disk(output: &Path, model: &dyn Tensors) -> Result<(), TrainError> {
     let needed = Checkpoints::bytes(model)?;
     match disk::free(output) {
         Some(free) if free < needed => {
@@ -332,7 +309,7 @@ struct Trainer<'a> {
     config: TrainConfig,
     choices: BTreeMap<String, Value>,
     rate: Rate,
-    model: Box<dyn Trainable>,
+    model: OpenedModel,
     checkpoints: Checkpoints,
     metrics: Metrics,
     state: RunState,
@@ -374,6 +351,8 @@ struct Group {
     packs: u64,
     /// Epoch in which the update began.
     epoch: u64,
+    /// Hyperparameters of the update.
+    hyper: Vec<f32>,
     tokens: u64,
     targets: u64,
 }
@@ -456,7 +435,8 @@ impl Trainer<'_> {
     /// Describes the run in five lines: model, files, sizes of the data, memory, and output.
     fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
-        let parameters = match (self.model.parameters(), self.model.trained_parameters()) {
+        let facts = &self.model.facts;
+        let parameters = match (facts.parameters, facts.trained_parameters) {
             // Without adapters all parameters are trained but those that hold angles of the positions.
             (Some(all), Some(trained)) if model.lora.is_some() || model.freeze_encoder => {
                 format!(" of {all} parameters, of which {trained} are trained,")
@@ -476,7 +456,7 @@ impl Trainer<'_> {
             run.max_tokens.map(|n| format!("{n} targets")),
         ];
         let mut end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
-        if let Some(steps) = self.model.counted_steps() {
+        if let Some(steps) = facts.counted_steps {
             end += &format!(" ({steps} steps in all)");
         }
         let files = match data.train.as_slice() {
@@ -484,8 +464,6 @@ impl Trainer<'_> {
             [first, rest @ ..] => format!("{} and {} more", EscapedPath(Path::new(first)), rest.len()),
             [] => "nothing".to_owned(),
         };
-        let device = self.model.device();
-        let (peak, budget) = (self.model.peak(), self.model.budget());
         let checkpoints = match &run.save_every {
             Some(every) if every.is_never() => "no checkpoint".to_owned(),
             Some(every) => format!("a checkpoint every {every} and at the end"),
@@ -501,19 +479,20 @@ impl Trainer<'_> {
                 "trains a {}{parameters} from {from}{teachers}, in {}, with {}, for {end}",
                 model.kind.name(),
                 word(&precision.kind),
-                word(&self.model.optimizer()),
+                word(&facts.optimizer),
             ),
             format!(
-                "on {files}, {} tokens a step in packs of {} and micro-steps of {micro}; computed by {device}",
+                "on {files}, {} tokens a step in packs of {} and micro-steps of {micro}; computed by {}",
                 batch.tokens,
-                self.config.pack_tokens()
+                self.config.pack_tokens(),
+                facts.device
             ),
         ];
         let rest = [
             format!(
                 "memory: {} planned of a budget of {} ({})",
-                peak.rounded(),
-                budget.rounded(),
+                facts.peak.rounded(),
+                facts.budget.rounded(),
                 memory.budget
             ),
             format!(
@@ -521,58 +500,90 @@ impl Trainer<'_> {
                 EscapedPath(output)
             ),
         ];
-        first.into_iter().chain(self.model.data().map(|data| sizes_of(&data))).chain(rest).collect()
+        first.into_iter().chain(facts.data.as_ref().map(sizes_of)).chain(rest).collect()
     }
 
+    /// Trains until a limit is reached.
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+        // The signal that arrived by the end of the last step.
+        let mut signal = None;
         // Whether the data of an epoch ended where a step would have begun.
         let mut is_between_epochs = false;
         loop {
-            if let Some(ended) = self.ended() {
-                self.finish_steps(0, observer)?;
-                let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
-                if due && self.state.step > 0 {
-                    self.evaluate(observer)?;
-                }
-                self.save(observer)?;
-                if ended == Ended::Patience {
-                    observer.say(Level::Info, &self.stopped_early());
-                }
-                if self.state.step > 0 && self.state.updates == 0 {
-                    return Err(TrainError::EveryStepSkipped { steps: self.state.step });
-                }
-                return Ok(ended);
-            }
-            if !is_between_epochs {
-                self.follow_memory(observer)?;
+            let memory = if is_between_epochs { None } else { self.read_memory()? };
+            let decision = self.decide(Moment::BeforeStep { signal, memory });
+            self.carry_out(&decision, observer)?;
+            if let Some(stop) = decision.stop {
+                return self.end(stop, observer);
             }
             let epoch = self.state.epoch;
             let has_stepped = self.whole_step(observer)?;
             let ends_epoch = self.state.epoch > epoch;
+            let since_save = self.saved.elapsed();
+            let decision = self.decide(Moment::AfterStep { has_stepped, ends_epoch, since_save });
+            self.carry_out(&decision, observer)?;
             is_between_epochs = !has_stepped;
-            let is_due = |every: &Option<Interval>, since: Duration| {
-                every.as_ref().is_some_and(|every| {
-                    (has_stepped && every.is_due(self.state.step, since))
-                        || (ends_epoch && every.is_due_after_epoch(self.state.epoch))
-                })
-            };
-            let run = &self.config.run;
-            // Time does not bring an evaluation about: `run.evaluate_every` is no duration.
-            let evaluates =
-                is_due(&run.evaluate_every, Duration::ZERO) && self.state.evaluated != self.state.step;
-            let saves = is_due(&run.save_every, self.saved.elapsed());
-            if !has_stepped && !evaluates && !saves {
-                continue;
+            // Signals are heeded after a step, an evaluation or a checkpoint; at the end of an epoch without one of them the
+            // next step, or the end of the run, comes first.
+            let is_idle = is_between_epochs && decision == Decision::default();
+            signal = if is_idle { None } else { observer.stop() };
+        }
+    }
+
+    /// Returns the decision at a moment of the loop. The loop has no other call of [`decide`], so this is where ranks can
+    /// exchange the value.
+    fn decide(&self, moment: Moment) -> Decision {
+        let Self { config, state, dynamic, .. } = self;
+        decide(&Situation { run: &config.run, state, dynamic: dynamic.as_ref(), moment })
+    }
+
+    /// Carries out a decision. Reads the results of started steps first: of all, or of all but the newest if the next step may
+    /// start before its results are known.
+    fn carry_out(&mut self, decision: &Decision, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        // The loss scale of the next step depends on whether this one overflowed.
+        let scales = self.config.precision.kind == PrecisionKind::Fp16;
+        let waits = scales || !self.model.facts.is_asynchronous || *decision != Decision::default();
+        self.finish_steps(if waits { 0 } else { 1 }, observer)?;
+        let is_best = decision.evaluate && self.evaluate(observer)?;
+        let saves = match decision.save {
+            Save::No => false,
+            Save::IfBest => is_best,
+            Save::Yes => true,
+        };
+        if saves {
+            self.save(observer)?;
+        }
+        match decision.size {
+            Some(size) => self.resize(size, observer),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the run, after the decision to do so was carried out.
+    fn end(&self, stop: Stop, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+        let step = self.state.step;
+        match stop {
+            Stop::Limit(ended) => {
+                if ended == Ended::Patience {
+                    observer.say(Level::Info, &self.stopped_early());
+                }
+                if step > 0 && self.state.updates == 0 {
+                    return Err(TrainError::EveryStepSkipped { steps: step });
+                }
+                Ok(ended)
             }
-            // The loss scale of the next step depends on whether this one overflowed.
-            let scales = self.config.precision.kind == PrecisionKind::Fp16;
-            let waits = evaluates || saves || scales || !self.model.is_asynchronous();
-            self.finish_steps(if waits { 0 } else { 1 }, observer)?;
-            let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
-            if saves || is_best {
-                self.save(observer)?;
+            Stop::Signal(signal) => {
+                let kept = match self.newest.as_ref().filter(|(there, _)| *there == step) {
+                    Some((_, path)) => {
+                        let path = EscapedPath(path);
+                        format!("step {step} is kept in {path}; the same command resumes from it")
+                    }
+                    None => format!("step {step} is lost, because run.save_every is never"),
+                };
+                Err(RuntimeError::Interrupted { signal, kept }.into())
             }
-            self.heed(observer)?;
+            // Where the memory was lacking, `retried` returns its error.
+            Stop::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
         }
     }
 
@@ -590,103 +601,91 @@ impl Trainer<'_> {
         )
     }
 
-    fn ended(&self) -> Option<Ended> {
-        let (run, state) = (&self.config.run, &self.state);
-        let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
-        let all = [
-            (Ended::Steps, reached(run.steps, state.step)),
-            (Ended::Epochs, reached(run.epochs, state.epoch)),
-            (Ended::Tokens, reached(run.max_tokens, state.targets)),
-            (Ended::Patience, reached(run.patience, state.stale)),
-        ];
-        all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
-    }
-
     /// Uses the size of micro-steps that the checkpoint has, or the largest.
     fn start_sizes(&mut self) -> Result<(), TrainError> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
         if let Some(last) = self.state.size {
             let size = dynamic.size_of(last.tokens);
-            self.model.set_size(size)?;
+            self.model.stepper.set_size(size)?;
             dynamic.set(size);
         }
         let tokens = dynamic.tokens();
         if self.state.size.is_none_or(|last| last.tokens != tokens) {
             self.state.resized(self.state.step + 1, tokens);
         }
-        self.watch.resized(tokens, self.model.as_ref());
+        self.watch.resized(tokens, self.model.facts.planned_memory(dynamic.now()));
         Ok(())
     }
 
-    /// Changes the size of micro-steps before the next step, if the memory in use demands or allows it, or if an earlier
-    /// process did.
-    fn follow_memory(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Reads the memory in use before the next step, if the size of micro-steps follows it there.
+    fn read_memory(&mut self) -> Result<Option<Memory>, TrainError> {
         let step = self.state.step + 1;
-        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        let switch = match dynamic.replayed(step) {
-            Some(to) => to.map(|to| (to, Reason::Replay, None)),
-            None => {
-                let switch = dynamic.decide(step, self.model.usage()?);
-                switch.map(|switch| (switch.to, switch.reason, Some(switch.utilisation)))
-            }
+        let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.follows_memory(step)) else {
+            return Ok(None);
         };
-        let Some((to, reason, utilisation)) = switch else { return Ok(()) };
-        self.finish_steps(0, observer)?;
-        match self.resize(to, reason, utilisation, observer) {
+        let memory = self.model.facts.usage()?;
+        dynamic.record_reading(step);
+        Ok(Some(memory))
+    }
+
+    /// Changes the size of micro-steps from the next step on, or of those of the step that is repeated, and records it. All
+    /// results must have been read.
+    fn resize(&mut self, size: NewSize, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
+        let NewSize { to, reason, utilisation } = size;
+        let (step, from) = (self.state.step + 1, dynamic.tokens());
+        if reason == Reason::OutOfMemory {
+            dynamic.lacks_memory(step);
+            // Earlier steps are complete on the device; what remains after their results is of the step that failed.
+            self.model.stepper.abandon();
+        }
+        match self.model.stepper.set_size(to) {
             // The reading was overtaken: the run continues with its size.
-            Err(error) if error.is_out_of_memory() => {
-                let dynamic = self.dynamic.as_mut().ok_or(error)?;
+            Err(error) if error.is_out_of_memory() && reason != Reason::OutOfMemory => {
                 dynamic.lacks_memory(step);
-                let (to, from) = (dynamic.tokens_of(to), dynamic.tokens());
+                let to = dynamic.tokens_of(to);
                 let text =
                     format!("step {step}: there is no memory for micro-steps of {to} tokens; {from} are kept");
                 observer.say(Level::Warning, &text);
-                Ok(())
+                return Ok(());
             }
-            other => other,
+            other => other?,
         }
-    }
-
-    /// Changes the micro-steps from the next step on to size number `to`, and records it.
-    fn resize(
-        &mut self,
-        to: usize,
-        reason: Reason,
-        utilisation: Option<f64>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        self.model.set_size(to)?;
-        let (step, from) = (self.state.step + 1, dynamic.tokens());
         dynamic.set(to);
-        let to = dynamic.tokens();
-        self.watch.resized(to, self.model.as_ref());
-        self.state.resized(step, to);
+        let tokens = dynamic.tokens();
+        self.watch.resized(tokens, self.model.facts.planned_memory(to));
+        self.state.resized(step, tokens);
         let cause = dynamic.cause(reason, utilisation);
-        let text = format!("step {step}: micro-steps of {to} tokens instead of {from} ({cause})");
+        let text = format!("step {step}: micro-steps of {tokens} tokens instead of {from} ({cause})");
         observer.say(Level::Info, &text);
-        let (event, reason) = (SIZE_EVENT, reason.name());
-        self.metrics.put(&SizeLine { event, step, from, to, reason, utilisation: utilisation.and_then(number) })
+        self.metrics.put(&SizeLine {
+            event: SIZE_EVENT,
+            step,
+            from,
+            to: tokens,
+            reason: reason.name(),
+            utilisation: utilisation.and_then(number),
+        })
     }
 
     /// Starts one update as [`Trainer::step`] does; repeats the step with smaller micro-steps if the device has too little
     /// memory.
     fn whole_step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let before = match &self.dynamic {
-            Some(_) => Some((self.model.position()?, self.state.epoch)),
+            Some(_) => Some((self.model.batches.position()?, self.state.epoch)),
             None => None,
         };
         self.retried(observer, &mut |this, is_repeated| {
             if is_repeated && let Some((position, epoch)) = &before {
-                this.model.seek(position)?;
+                this.model.batches.seek(position)?;
                 this.state.epoch = *epoch;
             }
             this.step()
         })
     }
 
-    /// Runs `act`. If the device has too little memory for it, changes to the next smaller micro-steps, which gives memory
-    /// back, and runs it again, at most [`RETRIES`] times.
+    /// Runs `act`. If the device has too little memory for it, carries out the decision on that: changes to smaller micro-steps,
+    /// which gives memory back, and runs it again, or fails.
     fn retried<T>(
         &mut self,
         observer: &mut dyn Observer,
@@ -698,9 +697,12 @@ impl Trainer<'_> {
                 Err(error) if error.is_out_of_memory() => error,
                 other => return other,
             };
-            if smaller.len() == RETRIES || !self.gives_way(observer)? {
+            let is_repeatable = self.phase != Phase::Update || !self.model.stepper.has_begun_update();
+            let decision = self.decide(Moment::OutOfMemory { retries: smaller.len(), is_repeatable });
+            if decision.stop.is_some() {
                 return Err(self.with_phase(error, &smaller));
             }
+            self.carry_out(&decision, observer)?;
             smaller.extend(self.dynamic.as_ref().map(DynamicBatch::tokens));
         }
     }
@@ -712,23 +714,7 @@ impl Trainer<'_> {
             return error;
         }
         let at = (self.state.step + 1, self.phase);
-        error.in_phase(at, self.model.memory_report(), self.dynamic.is_some(), smaller)
-    }
-
-    /// Changes to the next smaller micro-steps after a lack of memory. Returns false if there are none, or if weights may have
-    /// changed already, so that the step must not be repeated.
-    fn gives_way(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        let began = self.phase == Phase::Update && self.model.has_begun_update();
-        let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.now() > 0 && !began) else {
-            return Ok(false);
-        };
-        let (to, step) = (dynamic.now() - 1, self.state.step + 1);
-        dynamic.lacks_memory(step);
-        // Earlier steps are complete on the device; what remains after their results is of the step that failed.
-        self.finish_steps(0, observer)?;
-        self.model.abandon();
-        self.resize(to, Reason::OutOfMemory, None, observer)?;
-        Ok(true)
+        error.in_phase(at, self.model.facts.memory_report(), self.dynamic.is_some(), smaller)
     }
 
     /// Starts one update; returns false if the data ended first.
@@ -742,14 +728,14 @@ impl Trainer<'_> {
         }
         let step = self.state.step + 1;
         let lr = self.rate.at(self.schedule_step(), group.epoch);
-        let told = self.hyper(group.epoch);
         let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
         self.phase = Phase::Update;
-        self.model.apply(&told, unscale)?;
+        self.model.stepper.apply(&group.hyper, unscale)?;
         self.state.step = step;
         self.state.tokens += group.tokens;
         self.state.targets += group.targets;
-        let (scale, tokens) = (self.state.scale.factor, self.state.tokens);
+        let scale = self.state.scale.factor;
+        let tokens = self.state.tokens;
         self.started.push_back(StartedStep { step, group, lr, scale, tokens });
         Ok(true)
     }
@@ -776,7 +762,7 @@ impl Trainer<'_> {
     fn finish(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let &StartedStep { step, ref group, tokens, .. } = started;
         let mut found = GroupResult::default();
-        let applied = self.model.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
+        let applied = self.model.stepper.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
         // The run ends without a checkpoint, so it does not matter whether this step or the one after it changed weights.
         if !found.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
             return Err(TrainError::LossNotFinite { step });
@@ -810,19 +796,20 @@ impl Trainer<'_> {
             loss: self.loss.unwrap_or_default(),
             tokens_per_second: self.clock.rate(tokens),
             memory: self.watch.reading().process,
-            line: self.model.budget(),
+            line: self.model.facts.budget,
         };
         observer.trained(&trained);
         self.watch.trained(&trained, observer);
         if step == self.clock.first_step + 1 {
-            self.watch.stage("first step", step, self.model.as_ref(), &mut self.metrics, observer)?;
+            let stepper = self.model.stepper.as_ref();
+            self.watch.stage("first step", step, stepper, &mut self.metrics, observer)?;
         }
         Ok(())
     }
 
     /// The number of steps of the run, if it is known.
     fn steps(&self) -> Option<u64> {
-        [self.config.run.steps, self.model.counted_steps()].into_iter().flatten().min()
+        [self.config.run.steps, self.model.facts.counted_steps].into_iter().flatten().min()
     }
 
     /// The factor of a micro-batch's summed cross-entropy.
@@ -830,10 +817,16 @@ impl Trainer<'_> {
         self.state.scale.of_micro_batch(self.config.precision.kind, self.config.batch.tokens)
     }
 
+    /// Maximum number of packs of a micro-step. Without `memory.dynamic` there is one size of micro-steps, which
+    /// [`Batches::take`](super::opened_model::Batches::take) keeps to.
+    fn packs_of_micro_step(&self) -> u64 {
+        self.dynamic.as_ref().map_or(u64::MAX, |dynamic| dynamic.tokens() / self.config.pack_tokens())
+    }
+
     /// Hyperparameters of the next update, which begins in `epoch`.
     fn hyper(&self, epoch: u64) -> Vec<f32> {
         let earlier = self.schedule_step();
-        hyper(self.model.optimizer(), &self.config.optimizer, self.rate.at(earlier, epoch), earlier + 1)
+        hyper(self.model.facts.optimizer, &self.config.optimizer, self.rate.at(earlier, epoch), earlier + 1)
     }
 
     /// Number of earlier steps, as the schedule and the bias corrections of the optimizer count them. In fp16 skipped steps are
@@ -850,35 +843,38 @@ impl Trainer<'_> {
     fn group(&mut self) -> Result<Group, TrainError> {
         self.phase = Phase::MicroStep;
         let most = self.config.packs_of_step();
-        let (mut group, mut ends) = (Group::default(), 0);
+        let mut group = Group::default();
+        let mut ends = 0;
         let run = &self.config.run;
         let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
         // What is done between two epochs comes before the first step of the next one.
         let pauses = by_epoch(&run.evaluate_every) || by_epoch(&run.save_every);
+        let packs = self.packs_of_micro_step();
+        let loss_scale = self.loss_scale();
         while group.packs < most {
+            if group.micro_steps == 0 {
+                group.epoch = self.state.epoch;
+                group.hyper = self.hyper(group.epoch);
+            }
             let asked = Instant::now();
-            let taken = self.model.take(most - group.packs)?;
+            let batch = self.model.batches.take(packs.min(most - group.packs))?;
             self.clock.waited += asked.elapsed();
-            let Some(taken) = taken else {
+            let Some(batch) = batch else {
                 self.state.epoch += 1;
                 ends += 1;
                 self.empty_epochs += 1;
                 if ends > 1 || self.empty_epochs > 1 {
                     return Err(TrainError::EmptyEpoch);
                 }
-                match group.micro_steps > 0 || pauses || self.ended().is_some() {
-                    true => break,
-                    false => continue,
+                if group.micro_steps > 0 || pauses || Ended::of(run, &self.state).is_some() {
+                    break;
                 }
+                continue;
             };
             self.empty_epochs = 0;
-            if group.micro_steps == 0 {
-                group.epoch = self.state.epoch;
-                let told = self.hyper(group.epoch);
-                self.model.prepare(&told);
-            }
-            self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
-            group.add(taken);
+            let scalars = MicroStepScalars { keep: group.micro_steps > 0, loss_scale, hyper: &group.hyper };
+            self.model.stepper.micro_step(&batch, scalars)?;
+            group.add(batch.taken);
         }
         Ok(group)
     }
@@ -903,7 +899,7 @@ impl Trainer<'_> {
             data_wait_seconds: number(data_wait_seconds),
             seconds: number(self.clock.began.elapsed().as_secs_f64()),
             dropped: found.dropped,
-            expert_load: self.model.expert_rows(),
+            expert_load: self.model.stepper.expert_rows(),
             loss_scale: number(scale).filter(|_| scales),
             skipped: self.state.skipped,
             ..StepLine::default()
@@ -913,7 +909,7 @@ impl Trainer<'_> {
 
     /// Records the memory at the end of a stage.
     fn stage(&mut self, name: &str, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        self.watch.stage(name, self.state.step, self.model.as_ref(), &mut self.metrics, observer)
+        self.watch.stage(name, self.state.step, self.model.stepper.as_ref(), &mut self.metrics, observer)
     }
 
     /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
@@ -944,28 +940,29 @@ impl Trainer<'_> {
     fn validation_loss(&mut self) -> Result<(f64, u64), TrainError> {
         self.phase = Phase::Evaluation;
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
-        let (mut loss, mut targets) = (0.0, 0);
-        self.model.rewind()?;
+        let mut loss = 0.0;
+        let mut targets = 0;
+        let OpenedModel { batches, stepper, .. } = &mut self.model;
+        batches.rewind()?;
         while targets < most
-            && let Some(found) = self.model.evaluate(most - targets)?
+            && let Some(batch) = batches.take_validation(most - targets)?
         {
-            loss += found.loss;
-            targets += found.targets;
+            loss += stepper.evaluate(&batch)?;
+            targets += batch.taken.targets;
         }
         Ok((loss, targets))
     }
 
-    /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones. Returns the
-    /// newest checkpoint.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<Option<&Path>, TrainError> {
+    /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.all_finished()?;
         if !self.config.run.writes_checkpoints() {
-            return Ok(None);
+            return Ok(());
         }
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.watch.begin("writing a checkpoint", observer);
-            self.state.position = self.model.position()?;
+            self.state.position = self.model.batches.position()?;
             let path = self.retried(observer, &mut |this, _| {
                 this.phase = Phase::Checkpoint;
                 let record = Record {
@@ -974,7 +971,7 @@ impl Trainer<'_> {
                     config: this.asked.clone(),
                     choices: this.choices.clone(),
                 };
-                this.checkpoints.save(&record, this.model.as_mut())
+                this.checkpoints.save(&record, this.model.stepper.as_mut())
             })?;
             self.newest = Some((step, path));
             self.saved = Instant::now();
@@ -984,7 +981,7 @@ impl Trainer<'_> {
             self.stage("checkpoint", observer)?;
             self.watch.begin("training", observer);
         }
-        Ok(self.newest.as_ref().map(|(_, path)| path.as_path()))
+        Ok(())
     }
 
     /// Step of the checkpoint that is kept because it is the best.
@@ -992,32 +989,18 @@ impl Trainer<'_> {
         self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step)
     }
 
-    /// If a signal has requested it, saves a checkpoint and ends the run with `RuntimeError::Interrupted`.
-    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let Some(signal) = observer.stop() else { return Ok(()) };
-        self.finish_steps(0, observer)?;
-        let step = self.state.step;
-        let kept = match self.save(observer)? {
-            Some(path) => {
-                format!("step {step} is kept in {}; the same command resumes from it", EscapedPath(path))
-            }
-            None => format!("step {step} is lost, because run.save_every is never"),
-        };
-        Err(RuntimeError::Interrupted { signal, kept }.into())
-    }
-
     /// Measures a micro-step after the last checkpoint: it changes weights and gradients that nothing reads any more.
     fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
-        let mut ends = 0;
-        while self.model.take(u64::MAX)?.is_none() {
-            ends += 1;
-            if ends > 1 {
-                return Err(TrainError::EmptyEpoch);
+        let packs = self.packs_of_micro_step();
+        let hyper = self.hyper(self.state.epoch);
+        let OpenedModel { batches, stepper, .. } = &mut self.model;
+        // The data may be at the end of an epoch.
+        for _ in 0..2 {
+            if let Some(batch) = batches.take(packs)? {
+                return stepper.measured_timeline(&batch, &hyper);
             }
         }
-        let told = self.hyper(self.state.epoch);
-        self.model.prepare(&told);
-        self.model.measured_timeline()
+        Err(TrainError::EmptyEpoch)
     }
 
     fn report(
@@ -1043,10 +1026,10 @@ impl Trainer<'_> {
             "checkpoint": checkpoint.as_ref().map(|path| path.display().to_string()),
             "seconds": seconds,
             "tokens_per_second": tokens_per_second,
-            "device": self.model.device(),
-            "budget_bytes": self.model.budget().0,
-            "peak_bytes": self.model.peak().0,
-            "plan": self.model.plan()?,
+            "device": self.model.facts.device,
+            "budget_bytes": self.model.facts.budget.0,
+            "peak_bytes": self.model.facts.peak.0,
+            "plan": self.model.facts.plan,
             "memory": self.watch.stages(),
             "health": self.watch.record(),
             "outputs": self.written,
@@ -1064,7 +1047,7 @@ impl Trainer<'_> {
             }
         };
         Ok(TrainReport {
-            budget: self.model.budget(),
+            budget: self.model.facts.budget,
             timeline,
             output: output.to_owned(),
             checkpoint,

@@ -2,8 +2,9 @@
 //! the file is open, and every line has the step after which the stage ended.
 
 use super::metrics::Metrics;
-use super::trainable::Trainable;
+use super::opened_model::{Stepper, TrainFacts};
 use crate::TrainError;
+use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::machine::{MemoryStage, Reading};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Observer, Trained};
@@ -54,14 +55,9 @@ impl TrainWatch {
     }
 
     /// Continues with an open model, from `step` on: writes the lines of the stages so far.
-    pub fn opened(
-        &mut self,
-        model: &dyn Trainable,
-        step: u64,
-        metrics: &mut Metrics,
-    ) -> Result<(), TrainError> {
-        self.set_machines(model.machines());
-        self.set_planned(model.planned_memory());
+    pub fn opened(&mut self, facts: &TrainFacts, step: u64, metrics: &mut Metrics) -> Result<(), TrainError> {
+        self.set_machines(facts.machines.clone());
+        self.set_planned(facts.planned_memory(facts.sizes.len().saturating_sub(1)));
         self.first = (step, Instant::now());
         for mut line in std::mem::take(&mut self.waiting) {
             // The field by which a resumed run finds the lines that it keeps.
@@ -76,7 +72,7 @@ impl TrainWatch {
         &mut self,
         name: &str,
         step: u64,
-        model: &dyn Trainable,
+        model: &dyn Stepper,
         metrics: &mut Metrics,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
@@ -95,9 +91,9 @@ impl TrainWatch {
     }
 
     /// Enters the size of micro-steps, with `memory.dynamic`, and the memory that is held with it.
-    pub fn resized(&mut self, tokens: u64, model: &dyn Trainable) {
+    pub fn resized(&mut self, tokens: u64, planned: PlannedMemory) {
         self.live_state().micro_tokens = Some(tokens);
-        self.set_planned(model.planned_memory());
+        self.set_planned(planned);
     }
 
     /// Reports the progress after a step.

@@ -152,7 +152,7 @@ impl Case {
             believable(&found.program, budget, &target)?;
             if self.opens && self.target.is_none() && !stated("memory.budget") {
                 return Ok(match open(&config, Device::Cpu, &mut Silent) {
-                    Ok(mut run) => run.take(u64::MAX).map(|_| true).map_err(|error| messages(&error)),
+                    Ok(mut run) => run.batches.take(u64::MAX).map(|_| true).map_err(|error| messages(&error)),
                     Err(error) => Err(messages(&error)),
                 });
             }

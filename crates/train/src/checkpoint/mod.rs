@@ -7,8 +7,8 @@ mod write;
 
 pub use read::Checkpoint;
 
+use super::opened_model::{StatePart, Tensors};
 use super::state::RunState;
-use super::trainable::{StatePart, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::sync_folder;
 use plimsoll_data::{DataError, DataErrorKind};
@@ -126,7 +126,7 @@ impl Checkpoints {
     }
 
     /// Bytes that a checkpoint of a model takes, without its record.
-    pub fn bytes(model: &dyn Trainable) -> Result<Bytes, TrainError> {
+    pub fn bytes(model: &dyn Tensors) -> Result<Bytes, TrainError> {
         let tensors = StatePart::ALL.into_iter().flat_map(|part| model.tensors(part));
         let tensors: u64 = tensors.map(|tensor| tensor.elements() * tensor.dtype.size()).sum();
         let others: u64 = model.extra_files()?.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -135,7 +135,7 @@ impl Checkpoints {
 
     /// Writes a checkpoint and returns its path. An existing checkpoint of the same step is replaced; that happens only
     /// when it was found to be damaged.
-    pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, TrainError> {
+    pub fn save(&self, record: &Record, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
         let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
         if !self.folder.exists() {

@@ -4,7 +4,7 @@
 use super::write::{parts, seal};
 use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::error::{CheckpointError, ModelDifference, TrainError};
-use crate::trainable::{StatePart, Trainable};
+use crate::opened_model::{StatePart, Tensors};
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::Weights;
@@ -50,12 +50,12 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), record: sealed.record })
     }
 
-    /// Copies all tensors into `model` and moves its training data to the recorded position.
+    /// Copies all tensors into `model`.
     ///
     /// # Errors
     /// The checkpoint has other tensors than the model, or tensors of another shape or element type; errors of
     /// reading and of the model.
-    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), TrainError> {
+    pub fn restore(&self, model: &mut dyn Tensors) -> Result<(), TrainError> {
         let mut buffer = vec![];
         for part in StatePart::ALL {
             let file = model.file(part);
@@ -84,7 +84,7 @@ impl Checkpoint {
                 }
             }
         }
-        model.seek(&self.record.state.position)
+        Ok(())
     }
 
     fn other_model(&self, difference: ModelDifference) -> TrainError {

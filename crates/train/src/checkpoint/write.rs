@@ -3,7 +3,7 @@
 
 use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::TrainError;
-use crate::trainable::{AVERAGE, StatePart, Stored, Trainable};
+use crate::opened_model::{AVERAGE, StatePart, Stored, Tensors};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::safetensors_header;
 use plimsoll_runtime::RuntimeError;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub(super) const PART: u64 = 1 << 18;
 
 /// Writes all files of a checkpoint into the empty folder `folder`.
-pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), TrainError> {
+pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Tensors) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
     let averages = !model.tensors(StatePart::Average).is_empty();
     for part in StatePart::ALL {
@@ -63,7 +63,7 @@ fn unwritable(e: serde_json::Error) -> RuntimeError {
 }
 
 /// Writes one safetensors file with all tensors of `part`, [`PART`] elements at a time.
-fn tensors(path: &Path, part: StatePart, model: &mut dyn Trainable) -> Result<FileDigest, TrainError> {
+fn tensors(path: &Path, part: StatePart, model: &mut dyn Tensors) -> Result<FileDigest, TrainError> {
     let all = model.tensors(part);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = safetensors_header(all.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..])), &metadata);

@@ -3,7 +3,7 @@
 
 use crate::TrainError;
 use crate::feed::Feed;
-use crate::trainable::Taken;
+use crate::opened_model::Taken;
 use plimsoll_data::train::Split;
 use plimsoll_graph::{Bounds, packs};
 use plimsoll_runtime::RuntimeError;
@@ -20,7 +20,7 @@ pub(super) struct JoinedBatch {
     /// Targets of each task.
     targets: Vec<Vec<i32>>,
     /// Maximum number of packs.
-    pub most: u64,
+    most: u64,
     /// Whether the data of each split ended behind the last pack, which the caller has not been told yet.
     at_end: [bool; 2],
 }

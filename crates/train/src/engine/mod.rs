@@ -1,5 +1,5 @@
-//! The training engine: implements [`Trainable`] on a device with compiled plans, an arena and a data feed. Invariant:
-//! every step executes the plans; memory allocated outside the arena is limited to the batch and a few scalars.
+//! The training engine: opens a configuration as an [`OpenedModel`], with compiled plans and an arena on a device, and a data
+//! feed. Invariant: every step executes the plans; memory allocated outside the arena is limited to the batch and a few scalars.
 
 mod evaluation;
 mod explain;
@@ -15,25 +15,24 @@ pub use explain::explain;
 pub use largest::{Largest, RunMemory, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
-use super::feed::{self, DataSummary, Feed};
-use super::priced;
-use super::trainable::{
-    AVERAGE, Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult,
-    MicroStepSize, StatePart, Stored, Taken, Trainable,
+use super::feed::{self, Feed};
+use super::opened_model::{
+    AVERAGE, Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch,
+    MicroStepResult, MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, Stored, Tensors,
+    TrainFacts,
 };
+use super::priced;
 use crate::config::{Auto, PROCESS};
 use crate::error::{Phase, TrainError};
 use joined::{JoinedBatch, Limit};
 use plimsoll_data::train::{HostMemory, Split};
 use plimsoll_data::weights::HubEnv;
-use plimsoll_exec::memory::Memory;
 use plimsoll_graph::{Bounds, Bytes, Param};
 use plimsoll_plan::{
     Candidate, Instr, KernelId, Ledger, ParameterGroup, PlanError, Program, Remedy, Room, Staging, Target,
     TrainingChoice, node_seconds,
 };
 use plimsoll_runtime::dynamic::RETRIES;
-use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, free_on_disk, holders, parse_budget};
 use plimsoll_runtime::process::Process;
@@ -65,7 +64,7 @@ pub fn open(
     config: &TrainConfig,
     device: Device,
     observer: &mut dyn Observer,
-) -> Result<Box<dyn Trainable>, TrainError> {
+) -> Result<OpenedModel, TrainError> {
     let unnamed = config.model.class_names.is_empty();
     let config = &feed::named(config)?;
     let evaluates = config.run.evaluate_every.is_some();
@@ -136,30 +135,57 @@ pub fn open(
         (true, None) => "the CPU".to_owned(),
         (false, _) => name,
     };
-    Ok(Box::new(Engine {
+    let program = session.program();
+    let graph = &session.micro_plan().graph;
+    let trained = |param: &Param| subject.group(config, param) != ParameterGroup::Frozen;
+    // On a GPU the data are not in the memory that the budget is of.
+    let data_bytes = if on_host { sum_of(&held) } else { Bytes::ZERO };
+    // The sizes of the session are in descending order.
+    let sizes = session.micro_steps().into_iter().rev();
+    let facts = TrainFacts {
+        optimizer: kind,
         choices: choices.into_iter().flatten().collect(),
-        next: NextMicroStep { taken: None, hyper: vec![], seed: config.run.seed },
+        parameters: Some(priced::parameters(graph)),
+        trained_parameters: Some(priced::elements(graph, trained)),
+        data: Some(feed.summary()),
+        counted_steps: counted,
+        plan: plan_record(program, &held, pack)?,
         device,
-        on_host,
         machines: settings.machines(1),
+        on_host,
+        is_asynchronous: session.depth() > 1,
+        budget: budget_bytes,
+        peak: program.peak() + data_bytes,
+        fragmentation: program.packing_waste(),
+        largest_tensors: largest_tensors(program),
+        sizes: sizes.map(|(tokens, bytes)| MicroStepSize { tokens, bytes }).collect(),
+    };
+    let evaluation_packs = session.evaluation_bounds().packs;
+    let batches = EngineBatches { feed, joined, evaluation_packs, teachers: subject.teachers()? };
+    let seed = config.run.seed;
+    let stepper = Engine {
+        seed: [seed as u32 as i32, (seed >> 32) as u32 as i32],
+        machine: settings.machine(),
         config: config.clone(),
-        counted,
         beside,
         room,
         tokens_per_second,
-        budget: budget_bytes,
-        held,
-        kind,
-        pack,
-        teachers: subject.teachers()?,
         targets: VecDeque::new(),
         expert_rows: vec![0; session.expert_layers().iter().map(|layer| layer.experts).sum()],
         subject,
         store,
-        feed,
-        joined,
         session,
-    }))
+    };
+    Ok(OpenedModel { facts, batches: Box::new(batches), stepper: Box::new(stepper) })
+}
+
+/// The plan in run.json: that of the program, the host memory of the data, and the bounds of a pack.
+fn plan_record(program: &Program, held: &[HostMemory], pack: Bounds) -> Result<Value, TrainError> {
+    let mut plan = price::to_json(program)?;
+    let held = held.iter().map(|h| (h.what.to_owned(), json!(h.bytes)));
+    plan["host"] = held.collect::<serde_json::Map<_, _>>().into();
+    plan["pack"] = json!({"tokens": pack.tokens, "sequences": pack.sequences});
+    Ok(plan)
 }
 
 /// Counts the steps of the epochs of a run, if its learning rates depend on their number: packs all of the data as the run will
@@ -220,7 +246,7 @@ fn start(
         let found = program::search(&config, subject, target, prepared.limits(), observer);
         let TrainingChoice { program, candidate, tokens_per_second, .. } =
             found.map_err(|error| prepared.bill(error))?;
-        let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
+        let largest = largest_tensors(&program);
         let site = Site::new(settings, 1, None, budget.clone());
         observer.stage("planned", &site.reading());
         let error = match TrainSession::start(&site, program, &subject.source(config.run.seed), observer) {
@@ -390,91 +416,103 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
     crate::tokenizer::own(config, from, path.parent().unwrap_or(Path::new(".")))
 }
 
-/// A model in training on a device, with its plans and its data.
+/// The data of a run, joined to micro-batches.
+struct EngineBatches {
+    feed: Feed,
+    /// The micro-batch taken last.
+    joined: JoinedBatch,
+    /// Packs of a batch of an evaluation.
+    evaluation_packs: u64,
+    /// Digests of the files of each teacher, by name. A resumed run must have the same teachers.
+    teachers: Vec<BTreeMap<String, String>>,
+}
+
+impl EngineBatches {
+    /// Takes the next packs of a split, up to `limit`.
+    fn next(&mut self, split: Split, limit: Limit) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        let taken = self.joined.fill(&mut self.feed, split, limit)?;
+        Ok(taken.map(|taken| MicroBatch { taken, inputs: self.joined.batch() }))
+    }
+}
+
+impl Batches for EngineBatches {
+    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Train, Limit { packs: most, targets: u64::MAX })
+    }
+
+    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Validation, Limit { packs: self.evaluation_packs, targets: most })
+    }
+
+    fn rewind(&mut self) -> Result<(), TrainError> {
+        self.joined.moved(Split::Validation);
+        self.feed.rewind()
+    }
+
+    fn position(&self) -> Result<Value, TrainError> {
+        let mut position = json!({"data": self.feed.position()?});
+        if !self.teachers.is_empty() {
+            position["teachers"] = json!(self.teachers);
+        }
+        Ok(position)
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
+        if !self.teachers.is_empty() && position["teachers"] != json!(self.teachers) {
+            return Err(TrainError::OtherTeachers);
+        }
+        self.joined.moved(Split::Train);
+        self.feed.seek(&position["data"])
+    }
+}
+
+/// A model in training on a device, with its plans.
 struct Engine {
     session: TrainSession,
-    feed: Feed,
-    /// The micro-batch.
-    joined: JoinedBatch,
     subject: TrainedModel,
     store: Store,
-    /// Bounds of a pack of the data.
-    pack: Bounds,
-    kind: OptimizerKind,
-    choices: Vec<(String, Value)>,
-    next: NextMicroStep,
-    /// The device that computes, with its name.
-    device: String,
-    /// Whether the plans are in host memory.
-    on_host: bool,
+    /// The run's seed, as the graphs read it.
+    seed: [i32; 2],
+    /// The machine that computes.
+    machine: Arc<dyn Machine>,
     /// The configuration, for the prices of other settings.
     config: TrainConfig,
-    /// Steps of the run, if its epochs were counted.
-    counted: Option<u64>,
     /// Part of the budget that is not for plans: on a CPU, the process and the data.
     beside: Bytes,
     /// Room for what is kept outside the memory of the device, when the run was planned.
     room: Room,
     /// Rate that the plan expects.
     tokens_per_second: f64,
-    /// The machine that computes.
-    machines: Vec<Arc<dyn Machine>>,
-    /// Memory budget of the process, or of the GPU.
-    budget: Bytes,
-    /// Host memory held by the data outside the arena.
-    held: Vec<HostMemory>,
-    /// Digests of the files of each teacher, by name. A resumed run must have the same teachers.
-    teachers: Vec<BTreeMap<String, String>>,
     /// Numbers of targets of the micro-steps whose results were not read yet, the oldest first.
     targets: VecDeque<u64>,
     /// Rows that each expert received in the step that was finished last, layer by layer.
     expert_rows: Vec<u64>,
 }
 
-/// The micro-step that is run next.
-struct NextMicroStep {
-    /// What the micro-batch holds; `None` if the data have ended.
-    taken: Option<Taken>,
-    /// Hyperparameters of the optimizer for the step that is beginning.
-    hyper: Vec<f32>,
-    /// The run's seed.
-    seed: u64,
-}
-
-impl NextMicroStep {
-    /// The scalar inputs; `keep` and `loss_scale` as in [`MicroStep`].
-    fn micro_step(&self, keep: bool, loss_scale: f32) -> MicroStep<'_> {
-        MicroStep {
-            keep,
-            loss_scale,
-            targets: self.taken.map_or(0, |taken| taken.targets),
-            hyper: &self.hyper,
-            seed: [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32],
-        }
+impl Engine {
+    /// The scalar inputs of a micro-step, as the session takes them.
+    fn scalars<'a>(&self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'a>) -> MicroStep<'a> {
+        let MicroStepScalars { keep, loss_scale, hyper } = scalars;
+        MicroStep { keep, loss_scale, targets: batch.taken.targets, hyper, seed: self.seed }
     }
 }
 
-impl Trainable for Engine {
-    fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError> {
-        let limit = Limit { packs: most, targets: u64::MAX };
-        self.next.taken = self.joined.fill(&mut self.feed, Split::Train, limit)?;
-        Ok(self.next.taken)
-    }
-
-    fn prepare(&mut self, hyper: &[f32]) {
-        hyper.clone_into(&mut self.next.hyper);
-    }
-
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
-        let step = self.next.micro_step(keep, loss_scale);
-        self.session.submit_micro_step(self.joined.batch(), step)?;
+impl Stepper for Engine {
+    fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError> {
+        let step = self.scalars(batch, scalars);
+        self.session.submit_micro_step(batch.inputs, step)?;
         self.targets.push_back(step.targets);
         Ok(())
     }
 
-    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
-        let (plan, target) = (self.session.micro_plan(), self.program().target());
-        let counts = self.joined.batch().counts();
+    fn timed_micro_step(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        hyper: &[f32],
+    ) -> Result<Vec<InstructionTime>, TrainError> {
+        let plan = self.session.micro_plan();
+        let target = self.session.program().target();
+        let counts = batch.inputs.counts();
         let of_move = |name: &str| InstructionTime {
             instruction: name.to_owned(),
             kernel: "",
@@ -497,33 +535,34 @@ impl Trainable for Engine {
         };
         let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
         let mut times = vec![Duration::ZERO; found.len()];
-        let step = self.next.micro_step(false, 1.0);
-        self.session.timed_micro_step(self.joined.batch(), step, &mut times)?;
+        let scalars = MicroStepScalars { keep: false, loss_scale: 1.0, hyper };
+        let step = self.scalars(batch, scalars);
+        self.session.timed_micro_step(batch.inputs, step, &mut times)?;
         found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
         Ok(found)
     }
 
-    fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
-        let counts = self.joined.batch().counts();
+    fn measured_timeline(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        hyper: &[f32],
+    ) -> Result<Option<MeasuredTimeline>, TrainError> {
+        let counts = batch.inputs.counts();
         let mut times = vec![Duration::ZERO; self.session.micro_plan().schedule.instrs.len()];
-        let step = self.next.micro_step(false, 1.0);
+        let scalars = MicroStepScalars { keep: false, loss_scale: 1.0, hyper };
+        let step = self.scalars(batch, scalars);
         let session = &mut self.session;
-        let taken = self.joined.batch();
         let start = Instant::now();
         let (done, samples) =
-            sampled(self.machines[0].as_ref(), || session.timed_micro_step(taken, step, &mut times));
+            sampled(self.machine.as_ref(), || session.timed_micro_step(batch.inputs, step, &mut times));
         done?;
         let micro = self.session.micro_plan_index();
-        Ok(Some(MeasuredTimeline::new(self.program(), micro, counts, &times, start, &samples)))
+        Ok(Some(MeasuredTimeline::new(self.session.program(), micro, counts, &times, start, &samples)))
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
         self.session.submit_update(hyper, unscale)?;
         Ok(())
-    }
-
-    fn is_asynchronous(&self) -> bool {
-        self.session.depth() > 1
     }
 
     fn finish_step(
@@ -564,31 +603,6 @@ impl Trainable for Engine {
         ExpertRows { layers: self.session.expert_layers(), rows: &self.expert_rows }
     }
 
-    fn evaluate(&mut self, most: u64) -> Result<Option<Evaluated>, TrainError> {
-        let limit = Limit { packs: self.session.evaluation_bounds().packs, targets: most };
-        let Some(taken) = self.joined.fill(&mut self.feed, Split::Validation, limit)? else { return Ok(None) };
-        let loss = self.session.evaluate(self.joined.batch())?;
-        Ok(Some(Evaluated { loss, targets: taken.targets }))
-    }
-
-    fn sizes(&self) -> Vec<MicroStepSize> {
-        let sizes = self.session.micro_steps().into_iter();
-        sizes.rev().map(|(tokens, bytes)| MicroStepSize { tokens, bytes }).collect()
-    }
-
-    fn set_size(&mut self, size: usize) -> Result<(), TrainError> {
-        let sizes = self.session.micro_steps();
-        // The sizes of the session are in descending order.
-        let from_largest = sizes.len().saturating_sub(size + 1);
-        self.session.set_micro_step(from_largest)?;
-        self.joined.most = sizes[from_largest].0 / self.pack.tokens;
-        Ok(())
-    }
-
-    fn usage(&self) -> Result<Memory, TrainError> {
-        Ok(self.machines[0].usage().map_err(RuntimeError::from)?)
-    }
-
     fn abandon(&mut self) {
         self.session.drop_submitted();
         self.targets.clear();
@@ -598,102 +612,24 @@ impl Trainable for Engine {
         self.session.has_begun_update()
     }
 
-    fn memory_report(&self) -> MemoryReport {
-        let largest = Ledger { entries: self.program().largest_tensors(LARGEST) }.line();
-        let holders = holders(&self.machines[0], self.on_host);
-        MemoryReport { largest, holders }
+    fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, TrainError> {
+        Ok(self.session.evaluate(batch.inputs)?)
     }
 
-    fn rewind(&mut self) -> Result<(), TrainError> {
-        self.joined.moved(Split::Validation);
-        self.feed.rewind()
-    }
-
-    fn position(&self) -> Result<Value, TrainError> {
-        let mut position = json!({"data": self.feed.position()?});
-        if !self.teachers.is_empty() {
-            position["teachers"] = json!(self.teachers);
-        }
-        Ok(position)
-    }
-
-    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        if !self.teachers.is_empty() && position["teachers"] != json!(self.teachers) {
-            return Err(TrainError::OtherTeachers);
-        }
-        self.joined.moved(Split::Train);
-        self.feed.seek(&position["data"])
-    }
-
-    fn optimizer(&self) -> OptimizerKind {
-        self.kind
-    }
-
-    fn choices(&self) -> Vec<(String, Value)> {
-        self.choices.clone()
-    }
-
-    fn parameters(&self) -> Option<u64> {
-        Some(priced::parameters(&self.session.micro_plan().graph))
-    }
-
-    fn trained_parameters(&self) -> Option<u64> {
-        let trained = |param: &Param| self.subject.group(&self.config, param) != ParameterGroup::Frozen;
-        Some(priced::elements(&self.session.micro_plan().graph, trained))
-    }
-
-    fn data(&self) -> Option<DataSummary> {
-        Some(self.feed.summary())
-    }
-
-    fn counted_steps(&self) -> Option<u64> {
-        self.counted
-    }
-
-    fn plan(&self) -> Result<Value, TrainError> {
-        let mut plan = price::to_json(self.program())?;
-        let held = self.held.iter();
-        plan["host"] =
-            held.map(|h| (h.what.to_owned(), json!(h.bytes))).collect::<serde_json::Map<_, _>>().into();
-        plan["pack"] = json!({"tokens": self.pack.tokens, "sequences": self.pack.sequences});
-        Ok(plan)
-    }
-
-    fn device(&self) -> String {
-        self.device.clone()
-    }
-
-    fn budget(&self) -> Bytes {
-        self.budget
-    }
-
-    fn peak(&self) -> Bytes {
-        let data = if self.on_host { self.held.iter().map(|h| Bytes(h.bytes)).sum() } else { Bytes::ZERO };
-        self.program().peak() + data
-    }
-
-    fn planned_memory(&self) -> PlannedMemory {
-        PlannedMemory {
-            budget: self.budget,
-            // What smaller micro-steps have given back is not taken again unless there is room.
-            peak: self
-                .peak()
-                .saturating_sub(self.program().arena_bytes().saturating_sub(self.session.arena_bytes())),
-            held: self.session.arena_bytes(),
-            fragmentation: self.program().packing_waste(),
-        }
-    }
-
-    fn machines(&self) -> Vec<Arc<dyn Machine>> {
-        self.machines.clone()
+    fn set_size(&mut self, size: usize) -> Result<(), TrainError> {
+        // The sizes of the session are in descending order.
+        let from_largest = self.session.micro_steps().len().saturating_sub(size + 1);
+        Ok(self.session.set_micro_step(from_largest)?)
     }
 
     fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy> {
-        let planned = (self.program(), self.tokens_per_second);
+        let planned = (self.session.program(), self.tokens_per_second);
         let memory = program::MemoryBesidePlan { used: self.beside, room: self.room };
         program::remedies(&self.config, &self.subject, planned, memory, observer)
     }
+}
 
+impl Tensors for Engine {
     fn tensors(&self, part: StatePart) -> Vec<Stored> {
         self.store.tensors(part)
     }
@@ -719,10 +655,10 @@ impl Trainable for Engine {
     fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         let files = self.subject.extra_files(&self.store.tensors(StatePart::Model));
         // The model with averaged weights is complete by itself, so it has its own copies of the small files.
-        let averages = match self.store.tensors(StatePart::Average).is_empty() {
-            true => vec![],
-            false => files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect(),
-        };
+        if self.store.tensors(StatePart::Average).is_empty() {
+            return Ok(files);
+        }
+        let averages = files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect();
         Ok([files, averages].concat())
     }
 }
@@ -730,13 +666,12 @@ impl Trainable for Engine {
 /// Number of the largest tensors that an error names.
 const LARGEST: usize = 4;
 
+/// The largest tensors of a program with their sizes, for an error.
+fn largest_tensors(program: &Program) -> String {
+    Ledger { entries: program.largest_tensors(LARGEST) }.line()
+}
+
 /// The results of a step are not those of its micro-steps followed by that of its update.
 fn results_out_of_order() -> TrainError {
     RuntimeError::bug("the results of a step are in another order than its micro-steps and its update").into()
-}
-
-impl Engine {
-    fn program(&self) -> &Program {
-        self.session.program()
-    }
 }

@@ -1,19 +1,19 @@
-//! Tests of the training loop with a toy implementation of [`Trainable`]: five weights whose bits depend on the
-//! seed, the position in the data and the optimizer state. Invariant: the loop is tested only through the
-//! trait, so the tested guarantees hold for every implementation.
+//! Tests of the training loop with a toy implementation of [`Batches`] and [`Stepper`]: five weights whose bits depend on
+//! the seed, the position in the data and the optimizer state. Invariant: the loop is tested only through the
+//! traits, so the tested guarantees hold for every implementation.
 
 use plimsoll_data::weights::DType;
-use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
-use plimsoll_runtime::health::PlannedMemory;
+use plimsoll_runtime::session::Batch;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_testing::Folder;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Ended, Evaluated, InstructionTime, MemoryReport, MicroStepResult, MicroStepSize,
-    Request, Resume, StatePart, Stored, Taken, TrainError, TrainReport, Trainable, train_with,
+    Applied, Auxiliary, Batches, Ended, MicroBatch, MicroStepResult, MicroStepScalars, MicroStepSize,
+    OpenedModel, Request, Resume, StatePart, Stepper, Stored, Taken, Tensors, TrainError, TrainFacts,
+    TrainReport, train_with,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
@@ -25,27 +25,18 @@ use std::time::Duration;
 /// Five weights trained by SGD with momentum towards pseudo-random targets, which are a function of the data
 /// position and the seed.
 struct Toy {
+    data: ToyData,
     weights: [f32; 5],
     momentum: [f32; 5],
     gradient: [f32; 5],
     seed: u64,
-    /// Position in the data: the number of micro-batches taken, with the ends of epochs.
-    place: u64,
-    evaluated: u64,
     log: Vec<(bool, f32)>,
-    /// Number of micro-batches of an epoch; the last one is smaller.
-    epoch: u64,
     /// Position of the micro-batch whose gradient is infinite if the loss scale of the mean is above 4.
     overflow: Option<u64>,
     /// Positions of the micro-batches whose gradients are infinite at any loss scale.
     infinite: std::ops::Range<u64>,
-    slow: Duration,
-    /// Time of each batch of an evaluation.
-    slow_evaluation: Duration,
     /// Whether its state is larger than any disk.
     is_huge: bool,
-    /// Number of targets of the micro-batch taken last.
-    targets: u64,
     /// Whether results are read one step late.
     late: bool,
     /// Results that were not read yet.
@@ -56,25 +47,42 @@ struct Toy {
     kept: Vec<Vec<u8>>,
 }
 
+/// The data of a [`Toy`]: a micro-batch is its position.
+#[derive(Clone, Copy)]
+struct ToyData {
+    /// Position in the data: the number of micro-batches taken, with the ends of epochs.
+    place: u64,
+    /// The position, as the only token of a micro-batch.
+    token: [i32; 1],
+    evaluated: u64,
+    /// Number of micro-batches of an epoch; the last one is smaller.
+    epoch: u64,
+    slow: Duration,
+    /// Time of each batch of an evaluation.
+    slow_evaluation: Duration,
+}
+
 impl Toy {
     fn new(config: &TrainConfig) -> Self {
         let (weights, momentum, gradient) = ([1.0, -2.0, 3.0, 0.5, 0.0], [0.0; 5], [0.0; 5]);
-        let (seed, log, slow) = (config.run.seed, vec![], Duration::ZERO);
+        let data = ToyData {
+            place: 0,
+            token: [0],
+            evaluated: 0,
+            epoch: 7,
+            slow: Duration::ZERO,
+            slow_evaluation: Duration::ZERO,
+        };
         Self {
+            data,
             weights,
             momentum,
             gradient,
-            seed,
-            place: 0,
-            evaluated: 0,
-            log,
-            epoch: 7,
+            seed: config.run.seed,
+            log: vec![],
             overflow: None,
             infinite: 0..0,
-            slow,
-            slow_evaluation: Duration::ZERO,
             is_huge: false,
-            targets: 0,
             late: false,
             found: VecDeque::new(),
             applied: VecDeque::new(),
@@ -83,8 +91,32 @@ impl Toy {
         }
     }
 
-    fn target(&self, i: usize) -> f32 {
-        let x = (self.place ^ self.seed.wrapping_mul(77)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * i + 8);
+    /// The toy as the training loop takes it.
+    fn opened(self) -> OpenedModel {
+        let peak = Bytes(60);
+        let facts = TrainFacts {
+            optimizer: OptimizerKind::Sgd,
+            choices: vec![("memory.loss_chunk".to_owned(), json!(64))],
+            parameters: None,
+            trained_parameters: None,
+            data: None,
+            counted_steps: None,
+            plan: json!({}),
+            device: "the CPU".to_owned(),
+            machines: vec![],
+            on_host: true,
+            is_asynchronous: self.late,
+            budget: Bytes(1 << 20),
+            peak,
+            fragmentation: 0.25,
+            largest_tensors: String::new(),
+            sizes: vec![MicroStepSize { tokens: 8, bytes: peak }],
+        };
+        OpenedModel { facts, batches: Box::new(self.data), stepper: Box::new(self) }
+    }
+
+    fn target(&self, place: u64, i: usize) -> f32 {
+        let x = (place ^ self.seed.wrapping_mul(77)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * i + 8);
         (x % 1000) as f32 / 1000.0
     }
 
@@ -98,39 +130,64 @@ impl Toy {
     }
 }
 
-impl Trainable for Toy {
-    fn prepare(&mut self, _: &[f32]) {}
+impl ToyData {
+    fn batch(&self, taken: Taken) -> MicroBatch<'_> {
+        MicroBatch { taken, inputs: Batch::Tokens { packs: &[], ids: &self.token, spans: &[], targets: &[] } }
+    }
+}
 
-    fn take(&mut self, _: u64) -> Result<Option<Taken>, TrainError> {
+impl Batches for ToyData {
+    fn take(&mut self, _: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
         std::thread::sleep(self.slow);
         self.place += 1;
-        let taken = match self.place % (self.epoch + 1) {
+        self.token = [self.place as i32];
+        Ok(match self.place % (self.epoch + 1) {
             0 => None,
-            n if n == self.epoch => Some(Taken { tokens: 3, targets: 2, packs: 1 }),
-            _ => Some(Taken { tokens: 8, targets: 4, packs: 1 }),
-        };
-        self.targets = taken.map_or(0, |taken| taken.targets);
-        Ok(taken)
+            n if n == self.epoch => Some(self.batch(Taken { tokens: 3, targets: 2, packs: 1 })),
+            _ => Some(self.batch(Taken { tokens: 8, targets: 4, packs: 1 })),
+        })
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
+    fn take_validation(&mut self, _: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.evaluated += 1;
+        std::thread::sleep(self.slow_evaluation);
+        Ok((self.evaluated <= 3).then_some(self.batch(Taken { tokens: 10, targets: 10, packs: 1 })))
+    }
+
+    fn rewind(&mut self) -> Result<(), TrainError> {
+        self.evaluated = 0;
+        Ok(())
+    }
+
+    fn position(&self) -> Result<Value, TrainError> {
+        Ok(json!(self.place))
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
+        self.place = position.as_u64().expect("a place");
+        Ok(())
+    }
+}
+
+impl Stepper for Toy {
+    fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError> {
+        let MicroStepScalars { keep, loss_scale, .. } = scalars;
+        let Batch::Tokens { ids: &[place], .. } = batch.inputs else { panic!("a batch of a toy") };
+        let place = place as u64;
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;
         for i in 0..5 {
-            let error = self.weights[i] - self.target(i);
-            let overflow = self.overflow == Some(self.place) && loss_scale > 4.0 / STEP;
-            let overflow = overflow || self.infinite.contains(&self.place);
+            let error = self.weights[i] - self.target(place, i);
+            let overflow = self.overflow == Some(place) && loss_scale > 4.0 / STEP;
+            let overflow = overflow || self.infinite.contains(&place);
             let gradient = if overflow { f32::INFINITY } else { error * loss_scale };
             self.gradient[i] = if keep { self.gradient[i] + gradient } else { gradient };
             loss += f64::from(error * error);
         }
         let auxiliary = Auxiliary { balance: Some(0.25), ..Auxiliary::default() };
-        self.found.push_back(MicroStepResult { targets: self.targets, loss, auxiliary, dropped: 1 });
+        let targets = batch.taken.targets;
+        self.found.push_back(MicroStepResult { targets, loss, auxiliary, dropped: 1 });
         Ok(())
-    }
-
-    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
-        Ok(vec![])
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
@@ -147,10 +204,6 @@ impl Trainable for Toy {
         Ok(())
     }
 
-    fn is_asynchronous(&self) -> bool {
-        self.late
-    }
-
     fn finish_step(
         &mut self,
         micro_steps: u64,
@@ -158,18 +211,6 @@ impl Trainable for Toy {
     ) -> Result<Applied, TrainError> {
         self.found.drain(..micro_steps as usize).for_each(found);
         Ok(self.applied.pop_front().expect("applied"))
-    }
-
-    fn sizes(&self) -> Vec<MicroStepSize> {
-        vec![MicroStepSize { tokens: 8, bytes: Bytes(60) }]
-    }
-
-    fn set_size(&mut self, _: usize) -> Result<(), TrainError> {
-        panic!("there is one size");
-    }
-
-    fn usage(&self) -> Result<Memory, TrainError> {
-        panic!("no size follows the memory");
     }
 
     fn abandon(&mut self) {
@@ -180,64 +221,20 @@ impl Trainable for Toy {
         false
     }
 
-    fn memory_report(&self) -> MemoryReport {
-        MemoryReport::default()
+    fn evaluate(&mut self, _: &MicroBatch<'_>) -> Result<f64, TrainError> {
+        Ok(self.weights.iter().map(|w| f64::from(*w).powi(2)).sum())
     }
 
-    fn evaluate(&mut self, _: u64) -> Result<Option<Evaluated>, TrainError> {
-        self.evaluated += 1;
-        std::thread::sleep(self.slow_evaluation);
-        let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
-        Ok((self.evaluated <= 3).then_some(Evaluated { loss, targets: 10 }))
-    }
-
-    fn rewind(&mut self) -> Result<(), TrainError> {
-        self.evaluated = 0;
-        Ok(())
-    }
-
-    fn position(&self) -> Result<Value, TrainError> {
-        Ok(json!(self.place))
-    }
-
-    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        self.place = position.as_u64().expect("a place");
-        Ok(())
-    }
-
-    fn optimizer(&self) -> OptimizerKind {
-        OptimizerKind::Sgd
-    }
-
-    fn choices(&self) -> Vec<(String, Value)> {
-        vec![("memory.loss_chunk".to_owned(), json!(64))]
-    }
-
-    fn plan(&self) -> Result<Value, TrainError> {
-        Ok(json!({}))
-    }
-
-    fn device(&self) -> String {
-        "the CPU".to_owned()
-    }
-
-    fn budget(&self) -> Bytes {
-        Bytes(1 << 20)
-    }
-
-    fn peak(&self) -> Bytes {
-        Bytes(60)
-    }
-
-    fn planned_memory(&self) -> PlannedMemory {
-        let (budget, peak) = (self.budget(), self.peak());
-        PlannedMemory { budget, peak, held: peak, fragmentation: 0.25 }
+    fn set_size(&mut self, _: usize) -> Result<(), TrainError> {
+        panic!("there is one size");
     }
 
     fn remedies(&self, _: &dyn Observer) -> Vec<Remedy> {
         vec![Remedy { flag: "--set memory.remat=auto".to_owned(), saves: Bytes(20), slower: 0.1 }]
     }
+}
 
+impl Tensors for Toy {
     fn tensors(&self, part: StatePart) -> Vec<Stored> {
         let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
         match part {
@@ -329,7 +326,7 @@ fn go(
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
         let mut toy = Toy::new(config);
         change(&mut toy);
-        Ok(Box::new(toy) as Box<dyn Trainable>)
+        Ok(toy.opened())
     };
     train_with(&request, &mut open, ear)
 }
@@ -341,8 +338,7 @@ fn train(folder: &Path, flags: &str) -> Result<TrainReport, TrainError> {
 /// Everything that a run of the toy writes, except times: metrics, newest checkpoint, budget.
 pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
     let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
-    let mut open =
-        |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+    let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
     let report = train_with(&request, &mut open, &mut RecordingObserver::default()).expect("trained");
     format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
 }
@@ -457,7 +453,7 @@ fn child() {
         println!("skips: it is run by the test that kills it");
         return;
     };
-    let slow = |toy: &mut Toy| toy.slow = Duration::from_micros(200);
+    let slow = |toy: &mut Toy| toy.data.slow = Duration::from_micros(200);
     go(
         Path::new(&folder),
         "run.steps=100000 run.save_every=1 run.evaluate_every=1",
@@ -561,8 +557,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
         "run.steps=5 run.log_every=2 run.keep_last=1 data.workers=3 memory.remat=none memory.budget=1GiB";
     assert_eq!(train(&folder.0, free).expect("goes on").steps, 1);
     let never = Request { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
-    let mut open =
-        |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+    let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
     let error = train_with(&never, &mut open, &mut RecordingObserver::default()).expect_err("there is one");
     assert!(error.to_string().starts_with("--resume never: "), "{error}");
 
@@ -583,8 +578,7 @@ fn a_run_starts_over() {
     let own = folder.write("notes.txt", "of the user");
     let again = |resume| {
         let request = Request { config: config("run.steps=3 run.seed=5"), output: folder.0.clone(), resume };
-        let mut open =
-            |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+        let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
         train_with(&request, &mut open, &mut RecordingObserver::default())
     };
     let error = again(Resume::Never).expect_err("there are checkpoints");
@@ -610,7 +604,7 @@ fn evaluations_and_checkpoints_by_epoch() {
     ] {
         let folder = Folder::new("train-by-epoch");
         let flags = format!("{flags} run.keep_last=9");
-        let change = |toy: &mut Toy| toy.epoch = epoch;
+        let change = |toy: &mut Toy| toy.data.epoch = epoch;
         let report = go(&folder.0, &flags, &mut RecordingObserver::default(), change).expect("trained");
         let found: Vec<u64> = all_lines(&folder)
             .iter()
@@ -634,7 +628,7 @@ fn evaluations_and_checkpoints_by_epoch() {
 #[test]
 fn evaluations_are_left_out_of_rates() {
     let folder = Folder::new("train-rates");
-    let slow = |toy: &mut Toy| toy.slow_evaluation = Duration::from_millis(30);
+    let slow = |toy: &mut Toy| toy.data.slow_evaluation = Duration::from_millis(30);
     let flags = "run.steps=3 run.evaluate_every=1 run.save_every=null run.keep_best=false";
     let report = go(&folder.0, flags, &mut RecordingObserver::default(), slow).expect("trained");
     // Three evaluations of four batches.
@@ -692,8 +686,7 @@ fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
     let from = |resume: &Path, output: &Path| {
         let resume = Resume::From(resume.to_owned());
         let request = Request { config: config("run.steps=6"), output: output.to_owned(), resume };
-        let mut open =
-            |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+        let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
         train_with(&request, &mut open, &mut RecordingObserver::default())
     };
     let report = from(&first.path("checkpoints/step-00000002"), &second.0).expect("goes on");

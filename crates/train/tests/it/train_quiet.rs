@@ -6,7 +6,7 @@ use plimsoll_runtime::{Device, Silent};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
-use plimsoll_train::{Request, Resume, Trainable, open, train_with};
+use plimsoll_train::{MicroStepScalars, OpenedModel, Request, Resume, open, train_with};
 use stats_alloc::Region;
 use std::time::Duration;
 
@@ -55,10 +55,9 @@ fn config(flags: &str) -> TrainConfig {
     TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-/// Takes a micro-batch of the training data. Waits until the threads that prepare the following micro-batches
-/// are idle, because they allocate and the counter includes them.
-fn take(model: &mut dyn Trainable) {
-    while model.take(u64::MAX).expect("data").is_none() {}
+/// Waits until the threads that prepare the following micro-batches are idle, because they allocate and the counter
+/// includes them.
+fn wait_for_data() {
     let mut rests = false;
     while !rests {
         let region = Region::new(ALLOCATOR);
@@ -78,22 +77,28 @@ fn a_training_step_allocates_nothing() {
     }
     for (what, flags) in SUBJECTS {
         let config = config(flags);
-        let mut model = open(&config, Device::Cpu, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let opened = open(&config, Device::Cpu, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let OpenedModel { facts, mut batches, mut stepper } = opened;
         let micro = config.batch.micro_tokens.0.unwrap_or_else(|| config.pack_tokens());
-        let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 3);
+        let told = hyper(facts.optimizer, &config.optimizer, 1e-3, 3);
         let (mut least, mut steps) = (usize::MAX, 0);
         while least > 0 && steps < PATIENCE {
             let mut allocations = 0;
             for k in 0..config.batch.tokens / micro {
-                take(model.as_mut());
+                let batch = match batches.take(u64::MAX).expect("data") {
+                    Some(batch) => batch,
+                    // The end of an epoch.
+                    None => batches.take(u64::MAX).expect("data").expect("another epoch"),
+                };
+                wait_for_data();
                 let region = Region::new(ALLOCATOR);
-                model.prepare(&told);
-                model.micro_step(k > 0, 1.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let scalars = MicroStepScalars { keep: k > 0, loss_scale: 1.0, hyper: &told };
+                stepper.micro_step(&batch, scalars).unwrap_or_else(|e| panic!("{what}: {e}"));
                 allocations += region.change().allocations;
             }
             let region = Region::new(ALLOCATOR);
-            model.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let finished = model.finish_step(config.batch.tokens / micro, &mut |_| {});
+            stepper.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let finished = stepper.finish_step(config.batch.tokens / micro, &mut |_| {});
             finished.unwrap_or_else(|e| panic!("{what}: {e}"));
             allocations += region.change().allocations;
             steps += 1;

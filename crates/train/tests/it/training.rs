@@ -8,7 +8,10 @@ use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
-use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, plan_of, priced, train_with};
+use plimsoll_train::{
+    Ended, MicroStepScalars, OpenedModel, Request, Resume, TrainError, TrainReport, open, plan_of, priced,
+    train_with,
+};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,18 +144,20 @@ fn the_rows_of_experts_are_those_of_all_micro_steps() {
     let flags = format!("{data} memory.budget=1GB");
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(TINY, "test", &flags).expect("a configuration");
-    let mut model = open(&config, Device::Cpu, &mut Silent).expect("opened");
-    let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 1);
+    let OpenedModel { facts, mut batches, mut stepper } =
+        open(&config, Device::Cpu, &mut Silent).expect("opened");
+    let hyper = hyper(facts.optimizer, &config.optimizer, 1e-3, 1);
     for micro_steps in [2, 1] {
         let mut tokens = 0;
         for k in 0..micro_steps {
-            tokens += model.take(u64::MAX).expect("data").expect("a batch").tokens;
-            model.prepare(&told);
-            model.micro_step(k > 0, 1.0).expect("run");
+            let batch = batches.take(u64::MAX).expect("data").expect("a batch");
+            tokens += batch.taken.tokens;
+            let scalars = MicroStepScalars { keep: k > 0, loss_scale: 1.0, hyper: &hyper };
+            stepper.micro_step(&batch, scalars).expect("run");
         }
-        model.apply(&told, 1e-3).expect("run");
-        model.finish_step(micro_steps, &mut |_| {}).expect("run");
-        let found = model.expert_rows();
+        stepper.apply(&hyper, 1e-3).expect("run");
+        stepper.finish_step(micro_steps, &mut |_| {}).expect("run");
+        let found = stepper.expert_rows();
         let layers: Vec<(u32, usize)> = found.layers.iter().map(|layer| (layer.layer, layer.experts)).collect();
         assert_eq!(layers, [(0, 4), (1, 4)]);
         for rows in found.rows.chunks(4) {
@@ -736,8 +741,8 @@ fn settings_that_save_memory_are_priced() {
         .map(str::to_owned);
     let config = TrainConfig::parse(TINY, "test", &flags).expect("a configuration");
     let model = open(&config, Device::Cpu, &mut Silent).expect("opened");
-    let before = Bytes(model.plan().expect("a plan")["peak_bytes"].as_u64().expect("bytes"));
-    let remedies = model.remedies(&Silent);
+    let before = Bytes(model.facts.plan["peak_bytes"].as_u64().expect("bytes"));
+    let remedies = model.stepper.remedies(&Silent);
     assert!(remedies.is_sorted_by(|a, b| a.slower <= b.slower), "{remedies:?}");
     let target = priced::target(&config, "cpu").expect("this machine");
     let planned =

@@ -1,5 +1,6 @@
-//! The interface between the training loop and a model. Invariant: the loop sees neither graphs nor batches, only
-//! counts, losses and named tensors, so everything that a resumed run needs is in a checkpoint.
+//! The interface between the training loop and a model that is open for training: the [`TrainFacts`] of the run, its
+//! [`Batches`], a [`Stepper`] for the device, and the [`Tensors`] of its checkpoints. Invariant: the loop sees neither graphs
+//! nor addresses, only counts, losses and named tensors, so everything that a resumed run needs is in a checkpoint.
 
 use super::config::OptimizerKind;
 use super::feed::DataSummary;
@@ -9,47 +10,147 @@ use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::health::PlannedMemory;
-use plimsoll_runtime::session::ExpertLayer;
+use plimsoll_runtime::machine::holders;
+use plimsoll_runtime::session::{Batch, ExpertLayer};
 use plimsoll_runtime::timeline::MeasuredTimeline;
-use plimsoll_runtime::{Machine, Observer};
+use plimsoll_runtime::{Machine, Observer, RuntimeError};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A model with its training data, as seen by the training loop.
-pub trait Trainable {
-    /// Takes the next training micro-batch, of at most `most` packs of the data; `None` at the end of an epoch, after which
-    /// the next call begins another epoch.
-    fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError>;
+/// A model that is open for training, with its data at the beginning.
+pub struct OpenedModel {
+    /// Facts that do not change during the run.
+    pub facts: TrainFacts,
+    /// Training and validation data.
+    pub batches: Box<dyn Batches>,
+    /// The model on its device.
+    pub stepper: Box<dyn Stepper>,
+}
 
-    /// Sets the hyperparameters of the step that begins. Needed before its first micro-step, because a step of a single
-    /// micro-batch updates the weights during that micro-step.
-    fn prepare(&mut self, hyper: &[f32]);
+/// Facts of a training run that are known when its model is open and do not change until its end.
+#[derive(Clone, Debug)]
+pub struct TrainFacts {
+    /// The optimizer that was planned.
+    pub optimizer: OptimizerKind,
+    /// Values that the planner chose for keys set to `auto`, with dotted keys.
+    pub choices: Vec<(String, Value)>,
+    /// Number of parameters, if known.
+    pub parameters: Option<u64>,
+    /// Number of parameters that are trained, if known.
+    pub trained_parameters: Option<u64>,
+    /// Sizes of the data, if known.
+    pub data: Option<DataSummary>,
+    /// Number of steps of the run, if the epochs were counted before the first step.
+    pub counted_steps: Option<u64>,
+    /// The plan as JSON, for run.json.
+    pub plan: Value,
+    /// The device that computes, with its name.
+    pub device: String,
+    /// The machine that computes; empty if it has no memory but the host's.
+    pub machines: Vec<Arc<dyn Machine>>,
+    /// Whether the plans are in host memory.
+    pub on_host: bool,
+    /// Whether a step runs while the host continues. The loop then reads its result after the next step was started, so that
+    /// the device does not wait for the host.
+    pub is_asynchronous: bool,
+    /// Memory budget in bytes: of the process on the CPU, of the GPU's memory on a GPU.
+    pub budget: Bytes,
+    /// Planned peak memory in bytes that counts against the budget: plans and reserved memory, and on the CPU also the data.
+    pub peak: Bytes,
+    /// Share of the planned memory that is lost to packing.
+    pub fragmentation: f64,
+    /// The largest tensors of the plan with their sizes, for an error.
+    pub largest_tensors: String,
+    /// Sizes of micro-steps between which the run may change, in ascending order; a single one without `memory.dynamic`. A run
+    /// begins with the largest.
+    pub sizes: Vec<MicroStepSize>,
+}
 
-    /// Starts the forward and backward pass of the micro-batch taken last. If `keep`, its gradients are added to the
-    /// gradients of the current step; otherwise they replace them. They are gradients of `loss_scale` times the
+impl TrainFacts {
+    /// The planned memory while micro-steps have size number `size` of [`TrainFacts::sizes`].
+    pub fn planned_memory(&self, size: usize) -> PlannedMemory {
+        let largest = self.sizes.last().map_or(Bytes::ZERO, |size| size.bytes);
+        let held = self.sizes.get(size).map_or(largest, |size| size.bytes);
+        PlannedMemory {
+            budget: self.budget,
+            // What smaller micro-steps have given back is not taken again unless there is room.
+            peak: self.peak.saturating_sub(largest.saturating_sub(held)),
+            held,
+            fragmentation: self.fragmentation,
+        }
+    }
+
+    /// Reads the free and total memory of the device, counting all processes.
+    pub fn usage(&self) -> Result<Memory, TrainError> {
+        let none = || RuntimeError::bug("a run without a machine has no memory that it can follow");
+        Ok(self.machines.first().ok_or_else(none)?.usage().map_err(RuntimeError::from)?)
+    }
+
+    /// The largest tensors of the plan, and the other processes that hold memory of the device at present.
+    pub fn memory_report(&self) -> MemoryReport {
+        let holders = self.machines.first().map_or_else(String::new, |machine| holders(machine, self.on_host));
+        MemoryReport { largest: self.largest_tensors.clone(), holders }
+    }
+}
+
+/// Training and validation data of a run, in micro-batches of whole packs.
+pub trait Batches {
+    /// Takes the next micro-batch of the training data, of at most `most` packs and at most the packs of the largest
+    /// micro-step; `None` at the end of an epoch, after which the next call begins another epoch.
+    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+
+    /// Takes the next batch of the validation data, up to the pack with target number `most`; `None` at the end of the
+    /// validation data.
+    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+
+    /// Restarts the validation data from its beginning.
+    fn rewind(&mut self) -> Result<(), TrainError>;
+
+    /// Returns the position in the training data after the micro-batch taken last.
+    fn position(&self) -> Result<Value, TrainError>;
+
+    /// Continues the training data at a position returned by [`Batches::position`].
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError>;
+}
+
+/// A micro-batch that was taken from the data.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatch<'a> {
+    /// Its size.
+    pub taken: Taken,
+    /// Inputs of the plan that computes it.
+    pub inputs: Batch<'a>,
+}
+
+/// A model on its device: runs micro-steps, updates and evaluations. A step is one or more micro-steps and an update; their
+/// results are read in the order in which they were started.
+pub trait Stepper: Tensors {
+    /// Starts the forward and backward pass of a micro-batch. Its gradients are those of the loss scale times the
     /// cross-entropy summed over targets.
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError>;
+    fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError>;
 
-    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, waits for it, and returns the times of
-    /// its instructions, in their order.
-    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError>;
+    /// Runs a micro-step as the first of a step, with a loss scale of 1, waits for it, and returns the times of its
+    /// instructions, in their order; empty if the model has no plans.
+    fn timed_micro_step(&mut self, _: &MicroBatch<'_>, _: &[f32]) -> Result<Vec<InstructionTime>, TrainError> {
+        Ok(vec![])
+    }
 
-    /// Runs a micro-step as [`Trainable::timed_micro_step`] does, and returns the timeline of the run's plans with the times of
+    /// Runs a micro-step as [`Stepper::timed_micro_step`] does, and returns the timeline of the run's plans with the times of
     /// its instructions and the memory while it ran; `None` if the model has no plans.
-    fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
+    fn measured_timeline(
+        &mut self,
+        _: &MicroBatch<'_>,
+        _: &[f32],
+    ) -> Result<Option<MeasuredTimeline>, TrainError> {
         Ok(None)
     }
 
     /// Starts the update of the weights with the accumulated gradients times `unscale`, which is skipped if a gradient is not
     /// finite.
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError>;
-
-    /// Whether a step runs while the caller continues. Its result is then read after the next step was started, so that the
-    /// device does not wait for the caller.
-    fn is_asynchronous(&self) -> bool;
 
     /// Waits for the oldest unfinished step. Calls `found` with the result of each of its `micro_steps` micro-steps, and
     /// returns the result of its update.
@@ -64,90 +165,38 @@ pub trait Trainable {
         ExpertRows::default()
     }
 
-    /// The sizes of micro-steps between which a run may change, in ascending order; a single one without `memory.dynamic`.
-    fn sizes(&self) -> Vec<MicroStepSize>;
-
-    /// Changes the following micro-steps to size number `size`, and gives back the memory that only larger sizes use, or takes
-    /// it again. All results must have been read. If there is no memory for a larger size, the error says so
-    /// ([`TrainError::is_out_of_memory`]) and the size does not change.
-    fn set_size(&mut self, size: usize) -> Result<(), TrainError>;
-
-    /// Free and total memory of the device, counting all processes.
-    fn usage(&self) -> Result<Memory, TrainError>;
-
     /// Waits for micro-steps that were started, and drops their results: the step is repeated, or the run ends.
     fn abandon(&mut self);
 
-    /// Whether a failed [`Trainable::apply`] may have changed weights or states, so that it cannot be repeated.
+    /// Whether a failed [`Stepper::apply`] may have changed weights or states, so that it cannot be repeated.
     fn has_begun_update(&self) -> bool;
 
-    /// The largest tensors of the plan, and other processes that hold memory of the device, for an error.
-    fn memory_report(&self) -> MemoryReport;
+    /// Computes the cross-entropy of a batch of the validation data, summed over targets.
+    fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, TrainError>;
 
-    /// Computes the loss of the next validation packs, up to the one with target number `most`; `None` at the end of the
-    /// validation data.
-    fn evaluate(&mut self, most: u64) -> Result<Option<Evaluated>, TrainError>;
-
-    /// Restarts the validation data from its beginning.
-    fn rewind(&mut self) -> Result<(), TrainError>;
-
-    /// Returns the position in the training data after the batch taken last.
-    fn position(&self) -> Result<Value, TrainError>;
-
-    /// Continues the training data at a position returned by `position`.
-    fn seek(&mut self, position: &Value) -> Result<(), TrainError>;
-
-    /// Returns the optimizer that was planned.
-    fn optimizer(&self) -> OptimizerKind;
-
-    /// Returns the values that the planner chose for keys set to `auto`, with dotted keys.
-    fn choices(&self) -> Vec<(String, Value)>;
-
-    /// Returns the number of parameters, if known.
-    fn parameters(&self) -> Option<u64> {
-        None
-    }
-
-    /// Returns the number of parameters that are trained, if known.
-    fn trained_parameters(&self) -> Option<u64> {
-        None
-    }
-
-    /// Returns the sizes of the data, if known.
-    fn data(&self) -> Option<DataSummary> {
-        None
-    }
-
-    /// Returns the number of steps of the run if the epochs were counted before the first step.
-    fn counted_steps(&self) -> Option<u64> {
-        None
-    }
-
-    /// Returns the plan as JSON, for run.json.
-    fn plan(&self) -> Result<Value, TrainError>;
-
-    /// Returns the device that computes, with its name.
-    fn device(&self) -> String;
-
-    /// Returns the memory budget in bytes: of the process on the CPU, of the GPU's memory on a GPU.
-    fn budget(&self) -> Bytes;
-
-    /// Returns the peak memory in bytes that counts against the budget: plans and reserved memory, and on the CPU also
-    /// the data.
-    fn peak(&self) -> Bytes;
-
-    /// Returns the planned memory: budget, peak, arena and fragmentation.
-    fn planned_memory(&self) -> PlannedMemory;
-
-    /// Returns the machine that computes; empty if it has no memory but the host's.
-    fn machines(&self) -> Vec<Arc<dyn Machine>> {
-        vec![]
-    }
+    /// Changes the following micro-steps to size number `size` of [`TrainFacts::sizes`], and gives back the memory that only
+    /// larger sizes use, or takes it again. All results must have been read. If there is no memory for a larger size, the error
+    /// says so ([`TrainError::is_out_of_memory`]) and the size does not change.
+    fn set_size(&mut self, size: usize) -> Result<(), TrainError>;
 
     /// Returns settings with which the plan needs at least a tenth less memory, each priced by the planner against the
     /// plan of this run, the fastest first.
     fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy>;
+}
 
+/// Scalar inputs of a micro-step.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroStepScalars<'a> {
+    /// Whether its gradients are added to those of the earlier micro-steps of the step; otherwise they replace them.
+    pub keep: bool,
+    /// Factor of the cross-entropy.
+    pub loss_scale: f32,
+    /// Hyperparameters of the step, because a step of a single micro-batch updates the weights during its micro-step.
+    pub hyper: &'a [f32],
+}
+
+/// The tensors of a model that checkpoints hold.
+pub trait Tensors {
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
     /// moments, running statistics. Without averaged weights, [`StatePart::Average`] is empty and has no
@@ -311,15 +360,6 @@ pub struct Applied {
     /// its gradient is computed (one micro-batch per step and no gradient clipping), the weights updated before the
     /// first non-finite gradient have changed nevertheless.
     pub ok: bool,
-}
-
-/// Results of a validation micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evaluated {
-    /// Cross-entropy, summed over targets.
-    pub loss: f64,
-    /// Number of targets.
-    pub targets: u64,
 }
 
 /// The tensor files of a checkpoint.
