@@ -11,6 +11,7 @@ use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
+use plimsoll_runtime::run::BatchSource;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
@@ -386,8 +387,9 @@ impl InputPipeline {
             }
         };
         let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
+        let bytes_total = self.bytes_total();
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
-        Ok(RunningInput { batches, thread: Some(thread) })
+        Ok(RunningInput { batches, thread: Some(thread), bytes_total })
     }
 
     /// Reads until the input ends or fails, or the receiver is dropped.
@@ -440,12 +442,13 @@ impl Naming {
 pub(super) struct RunningInput {
     batches: Results<Batch>,
     thread: Option<JoinHandle<()>>,
+    bytes_total: Option<u64>,
 }
 
-impl RunningInput {
-    /// Waits for the next batch; `None` at the end of the input. While it waits, it calls `wait` regularly,
-    /// which may cancel with an error.
-    pub(super) fn next(
+impl BatchSource for RunningInput {
+    type Batch = Batch;
+
+    fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
     ) -> Result<Option<Batch>, RuntimeError> {
@@ -456,6 +459,10 @@ impl RunningInput {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             Some(Ok(())) | None => Ok(None),
         }
+    }
+
+    fn bytes_total(&self) -> Option<u64> {
+        self.bytes_total
     }
 }
 

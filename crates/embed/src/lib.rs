@@ -42,14 +42,13 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
 use plimsoll_models::{Encoder, SequenceModel};
 use plimsoll_plan::Staging;
-use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::identity::{self, InputStamps};
-use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
-use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, tokens, with_outputs};
-use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage, say_given_back};
-use plimsoll_runtime::watch::{StageRecorder, Watch};
+use plimsoll_runtime::run::{BatchSource, RunHarness, SessionEnd, StreamEngine};
+use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
+use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage};
+use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
     Tokenizer, hub, price, replicas_for_input,
@@ -410,7 +409,6 @@ fn run<R: FileRows>(
         planned => planned?,
     };
     watch.end_stage("planned", None);
-    watch.set_planned(PlannedMemory::of(&planned.programs()[0], planned.site().budget()));
     let facts = facts(options, &digests, &planned.programs()[0])?;
     let journal = measured.inputs.as_ref().filter(|_| options.journal).map(|inputs| JournalPlan {
         path: results.journal().to_owned(),
@@ -437,14 +435,9 @@ fn run<R: FileRows>(
         ),
         None => STOPPED.to_owned(),
     };
-    let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
-        watch.record_stage(name, None, reading.clone());
-    };
-    let recorder = &mut StageRecorder { inner: observer, record };
-    let session = planned.start(0, start_of(model, reading.order), recorder)?;
-    if session.is_dynamic() {
-        watch.set_step_tokens(tokens(session.program_in_use()));
-    }
+    let start_of_session = start_of(model, reading.order);
+    let mut harness = RunHarness { watch: &mut watch, observer };
+    let session = harness.start_session(&planned, 0, start_of_session)?;
 
     let naming = match measured.inputs {
         Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
@@ -453,7 +446,7 @@ fn run<R: FileRows>(
     let front = open(options, model, limits, most, naming)?;
     let mut engine = Engine::new(session, model.tokenizer, reading, results)?;
     let loaded = Instant::now();
-    let streamed = stream(options, front, &mut engine, &kept, &mut watch, observer);
+    let streamed = stream(options, front, &mut engine, &kept, &mut harness);
     let counts = match streamed {
         Ok(counts) => counts,
         Err(error) => {
@@ -463,14 +456,11 @@ fn run<R: FileRows>(
         }
     };
     same_inputs(measured.inputs.as_deref(), &counts.inputs)?;
-    watch.end_stage("computed", None);
-    if watch.wants_advice() {
-        watch.advise(planned.remedies(|budget| plan(&measured, budget)), observer);
-    }
+    harness.watch.end_stage("computed", None);
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
+    harness.end_session(&planned, &end, || planned.remedies(|budget| plan(&measured, budget)));
     let devices = engine.usage().to_vec();
-    say_given_back(&devices, observer);
-    planned.site().compare(engine.program_in_use(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     watch.end_stage("written", None);
     for result in written.iter().filter(|result| result.sequences == 0) {
@@ -835,33 +825,38 @@ fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
 const MAX_LINES: u64 = 10;
 
-/// Reads, tokenizes and computes until the input ends. `kept` describes what a signal leaves.
-fn stream<R: Rows>(
-    options: &Options,
-    front: InputPipeline,
-    engine: &mut Engine<'_, R>,
-    kept: &str,
-    watch: &mut Watch,
-    observer: &mut dyn Observer,
-) -> Result<Counts, EmbedError> {
-    let start = Instant::now();
-    watch.begin("computing", observer);
-    let mut counts = Counts::default();
-    let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
-    let (mut finished, mut read, mut taken) = (FinishedBytes::default(), 0, 0);
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
-    while let Some(mut batch) = stream.next(&mut || stopped(observer, kept))? {
+/// The engine of a run with the counts of what it has read.
+struct Streaming<'s, 'a, R> {
+    options: &'s Options,
+    engine: &'s mut Engine<'a, R>,
+    counts: Counts,
+    start: Instant,
+    /// Stored bytes of the input up to the last batch taken.
+    read: u64,
+    /// Tokens of all batches taken.
+    taken: u64,
+    /// Records of all batches taken, skipped ones included.
+    records: u64,
+    finished: FinishedBytes,
+}
+
+impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
+    type Batch = Batch;
+    type Error = EmbedError;
+
+    fn announce(&mut self, batch: &Batch, observer: &mut dyn Observer) -> Result<(), EmbedError> {
+        let counts = &mut self.counts;
         for skipped in &batch.skipped {
             let Skipped::Empty(id) = skipped;
             counts.empty += 1;
-            say(&counts, format!("'{}' is empty: skipped", Name(id)), observer);
+            say(counts, format!("'{}' is empty: skipped", Name(id)), observer);
         }
         for Renamed { id, name, why } in &batch.renamed {
             counts.renamed += 1;
             let (id, why) = (Name(id), why.reason());
-            say(&counts, format!("'{id}' {why}: in the results this record is named '{name}'"), observer);
+            say(counts, format!("'{id}' {why}: in the results this record is named '{name}'"), observer);
         }
-        strict(options, &batch)?;
+        strict(self.options, batch)?;
         for note in &batch.notes {
             observer.say(Level::Warning, &note.to_string());
         }
@@ -870,38 +865,77 @@ fn stream<R: Rows>(
         }
         counts.truncated += batch.truncated;
         counts.rna += batch.rna;
-        let stop: Stop<'_> = &|| stopped(observer, kept);
-        let pushed = batch.sequences().try_for_each(|(sequence, tokens)| {
+        Ok(())
+    }
+
+    fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), EmbedError> {
+        for (sequence, tokens) in batch.sequences() {
             stop()?;
-            if engine.replay(sequence)? {
-                return Ok(());
+            if self.engine.replay(sequence)? {
+                continue;
             }
-            taken += tokens.len() as u64;
-            engine.push(sequence, tokens, stop)
-        });
-        read = batch.bytes_read;
-        progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
-        progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
-        engine.session().report_sizes(watch, observer);
-        warn(engine, observer);
-        pushed?;
+            self.taken += tokens.len() as u64;
+            self.engine.push(sequence, tokens, stop)?;
+        }
+        self.read = batch.bytes_read;
+        self.records += (batch.heads.len() + batch.skipped.len()) as u64;
         if let Some(summary) = batch.summary.take() {
-            counts.inputs = summary.inputs;
+            self.counts.inputs = summary.inputs;
         }
-        report(engine, &start, &mut progress, watch, observer);
+        Ok(())
     }
-    loop {
-        let drained = engine.drain(&|| stopped(observer, kept));
-        engine.session().report_sizes(watch, observer);
-        warn(engine, observer);
-        if !drained? {
-            break;
+
+    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, EmbedError> {
+        self.engine.drain(stop)
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        self.engine.warnings()
+    }
+
+    fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
+        self.engine.session().report_sizes(watch, observer);
+    }
+
+    fn progress(&mut self, bytes_total: Option<u64>) -> Progress {
+        let tokens = self.engine.tokens();
+        Progress {
+            bytes: self.finished.update(self.read, bytes_total, tokens, self.taken),
+            bytes_total,
+            records: self.records,
+            sequences: self.engine.sequences(),
+            tokens,
+            seconds: self.start.elapsed().as_secs_f64(),
         }
-        progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
-        report(engine, &start, &mut progress, watch, observer);
     }
-    progress.bytes = read;
-    report(engine, &start, &mut progress, watch, observer);
+}
+
+/// Reads, tokenizes and computes until the input ends. `kept` describes what a signal leaves.
+fn stream<R: Rows>(
+    options: &Options,
+    front: InputPipeline,
+    engine: &mut Engine<'_, R>,
+    kept: &str,
+    harness: &mut RunHarness<'_>,
+) -> Result<Counts, EmbedError> {
+    let mut streaming = Streaming {
+        options,
+        engine,
+        counts: Counts::default(),
+        start: Instant::now(),
+        read: 0,
+        taken: 0,
+        records: 0,
+        finished: FinishedBytes::default(),
+    };
+    harness.watch.begin("computing", harness.observer);
+    let bytes_total = front.bytes_total();
+    let mut input = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
+    harness.stream(&mut input, &mut streaming, kept)?;
+    let last = Progress { bytes: streaming.read, ..streaming.progress(bytes_total) };
+    harness.show(&last);
+    let Streaming { counts, .. } = streaming;
+    let observer = &mut *harness.observer;
     if counts.empty + counts.renamed > MAX_LINES {
         let Counts { empty, renamed, .. } = counts;
         let text = format!(
@@ -911,15 +945,15 @@ fn stream<R: Rows>(
         observer.say(Level::Warning, &text);
     }
     if counts.truncated > 0 {
-        observer
-            .say(Level::Info, &format!("{} sequences were truncated to the maximum length", counts.truncated));
+        let text = format!("{} sequences were truncated to the maximum length", counts.truncated);
+        observer.say(Level::Info, &text);
     }
     if let Some(text) = counts.unknown.text() {
         observer.say(Level::Warning, &text);
     }
     if counts.rna > 0 {
-        observer
-            .say(Level::Info, &format!("{} sequences contain the letter U, which is read as T", counts.rna));
+        let text = format!("{} sequences contain the letter U, which is read as T", counts.rna);
+        observer.say(Level::Info, &text);
     }
     Ok(counts)
 }
@@ -936,19 +970,4 @@ fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
 /// Forwards the warnings of the engine (failed devices) to the observer.
 fn warn<R: Rows>(engine: &mut Engine<'_, R>, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
-}
-
-/// Sends the present counts to the progress display.
-fn report<R: Rows>(
-    engine: &Engine<'_, R>,
-    start: &Instant,
-    progress: &mut Progress,
-    watch: &mut Watch,
-    observer: &mut dyn Observer,
-) {
-    progress.sequences = engine.sequences();
-    progress.tokens = engine.tokens();
-    progress.seconds = start.elapsed().as_secs_f64();
-    observer.progress(progress);
-    watch.show(observer, |state| state.set_progress(progress));
 }

@@ -107,6 +107,7 @@ pub mod ordered;
 mod output_error;
 pub mod price;
 pub mod process;
+pub mod run;
 mod sequence_model;
 pub mod series;
 pub mod session;

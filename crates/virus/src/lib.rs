@@ -28,7 +28,6 @@ use pipeline::queues::{HostWork, QueueSizes};
 use pipeline::record;
 use pipeline::resume::{self, Keys};
 use pipeline::run::Run;
-use pipeline::stage::PredictStage;
 use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
@@ -133,8 +132,8 @@ struct Shared {
     process: Option<Process>,
 }
 
-/// Executors with loaded weights, for the next run of the same stage with the same models.
-pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
+/// Executors with loaded weights, for the next run with the same models.
+pub(crate) type Warm = Option<Vec<Executor>>;
 
 /// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
 /// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.

@@ -40,7 +40,6 @@ pub(crate) struct Sink<'a> {
 /// The models of a prediction and the sequences in flight.
 pub(crate) struct Compute<'a> {
     session: Session<'a>,
-    stage: PredictStage,
     /// Whether slots keep their rows until the window is written.
     keeps_rows: bool,
     /// The encoders that run in this session.
@@ -97,7 +96,6 @@ impl<'a> Compute<'a> {
                 |encoder| if needs[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
             );
         Ok(Self {
-            stage,
             keeps_rows: saves_rows || head.is_none(),
             encoders,
             needs,
@@ -141,9 +139,9 @@ impl<'a> Compute<'a> {
         self.session.warnings()
     }
 
-    /// Returns the executors, for another run of the same stage.
-    pub(crate) fn into_executors(self) -> (PredictStage, Vec<Executor>) {
-        (self.stage, self.session.into_executors())
+    /// Returns the executors, for another run.
+    pub(crate) fn into_executors(self) -> Vec<Executor> {
+        self.session.into_executors()
     }
 
     /// Number of values of a row of the first encoder.

@@ -17,10 +17,12 @@ use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::records::{Batch, Event, SequenceTokens};
 use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::pack::Fill;
+use plimsoll_data::sequence::NoteKind;
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::run::StreamEngine;
 use plimsoll_runtime::session::Stop;
 use plimsoll_runtime::watch::Watch;
-use plimsoll_runtime::{FinishedBytes, Observer, Progress};
+use plimsoll_runtime::{FinishedBytes, Level, Observer, Progress};
 use std::time::Instant;
 
 /// Time in seconds by activity; encoders and head are summed over all devices, the others are of the main thread.
@@ -142,22 +144,28 @@ pub(crate) struct Engine<'a> {
     started: Instant,
 }
 
-impl<'a> Engine<'a> {
-    pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
-        Self {
-            parts,
-            queue: Queue::default(),
-            queues,
-            entry: JournalEntry::default(),
-            totals: Totals::default(),
-            taken: TakenWork::default(),
-            started: Instant::now(),
+impl StreamEngine for Engine<'_> {
+    type Batch = Batch;
+    type Error = VirusError;
+
+    /// Reports notes on the input, those on single records at detail level; they are written to notes.tsv later.
+    fn announce(&mut self, batch: &Batch, observer: &mut dyn Observer) -> Result<(), VirusError> {
+        let of_files =
+            [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
+        for event in &batch.events {
+            if let Event::Note(Note { seq_name, kind, detail, action }) = event {
+                match of_files.contains(kind) {
+                    true => observer.say(Level::Warning, &format!("{detail}: {action}")),
+                    false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
+                }
+            }
         }
+        Ok(())
     }
 
     /// Queues the events of one job of the front end, and gives each of its sequences a slot of the models. Waits for results
     /// while the models can take no further sequence, and while the queue exceeds its limits.
-    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
+    fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         self.taken.bytes = batch.bytes_read;
         if let Some(compute) = &self.parts.compute {
             self.taken.tokens +=
@@ -194,9 +202,43 @@ impl<'a> Engine<'a> {
     }
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
-    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
+    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
         self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
+    }
+
+    /// Returns the warnings that were raised since the last call.
+    fn warnings(&mut self) -> Vec<String> {
+        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
+    }
+
+    /// Reports the changes of the size of the steps since the last call.
+    fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
+        if let Some(compute) = &mut self.parts.compute {
+            compute.report_sizes(watch, observer);
+        }
+    }
+
+    fn add_wait(&mut self, seconds: f64) {
+        self.totals.seconds.waiting += seconds;
+    }
+
+    fn progress(&mut self, bytes_total: Option<u64>) -> Progress {
+        self.progress_after(None, bytes_total)
+    }
+}
+
+impl<'a> Engine<'a> {
+    pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
+        Self {
+            parts,
+            queue: Queue::default(),
+            queues,
+            entry: JournalEntry::default(),
+            totals: Totals::default(),
+            taken: TakenWork::default(),
+            started: Instant::now(),
+        }
     }
 
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
@@ -209,18 +251,6 @@ impl<'a> Engine<'a> {
         Ok(writer.committed)
     }
 
-    /// Returns the warnings that were raised since the last call.
-    pub(crate) fn warnings(&mut self) -> Vec<String> {
-        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
-    }
-
-    /// Reports the changes of the size of the steps since the last call.
-    pub(crate) fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
-        if let Some(compute) = &mut self.parts.compute {
-            compute.report_sizes(watch, observer);
-        }
-    }
-
     /// How full the packs of the encoders were.
     pub(crate) fn fill(&self) -> [Fill; ENCODERS] {
         self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], Compute::fill)
@@ -228,7 +258,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the progress of the run; `read` are the bytes of the input if the stage has finished. Each stage reads
     /// the whole input and counts for the same share of it.
-    pub(crate) fn progress(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
+    pub(crate) fn progress_after(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
         let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
         let Pass { number, of } = self.parts.pass;

@@ -19,6 +19,7 @@ use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
+use plimsoll_runtime::run::BatchSource;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,16 +111,22 @@ pub(crate) struct Stream {
     pub(crate) bytes_total: Option<u64>,
 }
 
-impl Stream {
-    /// Returns the next batch in input order; `None` at the end of the input. While waiting, calls `wait` repeatedly
-    /// and returns its error, so that a silent pipe does not block an interrupt.
-    pub(crate) fn next(
-        &self,
+impl BatchSource for Stream {
+    type Batch = Batch;
+
+    fn next(
+        &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
     ) -> Result<Option<Batch>, RuntimeError> {
         self.batches.next(wait)
     }
 
+    fn bytes_total(&self) -> Option<u64> {
+        self.bytes_total
+    }
+}
+
+impl Stream {
     /// Returns the inputs with their digests, or the error of the reader.
     pub(crate) fn finish(self) -> Result<Vec<Input>, RuntimeError> {
         drop(self.batches);
@@ -685,7 +692,7 @@ mod tests {
             shard: None,
             most: None,
         };
-        let stream = start(front, std::slice::from_ref(&path)).expect("started");
+        let mut stream = start(front, std::slice::from_ref(&path)).expect("started");
         let (mut notes, mut ends) = (0, 0);
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
             // An empty record adds at most three events: two notes and its end.

@@ -3,29 +3,27 @@
 //! are complete.
 
 use crate::methods::{Finished, Method, Results, ResultsOptions};
-use crate::output::{Counts, Note};
+use crate::output::Counts;
 use crate::pipeline::compute::Compute;
 use crate::pipeline::engine::{Engine, Parts, Pass, Totals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
 use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::record::{self, RunRecordInputs};
-use crate::pipeline::records::{self, Event, InputPipeline};
+use crate::pipeline::records::{self, InputPipeline};
 use crate::pipeline::resume::{self, JournalForm, Keys, OpenedJournal};
 use crate::pipeline::shape::ENCODERS;
 use crate::pipeline::stage::PredictStage;
 use crate::planned;
 use crate::{Options, PredictReport, VirusError, Warm};
 use plimsoll_data::pack::{Fill, Order};
-use plimsoll_data::sequence::{Extent, Input, NoteKind};
+use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
-use plimsoll_runtime::health::PlannedMemory;
-use plimsoll_runtime::machine::{Reading, resident};
-use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::session::bounds::tokens;
-use plimsoll_runtime::session::{Planned, Session, Start, WeightSource, say_given_back};
-use plimsoll_runtime::watch::{StageRecorder, Watch};
-use plimsoll_runtime::{Budget, Level, Observer, Progress, RuntimeError, price};
+use plimsoll_runtime::machine::resident;
+use plimsoll_runtime::run::{RunHarness, SessionEnd};
+use plimsoll_runtime::session::{Planned, Start, WeightSource};
+use plimsoll_runtime::watch::Watch;
+use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -134,7 +132,8 @@ impl Run<'_> {
         let mut compute = None;
         if let Some(planned) = &planned {
             memory_line = planned.memory_line(last, shape.words.rows);
-            compute = Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
+            compute =
+                Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
         }
         watch.end_stage("loaded", None);
         let arithmetic = self.options.settings.arithmetic()?;
@@ -155,10 +154,8 @@ impl Run<'_> {
         let mut done = self.stream(parts, watch, observer)?;
         watch.end_stage("computed", None);
         if let (Some(planned), Some(compute)) = (&planned, &done.parts.compute) {
-            if watch.wants_advice() {
-                watch.advise(self.remedies(planned), observer);
-            }
-            planned.site().compare(compute.program_in_use(), held, "at the end", observer);
+            let end = SessionEnd { program: compute.program_in_use(), usage: compute.usage(), held };
+            RunHarness { watch, observer }.end_session(planned, &end, || self.remedies(planned));
         }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
@@ -290,9 +287,8 @@ impl Run<'_> {
         planned.remedies(|budget| planned::choose(&self.hosts, settings, budget, shape, self.replicas, reread))
     }
 
-    /// Starts the models of a stage. Warm executors of the same stage with the same program are reused with
-    /// their weights; the devices of other warm executors are reused for this stage's program, and weights are
-    /// loaded.
+    /// Starts the models of a stage. Warm executors with the same program are reused with their weights; the devices of other
+    /// warm executors are reused for this stage's program, and weights are loaded.
     fn compute<'a>(
         &'a self,
         stage: PlannedStage<'a>,
@@ -301,7 +297,6 @@ impl Run<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Compute<'a>, RuntimeError> {
         let PlannedStage { planned, number, stage } = stage;
-        watch.set_planned(PlannedMemory::of(&planned.programs()[number], planned.site().budget()));
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
         let shape = self.method.shape();
         let models = self.method.weights();
@@ -310,20 +305,9 @@ impl Run<'_> {
         weights.extend(models.head.filter(|_| shape.scores(stage)));
         let kept = shape.words.rows;
         let saves_rows = self.method.saves_rows();
-        if let Some((_, running)) =
-            warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
-        {
-            let session = planned.resume(number, Start { order, weights, running, kept })?;
-            begin_sizes(&session, watch);
-            return Compute::new(session, stage, shape, saves_rows);
-        }
-        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
-        let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
-            watch.record_stage(name, None, reading.clone());
-        };
-        let observer = &mut StageRecorder { inner: observer, record };
-        let session = planned.start(number, Start { order, weights, running, kept }, observer)?;
-        begin_sizes(&session, watch);
+        let running = warm.take().unwrap_or_default();
+        let start = Start { order, weights, running, kept };
+        let session = RunHarness { watch, observer }.start_session(planned, number, start)?;
         Compute::new(session, stage, shape, saves_rows)
     }
 
@@ -353,7 +337,6 @@ impl Run<'_> {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
-                say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
                 if let Some(text) = parts.results.as_ref().and_then(|results| results.warning()) {
                     observer.say(Level::Warning, &text);
                 }
@@ -426,31 +409,14 @@ impl Run<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
         watch.begin("computing", observer);
-        let stream = records::start(front, &self.options.inputs)?;
-        loop {
-            let wait = Instant::now();
-            let batch = stream.next(&mut || stopped(observer, ""));
-            engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
-            let Some(batch) = batch? else { break };
-            say_notes(&batch.events, observer);
-            let taken = engine.take(batch, &|| stopped(observer, ""));
-            warn(engine, watch, observer);
-            taken?;
-            report(&engine.progress(None, stream.bytes_total), watch, observer);
-        }
-        loop {
-            let more = engine.drain(&|| stopped(observer, ""));
-            warn(engine, watch, observer);
-            if !more? {
-                break;
-            }
-            report(&engine.progress(None, stream.bytes_total), watch, observer);
-        }
+        let mut stream = records::start(front, &self.options.inputs)?;
+        let mut harness = RunHarness { watch, observer };
+        harness.stream(&mut stream, engine, "")?;
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
         let bytes = inputs.iter().map(|i| i.bytes).sum();
-        report(&engine.progress(Some(bytes), total), watch, observer);
+        harness.show(&engine.progress_after(Some(bytes), total));
         observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
         Ok(inputs)
     }
@@ -550,39 +516,6 @@ impl Run<'_> {
             tokens_per_second: tokens as f64 / seconds.max(1e-9),
             fill: [None; 2],
             memory_line: String::new(),
-        }
-    }
-}
-
-/// Enters the size of the steps in the state that is shown, if it changes during the run.
-fn begin_sizes(session: &Session<'_>, watch: &mut Watch) {
-    if session.is_dynamic() {
-        watch.set_step_tokens(tokens(session.program_in_use()));
-    }
-}
-
-/// Reports the progress to the observer, and to monitors.
-fn report(progress: &Progress, watch: &mut Watch, observer: &mut dyn Observer) {
-    observer.progress(progress);
-    watch.show(observer, |state| state.set_progress(progress));
-}
-
-/// Reports the engine's warnings, for example about failed devices, and changes of the size of the steps.
-fn warn(engine: &mut Engine<'_>, watch: &mut Watch, observer: &mut dyn Observer) {
-    engine.report_sizes(watch, observer);
-    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
-}
-
-/// Reports notes on the input when they are read, those on single records at detail level; they are written to notes.tsv later.
-fn say_notes(events: &[Event], observer: &mut dyn Observer) {
-    let of_files =
-        [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
-    for event in events {
-        if let Event::Note(Note { seq_name, kind, detail, action }) = event {
-            match of_files.contains(kind) {
-                true => observer.say(Level::Warning, &format!("{detail}: {action}")),
-                false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
-            }
         }
     }
 }
