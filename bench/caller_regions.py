@@ -176,7 +176,7 @@ def segments(scores, x_drop=math.inf):
 
 
 def regions(spans, found, min_score, min_length, merge_gap):
-    """The rule of crates/virus/src/caller/regions.rs: weak segments are dropped, near ones merged, short ones dropped."""
+    """The rule of crates/virus/src/methods/caller/regions.rs: weak segments are dropped, near ones merged, short ones dropped."""
     merged = []
     for first, last, left, right in found:
         if right - left < min_score:

@@ -266,7 +266,7 @@ pub enum VirusError {
     /// A window whose data is missing from the journals.
     #[error("{what} of window {window} of '{record}' are missing; run the command that computes them again")]
     MissingWindow {
-        /// The missing data: results or nucleotide embeddings.
+        /// The missing data: results, or rows of the first encoder.
         what: &'static str,
         /// Number of the window in the record, from 1.
         window: usize,

@@ -50,7 +50,7 @@ pub struct PredictReport {
     pub already_complete: bool,
     /// The shard that was computed; its journal is the result, to be merged later.
     pub shard: Option<Shard>,
-    /// Number of open reading frames with non-finite values.
+    /// Number of sequences (open reading frames, or windows of a caller) with non-finite values.
     pub failed: u64,
     /// Number of rows of notes.tsv.
     pub notes: u64,
@@ -60,16 +60,16 @@ pub struct PredictReport {
     pub counts: Counts,
     /// Folder of the results.
     pub output_dir: PathBuf,
-    /// Whether the head has trained weights.
+    /// Whether the models have trained weights.
     pub trained: bool,
     /// Duration of the run in seconds.
     pub seconds: f64,
-    /// Tokens of both encoders divided by the duration of the run.
+    /// Tokens of all encoders divided by the duration of the run.
     pub tokens_per_second: f64,
     /// Calls of a caller and their expected errors; `None` for VirNucPro's pipeline, for shards and for complete results.
     pub calls: Option<CallsSummary>,
-    /// Packing fill of the nucleotide and the protein encoder (of a caller: the first), without their last packs; `None` if there was only one
-    /// pack.
+    /// Packing fill of each encoder without its last pack; `None` for one with a single pack, and for encoders that the method does
+    /// not have.
     pub fill: [Option<f64>; 2],
     /// One line that compares the plan with the budget.
     pub memory_line: String,
@@ -191,7 +191,7 @@ fn predict_one(
     done
 }
 
-/// What the memory lines of a process are measured from.
+/// Budget and measurements from which the memory lines of a process follow.
 struct MeasuredHost<'a> {
     budget: &'a Budget,
     /// Memory of the process before the first arena was allocated, if it was measured.

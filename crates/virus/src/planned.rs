@@ -46,7 +46,7 @@ pub struct Planned {
     budget: Bytes,
     models: Vec<PlannedModel>,
     length: u64,
-    stages: Vec<PlannedStage>,
+    stages: Vec<StagePlan>,
     process: Vec<Staging>,
     queues: QueueSizes,
     reads: Reads,
@@ -56,7 +56,7 @@ pub struct Planned {
 
 /// A stage of a plan.
 #[derive(Debug)]
-struct PlannedStage {
+struct StagePlan {
     stage: PredictStage,
     /// The models of the stage in words.
     about: &'static str,
@@ -162,8 +162,8 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
     let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
     let stages = stages(&planned, &shape).iter().zip(planned.programs());
-    let stages: Vec<PlannedStage> = stages
-        .map(|(&stage, program)| PlannedStage { stage, about: shape.about(stage), program: program.clone() })
+    let stages: Vec<StagePlan> = stages
+        .map(|(&stage, program)| StagePlan { stage, about: shape.about(stage), program: program.clone() })
         .collect();
     let chosen = planned.budget();
     // Held until here, so that the measurements of the process in `hosts` included the opened models.
@@ -180,13 +180,9 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
 }
 
 /// The optimisations in effect in each stage.
-fn effects(
-    shape: &Shape,
-    settings: &Settings,
-    stages: &[PlannedStage],
-) -> Result<Vec<Vec<Effect>>, VirusError> {
+fn effects(shape: &Shape, settings: &Settings, stages: &[StagePlan]) -> Result<Vec<Vec<Effect>>, VirusError> {
     let target = |replicas| Ok(settings.machines(replicas)[0].target()?);
-    let of_stage = |PlannedStage { stage, program, .. }: &PlannedStage| {
+    let of_stage = |StagePlan { stage, program, .. }: &StagePlan| {
         let of_precision = |precision| shape.planned(*stage, precision);
         Ok(explain::of_stage(&of_precision, settings.precision()?, &target, program)?)
     };
@@ -216,8 +212,8 @@ pub(crate) fn hosts(
     Ok(QueueSizes::within(line, work, &extent).map(billed).collect())
 }
 
-/// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the nucleotide
-/// encoder first if that does not fit. `reread` says whether the input can be read a second time.
+/// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the first
+/// encoder before the others if that does not fit. `reread` says whether the input can be read a second time.
 pub(crate) fn choose<'a>(
     hosts: &[(QueueSizes, Vec<Staging>)],
     settings: &Settings,
@@ -262,13 +258,13 @@ pub(crate) fn choose_alone(
 
 /// Computes the expected throughput in reads per second, assuming that all steps are full and that a sequence takes the share
 /// of a step that corresponds to its tokens (encoders) or its row (head).
-fn reads(request: &Request, shape: &Shape, stages: &[PlannedStage]) -> Result<Reads, RuntimeError> {
+fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let lengths = (shape.window_lengths)(*read_length as usize, options.length);
     let sequences_of_window = shape.sequences_of_window.map_or(*orfs, |count| count as f64);
     let mut seconds = 0.0;
     for &length in &lengths {
-        for PlannedStage { program, .. } in stages {
+        for StagePlan { program, .. } in stages {
             for (name, plan) in program.plans() {
                 let bounds = plan.graph.bounds;
                 let (counts, share) = match shape.encoders.iter().find(|encoder| encoder.plan == name) {
@@ -324,7 +320,7 @@ impl Planned {
 
     /// Formats the plan as JSON.
     pub fn to_json(&self) -> Result<Value, RuntimeError> {
-        let stage = |(number, stage): (usize, &PlannedStage)| {
+        let stage = |(number, stage): (usize, &StagePlan)| {
             let mut plan = price::to_json(&stage.program)?;
             let effects = self.effects.as_ref().map(|effects| &effects[number][..]);
             explain::add_to_json(&mut plan, effects);
@@ -356,7 +352,7 @@ impl Planned {
         for PlannedModel { what, name, .. } in &self.models {
             let _ = writeln!(text, "  {what:<13}  {name}");
         }
-        for (number, PlannedStage { about, program, .. }) in self.stages.iter().enumerate() {
+        for (number, StagePlan { about, program, .. }) in self.stages.iter().enumerate() {
             let replicas = match program.replicas() {
                 1 => String::new(),
                 replicas => format!(" in each of {replicas} replicas"),
@@ -393,7 +389,7 @@ impl Planned {
             "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{frames}"
         );
         let of_stages = self.stages.iter().zip(self.effects.iter().flatten());
-        for (number, (PlannedStage { about, .. }, effects)) in of_stages.enumerate() {
+        for (number, (StagePlan { about, .. }, effects)) in of_stages.enumerate() {
             let count = self.stages.len();
             let _ = write!(text, "\nstage {} of {count}: {about}\n{}", number + 1, explain::to_text(effects));
         }

@@ -156,7 +156,6 @@ impl Results for GcResults {
     }
 }
 
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::options::{MethodOptions, Models, Shard, VirNucProOptions};
@@ -193,7 +192,7 @@ mod tests {
         std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
     }
 
-    /// A method needs nothing but this file: the pipeline reads, shards, resumes and merges for it.
+    /// A method needs nothing but this file: the pipeline reads, shards and merges for it.
     #[test]
     fn windows_are_scored_by_their_content_of_g_and_c() {
         let folder = Folder::new("gc");

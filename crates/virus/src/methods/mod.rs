@@ -1,11 +1,11 @@
 //! Methods of finding viral sequences. A method says how a record is cut into windows, which sequences of a window its models
 //! compute, and what becomes of the rows that they give: record -> windows -> sequences -> rows -> results. The pipeline
 //! (`pipeline/`) does the rest for every method: reading, planning, computing, journals, order, files that appear whole.
-//! Invariant: which method runs is decided in this file alone.
+//! Invariant: which method runs is decided here ([`open`], [`plan`]) and by its options ([`MethodOptions`]) alone.
 //!
 //! To add a method: implement [`Method`], [`WindowSource`] with its [`WindowTokenizer`], and [`Results`] in a module of its
-//! own, describe its models in a [`Shape`], and add it to [`MethodOptions`], [`open`] and [`plan`]. `gc.rs`, a test, is the
-//! smallest one.
+//! own, describe its models in a [`Shape`], and add it to [`MethodOptions`], [`open`], [`plan`] and [`FILES`]. `gc.rs`, a test, is
+//! the smallest one.
 
 pub mod caller;
 #[cfg(test)]
@@ -95,7 +95,7 @@ pub(crate) struct MethodWeights<'a> {
     pub(crate) head: Option<&'a dyn WeightSource>,
 }
 
-/// What the result files of a run depend on beside the method.
+/// Options of the result files of a run, of any method.
 pub(crate) struct ResultsOptions<'a> {
     pub(crate) options: &'a Options,
     /// Folder of the results.
@@ -156,15 +156,15 @@ pub(crate) struct WindowBases<'a> {
     pub(crate) is_known: bool,
 }
 
-/// What a method does with odd letters, for the column `action` of notes.tsv.
+/// Texts of a method for the column `action` of notes.tsv: how it treats odd letters.
 pub(crate) struct WindowNotes {
-    /// With characters that are no IUPAC codes.
+    /// Treatment of characters that are no IUPAC codes.
     pub(crate) non_iupac: &'static str,
-    /// With a window of only N.
+    /// Treatment of a window of only N.
     pub(crate) all_n: &'static str,
-    /// Longest run of letters beside windows that is not noted.
+    /// Longest run of letters between windows that is not noted.
     pub(crate) longest_gap: usize,
-    /// With longer runs.
+    /// Treatment of longer runs.
     pub(crate) gap: &'static str,
 }
 
@@ -207,12 +207,12 @@ pub(crate) struct FinishedWindow<'a> {
     pub(crate) letters: WindowLetters,
     /// Sequences in the order of labels.
     pub(crate) sequences: &'a [SequenceResult],
-    /// Rows of the sequences that have some, concatenated; empty if the stage keeps none.
+    /// Concatenated rows of the sequences with [`SequenceResult::has_rows`]; empty if the stage keeps no rows.
     pub(crate) rows: &'a [f32],
 }
 
 impl FinishedWindow<'_> {
-    /// The rows of the sequences that have some.
+    /// Each sequence that has rows, with its rows.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&SequenceResult, &[f32])> {
         let count = self.sequences.iter().filter(|sequence| sequence.has_rows()).count();
         // `max(1)`: without rows `chunks_exact` would panic at a size of 0.

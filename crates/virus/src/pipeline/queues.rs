@@ -11,7 +11,7 @@ use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;
 
-/// What the host memory of a run depends on beside the sizes of its queues.
+/// Work of a run whose host memory is planned.
 #[derive(Clone, Copy)]
 pub(crate) struct HostWork<'a> {
     pub(crate) options: &'a Options,
@@ -142,7 +142,7 @@ impl QueueSizes {
         };
         process.add(&format!("the longest record{name}"), record + READER);
         if costs.of_window > 0 {
-            // Twice as many as of known letters, which windows that end at unknown ones can be.
+            // Windows that end at runs of unknown letters can be twice as many as those of known letters.
             let windows = 2 * (extent.longest / options.length as u64 + 1);
             process.add("windows of the longest record", windows * costs.of_window);
         }

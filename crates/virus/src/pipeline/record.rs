@@ -58,7 +58,7 @@ pub(crate) struct RunRecordInputs<'a> {
 }
 
 impl RunRecordInputs<'_> {
-    /// Returns the contents of run.json without the counts, which `Outputs::finish` adds.
+    /// Returns the contents of run.json without the counts, which `Results::finish` adds.
     pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;
         let s = &t.seconds;

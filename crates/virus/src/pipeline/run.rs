@@ -63,7 +63,7 @@ struct PlannedStage<'a> {
     stage: PredictStage,
 }
 
-/// What a run knows at its end beside its results.
+/// Facts for the run record and the report, at the end of a run.
 struct Ending<'a> {
     start: Instant,
     /// Plan of the preceding stage, if there was one.

@@ -36,7 +36,7 @@ pub(crate) struct EncoderShape {
     pub(crate) key: &'static str,
     /// What its rows are, such as `protein embeddings`.
     pub(crate) rows: &'static str,
-    /// The head's input that takes its rows; without a head there is none.
+    /// Name of the head's input that takes its rows; empty for a method without a head.
     pub(crate) head_input: &'static str,
     /// Number of values of a row.
     pub(crate) width: usize,
@@ -67,14 +67,14 @@ pub(crate) struct Shape {
     pub(crate) host: HostCosts,
 }
 
-/// What a method calls its parts.
+/// Names of the parts of a method, for messages and run.json.
 #[derive(Clone, Copy)]
 pub(crate) struct Words {
     /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
     pub(crate) stages: &'static [&'static str],
     /// Key of the number of sequences in run.json.
     pub(crate) sequences: &'static str,
-    /// Rows of all encoders.
+    /// Name of the rows of all encoders.
     pub(crate) rows: &'static str,
 }
 
@@ -130,13 +130,13 @@ impl Shape {
         self.encoders.iter().enumerate().filter(move |(i, _)| stage.runs(*i)).map(|(_, encoder)| encoder)
     }
 
-    /// The encoders whose rows a stage holds: those that run, and for the head also those of an earlier stage.
+    /// The encoders whose rows a stage holds.
     fn held(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
-        let all = self.scores(stage);
-        self.encoders.iter().enumerate().filter(move |(i, _)| all || stage.runs(*i)).map(|(_, encoder)| encoder)
+        self.encoders.iter().enumerate().filter(move |(i, _)| self.holds(stage, *i)).map(|(_, encoder)| encoder)
     }
 
-    /// Whether a stage holds the rows of the encoder with this index.
+    /// Whether a stage holds the rows of the encoder with this index: those of encoders that run, and for the head also those of
+    /// an earlier stage.
     pub(crate) fn holds(&self, stage: PredictStage, encoder: usize) -> bool {
         encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
     }

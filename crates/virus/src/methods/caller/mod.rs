@@ -237,6 +237,7 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Shape 
             tokens_of_base: 2 * 4 * 2,
             // Both mates of a pair are held until the pair is scored.
             waiting_records: if options.paired { 2 } else { 0 },
+            // See `RegionFinder::add`.
             of_window: BYTES_OF_WINDOW,
             // By score and by number.
             sorts: 2,

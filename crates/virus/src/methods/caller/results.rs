@@ -1,4 +1,4 @@
-//! Writers of the result files of a caller. Invariants: as for all results (`mod.rs`). The false discovery rate of a record
+//! Writers of the result files of a caller. Invariants: as for all results (`output/mod.rs`). The false discovery rate of a record
 //! depends on the scores of all records, so rows of `predictions.tsv` and the texts of records that may be called wait in
 //! temporary files until the end; memory does not grow with the number of records.
 //!

@@ -47,7 +47,7 @@ pub struct Limits {
     pub min_length: Option<u64>,
     /// Largest share of unknown letters.
     pub max_n: f64,
-    /// Least complexity, see `letters.rs`.
+    /// Least complexity, see `pipeline/letters.rs`.
     pub min_complexity: f64,
 }
 

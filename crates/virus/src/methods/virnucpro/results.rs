@@ -34,7 +34,7 @@ use crate::output::{
     Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS, commit,
     write_note,
 };
-use crate::pipeline::queue::SequenceState;
+use crate::pipeline::queue::{SequenceResult, SequenceState};
 use crate::pipeline::records::TEXTS;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::{chunk_name, orf_name};
@@ -220,8 +220,8 @@ impl VirNucProResults {
     /// text; a file that cannot be written.
     fn end_record(&mut self, record: &RecordEnd<'_>) -> Result<Call, OutputError> {
         self.record.end(record)?;
-        let score = std::mem::take(&mut self.score);
         let call = if record.length == 0 { Call::Skipped } else { self.call() };
+        let score = self.score;
         let mean = score.virus_score().filter(|_| self.options.trained);
         let mean = mean.map_or("NA".to_owned(), |mean| format!("{mean:.6}"));
         if let Some(hits) = &mut self.virus
@@ -248,6 +248,7 @@ impl VirNucProResults {
             Call::Untrained => &mut self.counts.untrained,
         } += 1;
         self.record.clear();
+        self.score = RecordScore::default();
         Ok(call)
     }
 
@@ -319,27 +320,31 @@ impl Results for VirNucProResults {
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
         let FinishedWindow { record, chunk, sequences, .. } = *window;
-        let frame = |label: u8| Frame::ALL[usize::from(label)];
         if self.embeddings.is_some() {
             let mut name = String::new();
             for (orf, row) in window.rows() {
-                orf_name(record, chunk.index, frame(orf.label), &mut name);
+                orf_name(record, chunk.index, frame_of(orf), &mut name);
                 self.embedding(&name, orf.bases.into(), row)?;
             }
         }
         let mut orfs = vec![];
         for orf in sequences {
             match orf.state {
-                SequenceState::Scored(scores) => orfs.push(OrfScore { frame: frame(orf.label), scores }),
+                SequenceState::Scored(scores) => orfs.push(OrfScore { frame: frame_of(orf), scores }),
                 SequenceState::Failed => {
-                    let name = format!(" frame {}", frame(orf.label).name());
+                    let name = format!(" frame {}", frame_of(orf).name());
                     self.note(&Note::failed(record, chunk, &name))?;
                 }
                 SequenceState::Waiting | SequenceState::Encoded => {}
             }
         }
-        let (index, start, end) = (chunk.index, chunk.start, chunk.end());
-        self.add_window(&ScoredWindow { record, index, start, end, orfs: &orfs })
+        self.add_window(&ScoredWindow {
+            record,
+            index: chunk.index,
+            start: chunk.start,
+            end: chunk.end(),
+            orfs: &orfs,
+        })
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
@@ -361,6 +366,11 @@ impl Results for VirNucProResults {
     fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
         Ok(Finished { counts: self.complete(run_record)?, calls: None })
     }
+}
+
+/// The frame of an open reading frame, whose label is the index of its frame.
+fn frame_of(orf: &SequenceResult) -> Frame {
+    Frame::ALL[usize::from(orf.label)]
 }
 
 /// Checks that every frame occurs at most once, in order, with finite, non-negative scores. Two zeros are

@@ -68,7 +68,7 @@ pub(crate) struct ScannedJournal {
 }
 
 impl ScannedJournal {
-    /// Scans a journal whose embeddings have `width` values; the caller has checked its key.
+    /// Scans a journal whose rows have `width` values; the caller has checked its key.
     pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
         let (mut coverage, mut complete) = (Coverage::default(), false);
         let (mut block, mut entry) = (vec![], JournalEntry::default());
@@ -153,7 +153,7 @@ impl JournalReader {
 struct Source {
     path: PathBuf,
     blocks: Blocks,
-    /// Number of values per embedding.
+    /// Number of values of a row.
     width: usize,
     /// The current block.
     block: Vec<u8>,
