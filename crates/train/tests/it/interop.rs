@@ -2,7 +2,7 @@
 //! checkpoint has the tensors and configuration keys that transformers writes (`fixtures/training/hub.json`,
 //! made by `bench/fixtures/hub.py`).
 
-use crate::rig::golden;
+use crate::rig::{golden, method};
 use crate::training::{ESM, esm, root, train, try_train, values};
 use plimsoll_data::weights::Weights;
 use plimsoll_embed::classify::{self, classify};
@@ -480,7 +480,7 @@ fn a_head_that_was_trained_predicts() {
     let scores = |head: PathBuf, output: &str| {
         let output = folder.path(output);
         let mut options = golden(&fixture("goldens/pipeline/reads.fa"), &output);
-        options.models.head = Some(head);
+        method(&mut options).models.head = Some(head);
         let report = predict(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
         assert!(report.trained);
         fs::read_to_string(output.join("windows.tsv")).expect("a table")
