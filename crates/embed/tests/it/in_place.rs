@@ -29,8 +29,12 @@ fn planned_bytes_are_the_arena() {
         let request =
             Request { tokens: Some(tokens), budget: None, stream, room: Room::UNLIMITED, precision, target };
         let program = program(&model, &request).expect("planned");
-        let (peak, executors) = (program.peak(), start(&settings, 1, program));
-        assert_eq!(peak, memory.mapped() + Bytes(12_345));
+        let tables = program.ledger().get("reserved: page tables of pinned host memory");
+        let peak = program.peak();
+        let executors = start(&settings, 1, program);
+        // The driver of a card keeps the page tables, which this card does not have.
+        assert!(tables > Bytes::ZERO);
+        assert_eq!(peak, memory.mapped() + Bytes(12_345) + tables);
         assert_eq!(executors[0].program().arena_bytes(), memory.mapped());
     }
 }
