@@ -3,7 +3,6 @@
 //! scores. Invariant: the table has one line per sequence, in input order; the scores are the softmax of the
 //! logits.
 
-use crate::engine::OutputLayout;
 use crate::input::Sequence;
 use crate::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use crate::output::{Targets, Written};
@@ -13,15 +12,16 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::destination::is_stream;
 use plimsoll_data::names::written;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
-use plimsoll_data::pack::Order;
 use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Listing, Reader};
 use plimsoll_data::table::Field;
 use plimsoll_data::weights::HubEnv;
-use plimsoll_models::Encoder;
+use plimsoll_graph::{Bounds, Graph, VerifyError};
+use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::model::read_config;
-use plimsoll_runtime::{EncoderModel, ModelParts, Observer, RuntimeError, Settings};
+use plimsoll_runtime::session::{SessionModel, WeightSource};
+use plimsoll_runtime::{EncoderModel, Observer, RuntimeError, Settings, Tokenizer};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -69,19 +69,37 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let options = &Options { inputs: listed(&options.inputs, &model.tokenizer, observer)?, ..options.clone() };
     let names = classes(&model)?;
-    let reading = OutputLayout {
-        pool: Pool::Mean,
-        outputs: vec!["scores".to_owned()],
-        width: names.len(),
-        order: if options.sort_by_length { Order::ByLength } else { Order::Input },
-    };
-    let count = names.len() as u64;
-    let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
+    let width = names.len();
     let digests = ModelDigests::start(&model.weights, &model.described_by)?;
     let results = Table { targets, file: None, names, sequences: 0 };
-    let parts = ModelParts::from(&model);
-    let job = Job { command: "classify", start, model: &parts, digests, reading, results, graph };
+    let model = &Classifier { encoder: model, classes: width as u64 };
+    // The graph of a classifier has the scores as its only output.
+    let job = Job { command: "classify", start, model, digests, outputs: vec![], width, results };
     run(&options.as_embedding(), job, observer)
+}
+
+/// A linear classifier over the mean of an encoder's hidden states.
+struct Classifier {
+    encoder: EncoderModel,
+    classes: u64,
+}
+
+impl SessionModel for Classifier {
+    fn architecture(&self) -> SequenceModel {
+        self.encoder.architecture()
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.encoder.tokenizer
+    }
+
+    fn weights(&self) -> &dyn WeightSource {
+        &self.encoder
+    }
+
+    fn graph(&self, bounds: Bounds, _: &[Output]) -> Result<Graph, VerifyError> {
+        self.encoder.encoder.classifier_graph(bounds, self.classes)
+    }
 }
 
 /// Reads the class names from `config.json`. `Err` if the model has no classes, or its classifier tensors do

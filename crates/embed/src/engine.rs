@@ -1,40 +1,25 @@
-//! Runs the encoder in a session and returns the values of sequences in input order. Invariant: every sequence
-//! that is pushed is written once, in input order, with finite values; otherwise an error names it.
+//! Runs the model in a session and writes the values of sequences in input order. Invariant: every sequence that is pushed is
+//! written once, in input order, with finite values; otherwise an error names it.
 
 use super::Pool;
 use super::input::Sequence;
 use crate::EmbedError;
-use plimsoll_data::pack::{Fill, Order};
-use plimsoll_runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
-use plimsoll_runtime::{RuntimeError, Tokenizer};
+use plimsoll_data::pack::Fill;
+use plimsoll_runtime::session::{Next, Push, Row, Session, StepSession, Stop, Usage};
+use plimsoll_runtime::{RuntimeError, SequenceError, Tokenizer};
+use std::collections::VecDeque;
 
-/// Name of the encoder's plan.
-pub(super) const ENCODER: &str = "encoder";
-
-/// A session of the encoder, with the sequences in flight and the writer of the results.
+/// A session, with the sequences in flight and the writer of the results.
 pub(super) struct Engine<'a, R> {
     session: Session<'a>,
-    encoder: ModelId,
-    /// Index and width of each output that is part of a sequence's values, in the order of concatenation.
-    outputs: Vec<(usize, usize)>,
     /// Number of special tokens at the start and at the end of a sequence that are removed from per-token
     /// results.
     ends: [usize; 2],
-    waiting: InOrder<Sequence>,
-    tokens: u64,
+    /// The sequences whose rows were not written, oldest first.
+    waiting: VecDeque<Sequence>,
     /// Number of sequences that were written without being computed.
     replayed: u64,
     results: R,
-}
-
-/// Layout of the values that a step returns for a sequence.
-pub(super) struct OutputLayout {
-    pub(super) pool: Pool,
-    /// Names of the encoder's outputs that are concatenated to the values of a sequence.
-    pub(super) outputs: Vec<String>,
-    /// Width of each output.
-    pub(super) width: usize,
-    pub(super) order: Order,
 }
 
 /// Receives the values of each sequence, in input order.
@@ -61,35 +46,13 @@ pub(super) trait Rows {
 }
 
 impl<'a, R: Rows> Engine<'a, R> {
-    pub(super) fn new(
-        session: Session<'a>,
-        tokenizer: &Tokenizer,
-        reading: OutputLayout,
-        results: R,
-    ) -> Result<Self, EmbedError> {
-        let ends = match (reading.pool, tokenizer) {
+    pub(super) fn new(session: Session<'a>, pool: Pool, tokenizer: &Tokenizer, results: R) -> Self {
+        let ends = match (pool, tokenizer) {
             (Pool::Tokens, Tokenizer::Esm) => [1, 1],
             (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_))
             | (Pool::Mean | Pool::Cls | Pool::Last, _) => [0, 0],
         };
-        let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
-        let known = session.outputs(encoder);
-        let position = |name: &String| {
-            let at = known.iter().position(|output| output.name == *name);
-            let missing = || RuntimeError::bug(format!("the encoder has no output `{name}`"));
-            at.map(|at| (at, known[at].width)).ok_or_else(missing)
-        };
-        let outputs = reading.outputs.iter().map(position).collect::<Result<_, _>>()?;
-        Ok(Self {
-            session,
-            encoder,
-            outputs,
-            ends,
-            waiting: InOrder::default(),
-            tokens: 0,
-            replayed: 0,
-            results,
-        })
+        Self { session, ends, waiting: VecDeque::new(), replayed: 0, results }
     }
 
     /// Writes a sequence from the results of an interrupted run; false if it must be computed. Sequences that are written
@@ -113,105 +76,118 @@ impl<'a, R: Rows> Engine<'a, R> {
         tokens: &[i32],
         stop: Stop<'_>,
     ) -> Result<(), EmbedError> {
-        let (id, most) = (&sequence.id, self.session.longest(self.encoder));
-        if tokens.len() > most {
-            return Err(EmbedError::LongerThanStep { id: id.clone(), tokens: tokens.len(), most });
+        self.waiting.push_back(sequence.clone());
+        while self.push_tokens(tokens)? == Push::Full {
+            self.write_next(Some(stop))?;
         }
-        let key = self.waiting.next_key();
-        while self.session.push([(self.encoder, key, tokens)])? == Push::Full {
-            let next = self.session.next(stop)?;
-            self.complete(next)?;
-        }
-        self.waiting.add(sequence.clone());
         // Submit every full pack before returning, so that devices compute while the reader waits for input.
-        while self.session.has_packs() {
-            let next = self.session.next(stop)?;
-            self.complete(next)?;
+        while self.session.steps().has_packs() {
+            self.write_next(Some(stop))?;
         }
-        loop {
-            let next = self.session.poll()?;
-            if !self.complete(next)? {
-                return Ok(());
-            }
-        }
+        while self.write_next(None)? {}
+        Ok(())
     }
 
     /// Computes a step of the remaining sequences and writes its results; returns false if none remain.
     pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, EmbedError> {
         self.session.end();
-        let next = self.session.next(stop)?;
-        self.complete(next)
+        if !self.write_next(Some(stop))? {
+            return Ok(false);
+        }
+        while self.write_next(None)? {}
+        Ok(true)
     }
 
     /// Work of each device.
     pub(super) fn usage(&self) -> &[Usage] {
-        self.session.usage()
+        self.session.steps().usage()
     }
 
     /// The program of the size of steps that is in use.
     pub(super) fn program_in_use(&self) -> &plimsoll_plan::Program {
-        self.session.program_in_use()
+        self.session.steps().program_in_use()
     }
 
-    /// The session.
-    pub(super) fn session(&mut self) -> &mut Session<'a> {
-        &mut self.session
-    }
-
-    /// Warnings since the last call.
-    pub(super) fn warnings(&mut self) -> Vec<String> {
-        self.session.warnings()
+    /// The steps of the session.
+    pub(super) fn steps(&mut self) -> &mut StepSession<'a> {
+        self.session.steps_mut()
     }
 
     /// Number of tokens computed so far.
     pub(super) fn tokens(&self) -> u64 {
-        self.tokens
+        self.session.tokens()
     }
 
     /// Number of sequences written so far.
     pub(super) fn sequences(&self) -> u64 {
-        self.replayed + self.waiting.taken()
+        self.replayed + self.session.returned()
     }
 
+    /// Utilization of the packs.
     pub(super) fn fill(&self) -> Fill {
-        self.session.fill(self.encoder)
+        self.session.fill(0)
     }
 
     /// Completes the output. `Err` if a sequence has no result.
     pub(super) fn finish(self) -> Result<R::Written, EmbedError> {
-        match self.waiting.oldest() {
+        match self.waiting.front() {
             Some(sequence) => Err(RuntimeError::bug(format!("'{}' has no result", sequence.id)).into()),
             None => self.results.finish(),
         }
     }
 
-    /// Stores the values of a completed step and writes the results that are next in input order. Returns false
-    /// if no step was complete.
-    fn complete(&mut self, next: Next) -> Result<bool, EmbedError> {
-        let step = match next {
-            Next::Ready(step) => step,
-            Next::Pending | Next::Finished => return Ok(false),
-        };
-        self.tokens += step.counts.tokens;
-        for (i, &key) in step.keys.iter().enumerate() {
-            self.store_values(key, &step, i)?;
-        }
-        self.session.recycle(step);
-        let Self { waiting, results, .. } = self;
-        waiting.take(|sequence, values| results.write(sequence, values))?;
-        Ok(true)
+    fn push_tokens(&mut self, tokens: &[i32]) -> Result<Push, EmbedError> {
+        let first = self.session.returned();
+        self.session.push_tokens(0, tokens).map_err(|error| named(error, &self.waiting, first))
     }
 
-    /// Stores the values of every output for sequence `i` of a step. `Err` if a value is not finite.
-    fn store_values(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
-        let (sequence, kept) = self.waiting.values_of(key)?;
-        for &(output, width) in &self.outputs {
-            let (values, [start, end]) = (step.values(output, i), self.ends.map(|rows| rows * width));
-            kept.extend_from_slice(&values[start..values.len() - end]);
+    /// Writes the next row in input order. Waits for it if `stop` is given, which is called while it waits. Returns false if no row
+    /// is complete.
+    fn write_next(&mut self, stop: Option<Stop<'_>>) -> Result<bool, EmbedError> {
+        let Self { session, ends, waiting, results, .. } = self;
+        let first = session.returned();
+        let next = match stop {
+            Some(stop) => session.next_or_stop(stop),
+            None => session.poll(),
+        };
+        let row = match next {
+            Ok(Next::Ready(row)) => row,
+            Ok(Next::Pending | Next::Finished) => return Ok(false),
+            Err(error) => return Err(named(error, waiting, first)),
+        };
+        let sequence = waiting.front().ok_or_else(|| RuntimeError::bug("a row belongs to no sequence"))?;
+        if *ends == [0, 0] {
+            results.write(sequence, row.all_values())?;
+        } else {
+            results.write(sequence, &without_ends(&row, *ends))?;
         }
-        if !kept.iter().all(|x| x.is_finite()) {
-            return Err(EmbedError::NotFinite { id: sequence.id.clone() });
-        }
-        Ok(())
+        waiting.pop_front();
+        Ok(true)
+    }
+}
+
+/// The values of the per-token outputs of a row without those of the special tokens at its `ends`.
+fn without_ends(row: &Row<'_>, ends: [usize; 2]) -> Vec<f32> {
+    let mut inner = vec![];
+    for output in 0..row.outputs() {
+        let values = row.values(output);
+        let width = values.len() / row.tokens();
+        inner.extend_from_slice(&values[ends[0] * width..values.len() - ends[1] * width]);
+    }
+    inner
+}
+
+/// Names the sequence of an error by its id. `waiting` are the sequences whose rows were not returned, the first of which has the
+/// position `first`.
+fn named(error: RuntimeError, waiting: &VecDeque<Sequence>, first: u64) -> EmbedError {
+    let RuntimeError::Sequence { position, source } = error else { return error.into() };
+    let index = position.saturating_sub(first) as usize;
+    let Some(id) = waiting.get(index).map(|sequence| sequence.id.clone()) else {
+        return RuntimeError::Sequence { position, source }.into();
+    };
+    match source {
+        SequenceError::LongerThanStep { tokens, most } => EmbedError::LongerThanStep { id, tokens, most },
+        SequenceError::NotFinite => EmbedError::NotFinite { id },
+        other => RuntimeError::Sequence { position, source: other }.into(),
     }
 }

@@ -113,14 +113,6 @@ pub enum EmbedError {
         /// Tokens of a step.
         most: usize,
     },
-    /// A sequence in memory is empty or contains letters of another alphabet.
-    #[error("{id}: {reason}")]
-    Refused {
-        /// The position of the sequence, as text.
-        id: String,
-        /// Why it is refused.
-        reason: String,
-    },
     /// An anomaly of the input, which `--strict` makes an error.
     #[error("--strict: {what}; correct it, or omit --strict")]
     Strict {

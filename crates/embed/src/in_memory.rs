@@ -1,14 +1,12 @@
 //! Embeddings of sequences in memory. Invariant: the values are identical to the values that
 //! [`embed`](crate::embed) writes for a file with the same sequences.
 
-use crate::engine::{Engine, OutputLayout, Rows};
+use crate::engine::{Engine, Rows};
 use crate::input::Sequence;
 use crate::states::LayerSelection;
-use crate::{EmbedError, Measured, Pool, UnknownTokens, request, start_of, warn};
-use plimsoll_data::alphabet::unknown_refusal;
-use plimsoll_data::pack::Order;
+use crate::{EmbedError, Pool, UnknownTokens, warn};
 use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::session::Stop;
+use plimsoll_runtime::session::{Request, Session, Stop};
 use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
@@ -54,10 +52,12 @@ pub fn embed_sequences(
     if pool == Pool::Last {
         return Err(EmbedError::LastOfEncoder { family: model.encoder.family() });
     }
-    let states = LayerSelection::new(pool, layers, model.encoder.layers())?;
-    let (mut encoded, mut unknowns) = (vec![], UnknownTokens::default());
+    let outputs = LayerSelection::new(pool, layers, model.encoder.layers())?.outputs();
+    let mut encoded = vec![];
+    let mut unknowns = UnknownTokens::default();
     for (position, letters) in sequences.iter().enumerate() {
-        let Encoded { tokens, unknown } = encode(model, position, letters.as_ref())?;
+        let mut tokens = vec![];
+        let unknown = model.tokenizer.encode_sequence(position as u64, letters.as_ref(), &mut tokens)?;
         if unknown > 0 {
             unknowns.count(unknown, || name(position));
         }
@@ -67,24 +67,16 @@ pub fn embed_sequences(
         observer.say(Level::Warning, &text);
     }
     let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(vec![]) };
-    let measured = Measured {
+    let request = Request {
+        outputs,
         longest: Some(longest as u64),
         sequences: Some(encoded.len() as u64),
-        ..Measured::default()
+        settings: settings.clone(),
+        ..Request::default()
     };
-
-    let outputs = states.outputs();
-    let reading = OutputLayout {
-        pool,
-        outputs: outputs.iter().map(|output| output.name()).collect(),
-        width: model.encoder.hidden_size() as usize,
-        order: Order::ByLength,
-    };
-    let graph = &|bounds| model.encoder.graph(bounds, &outputs);
-    let request = request(settings, &measured, reading.order, None, graph, settings.read_budget()?)?;
-    let (planned, parts) = (settings.plan(request)?, model.into());
-    let session = planned.start(0, start_of(&parts, reading.order), observer)?;
-    let mut engine = Engine::new(session, &model.tokenizer, reading, InMemory(vec![]))?;
+    let planned = Session::plan(&[model], &request)?;
+    let session = planned.start_with(observer)?;
+    let mut engine = Engine::new(session, pool, &model.tokenizer, InMemory(vec![]));
     for (position, tokens) in encoded.iter().enumerate() {
         let length = sequences[position].as_ref().len() as u64;
         let sequence = Sequence { id: name(position), length, result: 0 };
@@ -108,31 +100,6 @@ const STOPPED: &str = "no embedding is returned";
 /// The name of a sequence in errors.
 fn name(position: usize) -> String {
     format!("sequence {position}")
-}
-
-/// A tokenized sequence.
-struct Encoded {
-    tokens: Vec<i32>,
-    /// Number of unknown tokens.
-    unknown: usize,
-}
-
-/// Tokenizes a sequence. `Err` if it is empty, contains letters of another alphabet, or is unknown for more than half.
-fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Encoded, EmbedError> {
-    let refused = |reason: String| EmbedError::Refused { id: name(position), reason };
-    let (mut tokens, mut letters) = (vec![], letters.to_vec());
-    model.tokenizer.normalize(&mut letters);
-    if model.tokenizer.letters(&letters).is_empty() {
-        return Err(refused("it has no letters".to_owned()));
-    }
-    if let Some(reason) = model.tokenizer.alphabet().and_then(|alphabet| alphabet.refusal(&letters)) {
-        return Err(refused(reason));
-    }
-    let unknown = model.tokenizer.encode(&letters, &mut tokens)?;
-    match unknown_refusal(unknown, tokens.len().saturating_sub(model.tokenizer.special_tokens())) {
-        Some(reason) => Err(refused(reason)),
-        None => Ok(Encoded { tokens, unknown }),
-    }
 }
 
 /// Collects the values of each sequence.

@@ -23,12 +23,12 @@ mod states;
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
-use plimsoll_data::pack::{MAX_PACKS, Order};
+use plimsoll_data::pack::Order;
 pub use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Extent, Input, Listing, Reader};
 use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
-use engine::{ENCODER, Engine, OutputLayout, Rows};
+use engine::{Engine, Rows};
 use input::{
     BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit,
     Unknown,
@@ -39,19 +39,18 @@ use plimsoll_data::DataError;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::printable::{EscapedPath, Name};
-use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
-use plimsoll_models::{Encoder, SequenceModel};
+use plimsoll_graph::Bytes;
+use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::Staging;
 use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
 use plimsoll_runtime::run::{BatchSource, RunHarness, SessionEnd, StreamEngine};
-use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage};
+use plimsoll_runtime::session::{Request, Session, SessionModel, Stop, Usage};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{
-    Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
-    Tokenizer, hub, price, replicas_for_input,
+    Budget, FinishedBytes, Level, Model, Observer, Progress, RuntimeError, Settings, Tokenizer, hub, price,
+    replicas_for_input,
 };
 use resume::JournalPlan;
 use serde_json::{Value, json};
@@ -105,6 +104,28 @@ pub struct Options {
 }
 
 impl Options {
+    /// The mean embeddings of the sequences of a file with the usual settings: the last layer, in f32, no file replaced.
+    pub fn usual(model: impl Into<String>, input: impl Into<PathBuf>, output: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            inputs: vec![input.into()],
+            output: Destination::File(output.into()),
+            force: false,
+            strict: false,
+            pool: Pool::Mean,
+            layers: None,
+            values: ValueType::F32,
+            sort_by_length: true,
+            max_length: None,
+            truncate: false,
+            allow_dna: false,
+            prefetch: 2,
+            journal: true,
+            commit_every: Duration::from_secs(5),
+            settings: Settings::default(),
+        }
+    }
+
     /// The files that a run with these options reads.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -257,33 +278,22 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedRepo
     };
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(listing.paths())?;
-    let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;
-    let digests = match &model {
-        OpenedModel::Encoder(model) => ModelDigests::start(&model.weights, &model.described_by)?,
-        OpenedModel::Decoder(model) => ModelDigests::start(&model.weights, &model.described_by)?,
-    };
-    let model = model.parts();
-    let options = &Options { inputs: listed(&options.inputs, model.tokenizer, observer)?, ..options.clone() };
+    let model = Model::open_with(&options.model, &HubEnv::from_process(), observer)?;
+    let digests = ModelDigests::start(model.weight_file(), model.described_by())?;
+    let options = &Options { inputs: listed(&options.inputs, model.tokenizer(), observer)?, ..options.clone() };
     let (format, targets) = match early {
         Some(locked) => locked,
         None => output::lock(&options.output, &options.inputs, options.pool, guard)?,
     };
-    let architecture = &model.architecture;
-    if let (Pool::Last, SequenceModel::Encoder(_)) = (options.pool, architecture) {
+    let architecture = model.architecture();
+    if let (Pool::Last, SequenceModel::Encoder(_)) = (options.pool, &architecture) {
         return Err(EmbedError::LastOfEncoder { family: architecture.family() });
     }
     let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
     let outputs = states.outputs();
     let width = architecture.hidden_size() as usize;
     let results = Results::new(targets, ResultSchema { states, width, values: options.values, format });
-    let reading = OutputLayout {
-        pool: options.pool,
-        outputs: outputs.iter().map(|output| output.name()).collect(),
-        width,
-        order: if options.sort_by_length { Order::ByLength } else { Order::Input },
-    };
-    let graph = &|bounds| architecture.graph(bounds, &outputs);
-    run(options, Job { command: "embed", start, model: &model, digests, reading, results, graph }, observer)
+    run(options, Job { command: "embed", start, model: &model, digests, outputs, width, results }, observer)
 }
 
 /// What [`run`] computes, and where the results go.
@@ -291,11 +301,13 @@ struct Job<'a, R> {
     /// Name of the command.
     command: &'static str,
     start: Instant,
-    model: &'a ModelParts<'a>,
+    model: &'a dyn SessionModel,
     digests: ModelDigests,
-    reading: OutputLayout,
+    /// Outputs that are concatenated to the values of a sequence, see [`Request::outputs`].
+    outputs: Vec<Output>,
+    /// Number of values of a row.
+    width: usize,
     results: R,
-    graph: GraphOf<'a>,
 }
 
 /// Digests of the files of a model, computed by a thread, because large files take minutes.
@@ -339,9 +351,6 @@ fn listed(
     Ok(listing.paths())
 }
 
-/// Builds the encoder's graph for the bounds of a step.
-type GraphOf<'a> = &'a dyn Fn(Bounds) -> Result<Graph, VerifyError>;
-
 /// Streams the input through the graph of a model into result files; shared by [`embed`] and
 /// [`classify`](classify::classify).
 fn run<R: FileRows>(
@@ -349,19 +358,18 @@ fn run<R: FileRows>(
     job: Job<'_, R>,
     observer: &mut dyn Observer,
 ) -> Result<EmbedReport, EmbedError> {
-    let Job { command, start, model, digests, reading, mut results, graph } = job;
+    let Job { command, start, model, digests, outputs, width, mut results } = job;
     let settings = &options.settings;
     let mut watch = Watch::start(command, None, settings.machines(1));
     watch.end_stage("opened", None);
-    let limits = limits(options, &model.architecture)?;
-    let width = reading.width as u64;
+    let limits = limits(options, &model.architecture())?;
     observer.say(Level::Detail, "reading the input once to find the longest sequence");
     let stamps = InputStamps::over(&options.inputs);
     let mut measured = measure(options, model, limits, Unit::Letters, &results, observer)?;
     // With byte pairs, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
     // the longest sequence.
-    let is_exact = match model.tokenizer {
+    let is_exact = match model.tokenizer() {
         Tokenizer::Esm => true,
         Tokenizer::Bpe(_) | Tokenizer::Text(_) => measured.longest.is_none() || measured.sequences.is_none(),
     };
@@ -394,11 +402,16 @@ fn run<R: FileRows>(
     // far the hashing is, and the least budget that a refusal names might not suffice in the next run.
     let digests = digests.finish(observer)?;
     let process = process(options, &measured, limits, results.memory_bytes(records, measured.name), &budget);
-    let worthwhile = replicas_for_input(&options.inputs);
-    let order = reading.order;
     let plan = |measured: &Measured, budget: &Budget| {
-        let budget = budget.with(process.clone());
-        settings.plan(request(settings, measured, order, worthwhile, graph, budget)?)
+        let request = Request {
+            outputs: outputs.clone(),
+            longest: measured.longest,
+            sequences: measured.sequences,
+            order: if options.sort_by_length { Order::ByLength } else { Order::Input },
+            worthwhile_replicas: replicas_for_input(&options.inputs),
+            settings: settings.clone(),
+        };
+        Session::plan_within(&[model], &request, budget.with(process.clone()))
     };
     let planned = match plan(&measured, &budget) {
         // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
@@ -409,7 +422,7 @@ fn run<R: FileRows>(
         planned => planned?,
     };
     watch.end_stage("planned", None);
-    let facts = facts(options, &digests, &planned.programs()[0])?;
+    let facts = facts(options, &digests, planned.program())?;
     let journal = measured.inputs.as_ref().filter(|_| options.journal).map(|inputs| JournalPlan {
         path: results.journal().to_owned(),
         key: key(options, command, inputs, &digests, &facts),
@@ -435,16 +448,16 @@ fn run<R: FileRows>(
         ),
         None => STOPPED.to_owned(),
     };
-    let start_of_session = start_of(model, reading.order);
     let mut harness = RunHarness { watch: &mut watch, observer };
-    let session = harness.start_session(&planned, 0, start_of_session)?;
+    let steps = harness.start_session(planned.stages(), 0, planned.stage_start())?;
+    let session = planned.session(steps)?;
 
     let naming = match measured.inputs {
         Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
         None => Naming::OfPipe,
     };
     let front = open(options, model, limits, most, naming)?;
-    let mut engine = Engine::new(session, model.tokenizer, reading, results)?;
+    let mut engine = Engine::new(session, options.pool, model.tokenizer(), results);
     let loaded = Instant::now();
     let streamed = stream(options, front, &mut engine, &kept, &mut harness);
     let counts = match streamed {
@@ -459,7 +472,8 @@ fn run<R: FileRows>(
     harness.watch.end_stage("computed", None);
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
-    harness.end_session(&planned, &end, || planned.remedies(|budget| plan(&measured, budget)));
+    let smaller = |budget: &Budget| Ok(plan(&measured, budget)?.into_stages());
+    harness.end_session(planned.stages(), &end, || planned.stages().remedies(smaller));
     let devices = engine.usage().to_vec();
     let written = engine.finish()?;
     watch.end_stage("written", None);
@@ -470,7 +484,7 @@ fn run<R: FileRows>(
     Ok(EmbedReport {
         files: written.into_iter().flat_map(|result| result.files).collect(),
         sequences,
-        width,
+        width: width as u64,
         empty: counts.empty,
         renamed: counts.renamed,
         truncated: counts.truncated,
@@ -479,51 +493,13 @@ fn run<R: FileRows>(
         seconds: start.elapsed().as_secs_f64(),
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
         fill: (fill.packs > 1).then(|| fill.but_last()),
-        memory_line: planned.memory_line(0, "outputs"),
-        process: planned.site().budget().process.clone(),
+        memory_line: planned.stages().memory_line(0, "outputs"),
+        process: planned.stages().site().budget().process.clone(),
         devices,
         size_changes: watch.size_changes(),
         stages: watch.stages(),
         health: watch.record(),
     })
-}
-
-/// Request for a plan of the encoder as a single stage. If the length of the longest sequence is unknown, it is
-/// bounded by the number of tokens of a step. `worthwhile` is the number of replicas that the input justifies;
-/// `None` means no limit.
-fn request<'a>(
-    settings: &Settings,
-    measured: &Measured,
-    order: Order,
-    worthwhile: Option<u64>,
-    graph: GraphOf<'a>,
-    budget: Budget,
-) -> Result<Request<'a>, RuntimeError> {
-    let (known, sequences) = (measured.longest, measured.sequences);
-    let turns = match order {
-        Order::ByLength => MAX_PACKS as u64,
-        Order::Input => 0,
-    };
-    let longest = known.unwrap_or(SHORTEST).max(SHORTEST);
-    let part = PlanPart {
-        name: ENCODER,
-        graph: Box::new(move |tokens| graph(bounds(tokens, known.map_or(tokens, |l| l.max(SHORTEST))))),
-        policy: settings.policy()?,
-        streams: true,
-    };
-    let stage = SearchStage {
-        parts: vec![part],
-        longest,
-        finish: Box::new(move |program, replicas| with_outputs(program, copies(replicas), turns, sequences)),
-        kept: Box::new(move |program, steps| Bytes(output_bytes(program).0 * (steps as u64 + turns))),
-    };
-    let replicas = settings.most_replicas(worthwhile);
-    Ok(Request { alternatives: vec![vec![stage]], replicas, tokens: settings.tokens, budgets: vec![budget] })
-}
-
-/// Options to start the session that [`request`] plans.
-fn start_of<'a>(model: &ModelParts<'a>, order: Order) -> Start<'a> {
-    Start { order, weights: vec![model.weights], running: vec![], kept: "outputs" }
 }
 
 /// Metadata of the result files: version, model, and how its values were computed.
@@ -611,7 +587,7 @@ fn same_inputs(before: Option<&[Input]>, read: &[Input]) -> Result<(), EmbedErro
 /// Opens all inputs for reading.
 fn open(
     options: &Options,
-    model: &ModelParts<'_>,
+    model: &dyn SessionModel,
     limits: Limits,
     most: Option<Extent>,
     naming: Naming,
@@ -620,7 +596,7 @@ fn open(
         Destination::File(_) => false,
         Destination::PerInput { .. } => true,
     };
-    InputPipeline::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most, naming)
+    InputPipeline::open(&options.inputs, per_input, model.tokenizer().clone(), limits, most, naming)
 }
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
@@ -713,7 +689,7 @@ fn process(
 /// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
 fn measure(
     options: &Options,
-    model: &ModelParts<'_>,
+    model: &dyn SessionModel,
     limits: Limits,
     unit: Unit,
     results: &impl FileRows,
@@ -721,7 +697,7 @@ fn measure(
 ) -> Result<Measured, EmbedError> {
     let front = open(options, model, limits, None, Naming::Measured)?;
     if front.bytes_total().is_none() {
-        let longest = limits.letters.map(|letters| model.tokenizer.most_tokens(letters as u64));
+        let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
         return Ok(Measured { longest, ..Measured::default() });
     }
     let (mut longest, mut measured) = (0, Measured::default());
@@ -732,7 +708,7 @@ fn measure(
         strict(options, &batch)?;
         for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
             longest = longest.max(match unit {
-                Unit::Letters => model.tokenizer.most_tokens(length as u64),
+                Unit::Letters => model.tokenizer().most_tokens(length as u64),
                 Unit::Tokens => length as u64,
             });
             measured.letters = measured.letters.max(sequence.length);
@@ -754,9 +730,6 @@ fn measure(
     }
     Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
 }
-
-/// Tokens of the shortest sequence: one letter between two special tokens.
-const SHORTEST: u64 = 3;
 
 /// Counts of skipped, renamed, truncated and RNA records, and of unknown tokens.
 #[derive(Default)]
@@ -890,11 +863,11 @@ impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
     }
 
     fn warnings(&mut self) -> Vec<String> {
-        self.engine.warnings()
+        self.engine.steps().warnings()
     }
 
     fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
-        self.engine.session().report_sizes(watch, observer);
+        self.engine.steps().report_sizes(watch, observer);
     }
 
     fn progress(&mut self, bytes_total: Option<u64>) -> Progress {
@@ -969,5 +942,5 @@ fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
 
 /// Forwards the warnings of the engine (failed devices) to the observer.
 fn warn<R: Rows>(engine: &mut Engine<'_, R>, observer: &mut dyn Observer) {
-    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
+    engine.steps().warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }

@@ -1,26 +1,52 @@
 //! Plimsoll runs and trains transformers inside a memory budget that is known, to the byte, before launch.
 //!
-//! A model is a function that builds a [`plimsoll_graph::Graph`] of coarse transformer ops. Passes transform the graph, a planner
+//! A model is a function that builds a [`Graph`](graph::Graph) of coarse transformer ops. Passes transform the graph, a planner
 //! gives every byte an address before the first allocation, and an executor follows the plan on a CPU or an NVIDIA GPU.
-//! This crate re-exports the public API of the crates that do this; the command `plimsoll` is built on them.
+//! This page is the public API; the command `plimsoll` is built on it. Every example compiles and runs in the tests.
 //!
 //! | to | start at |
 //! |---|---|
-//! | compute embeddings of sequences | [`plimsoll_embed::embed_sequences`] in memory, [`plimsoll_embed::embed`] from files into files |
-//! | run a model of your own choice step by step | [`plimsoll_runtime::session::Session`] |
-//! | find viral reads | [`virus`] |
-//! | know the memory of a model on a machine | [`plimsoll_runtime::price`] |
-//! | plan or run training | [`train`] |
-//! | build a model | [`models`], [`plimsoll_graph::Builder`] |
-//! | add an op | [`plimsoll_graph::OpRules`] and [a new op](#a-new-op) |
+//! | run a model on sequences | [`Session`] |
+//! | compute embeddings | [`embed::embed_sequences`] in memory, [`embed::embed`] from files into files |
+//! | classify sequences | [`embed::classify`] |
+//! | find viral reads | [`predict::predict`] |
+//! | know the memory of a model on a machine | [`price::program`] |
+//! | plan training | [`train::priced`] |
+//! | train | [`train::train_with`] |
+//! | build a model | [`graph::Builder`] |
+//! | plan and run a graph | [`plan::compile`], [`machine`] |
+//! | add an op | [a new op](#a-new-op) |
 //!
-//! # Embeddings of sequences in memory
-//! [`plimsoll_runtime::EncoderModel::open`] opens a model by its folder or by its name on the hub; the built-in encoder of this example has
-//! random weights.
+//! # A session
+//! A session runs a model on sequences. Its plan chooses the tokens of a step and states the memory before anything is allocated;
+//! rows are returned in input order. [`Model::open`] opens a model by its folder or by its name on the hub; the built-in encoder
+//! of this example has random weights.
+//! ```
+//! use plimsoll::{EncoderModel, Next, Push, Request, Row, RuntimeError, Session};
+//!
+//! fn print(row: Row<'_>) -> Result<(), RuntimeError> {
+//!     Ok(println!("{}: {:?}", row.position(), row.values(0)))
+//! }
+//!
+//! # fn main() -> Result<(), RuntimeError> {
+//! let model = EncoderModel::builtin_protein()?;
+//! let planned = Session::plan(&[&model], &Request::default())?; // Err: the bill, and what would fit
+//! println!("{}", planned.ledger());
+//! let mut session = planned.start()?;
+//! for protein in ["MKVLAW", "TRESNDQCEGHIL"] {
+//!     while session.push(protein)? == Push::Full {
+//!         if let Next::Ready(row) = session.next()? { print(row)? }
+//!     }
+//! }
+//! session.finish(print)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Embeddings
 //! ```
 //! use plimsoll::embed::{EmbedError, Pool, embed_sequences};
-//! use plimsoll::graph::Bytes;
-//! use plimsoll::runtime::{EncoderModel, Settings, Silent};
+//! use plimsoll::{Bytes, EncoderModel, Settings, Silent};
 //!
 //! # fn main() -> Result<(), EmbedError> {
 //! let model = EncoderModel::builtin_protein()?;
@@ -32,22 +58,47 @@
 //! # Ok(())
 //! # }
 //! ```
+//! From a file into a file, with a journal from which an interrupted run resumes:
+//! ```no_run
+//! use plimsoll::Silent;
+//! use plimsoll::embed::{EmbedError, Options, Pool, embed};
+//!
+//! # fn main() -> Result<(), EmbedError> {
+//! let options = Options::usual("facebook/esm2_t33_650M_UR50D", "proteins.faa.gz", "embeddings.npy");
+//! let report = embed(&Options { pool: Pool::Cls, ..options }, &mut Silent)?;
+//! println!("{} sequences, {:.0} tokens/s", report.sequences, report.tokens_per_second);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Viral reads
+//! ```no_run
+//! use plimsoll::predict::{CallerOptions, MethodOptions, Options, VirusError, caller_window, predict};
+//! use plimsoll::{Settings, Silent};
+//!
+//! # fn main() -> Result<(), VirusError> {
+//! let method = MethodOptions::Caller(CallerOptions::usual(None)); // the built-in caller
+//! let usual = Options::usual(vec!["reads.fq.gz".into()], "viruses".into(), method, Settings::default());
+//! let report = predict(&Options { length: caller_window(None)?, ..usual }, &mut Silent)?;
+//! println!("{}", report.output_dir.display());
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # The memory of a model on a machine
 //! Neither weights nor the machine are needed: the configuration and the description of the target are enough.
 //! ```
-//! use plimsoll::plan::{Room, Streaming};
-//! use plimsoll::runtime::{RuntimeError, price};
+//! use plimsoll::price;
+//! use plimsoll::{Room, RuntimeError, Streaming};
 //!
 //! # fn main() -> Result<(), RuntimeError> {
-//! let target = price::target("h100")?;
 //! let request = price::Request {
+//!     target: price::target("h100")?,
 //!     tokens: Some(16384),
 //!     budget: None,
 //!     room: Room::UNLIMITED,
 //!     stream: Streaming::Never,
 //!     precision: None,
-//!     target,
 //! };
 //! let program = price::program("facebook/esm2_t33_650M_UR50D", &request)?;
 //! println!("{}", program.ledger());
@@ -56,12 +107,11 @@
 //! # }
 //! ```
 //!
-//! # The memory of a training run
-//! The planner chooses recomputation and the size of micro-batches inside the budget.
+//! # Training
+//! The planner chooses recomputation, offload and the packs of a micro-step inside the budget.
 //! ```
-//! use plimsoll::runtime::Silent;
-//! use plimsoll::train::config::TrainConfig;
-//! use plimsoll::train::{TrainError, priced};
+//! use plimsoll::Silent;
+//! use plimsoll::train::{TrainConfig, TrainError, priced};
 //!
 //! # fn main() -> Result<(), TrainError> {
 //! let text = "
@@ -78,9 +128,22 @@
 //! # Ok(())
 //! # }
 //! ```
+//! The run itself; started again, it resumes from its newest checkpoint with the same bits:
+//! ```no_run
+//! use plimsoll::train::{Request, Resume, TrainConfig, TrainError, open, train_with};
+//! use plimsoll::{Device, Silent};
+//!
+//! # fn main() -> Result<(), TrainError> {
+//! let config = TrainConfig::parse(&std::fs::read_to_string("run.yaml").expect("a configuration"), "run.yaml", &[])?;
+//! let request = Request { config, output: "run".into(), resume: Resume::Auto };
+//! let report = train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
+//! println!("loss {:?} after {} steps", report.loss, report.steps);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # A new op
-//! An op is a struct of attributes with [`plimsoll_graph::OpRules`]: types, gradient, cost, aliasing and precision. The rules of an op `y = -x`:
+//! An op is a struct of attributes with [`graph::OpRules`]: types, gradient, cost, aliasing and precision. The rules of an op `y = -x`:
 //! ```
 //! use plimsoll::graph::ops::Scale;
 //! use plimsoll::graph::{
@@ -129,26 +192,68 @@
 //! tables of `crates/plan/src/kernels`, and its op cases in `crates/exec/tests/it/op_cases`; CONTRIBUTING.md has the steps.
 #![forbid(unsafe_code)]
 
-#[doc(inline)]
-pub use plimsoll_cpu as cpu;
-#[cfg(feature = "cuda")]
-#[doc(inline)]
-pub use plimsoll_cuda as cuda;
-#[doc(inline)]
-pub use plimsoll_data as data;
-#[doc(inline)]
-pub use plimsoll_embed as embed;
-#[doc(inline)]
-pub use plimsoll_exec as exec;
-#[doc(inline)]
-pub use plimsoll_graph as graph;
-#[doc(inline)]
-pub use plimsoll_models as models;
-#[doc(inline)]
-pub use plimsoll_plan as plan;
-#[doc(inline)]
-pub use plimsoll_runtime as runtime;
-#[doc(inline)]
-pub use plimsoll_train as train;
-#[doc(inline)]
-pub use plimsoll_virus as virus;
+pub use plimsoll_data::pack::Order;
+pub use plimsoll_models::Output;
+pub use plimsoll_plan::{Bill, Ledger, PlanError, Precision, Program, Remedy, Room, Streaming, Target};
+pub use plimsoll_runtime::session::{
+    Next, PlannedSession, Push, Request, Row, Session, SessionModel, WeightSource,
+};
+pub use plimsoll_runtime::{
+    Bytes, DecoderModel, Device, EncoderModel, Failure, Level, Model, ModelError, Observer, Progress, Replicas,
+    RequestError, RuntimeError, SequenceError, Settings, Silent, Tokenizer,
+};
+
+/// Embeddings and classes of sequences.
+pub mod embed {
+    pub use plimsoll_embed::classify::{Options as ClassifyOptions, classify};
+    pub use plimsoll_embed::{
+        Destination, EmbedError, EmbedReport, Format, Options, Pool, ValueType, embed, embed_sequences,
+    };
+}
+
+/// Viral reads, by VirNucPro's pipeline or by a caller.
+pub mod predict {
+    pub use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
+    pub use plimsoll_virus::planned;
+    pub use plimsoll_virus::{
+        CallerOptions, MethodOptions, Models, Options, PredictReport, Shard, VirNucProOptions, VirusError,
+        caller_window, predict, predict_each,
+    };
+}
+
+/// Training: plans, runs, evaluations.
+pub mod train {
+    pub use plimsoll_train::config::TrainConfig;
+    pub use plimsoll_train::priced;
+    pub use plimsoll_train::{
+        ConfigError, Ended, EvaluationReport, EvaluationRequest, Request, Resume, RunState, TrainError,
+        TrainReport, evaluate, open, train_with,
+    };
+}
+
+/// The memory and the time of a model on a machine, without weights and without the machine.
+pub mod price {
+    pub use plimsoll_runtime::price::{Request, program, target, to_text};
+}
+
+/// Graphs of coarse transformer ops, and how they are built.
+pub mod graph {
+    pub use plimsoll_graph::ops;
+    pub use plimsoll_graph::{
+        Bounds, Builder, Cost, Counts, DType, Dim, Graph, NotDifferentiable, Op, OpRules, Param,
+        PrecisionClass, RuleError, TensorSpec, ValueId, VerifyError, Vjp,
+    };
+}
+
+/// Plans: passes, schedule, kernels and the address of every tensor.
+pub mod plan {
+    pub use plimsoll_plan::{Plan, Policy, Program, check, compile};
+}
+
+/// Machines that follow a plan.
+pub mod machine {
+    pub use plimsoll_cpu::CpuMachine;
+    #[cfg(feature = "cuda")]
+    pub use plimsoll_cuda::CudaMachine;
+    pub use plimsoll_exec::{Executor, Machine};
+}

@@ -347,6 +347,32 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
+/// Why a session cannot compute a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SequenceError {
+    /// The sequence has no letters.
+    #[error("it has no letters")]
+    Empty,
+    /// The letters are not those of the model's alphabet, or most of them are unknown.
+    #[error("{reason}")]
+    Unsuitable {
+        /// Why the letters are refused.
+        reason: String,
+    },
+    /// The sequence has more tokens than a step.
+    #[error("it has {tokens} tokens, but a step has at most {most}")]
+    LongerThanStep {
+        /// Tokens of the sequence.
+        tokens: usize,
+        /// Tokens of a step.
+        most: usize,
+    },
+    /// An output of the sequence has a value that is not finite.
+    #[error("its outputs contain a NaN or infinite value; check the weights")]
+    NotFinite,
+}
+
 /// Error of planning, starting or running a session.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -368,6 +394,13 @@ pub enum RuntimeError {
     Device(DeviceError),
     /// A device ran out of memory after the arena was allocated.
     OutOfMemory(Box<OutOfMemory>),
+    /// A sequence cannot be computed.
+    Sequence {
+        /// Position of the sequence among all that were pushed to the session, from 0.
+        position: u64,
+        /// Reason for the refusal.
+        source: SequenceError,
+    },
     /// A model's graph failed verification: a bug of this program.
     Verify(VerifyError),
     /// Results cannot be written.
@@ -440,6 +473,7 @@ impl Failure for RuntimeError {
             | Self::Config { .. }
             | Self::Plan(_)
             | Self::Device(_)
+            | Self::Sequence { .. }
             | Self::Verify(_)
             | Self::Output(_)
             | Self::Io { .. }
@@ -492,6 +526,7 @@ impl fmt::Display for RuntimeError {
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
             Self::OutOfMemory(e) => e.fmt(f),
+            Self::Sequence { position, source } => write!(f, "sequence {position}: {source}"),
             Self::Verify(e) => write!(f, "the graph of the model is invalid: {e}"),
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", EscapedPath(path)),
@@ -519,7 +554,11 @@ impl std::error::Error for RuntimeError {
             Self::Thread { source, .. } => Some(source),
             Self::Model(e) => e.source(),
             Self::Request(e) => e.source(),
-            Self::Verify(_) | Self::Io { .. } | Self::Bug { .. } | Self::Interrupted { .. } => None,
+            Self::Sequence { .. }
+            | Self::Verify(_)
+            | Self::Io { .. }
+            | Self::Bug { .. }
+            | Self::Interrupted { .. } => None,
         }
     }
 }

@@ -4,8 +4,8 @@
 use crate::machine::resident;
 use crate::price::{self, Request};
 use crate::session::bounds::{TOKEN_STEP, tokens};
-use crate::session::{self, Next, Push, Start};
-use crate::{Budget, Device, Observer, OpenedModel, RequestError, RuntimeError, Settings};
+use crate::session::{self, Next, Push, SessionModel, StageStart};
+use crate::{Budget, Device, Model, Observer, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
@@ -144,21 +144,21 @@ pub fn trial(
         ..usual
     };
     let machine = settings.machine();
-    let opened = OpenedModel::open(model, &HubEnv::from_process(), observer)?;
-    let parts = opened.parts();
-    let stage = price::stage(parts.architecture.clone(), request, settings.policy()?);
+    let opened = Model::open_with(model, &HubEnv::from_process(), observer)?;
+    let stage = price::stage(opened.architecture(), request, settings.policy()?);
     let budget = Budget { process: price::process(request).lines().to_vec(), ..settings.read_budget()? };
-    let planned = settings.plan(session::Request {
+    let planned = settings.plan_stages(session::StagesRequest {
         alternatives: vec![vec![stage]],
         replicas: settings.most_replicas(None),
         tokens: settings.tokens,
         budgets: vec![budget.clone()],
     })?;
-    let start = Start { order: Order::Input, weights: vec![parts.weights], running: vec![], kept: "outputs" };
+    let start =
+        StageStart { order: Order::Input, weights: vec![opened.weights()], running: vec![], kept: "outputs" };
     let mut session = planned.start(0, start, observer)?;
     let encoder = session.model(price::PLAN).ok_or_else(|| RuntimeError::bug("the session has no model"))?;
     let mut encoded = vec![];
-    parts.tokenizer.encode(b"ACGT", &mut encoded)?;
+    opened.tokenizer().encode(b"ACGT", &mut encoded)?;
     let full = tokens(session.program());
     let longest = session.longest(encoder);
     let sequence: Vec<i32> = encoded.iter().copied().cycle().take(longest).collect();
@@ -188,7 +188,7 @@ pub fn trial(
 
 /// Waits for a step, and notes its tokens and whether its outputs are finite; false if none is in flight.
 fn complete(
-    session: &mut session::Session<'_>,
+    session: &mut session::StepSession<'_>,
     largest: &mut u64,
     finite: &mut bool,
 ) -> Result<bool, RuntimeError> {

@@ -2,8 +2,9 @@
 //! found with the expected shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::{ModelError, Observer, RuntimeError, adapter, bundle, leftovers};
-use plimsoll_data::alphabet::{Alphabet, Normalized};
+use crate::session::{SessionModel, WeightSource};
+use crate::{ModelError, Observer, RuntimeError, SequenceError, adapter, bundle, leftovers};
+use plimsoll_data::alphabet::{Alphabet, Normalized, unknown_refusal};
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::printable::Name;
@@ -94,6 +95,35 @@ impl Tokenizer {
         }
     }
 
+    /// Normalizes a sequence, appends its tokens to `tokens`, and returns the number of unknown tokens among them. White space,
+    /// digits and gaps between letters are dropped. Errors name the sequence by its `position`.
+    ///
+    /// # Errors
+    /// [`SequenceError`]: no letters, letters of another alphabet, or more than half of the tokens unknown.
+    pub fn encode_sequence(
+        &self,
+        position: u64,
+        letters: &[u8],
+        tokens: &mut Vec<i32>,
+    ) -> Result<usize, RuntimeError> {
+        let refused = |source| RuntimeError::Sequence { position, source };
+        let mut letters = letters.to_vec();
+        self.normalize(&mut letters);
+        if self.letters(&letters).is_empty() {
+            return Err(refused(SequenceError::Empty));
+        }
+        if let Some(reason) = self.alphabet().and_then(|alphabet| alphabet.refusal(&letters)) {
+            return Err(refused(SequenceError::Unsuitable { reason }));
+        }
+        let before = tokens.len();
+        let unknown = self.encode(&letters, tokens)?;
+        let own = (tokens.len() - before).saturating_sub(self.special_tokens());
+        match unknown_refusal(unknown, own) {
+            Some(reason) => Err(refused(SequenceError::Unsuitable { reason })),
+            None => Ok(unknown),
+        }
+    }
+
     /// Maximum number of tokens of a sequence of `letters` bytes, start and end token included.
     pub fn most_tokens(&self, letters: u64) -> u64 {
         match self {
@@ -118,6 +148,20 @@ impl Tokenizer {
             true => Err(ModelError::Tokenizer { name, tokens, rows }.into()),
             false => Ok(()),
         }
+    }
+}
+
+impl SessionModel for EncoderModel {
+    fn architecture(&self) -> SequenceModel {
+        SequenceModel::Encoder(self.encoder.clone())
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    fn weights(&self) -> &dyn WeightSource {
+        self
     }
 }
 

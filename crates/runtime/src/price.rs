@@ -2,8 +2,8 @@
 
 use crate::explain::{self, Effect};
 use crate::hub::{self, Need};
-use crate::session::bounds::{bounds, copies, with_outputs};
-use crate::session::{PlanPart, SearchPoint, SearchSpace, SearchStage, search, threads};
+use crate::session::bounds::bounds;
+use crate::session::{PlanPart, SearchPoint, SearchSpace, SearchStage, search, sequence_stage, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use plimsoll_cpu::{CpuDevice, Isa};
@@ -199,15 +199,12 @@ pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeEr
 pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let part = PlanPart {
-        name: PLAN,
+        name: PLAN.to_owned(),
         graph: Box::new(move |tokens| model.graph(bounds(tokens, longest), &[Output::Mean])),
         policy,
         streams: true,
     };
-    SearchStage {
-        finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MAX_PACKS as u64, None)),
-        ..SearchStage::new(vec![part], longest)
-    }
+    sequence_stage(vec![part], longest, MAX_PACKS as u64, None)
 }
 
 /// The optimisations in effect in `program`, which was planned for `request`. Sizes of a step are held: a plan without an

@@ -7,7 +7,7 @@ use crate::health::PlannedMemory;
 use crate::machine::Reading;
 use crate::observer::stopped;
 use crate::session::bounds::tokens;
-use crate::session::{Planned, Session, Start, Stop, Usage, say_given_back};
+use crate::session::{PlannedStages, StageStart, StepSession, Stop, Usage, say_given_back};
 use crate::watch::{StageRecorder, Watch};
 use crate::{Level, Observer, Progress, RuntimeError};
 use plimsoll_graph::Bytes;
@@ -82,13 +82,13 @@ impl RunHarness<'_> {
     /// weights; otherwise it loads the weights.
     ///
     /// # Errors
-    /// Those of [`Planned::start`].
+    /// Those of [`PlannedStages::start`].
     pub fn start_session<'a>(
         &mut self,
-        planned: &'a Planned<'a>,
+        planned: &'a PlannedStages<'a>,
         stage: usize,
-        start: Start<'a>,
-    ) -> Result<Session<'a>, RuntimeError> {
+        start: StageStart<'a>,
+    ) -> Result<StepSession<'a>, RuntimeError> {
         self.watch.set_planned(PlannedMemory::of(&planned.programs()[stage], planned.site().budget()));
         let session = if !start.running.is_empty() && planned.is_on(stage, &start.running) {
             planned.resume(stage, start)?
@@ -148,7 +148,7 @@ impl RunHarness<'_> {
     /// settings with which the run would need less memory.
     pub fn end_session(
         &mut self,
-        planned: &Planned<'_>,
+        planned: &PlannedStages<'_>,
         end: &SessionEnd<'_>,
         remedies: impl FnOnce() -> Vec<Remedy>,
     ) {

@@ -4,8 +4,8 @@
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::model::{Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, weights_of};
-use crate::session::WeightSource;
-use crate::{EncoderModel, ModelError, Observer, RuntimeError, Tokenizer, adapter, leftovers};
+use crate::session::{SessionModel, WeightSource};
+use crate::{EncoderModel, ModelError, Observer, RuntimeError, Silent, Tokenizer, adapter, leftovers};
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::train::{IdWidth, TokenizerKind, Vocabulary};
@@ -17,42 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A model that computes hidden states, with its weights.
-pub enum OpenedModel {
+pub enum Model {
     /// An encoder.
     Encoder(EncoderModel),
     /// A decoder language model.
     Decoder(DecoderModel),
-}
-
-/// What a run needs of an opened model: its architecture, its tokenizer and its weights.
-#[derive(Clone)]
-pub struct ModelParts<'a> {
-    /// The architecture, which builds the graph.
-    pub architecture: SequenceModel,
-    /// The tokenizer.
-    pub tokenizer: &'a Tokenizer,
-    /// The weights, shared with the thread that computes their digests.
-    pub weights: &'a dyn WeightSource,
-}
-
-impl<'a> From<&'a EncoderModel> for ModelParts<'a> {
-    fn from(model: &'a EncoderModel) -> Self {
-        Self {
-            architecture: SequenceModel::Encoder(model.encoder.clone()),
-            tokenizer: &model.tokenizer,
-            weights: model,
-        }
-    }
-}
-
-impl<'a> From<&'a DecoderModel> for ModelParts<'a> {
-    fn from(model: &'a DecoderModel) -> Self {
-        Self {
-            architecture: SequenceModel::Decoder(model.config.clone()),
-            tokenizer: &model.tokenizer,
-            weights: model,
-        }
-    }
 }
 
 /// A decoder with its weights.
@@ -69,13 +38,22 @@ pub struct DecoderModel {
     pub described_by: Vec<(&'static str, String)>,
 }
 
-impl OpenedModel {
+impl Model {
     /// Opens a model folder, a weight file, or a hub model; files missing from the cache are downloaded.
     ///
     /// # Errors
     /// A model that is neither an encoder nor a decoder; files that cannot be read; tensors that are missing or have other
     /// shapes; a decoder without a tokenizer.
-    pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RuntimeError> {
+    pub fn open(name: &str) -> Result<Self, RuntimeError> {
+        Self::open_with(name, &HubEnv::from_process(), &mut Silent)
+    }
+
+    /// As [`Model::open`], with the folders and addresses of the hub in `env`; messages and the progress of downloads go to
+    /// `observer`.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_with(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RuntimeError> {
         let place = hub::sequence_model(name, Need::Model, env, observer)?;
         adapter::refuse(place.config().parent().unwrap_or(Path::new(".")))?;
         let (config, text) = hub::config_text(&place)?;
@@ -89,20 +67,60 @@ impl OpenedModel {
                 DecoderModel::at(name, &place, &config, &text, decoder).map(Self::Decoder)?
             }
         };
-        let weights = match &opened {
-            Self::Encoder(model) => &model.weights,
-            Self::Decoder(model) => &model.weights,
-        };
-        leftovers::note(name, &opened.parts().architecture, weights, observer)?;
+        leftovers::note(name, &opened.architecture(), opened.weight_file(), observer)?;
         Ok(opened)
     }
 
-    /// The parts of the model that a run needs.
-    pub fn parts(&self) -> ModelParts<'_> {
+    /// The tensors of the model's files.
+    pub fn weight_file(&self) -> &Arc<Weights> {
         match self {
-            Self::Encoder(model) => model.into(),
-            Self::Decoder(model) => model.into(),
+            Self::Encoder(model) => &model.weights,
+            Self::Decoder(model) => &model.weights,
         }
+    }
+
+    /// The files other than the weights that results depend on: name and SHA-256 in hexadecimal.
+    pub fn described_by(&self) -> &[(&'static str, String)] {
+        match self {
+            Self::Encoder(model) => &model.described_by,
+            Self::Decoder(model) => &model.described_by,
+        }
+    }
+
+    /// The encoder or the decoder.
+    fn inner(&self) -> &dyn SessionModel {
+        match self {
+            Self::Encoder(model) => model,
+            Self::Decoder(model) => model,
+        }
+    }
+}
+
+impl SessionModel for Model {
+    fn architecture(&self) -> SequenceModel {
+        self.inner().architecture()
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.inner().tokenizer()
+    }
+
+    fn weights(&self) -> &dyn WeightSource {
+        self.inner().weights()
+    }
+}
+
+impl SessionModel for DecoderModel {
+    fn architecture(&self) -> SequenceModel {
+        SequenceModel::Decoder(self.config.clone())
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    fn weights(&self) -> &dyn WeightSource {
+        self
     }
 }
 

@@ -16,7 +16,10 @@ pub use error::VirusError;
 pub use methods::caller;
 pub use methods::caller::caller_window;
 pub use methods::caller::score::LengthThreshold;
-pub use options::{CallerOptions, MethodOptions, Models, Options, Shard, VirNucProOptions};
+pub use options::{
+    CallerOptions, MethodOptions, Models, Options, Shard, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
+    usual_workers,
+};
 pub use output::{CallsSummary, VirusRow};
 pub use plimsoll_data::sequence::{Listing, stem};
 

@@ -6,7 +6,7 @@ use crate::methods::caller::calibration::Preset;
 use crate::methods::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
-use plimsoll_runtime::{Settings, hub};
+use plimsoll_runtime::{Settings, hub, machine};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,6 +46,43 @@ pub struct Options {
     pub settings: Settings,
 }
 
+/// Default window length in bases.
+pub const USUAL_LENGTH: usize = 500;
+
+/// Default number of jobs in flight per worker thread, and of in-flight steps on a GPU.
+pub const USUAL_PREFETCH: usize = 2;
+
+/// Maximum default number of reading and translating threads per device.
+const WORKERS_OF_DEVICE: usize = 8;
+
+impl Options {
+    /// A prediction on these machines with the usual settings: windows of [`USUAL_LENGTH`] bases, all windows, no file replaced.
+    pub fn usual(inputs: Vec<PathBuf>, output_dir: PathBuf, method: MethodOptions, settings: Settings) -> Self {
+        Self {
+            inputs,
+            output_dir,
+            force: false,
+            method,
+            length: USUAL_LENGTH,
+            hits_format: HitsFormat::Fasta,
+            strict: false,
+            workers: usual_workers(&settings),
+            prefetch: USUAL_PREFETCH,
+            commit_every: Duration::from_secs(5),
+            shard: None,
+            merge: vec![],
+            source: false,
+            sort_by_length: true,
+            settings,
+        }
+    }
+}
+
+/// Default number of threads that read and translate.
+pub fn usual_workers(settings: &Settings) -> usize {
+    machine::cores().min(WORKERS_OF_DEVICE * settings.device.count())
+}
+
 /// A method of finding viral sequences, with its options.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MethodOptions {
@@ -71,12 +108,15 @@ pub struct VirNucProOptions {
 }
 
 impl VirNucProOptions {
+    /// Default of [`VirNucProOptions::threshold`].
+    pub const USUAL_THRESHOLD: f32 = 0.5;
+
     /// VirNucPro's pipeline with these models and the usual settings.
     pub fn usual(models: Models) -> Self {
         Self {
             models,
             original_alphabet: false,
-            threshold: 0.5,
+            threshold: Self::USUAL_THRESHOLD,
             keep_intermediate: false,
             save_embeddings: None,
         }

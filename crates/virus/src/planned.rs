@@ -221,14 +221,14 @@ pub(crate) fn choose<'a>(
     shape: &'a Shape,
     replicas: usize,
     reread: bool,
-) -> Result<session::Planned<'a>, RuntimeError> {
+) -> Result<session::PlannedStages<'a>, RuntimeError> {
     let precision = settings.precision()?;
     let stages =
         |stages: &[PredictStage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
     // An input that can be read only once has no second pass.
     let alternatives = shape.alternatives();
     let alternatives = if reread { alternatives } else { &alternatives[..1] };
-    settings.plan(session::Request {
+    settings.plan_stages(session::StagesRequest {
         alternatives: alternatives.iter().copied().map(stages).collect(),
         replicas,
         tokens: settings.tokens,
@@ -237,7 +237,7 @@ pub(crate) fn choose<'a>(
 }
 
 /// Returns the stages of a plan, in the order of its programs.
-pub(crate) fn stages(planned: &session::Planned<'_>, shape: &Shape) -> &'static [PredictStage] {
+pub(crate) fn stages(planned: &session::PlannedStages<'_>, shape: &Shape) -> &'static [PredictStage] {
     shape.alternatives()[planned.alternative()]
 }
 

@@ -4,7 +4,7 @@
 use super::card;
 use super::device::DeviceName;
 use super::machine::{Precision, StreamingFlags, threads};
-use super::predict::{ModelFlags, PREFETCH, length, usual_options};
+use super::predict::{ModelFlags, length, usual_options};
 use super::train::{Foreign, source_parser};
 use super::{at_least_one, print_beside, step_tokens};
 use crate::error::{CliError, usage};
@@ -23,7 +23,9 @@ use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
 use plimsoll_train::priced::PlannedRun;
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
-use plimsoll_virus::{CallerOptions, MethodOptions, Models, caller_window, nucleotide_files, planned};
+use plimsoll_virus::{
+    CallerOptions, MethodOptions, Models, USUAL_PREFETCH, caller_window, nucleotide_files, planned,
+};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -474,7 +476,7 @@ impl Plan {
             price::with_threads(target.clone(), threads as usize)?;
         }
         let (name, is_sized) = (target.name.clone(), target.memory.0 > 0);
-        let device = planned::device(target, PREFETCH as usize)?;
+        let device = planned::device(target, USUAL_PREFETCH)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
             let text =
                 format!("--target {name} does not specify the memory of the GPU; give --budget, such as 24GB");

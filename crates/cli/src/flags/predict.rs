@@ -10,11 +10,11 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings, machine};
+use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    CallerOptions, Listing, MethodOptions, Models, Options, PredictReport, Shard, VirNucProOptions,
-    caller_window, nucleotide_files, predict, predict_each, stem,
+    CallerOptions, Listing, MethodOptions, Models, Options, PredictReport, Shard, USUAL_LENGTH, USUAL_PREFETCH,
+    VirNucProOptions, caller_window, nucleotide_files, predict, predict_each, stem, usual_workers,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -99,7 +99,7 @@ pub struct Predict {
 
     /// Batches of input that each thread of --dataloader-workers prepares ahead, 1 to 1024; on a GPU also the number of
     /// steps that are queued on it
-    #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
+    #[arg(long, default_value_t = USUAL_PREFETCH as u64, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
     /// Seconds between commits of finished windows to the journal, from which an interrupted run resumes, 0 to 3600; 0
@@ -213,12 +213,6 @@ fn shard(text: &str) -> Result<Shard, String> {
         .ok_or_else(|| format!("give K/N such as 2/8: shard K, from 1 to N, of N shards, at most {MAX_SHARDS}"))
 }
 
-/// Maximum number of reading and translating threads per device.
-const WORKERS: usize = 8;
-
-/// Default of `--prefetch`: batches of input that each thread prepares ahead, and in-flight steps on a GPU.
-pub(super) const PREFETCH: u64 = 2;
-
 /// Largest accepted number of shards; more is taken for a typing error.
 const MAX_SHARDS: u64 = 100_000;
 
@@ -322,7 +316,9 @@ impl Predict {
                 let method = VirNucProOptions {
                     models,
                     original_alphabet: self.original_alphabet,
-                    threshold: self.threshold.unwrap_or(THRESHOLD) as f32,
+                    threshold: self
+                        .threshold
+                        .map_or(VirNucProOptions::USUAL_THRESHOLD, |threshold| threshold as f32),
                     keep_intermediate: self.keep_intermediate,
                     save_embeddings: self.save_embeddings.map(|format| match format {
                         Format::Npy => EmbeddingFormat::Npy,
@@ -356,18 +352,10 @@ impl Predict {
     }
 }
 
-/// Default of `--threshold` without a caller.
-const THRESHOLD: f64 = 0.5;
-
-/// Default number of threads that read and translate.
-fn usual_workers(settings: &Settings) -> usize {
-    machine::cores().min(WORKERS * settings.device.count())
-}
-
 /// Window length in bases: the requested length, or the length in the head's file name.
 fn window_length(asked: Option<u64>, models: &Models) -> usize {
     let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
-    asked.map(|n| n as usize).or_else(named).unwrap_or(LENGTH)
+    asked.map(|n| n as usize).or_else(named).unwrap_or(USUAL_LENGTH)
 }
 
 /// Options of a prediction with default settings.
@@ -377,23 +365,9 @@ pub(super) fn usual_options(
     length: Option<u64>,
     settings: Settings,
 ) -> Options {
-    Options {
-        inputs,
-        output_dir: PathBuf::new(),
-        force: false,
-        length: window_length(length, &models),
-        method: MethodOptions::VirNucPro(VirNucProOptions::usual(models)),
-        hits_format: HitsFormat::Fasta,
-        strict: false,
-        workers: usual_workers(&settings),
-        prefetch: PREFETCH as usize,
-        commit_every: Duration::ZERO,
-        shard: None,
-        merge: vec![],
-        source: false,
-        sort_by_length: true,
-        settings,
-    }
+    let length = window_length(length, &models);
+    let method = MethodOptions::VirNucPro(VirNucProOptions::usual(models));
+    Options { length, commit_every: Duration::ZERO, ..Options::usual(inputs, PathBuf::new(), method, settings) }
 }
 
 impl ModelFlags {
@@ -428,9 +402,6 @@ impl ModelFlags {
         })
     }
 }
-
-/// Default window length in bases, if neither `--length` nor the head's file name states one.
-const LENGTH: usize = 500;
 
 /// VirNucPro's encoders on the hub, for a head given without encoders.
 const DNA_ID: &str = "zhihan1996/DNABERT-S";

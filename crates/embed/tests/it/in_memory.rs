@@ -2,8 +2,8 @@
 //! the same sequences.
 
 use plimsoll_data::weights::HubEnv;
-use plimsoll_embed::{Destination, EmbedError, Options, Pool, ValueType, embed, embed_sequences};
-use plimsoll_runtime::{EncoderModel, Settings, Silent};
+use plimsoll_embed::{EmbedError, Options, Pool, embed, embed_sequences};
+use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
 
 fn open(model: &str) -> EncoderModel {
@@ -29,24 +29,9 @@ fn values_are_those_of_a_file() {
             let folder = Folder::new(&format!("in-memory-{name}"));
             let records: String =
                 sequences.iter().enumerate().map(|(i, letters)| format!(">{i}\n{letters}\n")).collect();
-            let options = Options {
-                model: fixture("goldens").join(name).display().to_string(),
-                inputs: vec![folder.write("in.fa", records)],
-                output: Destination::File(folder.path("out.npy")),
-                force: false,
-                strict: false,
-                pool,
-                layers: layers.clone(),
-                values: ValueType::F32,
-                sort_by_length: true,
-                max_length: None,
-                truncate: false,
-                allow_dna: false,
-                prefetch: 1,
-                journal: true,
-                commit_every: std::time::Duration::ZERO,
-                settings: Settings::default(),
-            };
+            let model = fixture("goldens").join(name).display().to_string();
+            let usual = Options::usual(model, folder.write("in.fa", records), folder.path("out.npy"));
+            let options = Options { pool, layers: layers.clone(), ..usual };
             embed(&options, &mut Silent).expect("embedded");
             let written = values(&std::fs::read(folder.path("out.npy")).expect("written"));
             let settings = &options.settings;
@@ -73,7 +58,11 @@ fn wrong_sequences_are_named() {
         let settings = Settings::default();
         let error = embed_sequences(&open(model), sequences, Pool::Mean, None, &settings, &mut Silent)
             .expect_err("refused");
-        assert!(matches!(error, EmbedError::Refused { .. }) && error.to_string().contains(wanted), "{error}");
+        assert!(
+            matches!(error, EmbedError::Runtime(RuntimeError::Sequence { .. }))
+                && error.to_string().contains(wanted),
+            "{error}"
+        );
     };
     check("esm2", &["MKV", ""], "sequence 1: it has no letters");
     check("esm2", &["*"], "sequence 0: it has no letters");

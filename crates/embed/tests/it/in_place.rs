@@ -2,7 +2,7 @@
 
 use crate::ALLOCATOR;
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_embed::{Destination, Options, Pool, ValueType, embed};
+use plimsoll_embed::{Options, embed};
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{PlanError, Program, Reserved, Room};
@@ -131,23 +131,7 @@ fn planned(threads: usize, budget: Option<Bytes>) -> Result<plimsoll_plan::Progr
 
 /// Runs `embed` and returns its memory line.
 fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
-    let options = Options {
-        model: fixture("goldens/esm2").display().to_string(),
-        inputs: vec![input.to_owned()],
-        output: Destination::File(folder.path("out.npy")),
-        force: true,
-        strict: false,
-        pool: Pool::Mean,
-        layers: None,
-        values: ValueType::F32,
-        sort_by_length: true,
-        max_length: None,
-        truncate: false,
-        allow_dna: false,
-        prefetch: 2,
-        journal: true,
-        commit_every: std::time::Duration::from_secs(5),
-        settings: settings.clone(),
-    };
+    let usual = Options::usual(fixture("goldens/esm2").display().to_string(), input, folder.path("out.npy"));
+    let options = Options { force: true, settings: settings.clone(), ..usual };
     embed(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}")).memory_line
 }

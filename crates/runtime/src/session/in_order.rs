@@ -5,7 +5,7 @@ use crate::RuntimeError;
 use std::collections::VecDeque;
 
 /// Queue of items in insertion order, each waiting for its values.
-pub struct InOrder<T> {
+pub(super) struct InOrder<T> {
     /// Items with their values, oldest first; `None` until the values arrive.
     waiting: VecDeque<(T, Option<Vec<f32>>)>,
     /// Key of the oldest waiting item; keys number the items consecutively from 0.
@@ -22,12 +22,12 @@ impl<T> Default for InOrder<T> {
 
 impl<T> InOrder<T> {
     /// Key that the next added item will have.
-    pub fn next_key(&self) -> u64 {
+    pub(super) fn next_key(&self) -> u64 {
         self.first + self.waiting.len() as u64
     }
 
     /// Appends an item; its key is [`InOrder::next_key`].
-    pub fn add(&mut self, item: T) {
+    pub(super) fn add(&mut self, item: T) {
         self.waiting.push_back((item, None));
     }
 
@@ -35,7 +35,7 @@ impl<T> InOrder<T> {
     ///
     /// # Errors
     /// The item already has values, or was never added: a bug.
-    pub fn values_of(&mut self, key: u64) -> Result<(&T, &mut Vec<f32>), RuntimeError> {
+    pub(super) fn values_of(&mut self, key: u64) -> Result<(&T, &mut Vec<f32>), RuntimeError> {
         let at = key.checked_sub(self.first).map(|at| at as usize);
         match at.and_then(|at| self.waiting.get_mut(at)) {
             Some((item, values @ None)) => {
@@ -47,27 +47,26 @@ impl<T> InOrder<T> {
         }
     }
 
-    /// Releases the oldest items with their values to `take`, up to the first item without values.
-    ///
-    /// # Errors
-    /// An error of `take`; the item that caused it stays in the queue.
-    pub fn take<E>(&mut self, mut take: impl FnMut(&T, &[f32]) -> Result<(), E>) -> Result<(), E> {
-        while let Some((item, Some(values))) = self.waiting.front_mut() {
-            take(item, values)?;
-            self.spare.push(std::mem::take(values));
-            self.waiting.pop_front();
-            self.first += 1;
-        }
-        Ok(())
+    /// Releases the oldest item with its values; `None` if it has no values yet.
+    pub(super) fn pop(&mut self) -> Option<(T, Vec<f32>)> {
+        self.waiting.front()?.1.as_ref()?;
+        self.first += 1;
+        let (item, values) = self.waiting.pop_front()?;
+        Some((item, values?))
+    }
+
+    /// Takes back the buffer of a released item.
+    pub(super) fn recycle(&mut self, buffer: Vec<f32>) {
+        self.spare.push(buffer);
     }
 
     /// Number of items released so far.
-    pub fn taken(&self) -> u64 {
+    pub(super) fn taken(&self) -> u64 {
         self.first
     }
 
-    /// The oldest waiting item.
-    pub fn oldest(&self) -> Option<&T> {
-        self.waiting.front().map(|(item, _)| item)
+    /// Number of items that were added and not released.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
     }
 }

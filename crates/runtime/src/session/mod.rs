@@ -1,11 +1,12 @@
-//! Sessions: models running on devices. A session packs sequences into steps, computes the steps on all replicas and
-//! devices, and returns the outputs of each step with the keys of its sequences. [`Settings::plan`] plans a session,
-//! [`Planned::start`] starts it.
+//! Sessions: models running on devices. A [`Session`] computes outputs of sequences and returns a row for each of them in input
+//! order. It is built on a [`StepSession`], which packs sequences into steps, computes the steps on all replicas and devices, and
+//! returns the outputs of each step with the keys of its sequences: [`Settings::plan_stages`] plans it,
+//! [`PlannedStages::start`] starts it.
 //!
 //! Invariant: the outputs of a sequence are a function of its tokens, the weights, the precision and the kind of
 //! device, and are returned exactly once.
 //!
-//! [`Settings::plan`]: crate::Settings::plan
+//! [`Settings::plan_stages`]: crate::Settings::plan_stages
 
 mod admission;
 mod batch;
@@ -18,6 +19,7 @@ mod replica;
 mod replicas;
 mod report;
 mod search;
+mod sequences;
 mod sizes;
 mod timed;
 mod training;
@@ -26,12 +28,13 @@ mod weights;
 pub use admission::Site;
 pub use batch::Batch;
 pub use forward::ForwardSession;
-pub use in_order::InOrder;
-pub use planned::{Planned, Request, Start};
+pub use planned::{PlannedStages, StageStart, StagesRequest};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::threads;
 pub(crate) use search::SearchPoint;
 pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
+pub(crate) use sequences::sequence_stage;
+pub use sequences::{PlannedSession, Request, Row, Session, SessionModel};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
 pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update, cross_entropy};
 pub use weights::WeightSource;
@@ -58,11 +61,11 @@ const LAST_PACKS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelId(usize);
 
-/// A running session.
+/// A running session of steps.
 ///
 /// `'a` is the lifetime of the plan and the weights: after a lack of memory, a session plans smaller steps and loads the
 /// weights again.
-pub struct Session<'a> {
+pub struct StepSession<'a> {
     state: State,
     /// Starts the session again with a smaller program, where none was planned before; `None` if it cannot.
     reload: Option<Reload<'a>>,
@@ -73,7 +76,7 @@ struct State {
     /// The devices with their step queue.
     replicas: Replicas<Tag>,
     /// The models, in the order of the program's plans.
-    models: Vec<Model>,
+    models: Vec<ModelState>,
     /// In-flight steps of packed sequences.
     packs: usize,
     /// In-flight steps of rows.
@@ -100,7 +103,7 @@ struct State {
 type Take<'t> = &'t mut dyn FnMut(&mut Replicas<Tag>) -> Result<Option<Returned<Tag>>, RuntimeError>;
 
 /// Inputs, outputs and reusable buffers of a model.
-struct Model {
+struct ModelState {
     inputs: Inputs,
     outputs: Arc<[Output]>,
     /// Output buffers of completed steps for reuse: for each step a vector per output.
@@ -141,27 +144,27 @@ enum Tag {
     Rows { model: usize, keys: Vec<u64> },
 }
 
-/// Result of [`Session::push`].
+/// Result of [`Session::push`] and [`StepSession::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what is not taken must be pushed again"]
 pub enum Push {
     /// The sequences were accepted.
     Taken,
-    /// Nothing was accepted, because enough steps are in flight. Call [`Session::next`], then push the sequences again.
+    /// Nothing was accepted, because enough steps are in flight. Call `next`, then push the sequences again.
     Full,
 }
 
-/// Result of [`Session::poll`] and [`Session::next`].
-pub enum Next {
-    /// A completed step.
-    Ready(Completed),
-    /// No step is available; from [`Session::next`], nothing is in flight and the session needs more input.
+/// The next result of a session: a [`Row`] of a [`Session`], a [`Completed`] step of a [`StepSession`].
+pub enum Next<T> {
+    /// A result.
+    Ready(T),
+    /// No result is available; where the call waits, nothing is in flight and the session needs more input.
     Pending,
-    /// The input has ended, and all steps were returned.
+    /// The input has ended, and all results were returned.
     Finished,
 }
 
-/// A completed step. Pass it to [`Session::recycle`] after reading the values, so that its buffers are reused.
+/// A completed step. Pass it to [`StepSession::recycle`] after reading the values, so that its buffers are reused.
 pub struct Completed {
     /// The model.
     pub model: ModelId,
@@ -190,14 +193,14 @@ impl Completed {
     }
 }
 
-impl<'a> Session<'a> {
+impl<'a> StepSession<'a> {
     /// Creates a session on executors with equal programs and weights. Models whose graph has the inputs `ids` and
     /// `spans` take sequences, packed in the order `order`; other models take rows.
     /// `reload` has the plan of the programs; with programs of several sizes, the steps follow the memory.
     fn new(executors: Vec<Executor>, order: Order, reload: Reload<'a>) -> Result<Self, RuntimeError> {
         let replicas = Replicas::new(executors)?;
         let program = replicas.program();
-        let models = (0..program.plans().len()).map(|plan| Model::of(program, plan, order)).collect();
+        let models = (0..program.plans().len()).map(|plan| ModelState::of(program, plan, order)).collect();
         let site = reload.site().clone();
         let sizes = StepSizes::new(replicas.programs(), replicas.size(), &reload);
         let state = State {
@@ -221,8 +224,8 @@ impl<'a> Session<'a> {
 
     /// The session without references to plan and weights. It cannot load the weights again, so a lack of memory in a step
     /// ends it, unless programs for smaller steps are loaded ([`Settings::dynamic`](crate::Settings::dynamic)).
-    pub fn detached(self) -> Session<'static> {
-        let session = Session { state: self.state, reload: None };
+    pub fn detached(self) -> StepSession<'static> {
+        let session = StepSession { state: self.state, reload: None };
         session.set_gives_way();
         session
     }
@@ -273,7 +276,7 @@ impl<'a> Session<'a> {
     /// Adds sequences, each with its model and key: all of them, or none if the session is full.
     ///
     /// # Errors
-    /// A sequence without tokens or longer than [`Session::longest`], or a model that takes rows.
+    /// A sequence without tokens or longer than [`StepSession::longest`], or a model that takes rows.
     pub fn push<'t>(
         &mut self,
         sequences: impl IntoIterator<Item = (ModelId, u64, &'t [i32])>,
@@ -295,20 +298,20 @@ impl<'a> Session<'a> {
         Ok(Push::Taken)
     }
 
-    /// Whether [`Session::push`] would return [`Push::Full`].
+    /// Whether [`StepSession::push`] would return [`Push::Full`].
     pub fn is_full(&self) -> bool {
         !self.has_room() && self.has_packs()
     }
 
     /// Enqueues a step of rows ahead of the waiting packs, because results of other sequences depend on these rows.
-    /// Check [`Session::has_room_for_rows`] first, and take the buffers from [`Session::row_buffers`].
+    /// Check [`StepSession::has_room_for_rows`] first, and take the buffers from [`StepSession::row_buffers`].
     pub fn submit_rows(
         &mut self,
         model: ModelId,
         keys: Vec<u64>,
         rows: Vec<Vec<f32>>,
     ) -> Result<(), RuntimeError> {
-        let Model { inputs, outputs, spare } = &mut self.state.models[model.0];
+        let ModelState { inputs, outputs, spare } = &mut self.state.models[model.0];
         let Inputs::Rows { inputs, .. } = inputs else {
             return Err(RuntimeError::bug("a model of sequences was given rows"));
         };
@@ -336,7 +339,7 @@ impl<'a> Session<'a> {
         graph.inputs.iter().position(|(input, _)| input == name)
     }
 
-    /// Returns empty buffers for the inputs of a step of rows, indexed by [`Session::row_input`].
+    /// Returns empty buffers for the inputs of a step of rows, indexed by [`StepSession::row_input`].
     pub fn row_buffers(&mut self, model: ModelId) -> Vec<Vec<f32>> {
         let Inputs::Rows { inputs, spare } = &mut self.state.models[model.0].inputs else { return vec![] };
         let mut buffers = spare.pop().unwrap_or_default();
@@ -391,7 +394,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// A device error when no other device is left to recompute its steps, or the error of a step that no device can
     /// compute.
-    pub fn poll(&mut self) -> Result<Next, RuntimeError> {
+    pub fn poll(&mut self) -> Result<Next<Completed>, RuntimeError> {
         self.returned(&mut Replicas::poll)
     }
 
@@ -399,13 +402,13 @@ impl<'a> Session<'a> {
     /// the wait.
     ///
     /// # Errors
-    /// As [`Session::poll`], and the error of `stop`.
-    pub fn next(&mut self, stop: Stop<'_>) -> Result<Next, RuntimeError> {
+    /// As [`StepSession::poll`], and the error of `stop`.
+    pub fn next(&mut self, stop: Stop<'_>) -> Result<Next<Completed>, RuntimeError> {
         self.returned(&mut |replicas| replicas.wait(stop))
     }
 
     /// Sends steps and takes what the devices return, by `take`, until a step is completed or none is to be expected.
-    fn returned(&mut self, take: Take<'_>) -> Result<Next, RuntimeError> {
+    fn returned(&mut self, take: Take<'_>) -> Result<Next<Completed>, RuntimeError> {
         loop {
             self.follow_memory()?;
             self.dispatch();
@@ -510,7 +513,7 @@ impl<'a> Session<'a> {
         self.state.sizes.is_changing()
     }
 
-    /// Whether [`Session::follow_memory`] must be called before the next step is sent.
+    /// Whether [`StepSession::follow_memory`] must be called before the next step is sent.
     fn must_follow_memory(&self) -> bool {
         self.state.failed.is_some() || (self.is_changing() && self.state.replicas.in_flight() == 0)
     }
@@ -614,7 +617,7 @@ impl<'a> Session<'a> {
     }
 
     /// The state of a session without a completed step: [`Next::Finished`] or [`Next::Pending`].
-    fn idle(&self) -> Next {
+    fn idle(&self) -> Next<Completed> {
         let waits = !self.state.ready.is_empty() || !self.state.returned_rows.is_empty();
         let is_done = self.state.ended && !waits && self.state.replicas.in_flight() == 0;
         if is_done { Next::Finished } else { Next::Pending }
@@ -658,7 +661,7 @@ impl<'a> Session<'a> {
 
     /// Sends a pack as a step of model `number`.
     fn send(&mut self, number: usize, pack: Pack) {
-        let Model { inputs, outputs, spare } = &mut self.state.models[number];
+        let ModelState { inputs, outputs, spare } = &mut self.state.models[number];
         let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
@@ -726,7 +729,7 @@ fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
     step_seconds(&program.plans()[*model].1.graph, program.target(), counts)
 }
 
-impl Model {
+impl ModelState {
     fn of(program: &Program, plan: usize, order: Order) -> Self {
         let graph = &program.plans()[plan].1.graph;
         let inputs = match (program.input(plan, "ids"), program.input(plan, "spans")) {

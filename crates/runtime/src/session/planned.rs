@@ -1,7 +1,7 @@
 //! Planned sessions: the result of the search, and starting a session from it. Invariant: a session runs the planned
 //! program or one with smaller steps, and both are reported.
 
-use super::Session;
+use super::StepSession;
 use super::admission::Site;
 use super::bounds::{TOKEN_STEP, tokens};
 use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
@@ -16,7 +16,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Remedy, Streaming};
 
 /// Request for the plan of a session.
-pub struct Request<'a> {
+pub struct StagesRequest<'a> {
     /// Alternative ways to compute the same results, in order of preference: each is a list of stages that run one
     /// after the other.
     pub alternatives: Vec<Vec<SearchStage<'a>>>,
@@ -29,7 +29,7 @@ pub struct Request<'a> {
 }
 
 /// The plan of a session: one program per stage.
-pub struct Planned<'a> {
+pub struct PlannedStages<'a> {
     settings: Settings,
     stages: Vec<SearchStage<'a>>,
     choice: Choice,
@@ -37,7 +37,7 @@ pub struct Planned<'a> {
 }
 
 /// Options for starting a stage.
-pub struct Start<'a> {
+pub struct StageStart<'a> {
     /// Order in which sequences are packed.
     pub order: Order,
     /// Weight source of each model of the stage, in the order of the stage's parts.
@@ -50,7 +50,7 @@ pub struct Start<'a> {
 
 /// The plan and the weights of a running session, to start it again with smaller steps.
 pub(super) struct Reload<'a> {
-    planned: &'a Planned<'a>,
+    planned: &'a PlannedStages<'a>,
     stage: usize,
     weights: Vec<&'a dyn WeightSource>,
 }
@@ -88,12 +88,12 @@ impl<'a> Reload<'a> {
 }
 
 impl Settings {
-    /// Plans a session on these machines.
+    /// Plans the stages of a session on these machines.
     ///
     /// # Errors
     /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
-    pub fn plan<'a>(&self, request: Request<'a>) -> Result<Planned<'a>, RuntimeError> {
-        let Request { mut alternatives, replicas, tokens, budgets } = request;
+    pub fn plan_stages<'a>(&self, request: StagesRequest<'a>) -> Result<PlannedStages<'a>, RuntimeError> {
+        let StagesRequest { mut alternatives, replicas, tokens, budgets } = request;
         let stages = || alternatives.iter().flatten();
         if self.stream == Streaming::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams)
         {
@@ -115,22 +115,22 @@ impl Settings {
         let choice = search(&space, &alternatives, &mut |_, _| {})?;
         let site = Site::new(self, choice.replicas, tokens, budgets[choice.budget].clone());
         let stages = alternatives.swap_remove(choice.alternative);
-        Ok(Planned { settings: self.clone(), stages, choice, site })
+        Ok(PlannedStages { settings: self.clone(), stages, choice, site })
     }
 }
 
-impl Planned<'_> {
+impl PlannedStages<'_> {
     /// The programs, one per stage.
     pub fn programs(&self) -> &[Program] {
         &self.choice.programs
     }
 
-    /// Index of the chosen budget in [`Request::budgets`].
+    /// Index of the chosen budget in [`StagesRequest::budgets`].
     pub fn budget(&self) -> usize {
         self.choice.budget
     }
 
-    /// Index of the chosen alternative in [`Request::alternatives`].
+    /// Index of the chosen alternative in [`StagesRequest::alternatives`].
     pub fn alternative(&self) -> usize {
         self.choice.alternative
     }
@@ -161,7 +161,10 @@ impl Planned<'_> {
 
     /// The setting that would save memory if memory is short: the budget of a plan with at least a tenth less. `plan`
     /// plans the same work within another budget. Empty if there is no such plan.
-    pub fn remedies<'p>(&self, plan: impl FnOnce(&Budget) -> Result<Planned<'p>, RuntimeError>) -> Vec<Remedy> {
+    pub fn remedies<'p>(
+        &self,
+        plan: impl FnOnce(&Budget) -> Result<PlannedStages<'p>, RuntimeError>,
+    ) -> Vec<Remedy> {
         let budget = self.site.budget();
         let beside = budget.process_bytes();
         let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + beside, ..budget.clone() };
@@ -194,23 +197,23 @@ impl Planned<'_> {
     pub fn start<'p>(
         &'p self,
         stage: usize,
-        start: Start<'p>,
+        start: StageStart<'p>,
         observer: &mut dyn Observer,
-    ) -> Result<Session<'p>, RuntimeError> {
+    ) -> Result<StepSession<'p>, RuntimeError> {
         let (program, budget) = (&self.choice.programs[stage], self.site.budget());
         let kept = self.kept(stage, program);
         budget.admits_held(program, kept)?;
         observer.say(Level::Info, &memory_words(budget, program, kept, start.kept));
         observer.say(Level::Detail, &self.memory_line(stage, start.kept));
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
-        let Start { order, weights, running, .. } = start;
+        let StageStart { order, weights, running, .. } = start;
         let programs = self.sizes(stage)?;
         self.say_sizes(&programs, observer);
         let executors = self.load(stage, programs, running, &weights, observer)?;
         if let Some(program) = executors.first().map(Executor::program) {
             budget.admits_held(program, self.kept(stage, program))?;
         }
-        Session::new(executors, order, self.reload(stage, weights))
+        StepSession::new(executors, order, self.reload(stage, weights))
     }
 
     /// Allocates memory for programs of one or several sizes, and loads the weights, with smaller steps where memory is short.
@@ -326,7 +329,7 @@ impl Planned<'_> {
         Ok(())
     }
 
-    /// Whether all executors run the program of a stage, so that [`Planned::resume`] can be used.
+    /// Whether all executors run the program of a stage, so that [`PlannedStages::resume`] can be used.
     pub fn is_on(&self, stage: usize, executors: &[Executor]) -> bool {
         let planned = &self.choice.programs[stage];
         let is_dynamic = self.settings.dynamic.is_some();
@@ -336,14 +339,14 @@ impl Planned<'_> {
         })
     }
 
-    /// Creates a session of a stage on running executors that already hold its weights, see [`Planned::is_on`].
+    /// Creates a session of a stage on running executors that already hold its weights, see [`PlannedStages::is_on`].
     ///
     /// # Errors
     /// Executors of another program; a thread limit too low for the devices' threads.
-    pub fn resume<'p>(&'p self, stage: usize, start: Start<'p>) -> Result<Session<'p>, RuntimeError> {
-        let Start { order, weights, running, .. } = start;
+    pub fn resume<'p>(&'p self, stage: usize, start: StageStart<'p>) -> Result<StepSession<'p>, RuntimeError> {
+        let StageStart { order, weights, running, .. } = start;
         match self.is_on(stage, &running) {
-            true => Session::new(running, order, self.reload(stage, weights)),
+            true => StepSession::new(running, order, self.reload(stage, weights)),
             false => Err(RuntimeError::bug("a session was to go on with executors of another program")),
         }
     }

@@ -32,7 +32,7 @@ pub struct SearchSpace<'a> {
 /// A model in a stage.
 pub struct PlanPart<'a> {
     /// Name of the model's plan.
-    pub name: &'static str,
+    pub name: String,
     /// Builds the graph for a step of the given number of tokens.
     pub graph: Box<dyn Fn(u64) -> Result<Graph, VerifyError> + 'a>,
     /// Compilation policy; the search overrides whether weights are streamed.
@@ -229,7 +229,7 @@ impl SearchStage<'_> {
             let graph = (part.graph)(tokens).map_err(|source| PlanError::of_graph("build", source))?;
             let weights = if part.streams { weights } else { part.policy.weights };
             let policy = Policy { weights, ..part.policy.clone() };
-            Ok((part.name.to_owned(), compile_with(&graph, &policy, point.target, dump)?))
+            Ok((part.name.clone(), compile_with(&graph, &policy, point.target, dump)?))
         };
         let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
         let program = Program::new(point.target.clone(), plans, vec![]);
@@ -248,7 +248,7 @@ mod tests {
     /// Stage of models with one square matrix each: a plan holds the weight and one row per token.
     fn stage(widths: &[u64]) -> SearchStage<'static> {
         let part = |&width: &u64| PlanPart {
-            name: "matrix",
+            name: "matrix".to_owned(),
             graph: Box::new(move |tokens| {
                 let mut g =
                     Builder::new(plimsoll_graph::Bounds { tokens, sequences: 1, longest: tokens, packs: 1 });

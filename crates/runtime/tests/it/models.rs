@@ -3,7 +3,7 @@
 
 use plimsoll_data::weights::{HubEnv, StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::live::LiveState;
-use plimsoll_runtime::{Level, Observer, OpenedModel, Progress};
+use plimsoll_runtime::{Level, Model, Observer, Progress};
 use plimsoll_testing::{Folder, fixture};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -90,8 +90,8 @@ fn rewrite(path: &Path, new: impl Fn(&str, &[f32]) -> Vec<Stored>) {
     write_safetensors(path, &data, &BTreeMap::new(), StoredAs::F32).expect("written");
 }
 
-fn open(folder: &Folder, said: &mut Said) -> Result<OpenedModel, String> {
-    OpenedModel::open(&folder.0.display().to_string(), &HubEnv::default(), said).map_err(|error| {
+fn open(folder: &Folder, said: &mut Said) -> Result<Model, String> {
+    Model::open_with(&folder.0.display().to_string(), &HubEnv::default(), said).map_err(|error| {
         let mut text = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {

@@ -13,7 +13,7 @@ use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
 use plimsoll_runtime::session::{
-    PlanPart, Planned, ReplicaSpans, Request, SearchStage, TimedSession, TimedStep,
+    PlanPart, PlannedStages, ReplicaSpans, SearchStage, StagesRequest, TimedSession, TimedStep,
 };
 use plimsoll_runtime::timeline::MeasuredTimeline;
 use plimsoll_runtime::{Machine, RuntimeError, Settings, price};
@@ -134,9 +134,9 @@ impl BenchCase {
         replicas: usize,
         longest: u64,
         graph: Box<dyn Fn(Bounds) -> Result<Graph, VerifyError> + 'a>,
-    ) -> Result<Planned<'a>, RuntimeError> {
+    ) -> Result<PlannedStages<'a>, RuntimeError> {
         let part = PlanPart {
-            name: "bench",
+            name: "bench".to_owned(),
             graph: Box::new(move |tokens| graph(bounds(tokens, longest))),
             policy: settings.policy()?,
             streams: true,
@@ -145,7 +145,7 @@ impl BenchCase {
             finish: Box::new(|program, replicas| with_outputs(program, OUTPUTS * replicas as u64, 0, None)),
             ..SearchStage::new(vec![part], longest)
         };
-        settings.plan(Request {
+        settings.plan_stages(StagesRequest {
             alternatives: vec![vec![stage]],
             replicas,
             tokens: settings.tokens,

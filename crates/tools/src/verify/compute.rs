@@ -6,9 +6,10 @@ use plimsoll_exec::Param;
 use plimsoll_models::Output;
 use plimsoll_runtime::session::bounds::bounds;
 use plimsoll_runtime::session::{
-    ModelId, Next, PlanPart, Push, Request, SearchStage, Session, Start, WeightSource,
+    ModelId, Next, PlanPart, Push, SearchStage, SessionModel, StageStart, StagesRequest, StepSession,
+    WeightSource,
 };
-use plimsoll_runtime::{ModelParts, RuntimeError, Settings, Silent};
+use plimsoll_runtime::{RuntimeError, Settings, Silent};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +21,7 @@ const ENCODER: &str = "encoder";
 
 /// A model with loaded weights that is ready to run.
 pub(super) struct Runner {
-    session: Session<'static>,
+    session: StepSession<'static>,
     encoder: ModelId,
     /// Index of the output `hidden`; `mean` and `logits` are the indices of theirs.
     hidden: usize,
@@ -79,7 +80,7 @@ impl Runner {
     /// Plans the model and loads its weights. `longest` is the number of tokens of the longest sequence that
     /// will be passed to [`Self::answers`].
     pub(super) fn start(
-        model: &ModelParts<'_>,
+        model: &dyn SessionModel,
         with_logits: bool,
         settings: &Settings,
         longest: u64,
@@ -89,20 +90,21 @@ impl Runner {
             false => &[Output::Hidden, Output::Mean],
         };
         let part = PlanPart {
-            name: ENCODER,
-            graph: Box::new(|tokens| model.architecture.graph(bounds(tokens, longest), outputs)),
+            name: ENCODER.to_owned(),
+            graph: Box::new(|tokens| model.graph(bounds(tokens, longest), outputs)),
             policy: settings.policy()?,
             streams: false,
         };
         let stage = SearchStage::new(vec![part], longest);
-        let planned = settings.plan(Request {
+        let planned = settings.plan_stages(StagesRequest {
             alternatives: vec![vec![stage]],
             replicas: 1,
             tokens: settings.tokens.or(Some(longest.max(TOKENS))),
             budgets: vec![settings.read_budget()?],
         })?;
-        let counted = Counted { model: model.weights, broken: AtomicU64::new(0) };
-        let start = Start { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
+        let counted = Counted { model: model.weights(), broken: AtomicU64::new(0) };
+        let start =
+            StageStart { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
         let session = planned.start(0, start, &mut Silent)?.detached();
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);

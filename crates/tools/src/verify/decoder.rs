@@ -8,7 +8,8 @@ use super::{Options, Verdict, distance, worst};
 use crate::ToolError;
 use crate::list::parameters;
 use plimsoll_plan::Precision;
-use plimsoll_runtime::{DecoderModel, Level, ModelParts, Observer, RuntimeError, Settings};
+use plimsoll_runtime::session::SessionModel;
+use plimsoll_runtime::{DecoderModel, Level, Observer, RuntimeError, Settings};
 
 /// Tolerance of the hidden states of a text that is cut off, relative to those of the whole text. The kernels may
 /// divide the rows of attention in another way, so the order of the sums differs.
@@ -21,10 +22,10 @@ pub(super) fn verify(
     verdict: &mut Verdict,
     observer: &mut dyn Observer,
 ) -> Result<(), ToolError> {
-    let parts = ModelParts::from(model);
+    let architecture = model.architecture();
     let precision = options.settings.precision()?;
-    verdict.about = format!("{} of width {}", parts.architecture.family(), model.config.hidden_size);
-    let (tensors, count) = (model.weights.tensors().count(), parameters(&parts.architecture)?);
+    verdict.about = format!("{} of width {}", architecture.family(), model.config.hidden_size);
+    let (tensors, count) = (model.weights.tensors().count(), parameters(&architecture)?);
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters"));
     if options.reference.is_some() {
         verdict.note("reference", "not compared: VirNucPro has no decoder");
@@ -41,7 +42,7 @@ pub(super) fn verify(
     if !has_head {
         verdict.note("language", "prediction of tokens: not checked, because the file has no lm_head.weight");
     }
-    let mut runner = Runner::start(&parts, has_head, &wide, longest)?;
+    let mut runner = Runner::start(model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{} is loaded", model.name));
     weights(&runner, verdict);
     if let Some(golden) = &golden {
@@ -55,7 +56,7 @@ pub(super) fn verify(
     let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {} in {}", model.name, precision.name()));
-    let mut runner = Runner::start(&parts, has_head, &options.settings, longest)?;
+    let mut runner = Runner::start(model, has_head, &options.settings, longest)?;
     let found = runner.answers(all().map(|s| &s.tokens[..]))?;
     distance::answers(precision, &wanted, &found, verdict);
     batch_invariance(&own, &mut runner, verdict)

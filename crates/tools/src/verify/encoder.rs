@@ -15,7 +15,7 @@ use plimsoll_data::tokenize::esm;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::{Encoder, KNOWN, SequenceModel, derived, known};
 use plimsoll_plan::Precision;
-use plimsoll_runtime::{EncoderModel, Level, Observer, OpenedModel, RuntimeError, Settings, Tokenizer};
+use plimsoll_runtime::{EncoderModel, Level, Model, Observer, RuntimeError, Settings, Tokenizer};
 
 /// Tolerance of reference outputs beside the weights: f32 compared with f32.
 const ANSWER_BOUND: f32 = 1e-5;
@@ -49,9 +49,9 @@ pub(super) fn verify(
 ) -> Result<(Verdict, Option<Opened>), ToolError> {
     let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
-    let model = match OpenedModel::open(name, env, observer) {
-        Ok(OpenedModel::Encoder(model)) => model,
-        Ok(OpenedModel::Decoder(model)) => {
+    let model = match Model::open_with(name, env, observer) {
+        Ok(Model::Encoder(model)) => model,
+        Ok(Model::Decoder(model)) => {
             decoder::verify(&model, options, &mut verdict, observer)?;
             return Ok((verdict, None));
         }
@@ -81,7 +81,7 @@ pub(super) fn verify(
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
-    let mut runner = Runner::start(&(&model).into(), has_head, &wide, longest)?;
+    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     weights(&runner, &mut verdict);
 
@@ -104,7 +104,7 @@ pub(super) fn verify(
     let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
-    let mut runner = Runner::start(&(&model).into(), has_head, &options.settings, longest)?;
+    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
     let found = runner.answers(all().map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;

@@ -11,7 +11,7 @@ use plimsoll_data::weights::Weights;
 use plimsoll_graph::Bounds;
 use plimsoll_models::{HeadConfig, mlp_head};
 use plimsoll_plan::Policy;
-use plimsoll_runtime::session::{ModelId, Next, PlanPart, Request, SearchStage, Session, Start};
+use plimsoll_runtime::session::{ModelId, Next, PlanPart, SearchStage, StageStart, StagesRequest, StepSession};
 use plimsoll_runtime::{HeadModel, RuntimeError, Settings, Silent};
 use std::fs;
 use std::path::Path;
@@ -210,7 +210,7 @@ const HEAD: &str = "head";
 
 /// A head with loaded weights that is ready to run.
 struct Runner {
-    session: Session<'static>,
+    session: StepSession<'static>,
     head: ModelId,
     /// Indices of the inputs `dna` and `protein`.
     inputs: [usize; 2],
@@ -224,19 +224,19 @@ impl Runner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
         let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1, packs: 1 };
         let part = PlanPart {
-            name: HEAD,
+            name: HEAD.to_owned(),
             graph: Box::new(|_| mlp_head(&head.config, rows)),
             policy: Policy::default(),
             streams: false,
         };
         let stage = SearchStage::new(vec![part], 1);
-        let planned = settings.plan(Request {
+        let planned = settings.plan_stages(StagesRequest {
             alternatives: vec![vec![stage]],
             replicas: 1,
             tokens: Some(1),
             budgets: vec![settings.read_budget()?],
         })?;
-        let start = Start { order: Order::Input, weights: vec![head], running: vec![], kept: "scores" };
+        let start = StageStart { order: Order::Input, weights: vec![head], running: vec![], kept: "scores" };
         let session = planned.start(0, start, &mut Silent)?.detached();
         let missing = || RuntimeError::bug("the program has no head over two embeddings");
         let model = session.model(HEAD).ok_or_else(missing)?;

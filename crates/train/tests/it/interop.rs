@@ -148,27 +148,8 @@ fn wide() -> Settings {
 /// Mean embeddings of the sequences in `input`, concatenated.
 fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, plimsoll_embed::EmbedError> {
     let output = folder.path("out.safetensors");
-    embed(
-        &plimsoll_embed::Options {
-            model: model.display().to_string(),
-            inputs: vec![fixture(input)],
-            output: plimsoll_embed::Destination::File(output.clone()),
-            force: true,
-            strict: false,
-            pool: plimsoll_embed::Pool::Mean,
-            layers: None,
-            values: plimsoll_embed::ValueType::F32,
-            sort_by_length: true,
-            max_length: None,
-            truncate: false,
-            allow_dna: false,
-            prefetch: 2,
-            journal: true,
-            commit_every: std::time::Duration::from_secs(5),
-            settings: wide(),
-        },
-        &mut Silent,
-    )?;
+    let usual = plimsoll_embed::Options::usual(model.display().to_string(), fixture(input), &output);
+    embed(&plimsoll_embed::Options { force: true, settings: wide(), ..usual }, &mut Silent)?;
     Ok(values(&output).swap_remove(0).1)
 }
 

@@ -11,7 +11,7 @@ use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
 use plimsoll_plan::Program;
 use plimsoll_runtime::session::bounds::tokens;
-use plimsoll_runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
+use plimsoll_runtime::session::{Completed, ModelId, Next, Push, StepSession, Stop};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Observer, RuntimeError, Usage};
 use std::time::Instant;
@@ -39,7 +39,7 @@ pub(crate) struct Sink<'a> {
 
 /// The models of a prediction and the sequences in flight.
 pub(crate) struct Compute<'a> {
-    session: Session<'a>,
+    session: StepSession<'a>,
     /// Whether slots keep their rows until the window is written.
     keeps_rows: bool,
     /// The encoders that run in this session.
@@ -68,7 +68,7 @@ struct Head {
 impl<'a> Compute<'a> {
     /// Creates the slots for a stage of a method. If `saves_rows`, rows are kept beside the scores of the head.
     pub(crate) fn new(
-        session: Session<'a>,
+        session: StepSession<'a>,
         stage: PredictStage,
         shape: &Shape,
         saves_rows: bool,

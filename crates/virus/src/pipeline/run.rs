@@ -21,7 +21,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::machine::resident;
 use plimsoll_runtime::run::{RunHarness, SessionEnd};
-use plimsoll_runtime::session::{Planned, Start, WeightSource};
+use plimsoll_runtime::session::{PlannedStages, StageStart, WeightSource};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
 use serde_json::{Map, Value, json};
@@ -57,7 +57,7 @@ struct Done<'a> {
 /// A stage of a plan.
 #[derive(Clone, Copy)]
 struct PlannedStage<'a> {
-    planned: &'a Planned<'a>,
+    planned: &'a PlannedStages<'a>,
     /// Number of the stage in the plan.
     number: usize,
     stage: PredictStage,
@@ -257,7 +257,7 @@ impl Run<'_> {
     }
 
     /// Plans the stages: one stage for all models, or the first encoder first if they do not fit together.
-    fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, VirusError> {
+    fn plan(&self, observer: &mut dyn Observer) -> Result<PlannedStages<'_>, VirusError> {
         let settings = &self.options.settings;
         let shape = self.method.shape();
         let reread = self.keys.is_some();
@@ -280,7 +280,7 @@ impl Run<'_> {
     }
 
     /// Returns the setting with which the run would need less memory.
-    fn remedies(&self, planned: &Planned<'_>) -> Vec<Remedy> {
+    fn remedies(&self, planned: &PlannedStages<'_>) -> Vec<Remedy> {
         let settings = &self.options.settings;
         let shape = self.method.shape();
         let reread = self.keys.is_some();
@@ -306,7 +306,7 @@ impl Run<'_> {
         let kept = shape.words.rows;
         let saves_rows = self.method.saves_rows();
         let running = warm.take().unwrap_or_default();
-        let start = Start { order, weights, running, kept };
+        let start = StageStart { order, weights, running, kept };
         let session = RunHarness { watch, observer }.start_session(planned, number, start)?;
         Compute::new(session, stage, shape, saves_rows)
     }

@@ -191,7 +191,7 @@ impl Shape {
         let mut parts: Vec<PlanPart<'_>> = self
             .running(stage)
             .map(|encoder| PlanPart {
-                name: encoder.plan,
+                name: encoder.plan.to_owned(),
                 graph: Box::new(|tokens| (encoder.graph)(tokens)),
                 policy: Policy { precision, ..Policy::default() },
                 streams: encoder.streams,
@@ -200,7 +200,7 @@ impl Shape {
         if let Some(head) = self.head.filter(|_| self.scores(stage)) {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1, packs: 1 };
             let graph = Box::new(move |_| mlp_head(&head, rows));
-            parts.push(PlanPart { name: HEAD, graph, policy: Policy::default(), streams: false });
+            parts.push(PlanPart { name: HEAD.to_owned(), graph, policy: Policy::default(), streams: false });
         }
         parts
     }

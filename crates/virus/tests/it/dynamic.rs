@@ -3,7 +3,7 @@
 //! size.
 
 use crate::rig::{golden, read, virnucpro};
-use plimsoll_embed::{Destination, EmbedReport, Pool, embed};
+use plimsoll_embed::{EmbedReport, Pool, embed};
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_testing::{Folder, fixture};
@@ -313,23 +313,14 @@ fn an_interrupted_run_resumes_to_equal_bytes() {
 }
 
 fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, Listener) {
+    let usual =
+        plimsoll_embed::Options::usual(fixture("goldens/dnabert_s").display().to_string(), input, output);
     let options = plimsoll_embed::Options {
-        model: fixture("goldens/dnabert_s").display().to_string(),
-        inputs: vec![input.to_owned()],
-        output: Destination::File(output),
-        force: false,
-        strict: false,
         pool: Pool::Tokens,
-        layers: None,
-        values: plimsoll_embed::ValueType::F32,
-        sort_by_length: true,
         max_length: Some(500),
         truncate: true,
-        allow_dna: false,
-        prefetch: 2,
-        journal: true,
-        commit_every: std::time::Duration::from_secs(5),
         settings,
+        ..usual
     };
     let mut listener = Listener::default();
     let report = embed(&options, &mut listener);

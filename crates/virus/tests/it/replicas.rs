@@ -2,7 +2,7 @@
 //! byte, whatever the number of devices, also if some of them fail.
 
 use crate::rig::{golden, virnucpro};
-use plimsoll_embed::{Destination, Pool, embed};
+use plimsoll_embed::{Pool, embed};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{
     Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings,
@@ -171,24 +171,10 @@ fn a_step_that_cannot_be_recorded_is_run_and_said() {
 }
 
 fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> plimsoll_embed::Options {
-    plimsoll_embed::Options {
-        model: fixture("goldens/esm2").display().to_string(),
-        inputs: vec![proteins(folder)],
-        output: Destination::File(folder.path(&format!("{name}.safetensors"))),
-        force: true,
-        strict: false,
-        pool,
-        layers: None,
-        values: plimsoll_embed::ValueType::F32,
-        sort_by_length: true,
-        max_length: None,
-        truncate: false,
-        allow_dna: false,
-        prefetch: 2,
-        journal: true,
-        commit_every: std::time::Duration::from_secs(5),
-        settings,
-    }
+    let model = fixture("goldens/esm2").display().to_string();
+    let output = folder.path(&format!("{name}.safetensors"));
+    let usual = plimsoll_embed::Options::usual(model, proteins(folder), output);
+    plimsoll_embed::Options { force: true, pool, settings, ..usual }
 }
 
 /// Header and values of a safetensors file, without the metadata that names the device.

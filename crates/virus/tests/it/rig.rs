@@ -2,11 +2,9 @@
 
 use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_testing::fixture;
-use plimsoll_virus::output::HitsFormat;
 use plimsoll_virus::{MethodOptions, Models, Options, PredictReport, VirNucProOptions, VirusError, predict};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 /// A prediction of `input` into `output` with the golden models, windows of 500 bases, in f32 like the golden
 /// results.
@@ -19,26 +17,12 @@ pub fn golden(input: &Path, output: &Path) -> Options {
 
 /// A prediction with the built-in, untrained models in f32.
 pub fn builtin(input: &Path, output: &Path) -> Options {
-    Options {
-        inputs: vec![input.to_owned()],
-        output_dir: output.to_owned(),
-        force: false,
-        method: MethodOptions::VirNucPro(VirNucProOptions {
-            keep_intermediate: true,
-            ..VirNucProOptions::usual(Models::default())
-        }),
-        length: 500,
-        hits_format: HitsFormat::Fasta,
-        strict: false,
-        workers: 2,
-        prefetch: 2,
-        commit_every: Duration::from_secs(5),
-        shard: None,
-        merge: vec![],
-        source: false,
-        sort_by_length: true,
-        settings: Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() },
-    }
+    let method = MethodOptions::VirNucPro(VirNucProOptions {
+        keep_intermediate: true,
+        ..VirNucProOptions::usual(Models::default())
+    });
+    let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
+    Options { workers: 2, ..Options::usual(vec![input.to_owned()], output.to_owned(), method, settings) }
 }
 
 /// The options of VirNucPro's method.
