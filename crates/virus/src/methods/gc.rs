@@ -7,7 +7,7 @@ use super::{
 };
 use crate::options::Options;
 use crate::output::table::{Field, Table};
-use crate::output::{Counts, NOTES, Note, OutputError, RecordEnd, WINDOWS, commit, write_note};
+use crate::output::{CommonResults, OutputError, RecordEnd, WINDOWS, commit};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::records::Batch;
 use crate::pipeline::shape::{HostCosts, Shape, Words};
@@ -69,15 +69,9 @@ impl Method for GcContent {
     }
 
     fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
-        std::fs::create_dir_all(run.folder)
-            .map_err(|source| OutputError::Folder { path: run.folder.to_owned(), source })?;
-        Ok(Box::new(GcResults {
-            folder: run.folder.to_owned(),
-            windows: Table::create(run.folder, WINDOWS, "seq_name\tstart\tend\tgc\tprediction")?,
-            notes: Table::create(run.folder, NOTES, "seq_name\tkind\tdetail\taction")?,
-            of_record: vec![],
-            counts: Counts::default(),
-        }))
+        let common = CommonResults::create(run.folder, run.options.source)?;
+        let windows = common.table(run.folder, WINDOWS, "seq_name start end gc prediction")?;
+        Ok(Box::new(GcResults { folder: run.folder.to_owned(), common, windows, of_record: vec![] }))
     }
 }
 
@@ -111,55 +105,51 @@ impl WindowTokenizer for NoTokens {
 
 struct GcResults {
     folder: PathBuf,
+    common: CommonResults,
     windows: Table,
-    notes: Table,
     /// Windows of the current record.
     of_record: Vec<Chunk>,
-    counts: Counts,
 }
 
 impl Results for GcResults {
-    fn source(&mut self, _: &str) -> Result<(), OutputError> {
-        Ok(())
-    }
-
-    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
-        self.counts.notes += 1;
-        write_note(&mut self.notes, note)
+    fn common(&mut self) -> &mut CommonResults {
+        &mut self.common
     }
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
-        self.counts.windows += 1;
+        self.common.counts.windows += 1;
         self.of_record.push(window.chunk);
         Ok(())
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
-        self.counts.records += 1;
+        self.common.counts.records += 1;
         for chunk in std::mem::take(&mut self.of_record) {
             let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
             let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
             let prediction = if gc >= 0.5 { "virus" } else { "other" };
             let name = Field(record.id);
             self.windows.row(format_args!(
-                "{name}\t{}\t{}\t{gc:.3}\t{prediction}",
+                "{name}\t{}\t{}\t{gc:.3}\t{prediction}{}",
                 chunk.start + 1,
-                chunk.end()
+                chunk.end(),
+                self.common.source()
             ))?;
         }
         Ok(())
     }
 
     fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
-        commit(&self.folder, vec![self.windows.into_file(), self.notes.into_file()], run_record, self.counts)?;
-        Ok(Finished { counts: self.counts, calls: None })
+        let counts = self.common.counts;
+        let files = [self.windows, self.common.into_notes()].map(Table::into_file);
+        commit(&self.folder, files.into(), run_record, counts)?;
+        Ok(Finished { counts, calls: None })
     }
 }
 
 mod tests {
     use super::*;
     use crate::options::{MethodOptions, Models, Shard, VirNucProOptions};
-    use crate::output::HitsFormat;
     use crate::predict_one;
     use plimsoll_runtime::{Settings, Silent};
     use plimsoll_testing::Folder;
@@ -167,22 +157,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn options(input: &Path, output_dir: PathBuf) -> Options {
+        let method = MethodOptions::VirNucPro(VirNucProOptions::usual(Models::default()));
+        let settings = Settings { threads: 1, ..Settings::default() };
         Options {
-            inputs: vec![input.to_owned()],
-            output_dir,
-            force: false,
-            method: MethodOptions::VirNucPro(VirNucProOptions::usual(Models::default())),
             length: 4,
-            hits_format: HitsFormat::Fasta,
-            strict: false,
-            workers: 2,
-            prefetch: 2,
             commit_every: Duration::ZERO,
-            shard: None,
-            merge: vec![],
-            source: false,
-            sort_by_length: true,
-            settings: Settings { threads: 1, ..Settings::default() },
+            ..Options::usual(vec![input.to_owned()], output_dir, method, settings)
         }
     }
 

@@ -14,7 +14,7 @@ pub mod virnucpro;
 
 use crate::VirusError;
 use crate::options::{MethodOptions, Options};
-use crate::output::{self, CallsSummary, Counts, HitsFormat, Note, OutputError, RecordEnd};
+use crate::output::{self, CallsSummary, CommonResults, Counts, HitsFormat, OutputError, RecordEnd};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::queue::SequenceResult;
 use crate::pipeline::records::{Batch, TEXTS};
@@ -171,11 +171,8 @@ pub(crate) struct WindowNotes {
 /// Writer of the result files of a run. It receives windows and records in input order. If it is dropped without
 /// [`Results::finish`], it leaves no files.
 pub(crate) trait Results {
-    /// Sets the input file of the following windows and records.
-    fn source(&mut self, name: &str) -> Result<(), OutputError>;
-
-    /// Writes a note to notes.tsv.
-    fn note(&mut self, note: &Note) -> Result<(), OutputError>;
+    /// The counts, the notes and the current input file.
+    fn common(&mut self) -> &mut CommonResults;
 
     /// Appends to the method's own files the texts that its tokenizers put into batches.
     fn texts(&mut self, _texts: &[Vec<u8>; TEXTS]) -> Result<(), OutputError> {

@@ -254,10 +254,53 @@ pub(crate) fn commit(
     remove(folder.join(COMMIT))
 }
 
-/// Writes the row of a note to the table `notes`.
-pub(crate) fn write_note(notes: &mut Table, note: &Note) -> Result<(), OutputError> {
-    let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
-    notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))
+/// What the results of every method have: notes.tsv, the counts, and the column `source` of their tables.
+pub(crate) struct CommonResults {
+    pub(crate) counts: Counts,
+    notes: Table,
+    /// Whether tables have the column `source`.
+    has_source: bool,
+    /// A tab and the current input, if tables have the column `source`; otherwise empty.
+    source: String,
+}
+
+impl CommonResults {
+    /// Creates notes.tsv in `folder`, and the folder if it does not exist.
+    pub(crate) fn create(folder: &Path, has_source: bool) -> Result<Self, OutputError> {
+        fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
+        let notes = Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?;
+        Ok(Self { counts: Counts::default(), notes, has_source, source: String::new() })
+    }
+
+    /// Creates a table with these columns, separated by spaces, and the column `source` if tables have it.
+    pub(crate) fn table(&self, folder: &Path, name: &str, columns: &str) -> Result<Table, OutputError> {
+        let source = if self.has_source { " source" } else { "" };
+        Table::create(folder, name, &format!("{columns}{source}").replace(' ', "\t"))
+    }
+
+    /// Sets the input file of the following windows and records.
+    pub(crate) fn set_source(&mut self, name: &str) {
+        if self.has_source {
+            self.source = format!("\t{}", Field(name));
+        }
+    }
+
+    /// The last cell of a row, with a tab before it; empty if tables do not have the column `source`.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Writes a note to notes.tsv.
+    pub(crate) fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        self.counts.notes += 1;
+        let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
+        self.notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))
+    }
+
+    /// The finished table of notes.
+    pub(crate) fn into_notes(self) -> Table {
+        self.notes
+    }
 }
 
 fn write_json(folder: &Path, name: &str, record: &Value) -> Result<(), OutputError> {

@@ -364,8 +364,11 @@ impl<'a> Engine<'a> {
                     let end = RecordEnd { id: &record, length, text, mate: mate.as_ref() };
                     self.written(|results| results.record(&end))?;
                 }
-                OutputItem::Note(note) => self.written(|results| results.note(&note))?,
-                OutputItem::Source(name) => self.written(|results| results.source(&name))?,
+                OutputItem::Note(note) => self.written(|results| results.common().note(&note))?,
+                OutputItem::Source(name) => self.written(|results| {
+                    results.common().set_source(&name);
+                    Ok(())
+                })?,
                 OutputItem::Text(texts) => self.written(|results| results.texts(&texts))?,
             }
         }

@@ -36,8 +36,8 @@ use crate::methods::{Finished, FinishedWindow, Results};
 use crate::output::sorted::unlinked;
 use crate::output::table::{Field, PlainField, Table};
 use crate::output::{
-    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
-    RecordText, WINDOWS, commit, write_note,
+    CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
+    RecordText, WINDOWS, commit,
 };
 use crate::pipeline::mates::Mate;
 use crate::pipeline::queue::SequenceState;
@@ -47,7 +47,7 @@ use plimsoll_data::{DataError, DataErrorKind};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -163,7 +163,7 @@ impl CallsSummary {
 pub(crate) struct CallerResults {
     folder: PathBuf,
     options: CallerResultOptions,
-    counts: Counts,
+    common: CommonResults,
     summary: CallsSummary,
     record: OpenRecord,
     sums: RecordSums,
@@ -174,12 +174,9 @@ pub(crate) struct CallerResults {
     lengths: Option<[u64; 2]>,
     /// The first mate of the current pair, after its end.
     first: Option<FirstMate>,
-    /// A tab and the current input, if tables have the column `source`; otherwise empty.
-    source: String,
     windows: Table,
     regions: Table,
     bed: Table,
-    notes: Table,
     regions_fasta: AtomicFile,
     /// Rows of `predictions.tsv` without `fdr`, `prediction` and `reason`.
     rows: RowSpool,
@@ -215,22 +212,19 @@ impl CallerResults {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
     /// folder remain unchanged until [`Results::finish`] replaces them.
     pub(crate) fn create(folder: &Path, options: CallerResultOptions) -> Result<Self, OutputError> {
-        fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
-        let source = if options.source { " source" } else { "" };
-        let windows = format!("seq_name start end margin virus_score class{source}").replace(' ', "\t");
+        let common = CommonResults::create(folder, options.source)?;
         let regions = "seq_name start end length score n_windows reaches".replace(' ', "\t");
         Ok(Self {
-            windows: Table::create(folder, WINDOWS, &windows)?,
+            windows: common.table(folder, WINDOWS, "seq_name start end margin virus_score class")?,
             regions: Table::create(folder, REGIONS, &regions)?,
             bed: Table::bare(folder, REGIONS_BED)?,
-            notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
             regions_fasta: AtomicFile::create(folder.join(REGIONS_FASTA))?,
             rows: RowSpool::create(folder)?,
             texts: TextSpool::create(folder)?,
             ranking: Ranking::new(folder, options.sort_bytes),
             folder: folder.to_owned(),
             options,
-            counts: Counts::default(),
+            common,
             summary: CallsSummary::default(),
             record: OpenRecord { has_gaps: true, ..OpenRecord::default() },
             sums: RecordSums::default(),
@@ -238,7 +232,6 @@ impl CallerResults {
             found: 0,
             lengths: None,
             first: None,
-            source: String::new(),
         })
     }
 
@@ -264,14 +257,15 @@ impl CallerResults {
         self.record.clear();
         match record.mate {
             None => {
-                let source = self.source.clone();
+                let source = self.common.source().to_owned();
                 let known = self.sums.letters.known();
                 let texts = [(record.id, record.text, record.length)];
                 self.end(&EndOfRow { name: record.id, length: record.length, known, source: &source }, &texts)
             }
             Some(mate) if !mate.is_second => {
                 let text = record.text.cloned().unwrap_or_default();
-                let (id, length, source) = (record.id.to_owned(), record.length, self.source.clone());
+                let (id, length, source) =
+                    (record.id.to_owned(), record.length, self.common.source().to_owned());
                 let (letters, known) = (self.sums.letters.letters(), self.sums.letters.known());
                 self.first = Some(FirstMate { id, length, letters, known, text, source });
                 Ok(())
@@ -352,7 +346,7 @@ impl CallerResults {
         if has_texts {
             self.texts.end_row()?;
         }
-        self.counts.records += 1;
+        self.common.counts.records += 1;
         self.found = 0;
         self.sums.clear();
         Ok(())
@@ -389,17 +383,17 @@ impl CallerResults {
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
     fn complete(self, run_record: &mut Value) -> Result<Finished, OutputError> {
-        let Self { folder, options, mut counts, mut summary, record, first, .. } = self;
+        let Self { folder, options, common, mut summary, record, first, .. } = self;
+        let mut counts = common.counts;
         if record.windows > 0 || first.is_some() {
             return Err(OutputError::mismatch(&record.id, "its windows were given, it or its mate was not"));
         }
         let classes: String = options.layout.names.iter().map(|name| format!(" p_{name}")).collect();
-        let source = if options.source { " source" } else { "" };
-        let header = format!(
-            "seq_name length n_windows virus_score low high fdr threshold prediction reason class{classes}{source}"
+        let columns = format!(
+            "seq_name length n_windows virus_score low high fdr threshold prediction reason class{classes}"
         );
-        let mut predictions = Table::create(&folder, PREDICTIONS, &header.replace(' ', "\t"))?;
-        let mut viruses = VirusTable::create(&folder, source)?;
+        let mut predictions = common.table(&folder, PREDICTIONS, &columns)?;
+        let mut viruses = VirusTable::create(&folder, &common)?;
         let mut hits = Hits::create(&folder, options.hits_format)?;
         let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
         let mut wrong = 0.0;
@@ -472,7 +466,7 @@ impl CallerResults {
         if let Some(record) = run_record.as_object_mut() {
             record.insert("calls".to_owned(), summary.to_json());
         }
-        let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, self.notes];
+        let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, common.into_notes()];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
@@ -482,17 +476,8 @@ impl CallerResults {
 }
 
 impl Results for CallerResults {
-    fn source(&mut self, name: &str) -> Result<(), OutputError> {
-        if self.options.source {
-            self.source = format!("\t{}", Field(name));
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
-        write_note(&mut self.notes, note)?;
-        self.counts.notes += 1;
-        Ok(())
+    fn common(&mut self) -> &mut CommonResults {
+        &mut self.common
     }
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
@@ -502,18 +487,19 @@ impl Results for CallerResults {
         // A window is one sequence, or none if it is too short.
         let failed = sequences.iter().any(|sequence| sequence.state == SequenceState::Failed);
         if failed {
-            self.note(&Note::failed(record, chunk, ""))?;
+            self.common.note(&Note::failed(record, chunk, ""))?;
         }
         self.record.accept(record, chunk.index, start, end)?;
-        self.counts.windows += 1;
+        self.common.counts.windows += 1;
         self.sums.letters.add(letters.new.plus(letters.left_out));
         let name = Field(record);
-        let source = &self.source;
         let Some((_, logits)) = window.rows().next() else {
             self.sums.add_without_score(failed);
+            let source = self.common.source();
             return self.windows.row(format_args!("{name}\t{}\t{end}\tNA\tNA\tNA{source}", start + 1));
         };
-        self.counts.scored_windows += 1;
+        self.common.counts.scored_windows += 1;
+        let source = self.common.source();
         let CallerResultOptions { rules, layout, .. } = &self.options;
         let margin = layout.margin(logits);
         let classes = &logits[layout.classes.clone()];
@@ -543,10 +529,9 @@ struct VirusTable {
 
 impl VirusTable {
     /// Creates the table; `source` is the column `source` with a blank before it, or empty.
-    fn create(folder: &Path, source: &str) -> Result<Self, OutputError> {
+    fn create(folder: &Path, common: &CommonResults) -> Result<Self, OutputError> {
         let columns = "seq_name source_seq kind start end length reaches virus_score fdr n_windows";
-        let header = format!("{columns}{source}").replace(' ', "\t");
-        Ok(Self { table: Table::create(folder, VIRUSES, &header)?, listed: vec![] })
+        Ok(Self { table: common.table(folder, VIRUSES, columns)?, listed: vec![] })
     }
 
     /// Adds a record called virus, given the first columns of its row in `predictions.tsv`.

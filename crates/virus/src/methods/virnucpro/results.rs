@@ -31,8 +31,8 @@ use super::verdict::{Call, Consensus, RecordScore};
 use crate::methods::{Finished, FinishedWindow, Results};
 use crate::output::table::{Field, PlainField, Table};
 use crate::output::{
-    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS, commit,
-    write_note,
+    CommonResults, Counts, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS,
+    commit,
 };
 use crate::pipeline::queue::{SequenceResult, SequenceState};
 use crate::pipeline::records::TEXTS;
@@ -41,7 +41,6 @@ use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Name of the BED file of windows.
@@ -100,7 +99,7 @@ pub(crate) struct ScoredWindow<'a> {
 pub(crate) struct VirNucProResults {
     folder: PathBuf,
     options: ResultOptions,
-    counts: Counts,
+    common: CommonResults,
     /// Number of embeddings written.
     embedded: u64,
     record: OpenRecord,
@@ -108,12 +107,9 @@ pub(crate) struct VirNucProResults {
     score: RecordScore,
     /// Reused buffer for the name of a chunk.
     name: String,
-    /// A tab and the current input, if tables have the column `source`; otherwise empty.
-    source: String,
     predictions: Table,
     windows: Table,
     bed: Table,
-    notes: Table,
     /// `None` with untrained weights.
     virus: Option<Hits>,
     /// `None` with untrained weights.
@@ -129,37 +125,34 @@ impl VirNucProResults {
     /// # Errors
     /// A folder or file that cannot be created.
     pub(crate) fn create(folder: &Path, options: ResultOptions) -> Result<Self, OutputError> {
-        fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
-        let source = if options.source { " source" } else { "" };
-        let table =
-            |name, header: &str| Table::create(folder, name, &format!("{header}{source}").replace(' ', "\t"));
+        let common = CommonResults::create(folder, options.source)?;
         let embeddings = options
             .save_embeddings
             .map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
         let tables = || VirNucProTables::create(folder, options.sort_bytes);
         Ok(Self {
-            predictions: table(
+            predictions: common.table(
+                folder,
                 PREDICTIONS,
                 "seq_name length n_windows n_scored n_virus virus_score prediction",
             )?,
-            windows: table(
+            windows: common.table(
+                folder,
                 WINDOWS,
                 "seq_name window start end n_orfs best_frame score_other score_virus prediction",
             )?,
             bed: Table::bare(folder, BED)?,
-            notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
             virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
             virnucpro: options.trained.then(tables).transpose()?,
             intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
             embeddings: embeddings.transpose()?,
             folder: folder.to_owned(),
             options,
-            counts: Counts::default(),
+            common,
             embedded: 0,
             record: OpenRecord::default(),
             score: RecordScore::default(),
             name: String::new(),
-            source: String::new(),
         })
     }
 
@@ -173,24 +166,24 @@ impl VirNucProResults {
         self.record.accept(window.record, window.index, window.start, window.end)?;
         let consensus = Consensus::of(window.orfs);
         self.score.add(consensus.as_ref());
-        self.counts.windows += 1;
-        self.counts.orfs += window.orfs.len() as u64;
+        self.common.counts.windows += 1;
+        self.common.counts.orfs += window.orfs.len() as u64;
         let ScoredWindow { record, index, start, end, orfs } = *window;
         let (name, number) = (Field(record), index + 1);
         let place = format_args!("{name}\t{number}\t{}\t{end}\t{}", start + 1, orfs.len());
         let Some(said) = consensus else {
-            let (call, source) = (Call::NoCall.name(), &self.source);
+            let (call, source) = (Call::NoCall.name(), self.common.source());
             return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
         };
-        self.counts.scored_windows += 1;
+        self.common.counts.scored_windows += 1;
         if !self.options.trained {
-            let (call, source) = (Call::Untrained.name(), &self.source);
+            let (call, source) = (Call::Untrained.name(), self.common.source());
             self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
             let name = PlainField(record);
             return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
         }
         let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
-        let (best, source) = (said.best.name(), &self.source);
+        let (best, source) = (said.best.name(), self.common.source());
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
         let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
@@ -235,17 +228,17 @@ impl VirNucProResults {
         let RecordScore { windows, scored, virus, .. } = score;
         let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
         let (name, length, prediction) = (Field(record.id), record.length, call.name());
-        let source = &self.source;
+        let source = self.common.source();
         self.predictions.row(format_args!(
             "{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}{source}"
         ))?;
-        self.counts.records += 1;
+        self.common.counts.records += 1;
         *match call {
-            Call::Virus => &mut self.counts.virus,
-            Call::Other => &mut self.counts.other,
-            Call::NoCall => &mut self.counts.no_call,
-            Call::Skipped => &mut self.counts.skipped,
-            Call::Untrained => &mut self.counts.untrained,
+            Call::Virus => &mut self.common.counts.virus,
+            Call::Other => &mut self.common.counts.other,
+            Call::NoCall => &mut self.common.counts.no_call,
+            Call::Skipped => &mut self.common.counts.skipped,
+            Call::Untrained => &mut self.common.counts.untrained,
         } += 1;
         self.record.clear();
         self.score = RecordScore::default();
@@ -272,7 +265,8 @@ impl VirNucProResults {
     /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
     fn complete(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
         self.check_complete()?;
-        let tables = [self.predictions, self.windows, self.bed, self.notes];
+        let counts = self.common.counts;
+        let tables = [self.predictions, self.windows, self.bed, self.common.into_notes()];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.extend(self.virus.take().map(Hits::into_file).transpose()?);
         if let Some(virnucpro) = self.virnucpro {
@@ -280,16 +274,16 @@ impl VirNucProResults {
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
         files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
-        commit(&self.folder, files, run_record, self.counts)?;
-        Ok(self.counts)
+        commit(&self.folder, files, run_record, counts)?;
+        Ok(counts)
     }
 
     fn check_complete(&self) -> Result<(), OutputError> {
         if self.record.windows > 0 {
             return Err(OutputError::mismatch(&self.record.id, "its windows were given, it was not"));
         }
-        if self.embeddings.is_some() && self.embedded != self.counts.orfs {
-            let what = format!("{} rows for {} open reading frames", self.embedded, self.counts.orfs);
+        if self.embeddings.is_some() && self.embedded != self.common.counts.orfs {
+            let what = format!("{} rows for {} open reading frames", self.embedded, self.common.counts.orfs);
             return Err(OutputError::mismatch("embeddings", what));
         }
         Ok(())
@@ -297,17 +291,8 @@ impl VirNucProResults {
 }
 
 impl Results for VirNucProResults {
-    fn source(&mut self, name: &str) -> Result<(), OutputError> {
-        if self.options.source {
-            self.source = format!("\t{}", Field(name));
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, note: &Note) -> Result<(), OutputError> {
-        write_note(&mut self.notes, note)?;
-        self.counts.notes += 1;
-        Ok(())
+    fn common(&mut self) -> &mut CommonResults {
+        &mut self.common
     }
 
     /// Appends the texts to `chunked.fa`, `nucleotide.fa` and `protein.faa`.
@@ -333,7 +318,7 @@ impl Results for VirNucProResults {
                 SequenceState::Scored(scores) => orfs.push(OrfScore { frame: frame_of(orf), scores }),
                 SequenceState::Failed => {
                     let name = format!(" frame {}", frame_of(orf).name());
-                    self.note(&Note::failed(record, chunk, &name))?;
+                    self.common.note(&Note::failed(record, chunk, &name))?;
                 }
                 SequenceState::Waiting | SequenceState::Encoded => {}
             }
@@ -353,7 +338,7 @@ impl Results for VirNucProResults {
 
     /// Warns if the input has windows and none of them could be scored.
     fn warning(&self) -> Option<String> {
-        let Counts { windows, scored_windows, .. } = self.counts;
+        let Counts { windows, scored_windows, .. } = self.common.counts;
         (windows > 0 && scored_windows == 0).then(|| {
             format!(
                 "none of the {windows} windows of at most {} bases has an open reading frame (a frame without a stop codon \

@@ -225,7 +225,7 @@ fn odd_names_stay_on_their_line() {
     let (folder, _) = written(PLAIN, |outputs| {
         record(outputs, id, &[&[[0.25, 0.75]]]);
         let (seq_name, detail) = (id.to_owned(), "tab\there\nand\r\nthere".to_owned());
-        outputs.note(&Note { seq_name, kind: "x", detail, action: "" }).unwrap();
+        outputs.common().note(&Note { seq_name, kind: "x", detail, action: "" }).unwrap();
     });
     let name = "a\\u{1b}|b\"'\\é,#\\u{85}";
     assert_eq!(rows(&folder, PREDICTIONS), [format!("{name}\t10\t1\t1\t1\t0.750000\tvirus")]);
