@@ -149,6 +149,8 @@ pub use plimsoll_plan as plan;
 #[doc(inline)]
 pub use plimsoll_runtime as runtime;
 #[doc(inline)]
+pub use plimsoll_setting as setting;
+#[doc(inline)]
 pub use plimsoll_train as train;
 #[doc(inline)]
 pub use plimsoll_virus as virus;
