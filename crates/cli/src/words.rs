@@ -14,7 +14,8 @@ fn write_setting(setting: &Setting, value: Option<&str>, f: &mut fmt::Formatter<
         (Setting::Key(path), Some(value)) => write!(f, "--set {path}={value}"),
         (Setting::Key(path), None) => write!(f, "--set {path}"),
         // A switch is set by its presence.
-        (setting, None | Some("true")) => f.write_str(flag(setting)),
+        (Setting::Explain, _) => f.write_str(flag(setting)),
+        (setting, None) => f.write_str(flag(setting)),
         (setting, Some(value)) => write!(f, "{} {value}", flag(setting)),
     }
 }
@@ -101,5 +102,28 @@ fn subcommand(command: Command) -> &'static str {
         C::Report => "report",
         C::StandardInput => "... -",
         C::Train => "train",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_flags_and_subcommands() {
+        register();
+        let key = Setting::key("optimizer.kind");
+        assert_eq!(
+            format!("{} {} {}", Setting::Force, Setting::Output, Setting::Overrides),
+            "--force -o --set"
+        );
+        assert_eq!(
+            format!("{} {}", Setting::Tokens.to(512), Setting::Records.to("true")),
+            "--tokens 512 --record true"
+        );
+        assert_eq!(format!("{key} {}", key.clone().to(true)), "--set optimizer.kind --set optimizer.kind=true");
+        assert_eq!(Setting::Explain.to(true).to_string(), "--explain");
+        assert_eq!(format!("{} {:#}", Command::Merge, Command::Train), "plimsoll merge train");
+        assert_eq!(Command::StandardInput.to_string(), "plimsoll ... -");
     }
 }
