@@ -95,16 +95,41 @@ impl File {
     /// Number of lines of items with `#[cfg(test)]`. Lines of nested items count once.
     pub fn inner_test_lines(&self) -> usize {
         let (mut count, mut counted_to) = (0, 0);
-        for at in self.test_marks() {
-            let item = self.after_attribute(at);
-            let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
-            let end = self.body(item).map_or(semicolon, |body| body.end);
-            let first = self.line(at).max(counted_to + 1);
-            let last = self.line(end);
+        for test in self.test_items() {
+            let first = self.line(test.start).max(counted_to + 1);
+            let last = self.line(test.end);
             count += (last + 1).saturating_sub(first);
             counted_to = counted_to.max(last);
         }
         count
+    }
+
+    /// Byte ranges of the items with `#[cfg(test)]`, each from the attribute to the last byte.
+    pub fn test_items(&self) -> Vec<Range<usize>> {
+        let range = |at: usize| {
+            let item = self.after_attribute(at);
+            let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
+            at..self.body(item).map_or(semicolon, |body| body.end)
+        };
+        self.test_marks().map(range).collect()
+    }
+
+    /// Byte ranges of the string literals, with their quotes.
+    pub fn strings(&self) -> Vec<Range<usize>> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < self.text.len() {
+            let Some(end) = literal_end(&self.text, at).map(|end| end.min(self.text.len())) else {
+                // No literal starts inside of a character.
+                at += self.text[at..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            };
+            if !self.text[at..].starts_with(['/', '\'']) {
+                found.push(at..end);
+            }
+            at = end;
+        }
+        found
     }
 
     /// Names of modules declared as `#[cfg(test)] mod name;`, whose files consist of tests.
@@ -234,6 +259,13 @@ mod tests {
         check("'a' '\\'' '\\u{7f}' 'é' &'a str", &lifetime);
         check("for_\"x\"\ny", "for_   \ny");
         check("\"open\n", "     \n");
+    }
+
+    #[test]
+    fn strings_are_found() {
+        let file = File::new("a.rs", "f(\"é\", 'x', r#\"b\"#) // \"c\"\n");
+        let found: Vec<&str> = file.strings().into_iter().map(|range| &file.text[range]).collect();
+        assert_eq!(found, ["\"é\"", "r#\"b\"#"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod flags;
 mod report;
 mod screen;
 mod terminal;
+mod words;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ enum Command {
 static HEAP: plimsoll_runtime::Heap = plimsoll_runtime::Heap;
 
 fn main() -> ExitCode {
+    words::register();
     terminal::survive_file_limit();
     plimsoll_runtime::limit_slack();
     plimsoll_runtime::bill_whole_process();

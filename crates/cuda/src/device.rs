@@ -21,6 +21,7 @@ use plimsoll_exec::{
 };
 use plimsoll_graph::{Bytes, Counts, DType, Space};
 use plimsoll_plan::{Capability, Location, PIECE, PIPELINE_DEPTH, Queue};
+use plimsoll_setting::Setting;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -389,9 +390,10 @@ impl Device for CudaDevice {
 
     fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
         if !memory.borders.is_empty() && !self.options.expandable {
-            let why =
-                "memory.dynamic and --dynamic need expandable segments; remove the flag that turns them off"
-                    .to_owned();
+            let why = format!(
+                "memory.dynamic and {} need expandable segments; remove the flag that turns them off",
+                Setting::Dynamic
+            );
             return Err(DeviceError::Kernel { op: "allocate", why });
         }
         self.context.enter()?;

@@ -8,6 +8,7 @@ use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Machine};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Capability, Kernels, Precision, Target};
+use plimsoll_setting::{Command, Setting};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -146,7 +147,9 @@ impl Machine for CudaMachine {
             let name = &self.card.name;
             format!(
                 "first use of an {name}: the algorithms of its matmuls are timed once, which takes some \
-                seconds; bench --calibrate does this for all models"
+                 seconds; {:#} {} does this for all models",
+                Command::Bench,
+                Setting::Calibrate
             )
         })
     }

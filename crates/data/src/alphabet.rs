@@ -5,6 +5,7 @@
 use crate::sequence::{InputNote, NoteKind, Reader, Record, is_letter_or_unknown};
 use crate::tokenize::esm;
 use crate::{DataError, DataErrorKind, bases};
+use plimsoll_setting::{Command, Setting};
 use std::path::Path;
 
 /// The alphabet that the sequences of a file are read in.
@@ -101,10 +102,10 @@ impl Alphabet {
                 let other = first_outside(b"ACGTURYSWKMBDHVN-").filter(|_| 2 * bases <= seq.len())?;
                 Some(format!(
                     "no nucleotide sequence: {bases} of {} letters are A, C, G, T, U or N, and {:?} is not a \
-                        nucleotide code; give DNA or RNA to this command, and proteins to `plimsoll embed` with \
-                        a protein model",
+                     nucleotide code; give DNA or RNA to this command, and proteins to `{}` with a protein model",
                     seq.len(),
                     char::from(other),
+                    Command::Embed,
                 ))
             }
             Self::AminoAcids => {
@@ -120,8 +121,9 @@ impl Alphabet {
                     let bases = count(b"ACGTUN-");
                     format!(
                         "no protein: {bases} of its {} letters are A, C, G, T, U or N; translate it first, give it to a DNA model, \
-                         or insist with --allow-dna",
-                        seq.len()
+                         or insist with {}",
+                        seq.len(),
+                        Setting::AllowDna
                     )
                 })
             }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::foreign::ForeignFormat;
 use crate::printable::{EscapedPath, Name};
 use crate::sequence::Compression;
+use plimsoll_setting::{Command, Setting};
 
 /// Bad input, or a file that cannot be read or written.
 #[derive(Debug)]
@@ -157,11 +158,13 @@ impl fmt::Display for DataErrorKind {
                     }
                     io::ErrorKind::OutOfMemory => write!(
                         f,
-                        "needs more than 128 MiB to be decompressed; pipe it in: {name} -dc FILE | plimsoll ... -"
+                        "needs more than 128 MiB to be decompressed; pipe it in: {name} -dc FILE | {}",
+                        Command::StandardInput
                     ),
                     io::ErrorKind::Unsupported => write!(
                         f,
-                        "uses a feature that is not supported; pipe it in: {name} -dc FILE | plimsoll ... -"
+                        "uses a feature that is not supported; pipe it in: {name} -dc FILE | {}",
+                        Command::StandardInput
                     ),
                     _ => write!(f, "is corrupt; copy or download it again"),
                 }
@@ -176,7 +179,7 @@ impl fmt::Display for DataErrorKind {
             Self::Foreign(ForeignFormat { what, advice, .. }) => write!(f, "this is {what}; {advice}"),
             Self::Fastq(what) => write!(f, "not valid FASTQ: {what}; repair or re-export the file"),
             Self::TooLong { tokens, bound } => {
-                write!(f, "{tokens} tokens, at most {bound} fit; raise --tokens or cut the sequence")
+                write!(f, "{tokens} tokens, at most {bound} fit; raise {} or cut the sequence", Setting::Tokens)
             }
             Self::Tokenizer(_) => {
                 write!(f, "not a tokenizer.json that can be used")
@@ -198,7 +201,11 @@ impl fmt::Display for DataErrorKind {
                 EscapedPath(other)
             ),
             Self::Exists => {
-                write!(f, "the file already exists; use --force to replace it, or choose another output")
+                write!(
+                    f,
+                    "the file already exists; use {} to replace it, or choose another output",
+                    Setting::Force
+                )
             }
         }
     }
@@ -247,7 +254,7 @@ mod tests {
         );
         check(
             DataError::new(DataErrorKind::TooLong { tokens: 9, bound: 8 }).with_id("r1"),
-            "'r1': 9 tokens, at most 8 fit; raise --tokens or cut the sequence",
+            "'r1': 9 tokens, at most 8 fit; raise tokens or cut the sequence",
         );
     }
 

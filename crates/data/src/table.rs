@@ -6,6 +6,7 @@
 use crate::bounded;
 use crate::printable::{Name, is_printable};
 use crate::{DataError, DataErrorKind};
+use plimsoll_setting::Command;
 use std::fmt::{self, Display, Formatter, Write};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -91,7 +92,8 @@ impl TableReader {
         let (line, names, places) = (String::new(), vec![], vec![]);
         let mut table = TableReader { path: path.to_owned(), reader, line, number: 0, names, places };
         if !table.advance()? {
-            return Err(table.error("it is empty, without a header; run plimsoll predict again"));
+            let text = format!("it is empty, without a header; run {} again", Command::Predict);
+            return Err(table.error(text));
         }
         table.names = table.line.split('\t').map(str::to_owned).collect();
         table.places = (0..table.names.len()).collect();
@@ -101,7 +103,7 @@ impl TableReader {
     /// Restricts the following rows to the columns `wanted`, in this order.
     pub fn select(&mut self, wanted: &[&str]) -> Result<(), DataError> {
         let place = |column: &&str| {
-            let text = format!("there is no column `{column}`: this is not a table of plimsoll predict");
+            let text = format!("there is no column `{column}`: this is not a table of {}", Command::Predict);
             self.names.iter().position(|name| name == column).ok_or_else(|| self.error(text))
         };
         self.places = wanted.iter().map(place).collect::<Result<_, _>>()?;

@@ -3,6 +3,7 @@
 
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_setting::{Command, Setting};
 use std::path::PathBuf;
 
 /// Error of an embedding or a classification.
@@ -20,14 +21,18 @@ pub enum EmbedError {
     },
     /// `--pool tokens` with a format that stores one row per sequence.
     #[error(
-        "--pool tokens writes a row for each token, and a .npy has one for each sequence; give an output that \
-            ends in .safetensors, .parquet or .npz, or with --per-input give --format safetensors"
+        "{pool_tokens} writes a row for each token, and a .npy has one for each sequence; give an output that \
+         ends in .safetensors, .parquet or .npz, or with {per_input} give {format_safetensors}",
+        pool_tokens = Setting::Pool.to("tokens"),
+        format_safetensors = Setting::Format.to("safetensors"),
+        per_input = Setting::PerInput
     )]
     TokensOfNpy,
     /// `--pool last` with an encoder.
     #[error(
-        "--pool last: the last token of {family} is a special token that closes the sequence; use mean, cls or \
-            tokens, or a decoder"
+        "{pool_last}: the last token of {family} is a special token that closes the sequence; use mean, cls or \
+         tokens, or a decoder",
+        pool_last = Setting::Pool.to("last")
     )]
     LastOfEncoder {
         /// The model family.
@@ -36,8 +41,10 @@ pub enum EmbedError {
     /// The journal beside the output has rows of another run.
     #[error(
         "{}: finished rows of an interrupted run that differs from this one ({what}); finish that run with its \
-            command, use --force to discard them, or another name with -o",
-        EscapedPath(path)
+         command, use {force} to discard them, or another name with {output}",
+        EscapedPath(path),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     OtherRun {
         /// The journal.
@@ -60,17 +67,23 @@ pub enum EmbedError {
         path: PathBuf,
     },
     /// With `--per-input`, the output folder is a file, or lies in one.
-    #[error("--per-input: {} is not a folder; give another folder with -o", EscapedPath(path))]
+    #[error(
+        "{per_input}: {} is not a folder; give another folder with {output}",
+        EscapedPath(path),
+        per_input = Setting::PerInput,
+        output = Setting::Output
+    )]
     NotAFolder {
         /// The output folder.
         path: PathBuf,
     },
     /// With `--per-input`, two inputs have the same output file.
     #[error(
-        "--per-input: {} and {} would both be written to {}; rename one, or embed them in two runs",
+        "{per_input}: {} and {} would both be written to {}; rename one, or embed them in two runs",
         one.display(),
         other.display(),
-        result.display()
+        result.display(),
+        per_input = Setting::PerInput
     )]
     SameResult {
         /// An input.
@@ -81,15 +94,19 @@ pub enum EmbedError {
         result: PathBuf,
     },
     /// `--truncate` without a limit: the model family has no default length.
-    #[error("{family} has no maximum length; give the length to truncate to with --max-length")]
+    #[error(
+        "{family} has no maximum length; give the length to truncate to with {max_length}",
+        max_length = Setting::MaxLength
+    )]
     NoLimit {
         /// The model family.
         family: &'static str,
     },
     /// The model does not have this layer.
     #[error(
-        "--layers {layer}: the model has layers 0 (the embedding) to {last} (the last), or -{} to -1",
-        last + 1
+        "{given}: the model has layers 0 (the embedding) to {last} (the last), or -{} to -1",
+        last + 1,
+        given = Setting::Layers.to(layer)
     )]
     NoSuchLayer {
         /// The requested layer.
@@ -98,13 +115,16 @@ pub enum EmbedError {
         last: u64,
     },
     /// A layer is listed twice.
-    #[error("--layers: layer {layer} is listed twice")]
+    #[error("{layers}: layer {layer} is listed twice", layers = Setting::Layers)]
     LayerTwice {
         /// The layer; 0 is the token embedding.
         layer: i64,
     },
     /// A sequence has more tokens than a step.
-    #[error("'{id}' has {tokens} tokens, but a step has at most {most}; give --tokens {tokens} or more")]
+    #[error(
+        "'{id}' has {tokens} tokens, but a step has at most {most}; give {given} or more",
+        given = Setting::Tokens.to(tokens)
+    )]
     LongerThanStep {
         /// Id of the sequence.
         id: String,
@@ -114,7 +134,7 @@ pub enum EmbedError {
         most: usize,
     },
     /// An anomaly of the input, which `--strict` makes an error.
-    #[error("--strict: {what}; correct it, or omit --strict")]
+    #[error("{strict}: {what}; correct it, or omit {strict}", strict = Setting::Strict)]
     Strict {
         /// The anomaly.
         what: String,
@@ -127,8 +147,8 @@ pub enum EmbedError {
     },
     /// The model has no classifier.
     #[error(
-        "{model}: not a classifier of sequences; give a checkpoint that `plimsoll train` wrote with \
-        model.classes"
+        "{model}: not a classifier of sequences; give a checkpoint that `{train}` wrote with model.classes",
+        train = Command::Train
     )]
     NoClassifier {
         /// Path or id of the model.

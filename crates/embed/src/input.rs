@@ -12,6 +12,7 @@ use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
 use plimsoll_runtime::run::BatchSource;
+use plimsoll_setting::Setting;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
@@ -360,8 +361,9 @@ impl InputPipeline {
     /// The error for a sequence over the limit, with its file, line and id.
     fn too_long(&self, letters: usize, limit: usize) -> RuntimeError {
         let what = format!(
-            "{letters} letters, the limit is {limit}; truncate it with --truncate, or raise the limit with \
-                --max-length"
+            "{letters} letters, the limit is {limit}; truncate it with {}, or raise the limit with {}",
+            Setting::Truncate,
+            Setting::MaxLength
         );
         self.placed(what).into()
     }

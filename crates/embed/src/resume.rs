@@ -440,7 +440,10 @@ mod tests {
         opened.writer.append("a", &[1.0]).expect("appended");
         opened.writer.commit().expect("committed");
         let error = plan(&folder, "cls").open(false).err().expect("refused").to_string();
-        assert!(error.contains("`pool` was \"mean\", is \"cls\"") && error.contains("--force"), "{error}");
+        assert!(
+            error.contains("`pool` was \"mean\", is \"cls\"") && error.contains("use force to discard"),
+            "{error}"
+        );
         assert!(plan(&folder, "cls").open(true).expect("replaced").replay.is_none());
     }
 

@@ -98,8 +98,8 @@ mod tests {
             let error = resolve(asked, 33).expect_err("refused").to_string();
             assert!(error.contains(wanted), "{error}");
         };
-        refused(&[34], "--layers 34: the model has layers 0 (the embedding) to 33");
-        refused(&[0, -35], "--layers -35: ");
+        refused(&[34], "layers=34: the model has layers 0 (the embedding) to 33");
+        refused(&[0, -35], "layers=-35: ");
         refused(&[-35], "or -34 to -1");
         refused(&[i64::MIN], "the model has layers");
         refused(&[33, 2, -1], "layer 33 is listed twice");

@@ -3,6 +3,7 @@
 
 use crate::Ledger;
 use plimsoll_graph::Bytes;
+use plimsoll_setting::{Assignment, Setting};
 use std::fmt;
 
 /// Explains why a step does not fit into memory, and lists the settings with which it would.
@@ -22,8 +23,8 @@ pub struct Bill {
     pub seconds_per_token: f64,
     /// Total memory of the target; zero if unknown. No budget larger than this is suggested.
     pub memory: Bytes,
-    /// Command-line flag that sets the budget.
-    pub budget_flag: &'static str,
+    /// The setting of the budget.
+    pub budget_setting: Setting,
     /// Further lines for the user: when the refusal happened, which tensors are large, which process holds the
     /// rest of the memory.
     pub notes: Vec<String>,
@@ -43,19 +44,30 @@ pub enum LimitKind {
 /// Settings with which a step fits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
-    /// Flags to set.
-    pub flag: String,
+    /// The settings.
+    pub settings: Vec<Assignment>,
     /// Bytes saved against the refused plan.
     pub saves: Bytes,
     /// Relative slowdown per token against the refused plan: 0.008 is 0.8 % slower.
     pub slower: f64,
 }
 
+impl Remedy {
+    /// The settings in the words of the front end, separated by spaces.
+    pub fn words(&self) -> String {
+        self.settings.iter().map(Assignment::to_string).collect::<Vec<_>>().join(" ")
+    }
+}
+
 impl Bill {
-    /// Adds a remedy: with `flag`, the step needs `peak` bytes and takes `seconds_per_token`.
-    pub fn offer(&mut self, flag: String, peak: Bytes, seconds_per_token: f64) {
+    /// Adds a remedy: with `settings`, the step needs `peak` bytes and takes `seconds_per_token`.
+    pub fn offer(&mut self, settings: Vec<Assignment>, peak: Bytes, seconds_per_token: f64) {
         let saves = self.ledger.total().saturating_sub(peak);
-        self.remedies.push(Remedy { flag, saves, slower: seconds_per_token / self.seconds_per_token - 1.0 });
+        self.remedies.push(Remedy {
+            settings,
+            saves,
+            slower: seconds_per_token / self.seconds_per_token - 1.0,
+        });
         self.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
     }
 
@@ -86,7 +98,8 @@ impl fmt::Display for Bill {
                 );
             }
             LimitKind::Budget if self.remedies.is_empty() => {
-                return write!(f, "  no smaller plan fits; give {} {} or more", self.budget_flag, total.0);
+                let budget = self.budget_setting.clone().to(total.0);
+                return write!(f, "  no smaller plan fits; give {budget} or more");
             }
             LimitKind::Free if self.remedies.is_empty() => {
                 return write!(f, "  no smaller plan fits; {total} must be free");
@@ -96,7 +109,7 @@ impl fmt::Display for Bill {
         let lines: Vec<String> = self
             .remedies
             .iter()
-            .map(|r| format!("{}  saves {}, {:+.1} % time", r.flag, r.saves.tenths(), 100.0 * r.slower))
+            .map(|r| format!("{}  saves {}, {:+.1} % time", r.words(), r.saves.tenths(), 100.0 * r.slower))
             .collect();
         write!(f, "  what fits, cheapest first:  {}", lines.join("   |   "))
     }

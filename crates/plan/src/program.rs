@@ -8,6 +8,7 @@ use crate::{
     plan_seconds,
 };
 use plimsoll_graph::{Bytes, Graph, OutputRole, Param, ParamId, Role, Space, ValueId, node_label};
+use plimsoll_setting::Setting;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -443,7 +444,7 @@ impl Program {
             peak_at: self.peak_at().1,
             seconds_per_token: self.seconds() / self.most_tokens().max(1) as f64,
             memory: self.target.memory,
-            budget_flag: "--memory-budget",
+            budget_setting: Setting::MemoryBudget,
             notes: vec![],
             remedies,
         }

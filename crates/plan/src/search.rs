@@ -5,6 +5,7 @@
 use crate::{Bill, PlanError, Program, Remedy, Weights};
 use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_graph::{Bytes, Space};
+use plimsoll_setting::{Assignment, Setting};
 
 /// Range and budget of a search for the number of tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +117,7 @@ pub fn fit(
     match streamed(tokens, search, build) {
         Ok(fitting) => {
             let resident = build(tokens.unwrap_or(search.floor), Weights::Resident)?;
-            offer(&mut refused, remedy("--stream-weights always".to_owned(), &resident, &fitting));
+            offer(&mut refused, remedy(Setting::StreamWeights.to("always"), &resident, &fitting));
         }
         Err(PlanError::OverBudget(_) | PlanError::OverRoom { .. }) => {}
         Err(error) => return Err(error),
@@ -258,8 +259,7 @@ impl Program {
         let smaller = Search { ceiling: tokens, ..search };
         let remedies = match largest(smaller, build) {
             Ok(fitting) => {
-                let flag = format!("--tokens {}", fitting.most_tokens());
-                vec![remedy(flag, &program, &fitting)]
+                vec![remedy(Setting::Tokens.to(fitting.most_tokens()), &program, &fitting)]
             }
             Err(PlanError::OverBudget(_)) => vec![],
             Err(error) => return Err(error),
@@ -268,11 +268,11 @@ impl Program {
     }
 }
 
-/// Memory saved and time lost by running `fitting` instead of `refused`.
-fn remedy(flag: String, refused: &Program, fitting: &Program) -> Remedy {
+/// Memory saved and time lost by running `fitting`, which `setting` gives, instead of `refused`.
+fn remedy(setting: Assignment, refused: &Program, fitting: &Program) -> Remedy {
     let per_token = |p: &Program| p.seconds() / p.most_tokens().max(1) as f64;
     Remedy {
-        flag,
+        settings: vec![setting],
         saves: refused.peak().saturating_sub(fitting.peak()),
         slower: per_token(fitting) / per_token(refused) - 1.0,
     }

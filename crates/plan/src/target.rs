@@ -4,6 +4,7 @@
 use crate::kernels::op_in;
 use crate::{Capability, KernelId, Kernels, PlanError};
 use plimsoll_graph::{Bytes, DType, Graph, Node};
+use plimsoll_setting::{Command, Setting};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -168,9 +169,13 @@ impl Target {
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let old = if text.contains("kernels_of") {
-            "it was written by an earlier version of plimsoll; write it again with plimsoll bench --calibrate\n"
+            format!(
+                "it was written by an earlier version of plimsoll; write it again with {} {}\n",
+                Command::Bench,
+                Setting::Calibrate
+            )
         } else {
-            ""
+            String::new()
         };
         let target: Self = toml::from_str(text).map_err(|e| bad(format!("{old}{}", shown(&e.to_string()))))?;
         target.check().map_err(bad)?;
@@ -381,11 +386,7 @@ mod tests {
             ("storage = 5e8", "storage = 0.0", "rates.storage"),
             ("kernels = { cuda = [9, 0] }", "kernels = { tpu = [9, 0] }", "unknown variant `tpu`"),
             ("kernels = { cuda = [9, 0] }", "kernels = { cuda = [7, 5] }", "need compute capability 8.0"),
-            (
-                "kernels = { cuda = [9, 0] }",
-                "kernels_of = [\"cuda\"]",
-                "write it again with plimsoll bench --calibrate",
-            ),
+            ("kernels = { cuda = [9, 0] }", "kernels_of = [\"cuda\"]", "write it again with bench calibrate"),
             ("name", "= name", "TOML"),
             ("workers = 1", "workers = 70000", "workers = 70000; at most 65536 is taken"),
             ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),

@@ -250,6 +250,11 @@ pub mod plan {
     pub use plimsoll_plan::{Plan, Policy, Program, check, compile};
 }
 
+/// Settings that errors and remedies name, as data, and the words in which a front end writes them.
+pub mod setting {
+    pub use plimsoll_setting::{Assignment, Command, Setting, Words, set_words};
+}
+
 /// Machines that follow a plan.
 pub mod machine {
     pub use plimsoll_cpu::CpuMachine;

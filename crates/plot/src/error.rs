@@ -3,6 +3,7 @@
 
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_setting::{Command, Setting};
 use plimsoll_train::TrainError;
 use plimsoll_train::history::MixedFolders;
 use std::path::PathBuf;
@@ -24,26 +25,31 @@ pub enum PlotError {
     #[error("the pictures of a prediction are of one folder; give one folder, or the folders of training runs")]
     SeveralPredictions,
     /// An option for training runs is given for a prediction.
-    #[error("{flag} is for training runs, and {} is not one; omit {flag}", EscapedPath(folder))]
+    #[error("{setting} is for training runs, and {} is not one; omit {setting}", EscapedPath(folder))]
     OfTraining {
         /// The option.
-        flag: &'static str,
+        setting: Setting,
         /// The folder.
         folder: PathBuf,
     },
     /// An option for predictions is given for training runs.
     #[error(
-        "{flag} is for predictions, and {} is a training run; omit {flag}, or choose charts with --series",
-        EscapedPath(folder)
+        "{setting} is for predictions, and {} is a training run; omit {setting}, or choose charts with {series}",
+        EscapedPath(folder),
+        series = Setting::Series
     )]
     OfPrediction {
         /// The option.
-        flag: &'static str,
+        setting: Setting,
         /// The folder.
         folder: PathBuf,
     },
     /// The training runs do not have the requested series.
-    #[error("--series {name}: no such series in these runs{hint}; there are {}", known.join(", "))]
+    #[error(
+        "{given}: no such series in these runs{hint}; there are {}",
+        known.join(", "),
+        given = Setting::Series.to(name)
+    )]
     UnknownSeries {
         /// The name.
         name: String,
@@ -53,13 +59,19 @@ pub enum PlotError {
         known: Vec<String>,
     },
     /// Charts and the load of the experts are requested in a single file.
-    #[error("--series expert_load is a picture of its own; give a folder with -o, or omit the other series")]
+    #[error(
+        "{series_expert_load} is a picture of its own; give a folder with {output}, or omit the other series",
+        series_expert_load = Setting::Series.to("expert_load"),
+        output = Setting::Output
+    )]
     TwoPictures,
     /// A logarithmic axis is requested, and suits none of the charts.
     #[error(
-        "--log: none of {} can have a logarithmic axis; omit --log, or choose with --series from loss, auxiliary, lr, \
-         grad_norm and loss_scale",
-        charts.join(", ")
+        "{log}: none of {} can have a logarithmic axis; omit {log}, or choose with {series} from loss, auxiliary, \
+         lr, grad_norm and loss_scale",
+        charts.join(", "),
+        log = Setting::Log,
+        series = Setting::Series
     )]
     NoLogarithm {
         /// Names of the charts.
@@ -72,7 +84,7 @@ pub enum PlotError {
         folder: PathBuf,
     },
     /// The results do not contain the requested record.
-    #[error("--record {id}: no such record in {}{nearest}", folder.display())]
+    #[error("{given}: no such record in {}{nearest}", folder.display(), given = Setting::Records.to(id))]
     NoSuchRecord {
         /// Id of the record.
         id: String,
@@ -89,17 +101,23 @@ pub enum PlotError {
     },
     /// The folder contains no complete results.
     #[error(
-        "{}: there is no {} in it, so it is not a complete result; give an output folder of plimsoll predict \
-            (for shards, the folder of --merge), or NAME_merged of VirNucPro",
+        "{}: there is no {} in it, so it is not a complete result; give an output folder of {predict} (for \
+         shards, the folder of {merge}), or NAME_merged of VirNucPro",
         folder.display(),
-        plimsoll_virus::output::RUN_RECORD
+        plimsoll_virus::output::RUN_RECORD,
+        merge = Setting::Merge,
+        predict = Command::Predict
     )]
     NoResult {
         /// The folder.
         folder: PathBuf,
     },
     /// The run.json does not belong to a prediction.
-    #[error("{} is not the run record of a prediction (no {missing} in it); run plimsoll predict again", path.display())]
+    #[error(
+        "{} is not the run record of a prediction (no {missing} in it); run {predict} again",
+        path.display(),
+        predict = Command::Predict
+    )]
     NotARunRecord {
         /// Path of the file.
         path: PathBuf,

@@ -19,6 +19,7 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_setting::Setting;
 use plimsoll_train::history;
 use plimsoll_virus::output::FILES;
 use results::Results;
@@ -115,11 +116,12 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
 
 /// The pictures of a prediction.
 fn of_prediction(options: &Options) -> Result<Vec<Picture>, PlotError> {
-    let flag = if options.log { Some("--log") } else { (!options.series.is_empty()).then_some("--series") };
+    let setting =
+        if options.log { Some(Setting::Log) } else { (!options.series.is_empty()).then_some(Setting::Series) };
     let [folder] = &options.results[..] else { return Err(PlotError::SeveralPredictions) };
     // A folder that does not exist is reported as such below.
-    if let Some(flag) = flag.filter(|_| folder.exists()) {
-        return Err(PlotError::OfTraining { flag, folder: folder.clone() });
+    if let Some(setting) = setting.filter(|_| folder.exists()) {
+        return Err(PlotError::OfTraining { setting, folder: folder.clone() });
     }
     let results = Results::open(folder)?;
     let (mut survey, asked) = look(&results, &options.records)?;

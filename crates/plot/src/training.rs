@@ -3,6 +3,7 @@
 
 use crate::draw::{curves, svg};
 use crate::{Options, Output, Picture, PlotError};
+use plimsoll_setting::Setting;
 use plimsoll_train::charts::{self, Chart};
 use plimsoll_train::history::{EXPERT_LOAD, RunHistory};
 
@@ -13,7 +14,7 @@ const MOST_POINTS: usize = 1000;
 pub fn pictures(options: &Options) -> Result<Vec<Picture>, PlotError> {
     let folder = || options.results.first().cloned().unwrap_or_default();
     if !options.records.is_empty() {
-        return Err(PlotError::OfPrediction { flag: "--record", folder: folder() });
+        return Err(PlotError::OfPrediction { setting: Setting::Records, folder: folder() });
     }
     let runs = charts::open(&options.results).map_err(PlotError::Training)?;
     let (charts, with_loads) = choose(charts::charts(&runs, MOST_POINTS), &runs, options)?;

@@ -12,6 +12,7 @@ use crate::survey::{
 use crate::table::{Cells, PageColumn, PageTable};
 use plimsoll_data::DataError;
 use plimsoll_data::printable::Name;
+use plimsoll_setting::Command;
 use plimsoll_virus::output::RegionRow;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -61,8 +62,11 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     sections.push(Section { id: "run", title: "Parameters and versions", body: facts(&results) });
     sections.push(Section { id: "notes", title: "Notes", body: notes });
     let version = text(&run["plimsoll"]);
-    let footer =
-        format!("Written by plimsoll report {} from results of plimsoll {version}.", env!("CARGO_PKG_VERSION"));
+    let footer = format!(
+        "Written by {} {} from results of plimsoll {version}.",
+        Command::Report,
+        env!("CARGO_PKG_VERSION")
+    );
     let mut page = Page { title, lead: lead(&results, &survey, untrained), sections, footer, own: ("", "") };
     // The table takes what the rest of the page leaves; the margin is for its fixed texts and column headings.
     let room = MOST_BYTES.saturating_sub(page.html().len() + 100_000);
@@ -445,7 +449,7 @@ fn table(results: &Results, selection: &Selection, scored: bool, room: usize) ->
     let table = PageTable {
         id: "record-table",
         caption: "Records of the run".to_owned(),
-        elsewhere: "predictions.tsv has all its rows",
+        elsewhere: "predictions.tsv has all its rows".to_owned(),
         columns,
         sort,
         values,

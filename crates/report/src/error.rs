@@ -2,6 +2,7 @@
 
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_setting::{Command, Setting};
 use plimsoll_train::TrainError;
 use plimsoll_train::history::MixedFolders;
 use std::path::PathBuf;
@@ -30,9 +31,11 @@ pub enum ReportError {
     },
     /// The folder contains no complete results.
     #[error(
-        "{}: there is no run.json in it, so it is not a complete result; give an output folder of plimsoll \
-         predict (for shards, the folder of --merge)",
-        EscapedPath(folder)
+        "{}: there is no run.json in it, so it is not a complete result; give an output folder of {predict} (for \
+         shards, the folder of {merge})",
+        EscapedPath(folder),
+        merge = Setting::Merge,
+        predict = Command::Predict
     )]
     NoResult {
         /// The folder.
@@ -40,8 +43,9 @@ pub enum ReportError {
     },
     /// The run.json does not belong to a prediction.
     #[error(
-        "{} is not the run record of a prediction (no {missing} in it); run plimsoll predict again",
-        EscapedPath(path)
+        "{} is not the run record of a prediction (no {missing} in it); run {predict} again",
+        EscapedPath(path),
+        predict = Command::Predict
     )]
     NotARunRecord {
         /// Path of the file.
@@ -52,8 +56,10 @@ pub enum ReportError {
     /// A timeline has too many tensors for a page.
     #[error(
         "{} would have {bytes} bytes for {tensors} tensors, and a page has at most 5 MB; write the timeline with \
-         --memory-viz or --trace",
-        EscapedPath(path)
+         {memory_viz} or {trace}",
+        EscapedPath(path),
+        memory_viz = Setting::MemoryViz,
+        trace = Setting::Trace
     )]
     TooManyTensors {
         /// Path of the page.

@@ -7,6 +7,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_setting::Command;
 use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, VIRUSES, is_of};
 use serde_json::Value;
 use std::io::ErrorKind;
@@ -134,7 +135,7 @@ impl Results {
         }
         let find = |key: &str| columns.iter().position(|column| column.key == key);
         let need = |key: &str| {
-            let text = format!("there is no column `{key}`: this is not a table of plimsoll predict");
+            let text = format!("there is no column `{key}`: this is not a table of {}", Command::Predict);
             find(key).ok_or_else(|| table.error(text))
         };
         let has_regions = folder.join(REGIONS).exists();

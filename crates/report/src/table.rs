@@ -56,7 +56,7 @@ pub struct PageTable {
     /// Caption, plain text.
     pub caption: String,
     /// Where a reader without JavaScript finds the rows, plain text.
-    pub elsewhere: &'static str,
+    pub elsewhere: String,
     /// Columns.
     pub columns: Vec<PageColumn>,
     /// Key of the column by which rows are ordered at first, and whether in descending order.
@@ -77,7 +77,7 @@ impl PageTable {
              <script type=\"application/json\" id=\"{id}-data\">{{\"sort\":{sort},\"columns\":[{columns}]}}</script>\n",
             id = self.id,
             caption = escape(&self.caption),
-            elsewhere = escape(self.elsewhere),
+            elsewhere = escape(&self.elsewhere),
             columns = columns.join(","),
         )
     }

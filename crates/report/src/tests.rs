@@ -303,7 +303,7 @@ fn folders_without_results_and_existing_files_are_refused() {
     let page = fs::read_to_string(&options.output).expect("there");
     assert!(page.contains("<h1>A &lt;title&gt;</h1>"));
     let message = report(&options).expect_err("it exists").to_string();
-    assert!(message.contains("already exists; use --force"), "{message}");
+    assert!(message.contains("already exists; use force"), "{message}");
     options.force = true;
     report(&options).expect("replaced");
 }

@@ -13,6 +13,7 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::Name;
 use plimsoll_runtime::Bytes;
 use plimsoll_runtime::timeline::{MeasuredTimeline, Timeline, TimelineTensor, phase_name};
+use plimsoll_setting::{Command, Setting};
 use serde_json::json;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -489,7 +490,7 @@ fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
     PageTable {
         id: "instruction-table",
         caption: format!("The {} slowest of {count} measured instructions", ran.len()),
-        elsewhere: "plimsoll bench --json lists the slowest kernels",
+        elsewhere: format!("{} {} lists the slowest kernels", Command::Bench, Setting::Json),
         columns,
         sort: ("measured", true),
         values: values.into_iter().map(|cells| cells.join(",")).collect(),
@@ -601,7 +602,7 @@ fn table(plans: &[Planned], titles: &[String]) -> PageTable {
     PageTable {
         id: "tensor-table",
         caption: format!("The {} largest of {} tensors of {}", all.len(), count, titles.join(" and ")),
-        elsewhere: "plimsoll plan --trace writes the timeline as JSON",
+        elsewhere: format!("{} {} writes the timeline as JSON", Command::Plan, Setting::Trace),
         columns,
         sort: ("bytes", true),
         values: values.into_iter().map(|cells| cells.join(",")).collect(),

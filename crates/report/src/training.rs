@@ -8,6 +8,7 @@ use crate::html::{decimal, escape, json, whole};
 use crate::page::{Page, Section};
 use plimsoll_data::printable::Name;
 use plimsoll_runtime::series::{Point, Series};
+use plimsoll_setting::Command;
 use plimsoll_train::charts::{self, Chart, Line, Unit, number};
 use plimsoll_train::history::{RunEvent, RunHistory, differences};
 use serde_json::{Value, json};
@@ -57,7 +58,8 @@ pub fn page(folders: &[PathBuf], title: Option<&str>) -> Result<Page, ReportErro
         sections.push(Section { id: "stages", title: "Memory by stage", body: stages });
     }
     let footer = format!(
-        "Written by plimsoll report {} from metrics.jsonl, config.yaml and run.json.",
+        "Written by {} {} from metrics.jsonl, config.yaml and run.json.",
+        Command::Report,
         env!("CARGO_PKG_VERSION")
     );
     Ok(Page { title, lead: report.lead(), sections, footer, own: (STYLE, SCRIPT) })

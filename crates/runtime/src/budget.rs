@@ -6,6 +6,7 @@ use crate::{RuntimeError, machine};
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Bill, Ledger, LimitKind, PlanError, Program, Room, Staging};
+use plimsoll_setting::Setting;
 use std::path::PathBuf;
 
 /// The memory budget of a run in bytes, and the memory entries of the process.
@@ -107,7 +108,7 @@ impl Budget {
         if ledger.total() <= budget {
             return Ok(());
         }
-        let budget_flag = if self.on_host { "--memory-budget" } else { "--host-memory" };
+        let budget_setting = if self.on_host { Setting::MemoryBudget } else { Setting::HostMemory };
         Err(PlanError::OverBudget(Box::new(Bill {
             space: "host".to_owned(),
             line: LimitKind::Budget,
@@ -116,7 +117,7 @@ impl Budget {
             peak_at: what.to_owned(),
             seconds_per_token: 0.0,
             memory: Bytes::ZERO,
-            budget_flag,
+            budget_setting,
             notes: vec![],
             remedies: vec![],
         }))
@@ -151,7 +152,7 @@ impl Budget {
                 ledger.add("process: values on their way", kept);
                 let mut bill = program.bill(line, vec![]);
                 (bill.space, bill.peak_at) = ("host".to_owned(), "the end of loading".to_owned());
-                (bill.ledger, bill.budget_flag) = (ledger, "--host-memory");
+                (bill.ledger, bill.budget_setting) = (ledger, Setting::HostMemory);
                 (bill.ledger.total() > line).then_some(bill)
             }
         };

@@ -10,6 +10,7 @@ use plimsoll_exec::DeviceError;
 use plimsoll_graph::{Bytes, VerifyError};
 use plimsoll_models::ConfigError;
 use plimsoll_plan::PlanError;
+use plimsoll_setting::{Command, Setting};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -55,9 +56,10 @@ pub enum ModelError {
     },
     /// The configuration of an adapter does not exist.
     #[error(
-        "{}: there is no such file; give the folder of an adapter, such as a checkpoint that `plimsoll train` wrote with \
-            model.lora",
-        path.display()
+        "{}: there is no such file; give the folder of an adapter, such as a checkpoint that `{train}` wrote with \
+         model.lora",
+        path.display(),
+        train = Command::Train
     )]
     NoAdapter {
         /// The file.
@@ -155,9 +157,11 @@ pub enum ModelError {
     },
     /// An adapter was given where a model is needed.
     #[error(
-        "{0} is an adapter of {1}, not a model; `plimsoll merge {0} -o FOLDER` merges them into a model",
+        "{0} is an adapter of {1}, not a model; `{merge} {0} {output_folder}` merges them into a model",
         EscapedPath(folder),
-        EscapedPath(Path::new(base))
+        EscapedPath(Path::new(base)),
+        output_folder = Setting::Output.to("FOLDER"),
+        merge = Command::Merge
     )]
     Adapter {
         /// The adapter's folder.
@@ -210,8 +214,9 @@ pub enum RequestError {
     },
     /// A budget above the target's memory.
     #[error(
-        "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or give --budget and \
-            memory.budget as a share like 90%"
+        "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or give {setting} and \
+         memory.budget as a share like 90%",
+        setting = Setting::Budget
     )]
     BudgetAboveTarget {
         /// The budget.
@@ -223,7 +228,9 @@ pub enum RequestError {
     },
     /// A number of threads was given for a GPU.
     #[error(
-        "--threads {threads}: `{target}` is not a CPU, and its plan does not depend on threads; omit --threads"
+        "{given}: `{target}` is not a CPU, and its plan does not depend on threads; omit {setting}",
+        given = Setting::Threads.to(threads),
+        setting = Setting::Threads
     )]
     ThreadsOfGpu {
         /// The given number of threads.
@@ -232,12 +239,16 @@ pub enum RequestError {
         target: String,
     },
     /// Streaming was requested from a command that keeps its weights in memory.
-    #[error("--stream-weights always: this command keeps its weights in memory")]
+    #[error(
+        "{}: this command keeps its weights in memory",
+        Setting::StreamWeights.to("always")
+    )]
     NotStreamed,
     /// The requested tokens of a step are fewer than the tokens of the longest sequence.
     #[error(
-        "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; give --tokens {longest} \
-         or more"
+        "{given} is less than the {longest} tokens that the longest sequence may have; give {longer} or more",
+        given = Setting::Tokens.to(tokens),
+        longer = Setting::Tokens.to(longest)
     )]
     TokensTooFew {
         /// Requested number of tokens.
@@ -247,14 +258,16 @@ pub enum RequestError {
     },
     /// An element type that the CPU's kernels do not support.
     #[error(
-        "--precision {asked}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda"
+        "{given}: the CPU computes in bf16, f32 or int8; give one of these or auto, or {device_cuda}",
+        given = Setting::Precision.to(asked),
+        device_cuda = Setting::Device.to("cuda")
     )]
     PrecisionOfCpu {
         /// The requested element type.
         asked: &'static str,
     },
     /// A trial of the answer of `plan --largest` did not confirm it.
-    #[error("--confirm: {what} is not confirmed: {why}")]
+    #[error("{confirm}: {what} is not confirmed: {why}", confirm = Setting::Confirm)]
     NotConfirmed {
         /// The answer.
         what: String,
@@ -262,13 +275,16 @@ pub enum RequestError {
         why: String,
     },
     /// Several devices were given to a command that computes on one.
-    #[error("this command uses a single device; give one, such as --device cuda:0")]
+    #[error(
+        "this command uses a single device; give one, such as {device_cuda_0}",
+        device_cuda_0 = Setting::Device.to("cuda:0")
+    )]
     SeveralDevices,
     /// Devices of different kinds were given for one run.
     #[error(
-        "{first} and {other} are of different kinds, but all GPUs of a run must be of the same kind; select \
-            such GPUs, for example with --device {}",
-        first.split(' ').next().unwrap_or_default()
+        "{first} and {other} are of different kinds, but all GPUs of a run must be of the same kind; select such \
+         GPUs, for example with {}",
+        Setting::Device.to(first.split(' ').next().unwrap_or_default())
     )]
     MixedDevices {
         /// Name of the first device.
@@ -283,13 +299,21 @@ pub enum RequestError {
         name: String,
     },
     /// Another run holds the lock of the output folder.
-    #[error("another run is writing to {}; wait until it ends, or choose another folder with -o", folder.display())]
+    #[error(
+        "another run is writing to {}; wait until it ends, or choose another folder with {output}",
+        folder.display(),
+        output = Setting::Output
+    )]
     Locked {
         /// The folder.
         folder: PathBuf,
     },
     /// Another run holds the lock of the output file.
-    #[error("another run is writing to {}; wait until it ends, or choose another name with -o", path.display())]
+    #[error(
+        "another run is writing to {}; wait until it ends, or choose another name with {output}",
+        path.display(),
+        output = Setting::Output
+    )]
     FileLocked {
         /// The file.
         path: PathBuf,
@@ -326,7 +350,7 @@ pub struct OutOfMemory {
     /// Other processes that hold memory; empty if unknown.
     pub holders: String,
     /// What to try.
-    pub remedy: &'static str,
+    pub remedy: String,
     /// Error of the device.
     pub source: DeviceError,
 }

@@ -5,6 +5,7 @@ use crate::RuntimeError;
 use crate::session::{SearchPoint, SearchStage, bounds};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Fuse, Plan, Precision, Program, Sharing, Target, Weights, plan_seconds};
+use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 
 /// Memory and time of a plan.
@@ -102,11 +103,16 @@ pub fn of_stage<'a>(
     add(name, "only the fusions of every target", common)?;
     if precision != Precision::F32 {
         let name = format!("precision {}", precision.name());
-        add(name, "--precision f32", build(None, Precision::F32, weights, replicas, depth))?;
+        add(
+            name,
+            &Setting::Precision.to("f32").to_string(),
+            build(None, Precision::F32, weights, replicas, depth),
+        )?;
     }
     if program.is_streamed() {
         let resident = build(None, precision, Weights::Resident, replicas, depth);
-        add("weights streamed from disk".to_owned(), "--stream-weights never", resident)?;
+        let instead = Setting::StreamWeights.to("never").to_string();
+        add("weights streamed from disk".to_owned(), &instead, resident)?;
     }
     if replicas > 1 {
         let name = format!("{replicas} replicas that share the weights");

@@ -143,7 +143,7 @@ impl HealthRecord {
     pub fn to_json(&self) -> Value {
         let recommendation = |remedy: &Remedy| {
             json!({
-                "setting": remedy.flag,
+                "setting": remedy.words(),
                 "saves_bytes": remedy.saves.0,
                 "slower": remedy.slower,
                 "text": advice(remedy),
@@ -160,10 +160,10 @@ impl HealthRecord {
     }
 }
 
-/// A recommendation in words, such as `--set optimizer.kind=adamw8bit saves 1.3 GB, +2 % time`.
+/// A recommendation in words, such as `optimizer.kind=adamw8bit saves 1.3 GB, +2 % time`.
 pub fn advice(remedy: &Remedy) -> String {
     let percent = 100.0 * remedy.slower;
-    format!("{} saves {}, {percent:+.0} % time", remedy.flag, remedy.saves.rounded())
+    format!("{} saves {}, {percent:+.0} % time", remedy.words(), remedy.saves.rounded())
 }
 
 #[cfg(test)]
@@ -171,6 +171,7 @@ mod tests {
     use super::*;
     use crate::machine::CardReading;
     use plimsoll_exec::memory::Memory;
+    use plimsoll_setting::Setting;
 
     const GB: u64 = 1_000_000_000;
 
@@ -245,11 +246,11 @@ mod tests {
         let worst = health(HealthStatus::Tight, 0.5, 0.6).worse(health(HealthStatus::Ok, 0.9, 0.1));
         assert_eq!(worst, health(HealthStatus::Tight, 0.9, 0.6));
         let remedy = Remedy {
-            flag: "--set optimizer.kind=adamw8bit".to_owned(),
+            settings: vec![Setting::key("optimizer.kind").to("adamw8bit")],
             saves: Bytes(1_300_000_000),
             slower: 0.02,
         };
-        assert_eq!(advice(&remedy), "--set optimizer.kind=adamw8bit saves 1.3 GB, +2 % time");
+        assert_eq!(advice(&remedy), "optimizer.kind=adamw8bit saves 1.3 GB, +2 % time");
         let record = HealthRecord { worst, leak: None, fragmentation: 0.25, recommendations: vec![remedy] };
         let json = record.to_json();
         assert_eq!((&json["status"], &json["leak"]), (&json!("tight"), &Value::Null));

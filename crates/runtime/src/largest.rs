@@ -206,15 +206,18 @@ pub struct TrialCommand {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// The argument before each `key=value` that overrides a key of a training configuration.
+    pub override_flag: &'static str,
 }
 
 impl TrialCommand {
-    /// Runs the trial with further arguments and reads its result. The inner error says why there is none.
+    /// Runs the trial with overrides of keys and reads its result. The inner error says why there is none.
     ///
     /// # Errors
     /// The executable cannot be started.
-    pub fn run<T: DeserializeOwned>(&self, more: &[String]) -> Result<Result<T, String>, RuntimeError> {
-        let done = Command::new(&self.program).args(&self.arguments).args(more).output();
+    pub fn run<T: DeserializeOwned>(&self, overrides: &[String]) -> Result<Result<T, String>, RuntimeError> {
+        let overrides = overrides.iter().flat_map(|text| [self.override_flag, text]);
+        let done = Command::new(&self.program).args(&self.arguments).args(overrides).output();
         let done = done.map_err(RuntimeError::io(&self.program))?;
         if !done.status.success() {
             let said = String::from_utf8_lossy(&done.stderr);

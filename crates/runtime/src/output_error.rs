@@ -1,6 +1,7 @@
 //! Errors of writing results. Invariant: every message names the file or the sequence.
 
 use plimsoll_data::DataError;
+use plimsoll_setting::Setting;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -52,7 +53,12 @@ impl fmt::Display for OutputError {
         match self {
             Self::File(e) => e.fmt(f),
             Self::Folder { path, .. } => {
-                write!(f, "{}: cannot be created or changed; choose another folder with -o", path.display())
+                write!(
+                    f,
+                    "{}: cannot be created or changed; choose another folder with {}",
+                    path.display(),
+                    Setting::Output
+                )
             }
             Self::Score { orf, scores: [other, virus] } => {
                 write!(f, "'{orf}': the scores are {other} and {virus}, not probabilities; check the weights")

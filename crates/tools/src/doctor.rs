@@ -16,6 +16,7 @@ use plimsoll_runtime::machine::{self, Memory};
 use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::on_cpu;
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
+use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -156,10 +157,11 @@ impl Doctor {
         let others: Vec<&str> = ON_CPU.into_iter().filter(|p| *p != auto).map(Precision::name).collect();
         writeln!(f, "\nprocessor")?;
         writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
-        writeln!(f, "  cores            {}, the default of --threads", self.cores)?;
+        writeln!(f, "  cores            {}, the default of {}", self.cores, Setting::Threads)?;
         writeln!(f, "  supports         {}", list(has(true).collect()))?;
         writeln!(f, "  lacks            {}", list(has(false).collect()))?;
-        writeln!(f, "  precision        {} (--precision auto), also {}", auto.name(), list(others))
+        let chosen = Setting::Precision.to("auto");
+        writeln!(f, "  precision        {} ({chosen}), also {}", auto.name(), list(others))
     }
 
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

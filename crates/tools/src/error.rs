@@ -3,6 +3,7 @@
 
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Failure, HEAD_NAMES, RuntimeError};
+use plimsoll_setting::Setting;
 use std::path::PathBuf;
 
 /// Error of a tool.
@@ -48,7 +49,10 @@ pub enum ToolError {
         path: PathBuf,
     },
     /// The name of a target file does not end in .toml.
-    #[error("--calibrate {}: the name of the target file must end in .toml", path.display())]
+    #[error(
+        "{}: the name of the target file must end in .toml",
+        Setting::Calibrate.to(path.display())
+    )]
     NotToml {
         /// The file.
         path: PathBuf,
@@ -102,9 +106,10 @@ pub enum ToolError {
     },
     /// A tensor of an adapter matches no weight of the model.
     #[error(
-        "{}: `{}` does not exist in {model}; give the model that the adapter was trained on with --base",
+        "{}: `{}` does not exist in {model}; give the model that the adapter was trained on with {base}",
         EscapedPath(path),
-        Name(tensor)
+        Name(tensor),
+        base = Setting::Base
     )]
     AdapterTensor {
         /// The adapter's weights.
@@ -115,17 +120,16 @@ pub enum ToolError {
         model: String,
     },
     /// The head's file does not exist.
-    #[error("--head {}: there is no such file", EscapedPath(path))]
+    #[error("{}: there is no such file", Setting::Head.to(EscapedPath(path)))]
     NoHead {
         /// The file.
         path: PathBuf,
     },
     /// A folder without a model.
     #[error(
-        "--weights {}: the folder contains no model; give a model's folder with its config.json, or a folder \
-            that contains {}/, {}/ and \
-         a head ({HEAD_NAMES})",
-        EscapedPath(folder),
+        "{}: the folder contains no model; give a model's folder with its config.json, or a folder that \
+         contains {}/, {}/ and a head ({HEAD_NAMES})",
+        Setting::Weights.to(EscapedPath(folder)),
         crate::verify::DNA,
         crate::verify::PROTEIN
     )]
@@ -135,8 +139,8 @@ pub enum ToolError {
     },
     /// A folder without the files of a VirNucPro run.
     #[error(
-        "--reference {}: there is no NAME_{part}/ in it; give the output folder of a VirNucPro run",
-        EscapedPath(folder)
+        "{}: there is no NAME_{part}/ in it; give the output folder of a VirNucPro run",
+        Setting::Reference.to(EscapedPath(folder))
     )]
     NoReference {
         /// The folder.
@@ -162,7 +166,11 @@ pub enum ToolError {
         path: PathBuf,
     },
     /// An element type that is only benchmarked in whole models, not in single matmuls.
-    #[error("--precision {precision}: applies only to the matmuls of a model's layers; give --model")]
+    #[error(
+        "{given}: applies only to the matmuls of a model's layers; give {model}",
+        given = Setting::Precision.to(precision),
+        model = Setting::Model
+    )]
     OnlyOfModels {
         /// The element type.
         precision: &'static str,

@@ -117,7 +117,7 @@ pub struct Confirmation {
     pub refusal: Option<TrainError>,
 }
 
-/// Runs the answer of a search in a process of its own, to whose arguments `--set KEY=VALUE` of the answer are added, with the same budget, and asks for the refusal of the next larger
+/// Runs the answer of a search in a process of its own, to whose arguments the keys of the answer are added, with the same budget, and asks for the refusal of the next larger
 /// value.
 ///
 /// # Errors
@@ -125,10 +125,9 @@ pub struct Confirmation {
 pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation, TrainError> {
     let what = format!("{} {}", largest.size.name(), largest.value);
     let failed = |why: String| TrainError::NotConfirmed { what: what.clone(), why };
-    let set = largest.settings().into_iter().flat_map(|setting| ["--set".to_owned(), setting]);
-    let budget = format!("memory.budget=\"{}\"", largest.process.budget().0);
-    let words: Vec<String> = set.chain(["--set".to_owned(), budget]).collect();
-    let trial: Trial = command.run(&words)?.map_err(failed)?;
+    let mut overrides = largest.settings();
+    overrides.push(format!("memory.budget=\"{}\"", largest.process.budget().0));
+    let trial: Trial = command.run(&overrides)?.map_err(failed)?;
     if trial.peak_bytes > trial.budget_bytes {
         let [peak, budget] = [trial.peak_bytes, trial.budget_bytes].map(Bytes);
         return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));

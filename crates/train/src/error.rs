@@ -6,6 +6,7 @@ use crate::opened_model::MemoryReport;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_setting::{Assignment, Command, Setting};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::{fmt, io};
@@ -31,7 +32,10 @@ pub enum TrainError {
         most: u64,
     },
     /// `--largest` names a dimension that this kind of model does not take from the configuration.
-    #[error("--largest {size}: the shape of a {kind} is not chosen by its configuration")]
+    #[error(
+        "{given}: the shape of a {kind} is not chosen by its configuration",
+        given = Setting::Largest.to(size)
+    )]
     LargestOfKind {
         /// The dimension to maximize.
         size: &'static str,
@@ -39,7 +43,7 @@ pub enum TrainError {
         kind: &'static str,
     },
     /// A trial of the answer of `--largest` did not confirm it.
-    #[error("--confirm: {what} is not confirmed: {why}")]
+    #[error("{confirm}: {what} is not confirmed: {why}", confirm = Setting::Confirm)]
     NotConfirmed {
         /// The answer.
         what: String,
@@ -47,7 +51,7 @@ pub enum TrainError {
         why: String,
     },
     /// `--largest` names a dimension although `model.from` determines the shape of the model.
-    #[error("--largest {size}: model.from fixes the shape of the model; remove it")]
+    #[error("{given}: model.from fixes the shape of the model; remove it", given = Setting::Largest.to(size))]
     LargestOfModel {
         /// The dimension to maximize.
         size: &'static str,
@@ -74,10 +78,10 @@ pub enum TrainError {
         source: Box<RuntimeError>,
     },
     /// A request that `plan` has for plans with one size of micro-steps only.
-    #[error("{flag}: memory.dynamic has micro-steps of several sizes; remove it")]
+    #[error("{request}: memory.dynamic has micro-steps of several sizes; remove it")]
     PlanOfDynamic {
-        /// The flag.
-        flag: &'static str,
+        /// The setting of the request.
+        request: Assignment,
     },
     /// `model.from` names a configuration file without weights.
     #[error("model.from {from} is a config.json without weights; give the folder of the model")]
@@ -268,9 +272,10 @@ pub enum TrainError {
     },
     /// The checkpoint to evaluate has adapters without the model that they adapt.
     #[error(
-        "{} has adapters alone; merge them with `plimsoll merge` into a folder inside the folder of the run, such as RUN/merged, \
-         and evaluate that folder",
-        EscapedPath(path)
+        "{} has adapters alone; merge them with `{merge}` into a folder inside the folder of the run, such as \
+         RUN/merged, and evaluate that folder",
+        EscapedPath(path),
+        merge = Command::Merge
     )]
     EvaluationOfAdapters {
         /// Path that was given.
@@ -284,14 +289,18 @@ pub enum TrainError {
     },
     /// Data files were given to evaluate a head.
     #[error(
-        "the data of a head are embeddings; give them with --set data.train, data.proteins and data.labels, and \
-         --set data.validation_fraction=0 to evaluate all of them"
+        "the data of a head are embeddings; give them with {train}, data.proteins and data.labels, and \
+         {validation_fraction} to evaluate all of them",
+        train = Setting::key("data.train"),
+        validation_fraction = Setting::key("data.validation_fraction").to(0)
     )]
     DataOfHead,
     /// The scores of the examples do not fit the memory budget.
     #[error(
-        "the scores of {targets} examples and the plan exceed the memory budget of {budget}; give more --memory-budget, or \
-         evaluate fewer examples with --set run.evaluate_tokens"
+        "the scores of {targets} examples and the plan exceed the memory budget of {budget}; give more \
+         {memory_budget}, or evaluate fewer examples with {evaluate_tokens}",
+        evaluate_tokens = Setting::key("run.evaluate_tokens"),
+        memory_budget = Setting::MemoryBudget
     )]
     TooManyScores {
         /// Number of examples.
@@ -301,7 +310,8 @@ pub enum TrainError {
     },
     /// A loss or a score of an evaluation is not a number.
     #[error(
-        "the loss or a score is not finite; the weights or the number format may be unfit; try --precision f32"
+        "the loss or a score is not finite; the weights or the number format may be unfit; try {precision_f32}",
+        precision_f32 = Setting::Precision.to("f32")
     )]
     ScoresNotFinite,
     /// The training loss is not finite.
@@ -345,8 +355,9 @@ pub enum TrainError {
     /// A checkpoint of a run that held no data out is to be evaluated without data.
     #[error(
         "{}: its run has no run.evaluate_every, so it held no data out; give the data to evaluate as DATA, or \
-         --set data.validation_fraction=0 to evaluate all that it trained on",
-        EscapedPath(checkpoint)
+         {validation_fraction} to evaluate all that it trained on",
+        EscapedPath(checkpoint),
+        validation_fraction = Setting::key("data.validation_fraction").to(0)
     )]
     NothingHeldOut {
         /// Folder of the checkpoint.
@@ -366,16 +377,22 @@ pub enum TrainError {
         source: serde_json::Error,
     },
     /// The folder of the run holds the results of a prediction.
-    #[error("{} contains the results of a prediction; choose another folder with -o", EscapedPath(folder))]
+    #[error(
+        "{} contains the results of a prediction; choose another folder with {output}",
+        EscapedPath(folder),
+        output = Setting::Output
+    )]
     PredictionFolder {
         /// The folder.
         folder: PathBuf,
     },
     /// The folder of the run holds files of somebody else.
     #[error(
-        "{} contains `{}` and no run.json of a training run, so it does not belong to one; choose a new or empty folder with -o",
+        "{} contains `{}` and no run.json of a training run, so it does not belong to one; choose a new or empty \
+         folder with {output}",
         EscapedPath(folder),
-        Name(name)
+        Name(name),
+        output = Setting::Output
     )]
     ForeignFolder {
         /// The folder.
@@ -385,9 +402,13 @@ pub enum TrainError {
     },
     /// The run was to start at step 0, but its folder has a checkpoint or metrics of a run.
     #[error(
-        "--resume never: {} already exists; resume it with --resume auto, give --force to delete the checkpoints and metrics of \
-         that run, or choose another folder with -o",
-        EscapedPath(path)
+        "{resume_never}: {} already exists; resume it with {resume_auto}, give {force} to delete the checkpoints \
+         and metrics of that run, or choose another folder with {output}",
+        EscapedPath(path),
+        resume_auto = Setting::Resume.to("auto"),
+        resume_never = Setting::Resume.to("never"),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     CheckpointExists {
         /// Path of the checkpoint or of the metrics.
@@ -395,8 +416,10 @@ pub enum TrainError {
     },
     /// The file system of the run's folder has no room for a checkpoint.
     #[error(
-        "{}: a checkpoint of this run takes {needed}, and {free} are free there; free disk space, or choose another folder with -o",
-        EscapedPath(folder)
+        "{}: a checkpoint of this run takes {needed}, and {free} are free there; free disk space, or choose \
+         another folder with {output}",
+        EscapedPath(folder),
+        output = Setting::Output
     )]
     NoRoomForCheckpoint {
         /// The run's folder.
@@ -408,8 +431,9 @@ pub enum TrainError {
     },
     /// The checkpoint was written with a configuration that gives other results.
     #[error(
-        "{} was written with another configuration: {difference}; choose another folder with -o",
-        EscapedPath(path)
+        "{} was written with another configuration: {difference}; choose another folder with {output}",
+        EscapedPath(path),
+        output = Setting::Output
     )]
     OtherConfiguration {
         /// Path of the checkpoint.
@@ -419,8 +443,10 @@ pub enum TrainError {
     },
     /// The run has checkpoints, none of which is usable.
     #[error(
-        "no checkpoint can be used ({}: {why}); remove the folder to start over, or choose another folder with -o",
-        EscapedPath(path)
+        "no checkpoint can be used ({}: {why}); remove the folder to start over, or choose another folder with \
+         {output}",
+        EscapedPath(path),
+        output = Setting::Output
     )]
     NoUsableCheckpoint {
         /// Path of the oldest checkpoint.
@@ -429,15 +455,15 @@ pub enum TrainError {
         why: CheckpointError,
     },
     /// The run folder given to `--resume` has no checkpoints.
-    #[error("--resume {}: the folder contains no checkpoint", EscapedPath(folder))]
+    #[error("{}: the folder contains no checkpoint", Setting::Resume.to(EscapedPath(folder)))]
     NoCheckpoint {
         /// Path of the run folder.
         folder: PathBuf,
     },
     /// The checkpoint given to `--resume` is not usable.
     #[error(
-        "--resume {}: {why}; give a checkpoint, or the folder of a run, whose newest checkpoint is used",
-        EscapedPath(path)
+        "{}: {why}; give a checkpoint, or the folder of a run, whose newest checkpoint is used",
+        Setting::Resume.to(EscapedPath(path))
     )]
     BadCheckpoint {
         /// Path of the checkpoint.
@@ -447,9 +473,12 @@ pub enum TrainError {
     },
     /// The checkpoint given to `--resume` is older than another checkpoint in the run's own folder.
     #[error(
-        "--resume {}: {} is newer; resume from it with --resume auto, remove it, or choose another folder with -o",
-        EscapedPath(path),
-        EscapedPath(newer)
+        "{}: {} is newer; resume from it with {resume_auto}, remove it, or choose another folder with \
+         {output}",
+        Setting::Resume.to(EscapedPath(path)),
+        EscapedPath(newer),
+        resume_auto = Setting::Resume.to("auto"),
+        output = Setting::Output
     )]
     OlderCheckpoint {
         /// Path of the given checkpoint.
@@ -473,8 +502,9 @@ pub enum TrainError {
     },
     /// The folder is no folder of a training run, or the run ended before its first step.
     #[error(
-        "{}: there is no metrics.jsonl in it; give the output folder of a plimsoll train that has begun to train",
-        EscapedPath(folder)
+        "{}: there is no metrics.jsonl in it; give the output folder of a {train} that has begun to train",
+        EscapedPath(folder),
+        train = Command::Train
     )]
     NoMetrics {
         /// The folder.

@@ -4,6 +4,7 @@
 use plimsoll_data::DataError;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_setting::{Command, Setting};
 use std::path::PathBuf;
 
 /// Error of a prediction.
@@ -25,8 +26,9 @@ pub enum VirusError {
     },
     /// A head that was trained for a window length other than `--length`.
     #[error(
-        "{head} is a head for windows of {of} bases, --length is {length}; omit --length, or give the head for \
-         {length} bases"
+        "{head} is a head for windows of {of} bases, {setting} is {length}; omit {setting}, or give the head for \
+         {length} bases",
+        setting = Setting::Length
     )]
     HeadLength {
         /// Name of the head.
@@ -37,7 +39,10 @@ pub enum VirusError {
         length: usize,
     },
     /// A caller without the task that a prediction needs, or with another vocabulary.
-    #[error("{model}: {what}; give the folder of a caller that was trained for `plimsoll predict`")]
+    #[error(
+        "{model}: {what}; give the folder of a caller that was trained for `{predict}`",
+        predict = Command::Predict
+    )]
     CallerModel {
         /// Name of the caller.
         model: String,
@@ -46,15 +51,20 @@ pub enum VirusError {
     },
     /// Mates in an odd number of files.
     #[error(
-        "--paired: {files} files were given; give two files for each pair with the mates in the same order (A_1.fq A_2.fq \
-         B_1.fq B_2.fq), or one file with the mates one after another"
+        "{paired}: {files} files were given; give two files for each pair with the mates in the same order \
+         (A_1.fq A_2.fq B_1.fq B_2.fq), or one file with the mates one after another",
+        paired = Setting::Paired
     )]
     PairedFiles {
         /// Number of files.
         files: usize,
     },
     /// Windows that are shorter than the shortest window of a caller.
-    #[error("--length {length}: a caller computes windows from {shortest} bases on; give a larger --length")]
+    #[error(
+        "{given}: a caller computes windows from {shortest} bases on; give a larger {setting}",
+        given = Setting::Length.to(length),
+        setting = Setting::Length
+    )]
     ShortWindows {
         /// The window length in bases.
         length: usize,
@@ -63,7 +73,9 @@ pub enum VirusError {
     },
     /// A least length below the shortest window of a caller, which would change nothing.
     #[error(
-        "--min-length {length}: a caller computes windows from {shortest} bases on; give a larger --min-length, or omit it"
+        "{given}: a caller computes windows from {shortest} bases on; give a larger {setting}, or omit it",
+        given = Setting::MinLength.to(length),
+        setting = Setting::MinLength
     )]
     ShortMinLength {
         /// The given length in bases.
@@ -82,7 +94,11 @@ pub enum VirusError {
         path: PathBuf,
     },
     /// Windows of another length than those of the calibration.
-    #[error("--length {length}: the caller is calibrated for windows of {window} bases; omit --length")]
+    #[error(
+        "{given}: the caller is calibrated for windows of {window} bases; omit {setting}",
+        given = Setting::Length.to(length),
+        setting = Setting::Length
+    )]
     OtherWindows {
         /// Requested window length in bases.
         length: usize,
@@ -99,8 +115,12 @@ pub enum VirusError {
     },
     /// A prediction to be planned for a CPU other than the local one.
     #[error(
-        "--predict --target {target}: a prediction can be planned only for the CPU of this machine (--target \
-            cpu) or for a GPU; plan each encoder with --model"
+        "{predict} {given}: a prediction can be planned only for the CPU of this machine ({target_cpu}) or for a \
+         GPU; plan each encoder with {model}",
+        given = Setting::Target.to(target),
+        target_cpu = Setting::Target.to("cpu"),
+        predict = Setting::Predict,
+        model = Setting::Model
     )]
     TargetOfOtherCpu {
         /// Name of the target.
@@ -108,10 +128,11 @@ pub enum VirusError {
     },
     /// Two inputs whose results would be written to the same folder (`--per-input`).
     #[error(
-        "--per-input: {} and {} would both be written to {}; rename one, or use two commands",
+        "{per_input}: {} and {} would both be written to {}; rename one, or use two commands",
         one.display(),
         other.display(),
-        folder.display()
+        folder.display(),
+        per_input = Setting::PerInput
     )]
     SameFolder {
         /// The first input.
@@ -122,13 +143,16 @@ pub enum VirusError {
         folder: PathBuf,
     },
     /// `--shard` with an input that is a pipe.
-    #[error("--shard: the input must be files that every shard reads, not a pipe")]
+    #[error("{shard}: the input must be files that every shard reads, not a pipe", shard = Setting::Shard)]
     ShardOfPipe,
     /// `--merge` with an input that is a pipe.
-    #[error("--merge: the input must be the files that the shards were computed from, not a pipe")]
+    #[error(
+        "{merge}: the input must be the files that the shards were computed from, not a pipe",
+        merge = Setting::Merge
+    )]
     MergeOfPipe,
     /// A note on the input, which `--strict` makes an error.
-    #[error("--strict: '{record}': {kind}: {detail}; correct it, or omit --strict")]
+    #[error("{strict}: '{record}': {kind}: {detail}; correct it, or omit {strict}", strict = Setting::Strict)]
     Strict {
         /// Id of the record.
         record: String,
@@ -138,7 +162,11 @@ pub enum VirusError {
         detail: String,
     },
     /// An already complete result with notes, which `--strict` makes an error.
-    #[error("--strict: the result in {} has {notes} notes; see notes.tsv in that folder", folder.display())]
+    #[error(
+        "{strict}: the result in {} has {notes} notes; see notes.tsv in that folder",
+        folder.display(),
+        strict = Setting::Strict
+    )]
     StrictNotes {
         /// The output folder.
         folder: PathBuf,
@@ -156,8 +184,9 @@ pub enum VirusError {
     },
     /// An output folder that contains files that no prediction writes.
     #[error(
-        "{} contains files that do not belong to a prediction (`{name}`); choose another folder with -o",
-        folder.display()
+        "{} contains files that do not belong to a prediction (`{name}`); choose another folder with {output}",
+        folder.display(),
+        output = Setting::Output
     )]
     ForeignFiles {
         /// The folder.
@@ -167,16 +196,23 @@ pub enum VirusError {
     },
     /// A file with the name of a result that no run of the program wrote, or that was changed after the run.
     #[error(
-        "{}: no run of plimsoll wrote this file as it is now, so it is not replaced; choose another folder with -o, or \
-            replace it with --force",
-        EscapedPath(path)
+        "{}: no run of plimsoll wrote this file as it is now, so it is not replaced; choose another folder with \
+         {output}, or replace it with {force}",
+        EscapedPath(path),
+        output = Setting::Output,
+        force = Setting::Force
     )]
     NotWrittenByUs {
         /// The file.
         path: PathBuf,
     },
     /// A `run.json` that is not a run record of a prediction.
-    #[error("{} is not a run record; use --force or another -o", path.display())]
+    #[error(
+        "{} is not a run record; use {force} or another {output}",
+        path.display(),
+        force = Setting::Force,
+        output = Setting::Output
+    )]
     NotARunRecord {
         /// The file.
         path: PathBuf,
@@ -184,17 +220,23 @@ pub enum VirusError {
     /// The output folder has a complete result, but the input of this run is a pipe, so it cannot be checked that the
     /// result belongs to the same input.
     #[error(
-        "{} contains a result, and standard input or a pipe, which can be read only once, cannot be compared \
-            with its input; use --force or another \
-         folder with -o",
-        folder.display()
+        "{} contains a result, and standard input or a pipe, which can be read only once, cannot be compared with \
+         its input; use {force} or another folder with {output}",
+        folder.display(),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     ResultOfPipe {
         /// The output folder.
         folder: PathBuf,
     },
     /// A complete result of another run in the output folder.
-    #[error("{} contains the result of another run ({what}); use --force or another folder with -o", folder.display())]
+    #[error(
+        "{} contains the result of another run ({what}); use {force} or another folder with {output}",
+        folder.display(),
+        force = Setting::Force,
+        output = Setting::Output
+    )]
     OtherResult {
         /// The output folder.
         folder: PathBuf,
@@ -202,17 +244,22 @@ pub enum VirusError {
         what: String,
     },
     /// A complete result in the output folder of a shard.
-    #[error("{} contains a complete result, not a shard; choose another folder for it with -o", folder.display())]
+    #[error(
+        "{} contains a complete result, not a shard; choose another folder for it with {output}",
+        folder.display(),
+        output = Setting::Output
+    )]
     ResultNoShard {
         /// The output folder.
         folder: PathBuf,
     },
     /// A complete result of inputs with the same content and different names, which appear in the tables.
     #[error(
-        "{} contains the result of the same input under another name (was {before}, is {now}); use --force or \
-            another \
-         folder with -o",
-        folder.display()
+        "{} contains the result of the same input under another name (was {before}, is {now}); use {force} or \
+         another folder with {output}",
+        folder.display(),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     OtherName {
         /// The output folder.
@@ -224,8 +271,10 @@ pub enum VirusError {
     },
     /// A journal of another run.
     #[error(
-        "{} belongs to another run ({what}); --force starts over, -o names another folder",
-        path.display()
+        "{} belongs to another run ({what}); {force} starts over, {output} names another folder",
+        path.display(),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     OtherRun {
         /// The journal.
@@ -235,9 +284,11 @@ pub enum VirusError {
     },
     /// A journal in the output folder of a run on a pipe, which cannot be resumed.
     #[error(
-        "{} belongs to another run, because this input can be read only once; --force starts over, -o names \
-            another folder",
-        path.display()
+        "{} belongs to another run, because this input can be read only once; {force} starts over, {output} names \
+         another folder",
+        path.display(),
+        force = Setting::Force,
+        output = Setting::Output
     )]
     JournalOfPipe {
         /// The journal.
@@ -250,13 +301,13 @@ pub enum VirusError {
         path: PathBuf,
     },
     /// A damaged journal.
-    #[error("{damage}; restore it from a backup, or use --force to start over")]
+    #[error("{damage}; restore it from a backup, or use {force} to start over", force = Setting::Force)]
     DamagedJournal {
         /// The error of the journal's reader, which names the file and the damage.
         damage: DataError,
     },
     /// An inconsistent or undecodable entry in an otherwise undamaged journal.
-    #[error("{}: {what}; remove it or use --force to start over", path.display())]
+    #[error("{}: {what}; remove it or use {force} to start over", path.display(), force = Setting::Force)]
     JournalEntry {
         /// The journal.
         path: PathBuf,
@@ -274,7 +325,11 @@ pub enum VirusError {
         record: String,
     },
     /// A folder given to `--merge` that has no journal.
-    #[error("{}: the folder contains no journal of a shard; compute it with --shard K/N first", path.display())]
+    #[error(
+        "{}: the folder contains no journal of a shard; compute it with {shard_k_n} first",
+        path.display(),
+        shard_k_n = Setting::Shard.to("K/N")
+    )]
     NoShard {
         /// Path of the missing journal.
         path: PathBuf,
@@ -288,7 +343,10 @@ pub enum VirusError {
         shard: String,
     },
     /// Shards given to `--merge` with different numbers of shards.
-    #[error("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit")]
+    #[error(
+        "{merge}: a shard is one of {of}, shard {number} is one of {other}; they do not fit",
+        merge = Setting::Merge
+    )]
     ShardsDiffer {
         /// Number of shards according to the first shard.
         of: u64,
@@ -299,9 +357,10 @@ pub enum VirusError {
     },
     /// Shards missing from `--merge`.
     #[error(
-        "--merge: missing {} {}; give the folders of all shards",
+        "{merge}: missing {} {}; give the folders of all shards",
         if missing.len() == 1 { "is shard" } else { "are the shards" },
-        missing.join(", ")
+        missing.join(", "),
+        merge = Setting::Merge
     )]
     ShardsMissing {
         /// The missing shards, at most ten, each as number and number of shards, such as `2/3`.

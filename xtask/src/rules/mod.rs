@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::source::File;
 
+mod flags;
 mod floors;
 mod lines;
 mod matches;
@@ -52,6 +53,7 @@ const FILE_RULES: &[(&str, FileRule)] = &[
     ("macro", text::macros),
     ("test-binary", text::test_binary),
     ("machine-path", text::machine_paths),
+    ("flags", flags::flags),
 ];
 
 /// Rules about the whole tree.

@@ -622,7 +622,7 @@ impl Plan {
             .chain([grown.tokens.to_string()])
             .chain(precision.into_iter().flat_map(|precision| ["--precision".to_owned(), precision]))
             .chain(self.threads.into_iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]));
-        Ok(TrialCommand { program: this_program()?, arguments: words.collect() })
+        Ok(TrialCommand { program: this_program()?, arguments: words.collect(), override_flag: "--set" })
     }
 
     /// Runs the answer of --largest on the target, which must be this machine.
@@ -635,7 +635,8 @@ impl Plan {
         let format = self.from_format.iter().flat_map(|name| ["--from-format", name]);
         let words =
             ["plan", flag, path, "--trial"].into_iter().chain(format).chain(set).chain(["--set", &device]);
-        let command = TrialCommand { program: this_program()?, arguments: words.map(str::to_owned).collect() };
+        let arguments = words.map(str::to_owned).collect();
+        let command = TrialCommand { program: this_program()?, arguments, override_flag: "--set" };
         Ok(plimsoll_train::confirm::confirm(largest, &command)?)
     }
 

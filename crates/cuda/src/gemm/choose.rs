@@ -20,6 +20,7 @@ use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
+use plimsoll_setting::Setting;
 use std::collections::BTreeMap;
 use std::ptr;
 
@@ -453,7 +454,9 @@ impl Trial<'_> {
                 let form = self.form;
                 let what = format!(
                     "the matmul {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
-                     {full}, so --tokens would change results; use another --precision or version of cuBLASLt"
+                     {full}, so {} would change results; use another {} or version of cuBLASLt",
+                    Setting::Tokens,
+                    Setting::Precision
                 );
                 return Err(CudaError::Unprepared { what });
             }

@@ -6,6 +6,7 @@ use crate::gemm::{self, GemmForm, Norm, Operands};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{DType, Layout};
+use plimsoll_setting::Setting;
 
 /// A linear layer whose operands have one element type.
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
@@ -49,8 +50,11 @@ fn matmul(
     }
     if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
     {
-        let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or use --precision f32";
-        return Err(call.refused(why.to_owned()));
+        let why = format!(
+            "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or use {}",
+            Setting::Precision.to("f32")
+        );
+        return Err(call.refused(why));
     }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;

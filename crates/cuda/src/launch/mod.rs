@@ -23,6 +23,7 @@ use cudarc::driver::sys::CUtensorMap;
 use plimsoll_exec::{DeviceError, Launch, Operand};
 use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
 use plimsoll_plan::{CudaKernel, KernelId};
+use plimsoll_setting::Setting;
 pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// The launch of an op, with everything that its kernels need.
@@ -144,8 +145,10 @@ impl Call<'_> {
         match (major, minor) >= FP8 {
             true => Ok(()),
             false => Err(self.refused(format!(
-                "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; use --precision bf16",
-                FP8.0, FP8.1
+                "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; use {}",
+                FP8.0,
+                FP8.1,
+                Setting::Precision.to("bf16")
             ))),
         }
     }

@@ -6,6 +6,7 @@
 //! sequences. In a protein file `*`, `?` and `#` (a stop codon, an unknown residue, a frame shift) keep their place.
 
 use crate::alphabet::Alphabet;
+use plimsoll_setting::Command;
 
 /// What a byte of a sequence line is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -233,8 +234,11 @@ impl BadByte {
             b'<' => "markup, such as of a web page, or a special token such as <mask>; give letters alone",
             0 => "no text; the file is damaged, binary, or in UTF-16 (iconv -f utf-16 -t utf-8)",
             b'*' if alphabet == Alphabet::Nucleotides => {
-                "the mark of a stop codon, which no nucleotide sequence has; give proteins to a protein model \
-                 (plimsoll embed), or remove it"
+                return format!(
+                    "{place}: the mark of a stop codon, which no nucleotide sequence has; give proteins to a protein model \
+                     ({}), or remove it",
+                    Command::Embed
+                );
             }
             0x80.. => "no ASCII letter; write the sequence in plain letters",
             _ => "no letter of a sequence; remove it, or repair the file",

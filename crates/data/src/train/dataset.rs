@@ -22,6 +22,7 @@ use crate::alphabet::{UnknownLetters, is_nucleotides};
 use crate::hex::hex;
 use crate::sequence::{InputNote, Listing};
 use crate::{DataError, DataErrorKind, bounded};
+use plimsoll_setting::Setting;
 
 /// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
 #[derive(Clone)]
@@ -431,8 +432,11 @@ impl<'a> Scan<'a> {
 pub(super) fn refuse_notes(strict: bool, notes: &[InputNote]) -> Result<(), DataError> {
     match notes.first().filter(|_| strict) {
         Some(note) => {
-            let what =
-                format!("{}, and data.strict (--strict) refuses it; correct it, or omit it", note.detail());
+            let what = format!(
+                "{}, and data.strict ({}) refuses it; correct it, or omit it",
+                note.detail(),
+                Setting::Strict
+            );
             Err(DataError::at(&note.path, DataErrorKind::Malformed(what)))
         }
         None => Ok(()),

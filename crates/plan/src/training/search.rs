@@ -13,6 +13,7 @@ use crate::{
     step_seconds,
 };
 use plimsoll_graph::{Bytes, Graph, Space};
+use plimsoll_setting::Setting;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -569,7 +570,7 @@ impl Look<'_> {
         let nothing = || PlanError::BadPolicy { field: "batch", why: "nothing to choose from".to_owned() };
         let (least, program) = least.ok_or_else(nothing)?;
         let bill = program.bill(self.search.budget, vec![]);
-        Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_flag: "--budget", ..bill })
+        Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_setting: Setting::Budget, ..bill })
     }
 
     /// Predicts memory and time of choice `k` of a candidate.

@@ -2,7 +2,7 @@
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
-use plimsoll_plan::{Ledger, LimitKind, PlanError, Program, Room, Search, Target, largest};
+use plimsoll_plan::{Ledger, LimitKind, PlanError, Program, Remedy, Room, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
@@ -103,8 +103,8 @@ fn exactly_is_exact_or_refused() {
     );
     let refused = bill(Program::exactly(31, search, &mut synthetic));
     assert_eq!(refused.short_by(), Bytes(128));
-    let flags: Vec<&str> = refused.remedies.iter().map(|r| r.flag.as_str()).collect();
-    assert_eq!(flags, ["--tokens 28"]);
+    let settings: Vec<String> = refused.remedies.iter().map(Remedy::words).collect();
+    assert_eq!(settings, ["tokens=28"]);
     assert_eq!(refused.remedies[0].saves, Bytes(3 * 128));
     // If not even the smallest step fits, the bill offers no remedy, in particular no step larger than the refused
     // one.
@@ -180,17 +180,17 @@ fn the_bill_of_the_search_is_that_of_the_floor() {
     {
         assert!(text.contains(part), "{text} lacks {part}");
     }
-    assert!(text.ends_with(&format!("--memory-budget {} or more", needed.0)), "{text}");
+    assert!(text.ends_with(&format!("memory_budget={} or more", needed.0)), "{text}");
 }
 
 const WITH_REMEDY: &str = "\
 this step needs 228 559 680 B on `host`; the budget is 200 000 000 B (short by 28 559 680 B)
   peak at linear encoder.layer.0.intermediate.dense: params 133.0 MB, inputs 1.0 kB, activations 94.4 MB, \
 padding and packing 11.3 kB, reserved: driver 1.0 MB
-  what fits, cheapest first:  --tokens 5632  saves 29.4 MB, +0.0 % time";
+  what fits, cheapest first:  tokens=5632  saves 29.4 MB, +0.0 % time";
 
 const HOPELESS: &str = "\
 this step needs 228 559 680 B on `host`; the budget is 100 000 000 B (short by 128 559 680 B)
   peak at linear encoder.layer.0.intermediate.dense: params 133.0 MB, inputs 1.0 kB, activations 94.4 MB, \
 padding and packing 11.3 kB, reserved: driver 1.0 MB
-  no smaller plan fits; give --memory-budget 228559680 or more";
+  no smaller plan fits; give memory_budget=228559680 or more";

@@ -7,8 +7,8 @@ use plimsoll_graph::ops::Embed;
 use plimsoll_graph::{Builder, Bytes, DType, Def, Dim, Graph, Op, Role, Space, ValueId};
 use plimsoll_models::KNOWN;
 use plimsoll_plan::{
-    Instr, Plan, PlanError, Policy, Program, Region, Room, Search, Streaming, Weights, check, compile, fit,
-    node_seconds,
+    Instr, Plan, PlanError, Policy, Program, Region, Remedy, Room, Search, Streaming, Weights, check, compile,
+    fit, node_seconds,
 };
 use std::time::{Duration, Instant};
 
@@ -208,16 +208,16 @@ fn resident_as_long_as_a_step_fits() {
         (None, floor, Auto, Ok((512, true))),
         (None, less(floor), Auto, Err(&[])),
         (None, least, Never, Ok((512, false))),
-        (None, less(least), Never, Err(&["--stream-weights always"])),
+        (None, less(least), Never, Err(&["stream_weights=always"])),
         (None, less(floor), Never, Err(&[])),
         (None, widest, Always, Ok((1 << 16, true))),
         (None, floor, Always, Ok((512, true))),
         (None, less(floor), Always, Err(&[])),
         (Some(4096), enough, Auto, Ok((4096, false))),
-        (Some(4096), less(enough), Auto, Err(&["--tokens 3968", "--stream-weights always"])),
+        (Some(4096), less(enough), Auto, Err(&["tokens=3968", "stream_weights=always"])),
         (Some(4096), less(enough), Always, Ok((4096, true))),
         (Some(512), less(least), Auto, Ok((512, true))),
-        (Some(4096), floor, Auto, Err(&["--tokens 512"])),
+        (Some(4096), floor, Auto, Err(&["tokens=512"])),
         (Some(4096), floor, Never, Err(&[])),
     ];
     for (tokens, budget, stream, wanted) in cases {
@@ -229,8 +229,8 @@ fn resident_as_long_as_a_step_fits() {
             }
             (result, Err(wanted)) => {
                 let refused = bill(result);
-                let flags: Vec<&str> = refused.remedies.iter().map(|r| r.flag.as_str()).collect();
-                assert_eq!(flags, *wanted, "{what}");
+                let settings: Vec<String> = refused.remedies.iter().map(Remedy::words).collect();
+                assert_eq!(settings, *wanted, "{what}");
             }
             (Err(error), Ok(_)) => panic!("{what}: {error}"),
         }
@@ -253,7 +253,7 @@ fn the_bill_names_the_streamed_minimum() {
     let floor = peak(512, AT_ONCE);
     let refused = bill(fit(None, search(Bytes(1000)), Streaming::Auto, &mut build));
     assert_eq!(refused.ledger.total(), floor);
-    assert!(refused.to_string().ends_with(&format!("--memory-budget {} or more", floor.0)), "{refused}");
+    assert!(refused.to_string().ends_with(&format!("memory_budget={} or more", floor.0)), "{refused}");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn streaming_is_priced() {
     let (resident, streamed) = (resident.expect("planned"), streamed.expect("planned"));
     assert_eq!(remedy.saves, resident.peak() - streamed.peak());
     assert!((remedy.slower - (streamed.seconds() / resident.seconds() - 1.0)).abs() < 1e-9, "{refused}");
-    assert!(refused.to_string().contains("--stream-weights always  saves "), "{refused}");
+    assert!(refused.to_string().contains("stream_weights=always  saves "), "{refused}");
 }
 
 /// Weights are streamed from host memory if the target has it and it has room, otherwise from a file; without room anywhere

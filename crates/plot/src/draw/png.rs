@@ -3,6 +3,7 @@
 
 use super::font::{self, Placed};
 use super::scene::{Anchor, Color, Paint, PathStep, Scene, SceneItem, TextStyle};
+use plimsoll_setting::Setting;
 use std::collections::HashMap;
 use std::io;
 use tiny_skia::{FillRule, Path, PathBuilder, Pixmap, PremultipliedColorU8, Stroke, StrokeDash, Transform};
@@ -20,8 +21,10 @@ pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
     let [width, height] = [scene.width, scene.height].map(|points| (points * scale).round().max(1.0));
     if width * height > MAX_PIXELS {
         let text = format!(
-            "{width} x {height} pixels are more than {} million; lower --dpi or --width",
-            MAX_PIXELS / 1e6
+            "{width} x {height} pixels are more than {} million; lower {} or {}",
+            MAX_PIXELS / 1e6,
+            Setting::Dpi,
+            Setting::Width
         );
         return Err(io::Error::other(text));
     }

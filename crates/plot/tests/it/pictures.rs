@@ -314,7 +314,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         windows,
         "n_orfs",
         "orfs",
-        "windows.tsv, line 1: there is no column `n_orfs`: this is not a table of plimsoll predict",
+        "windows.tsv, line 1: there is no column `n_orfs`: this is not a table of predict",
     );
     check(
         windows,
@@ -357,9 +357,9 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
 fn what_is_no_result_is_refused() {
     let folder = Results::new("refused", SMALL);
     let hint = "the nearest ids in predictions.tsv: `a`, `c`, `b<&>`";
-    assert_eq!(folder.fails(&["a", "aa"]), format!("--record aa: no such record in FOLDER; {hint}"));
+    assert_eq!(folder.fails(&["a", "aa"]), format!("records=aa: no such record in FOLDER; {hint}"));
     folder.write("run.json", "{\"counts\": 1}");
-    let again = "run plimsoll predict again";
+    let again = "run predict again";
     assert_eq!(
         folder.fails(&[]),
         format!("run.json is not the run record of a prediction (no `plimsoll` in it); {again}")
@@ -380,7 +380,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     folder.write("x.svg", "mine");
     let file = Options { output: Output::File(folder.0.path("x.svg"), Format::Svg), ..folder.options(&["a"]) };
     let text = plot(&Options { force: false, ..file.clone() }).expect_err("refused").to_string();
-    assert!(text.contains("x.svg: the file already exists; use --force"), "{text}");
+    assert!(text.contains("x.svg: the file already exists; use force"), "{text}");
     assert_eq!(read(folder.0.path("x.svg")), "mine");
     plot(&file).expect("replaced");
     assert!(read(folder.0.path("x.svg")).contains("record 1 of"));

@@ -161,18 +161,18 @@ fn series_are_chosen_by_name() {
     assert!(pictures(&log)[0].contains(">log<"));
     let log = Options { log: true, ..with(&["memory", "expert_load"]) };
     let refused = plot(&log).expect_err("refused").to_string();
-    let wanted = "--log: none of memory, expert_load can have a logarithmic axis; ";
+    let wanted = "log: none of memory, expert_load can have a logarithmic axis; ";
     assert!(refused.starts_with(wanted), "{refused}");
     let file =
         |series: &[&str]| Options { output: Output::File(folder.path("x.png"), Format::Png), ..with(series) };
     assert_eq!(plot(&file(&[])).expect("drawn").len(), 1);
     assert_eq!(plot(&file(&["expert_load"])).expect("drawn").len(), 1);
     let fails = |options: &Options| plot(options).expect_err("refused").to_string();
-    assert!(fails(&file(&["expert_load", "lr"])).contains("give a folder with -o"));
+    assert!(fails(&file(&["expert_load", "lr"])).contains("give a folder with output"));
     let text = fails(&with(&["los"]));
     let known = "loss, validation_loss, auxiliary, balance_loss, lr, grad_norm, tokens_per_second, memory, \
                  memory_bytes, experts, fullest_expert, skipped, expert_load";
-    let wanted = format!("--series los: no such series in these runs (did you mean loss?); there are {known}");
+    let wanted = format!("series=los: no such series in these runs (did you mean loss?); there are {known}");
     assert_eq!(text, wanted);
 }
 
@@ -201,10 +201,10 @@ fn folders_and_options_that_do_not_belong_together() {
     let records = Options { records: vec!["a".to_owned()], ..options(&folder, std::slice::from_ref(&one)) };
     assert_eq!(
         fails(&records),
-        "--record is for predictions, and one is a training run; omit --record, or choose charts with --series"
+        "records is for predictions, and one is a training run; omit records, or choose charts with series"
     );
     let log = Options { log: true, ..options(&folder, std::slice::from_ref(&other)) };
-    assert_eq!(fails(&log), "--log is for training runs, and other is not one; omit --log");
+    assert_eq!(fails(&log), "log is for training runs, and other is not one; omit log");
     let two = options(&folder, &[other.clone(), other]);
     assert!(fails(&two).starts_with("the pictures of a prediction are of one folder"));
     let many = options(&folder, &vec![one.clone(); 17]);

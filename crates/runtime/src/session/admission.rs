@@ -13,6 +13,7 @@ use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Bill, Build, Ledger, LimitKind, PlanError, Program, Search, Streaming, fit};
+use plimsoll_setting::Setting;
 use std::sync::Arc;
 
 /// Number of largest tensors that a bill names.
@@ -80,14 +81,18 @@ impl Site {
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));
         let remedy = match dynamic {
-            true => {
-                "End other processes, or give a smaller --memory-budget (to predict also smaller --dna-tokens or \
-                     --protein-tokens)"
-            }
-            false => {
-                "End other processes, give a smaller --memory-budget, or give --dynamic to predict, embed or classify, whose \
-                 steps then shrink before memory is short"
-            }
+            true => format!(
+                "End other processes, or give a smaller {} (to predict also smaller {} or {})",
+                Setting::MemoryBudget,
+                Setting::DnaTokens,
+                Setting::ProteinTokens
+            ),
+            false => format!(
+                "End other processes, give a smaller {}, or give {} to predict, embed or classify, whose steps then shrink \
+                 before memory is short",
+                Setting::MemoryBudget,
+                Setting::Dynamic
+            ),
         };
         RuntimeError::OutOfMemory(Box::new(OutOfMemory {
             phase,

@@ -14,6 +14,7 @@ use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Remedy, Streaming};
+use plimsoll_setting::Setting;
 
 /// Request for the plan of a session.
 pub struct StagesRequest<'a> {
@@ -172,7 +173,7 @@ impl PlannedStages<'_> {
         let Ok(smaller) = plan(&wanted) else { return vec![] };
         let megabytes = (smaller.peak() + smaller.site.budget().process_bytes()).0.div_ceil(1_000_000);
         vec![Remedy {
-            flag: format!("--memory-budget {megabytes}MB"),
+            settings: vec![Setting::MemoryBudget.to(format!("{megabytes}MB"))],
             saves: self.peak().saturating_sub(smaller.peak()),
             slower: smaller.seconds_per_token() / self.seconds_per_token() - 1.0,
         }]
@@ -311,7 +312,10 @@ impl PlannedStages<'_> {
         match programs.len() {
             1 => observer.say(
                 Level::Warning,
-                &format!("--dynamic: only steps of {all} tokens can be used, so their size cannot change"),
+                &format!(
+                    "{}: only steps of {all} tokens can be used, so their size cannot change",
+                    Setting::Dynamic
+                ),
             ),
             _ => observer.say(Level::Info, &format!("steps of {all} tokens, by the free memory")),
         }

@@ -17,6 +17,7 @@ use plimsoll_models::{KNOWN, Output, known};
 use plimsoll_plan::{Capability, Kernels, Link, PlanError, Policy, Rates, Target};
 use plimsoll_runtime::session::TimedSession;
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
+use plimsoll_setting::{Command, Setting};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -253,12 +254,16 @@ fn text(
         false => "Not measured: rate of a SATA III SSD, because the location of the weights is unknown.",
     };
     Ok(format!(
-        "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
+        "# Written by `{} {}`; `{} {}` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
          workers = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n{}",
+        Command::Bench,
+        Setting::Calibrate,
+        Command::Plan,
+        Setting::Target,
         link.map_or_else(String::new, link_text)
     ))
 }
@@ -352,7 +357,7 @@ impl fmt::Display for Calibration {
         for (model, with) in &self.matmuls {
             writeln!(f, "  matmuls of {model}: {with}")?;
         }
-        write!(f, "to use it: plimsoll plan --target {path}")
+        write!(f, "to use it: {} {}", Command::Plan, Setting::Target.to(path))
     }
 }
 

@@ -265,6 +265,6 @@ fn the_cpu_refuses_what_it_does_not_compute_in() {
         let models = vec![fixture("goldens/esm2").display().to_string()];
         let error =
             verify(&Options { models, settings, ..options() }, &mut Silent).expect_err(name).to_string();
-        assert!(error.contains(&format!("--precision {name}")) && error.contains("--device cuda"), "{error}");
+        assert!(error.contains(&format!("precision={name}")) && error.contains("device=cuda"), "{error}");
     }
 }

@@ -1,8 +1,9 @@
-//! Errors of training configurations. Invariant: every message names the configuration or the flag, and the key
+//! Errors of training configurations. Invariant: every message names the configuration or the setting, and the key
 //! if it is about one key.
 use super::foreign::complaint;
 use super::schema::Fault;
 use super::yaml::SyntaxError;
+use plimsoll_setting::{Command, Setting};
 
 /// Error of reading, checking or translating a training configuration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -40,11 +41,11 @@ pub enum ConfigError {
         /// Message of the deserializer.
         why: String,
     },
-    /// The argument of `--set` is not of the form `key=value`.
-    #[error("--set {flag}: {why}")]
+    /// An override is not of the form `key=value`.
+    #[error("{given}: {why}", given = Setting::key(text.clone()))]
     Set {
-        /// The argument.
-        flag: String,
+        /// The override.
+        text: String,
         /// Description of the error.
         why: String,
     },
@@ -79,7 +80,8 @@ pub enum ConfigError {
     },
     /// A configuration has the keys of no supported trainer.
     #[error(
-        "{name}: its keys do not belong to a supported trainer; name the trainer with --from-format: {known}"
+        "{name}: its keys do not belong to a supported trainer; name the trainer with {from_format}: {known}",
+        from_format = Setting::FromFormat
     )]
     UnknownTrainer {
         /// Name of the configuration.
@@ -97,8 +99,11 @@ pub enum ConfigError {
     },
     /// A configuration of another trainer was given as one of this program.
     #[error(
-        "{name}: this is a configuration of {trainer}; give it as --from-config FILE, or translate it with `plimsoll train \
-         --from-config FILE --print-config`"
+        "{name}: this is a configuration of {trainer}; give it as {from_config_file}, or translate it with \
+         `{train} {from_config_file} {print_config}`",
+        from_config_file = Setting::FromConfig.to("FILE"),
+        print_config = Setting::PrintConfig,
+        train = Command::Train
     )]
     OfTrainer {
         /// Name of the configuration.
@@ -107,7 +112,11 @@ pub enum ConfigError {
         trainer: &'static str,
     },
     /// The translation of another trainer's configuration has placeholders.
-    #[error("{name}: the file does not have all that a run needs:{}; give them with --set", listed(missing))]
+    #[error(
+        "{name}: the file does not have all that a run needs:{}; give them with {overrides}",
+        listed(missing),
+        overrides = Setting::Overrides
+    )]
     Placeholders {
         /// Name of the configuration.
         name: String,
@@ -115,7 +124,10 @@ pub enum ConfigError {
         missing: Vec<String>,
     },
     /// A configuration to translate has only keys and values of this schema.
-    #[error("{name}: this is a configuration of plimsoll already; give it without --from-config")]
+    #[error(
+        "{name}: this is a configuration of plimsoll already; give it without {from_config}",
+        from_config = Setting::FromConfig
+    )]
     Ours {
         /// Name of the configuration.
         name: String,

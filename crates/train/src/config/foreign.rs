@@ -3,6 +3,7 @@
 //! schema that the table names exists.
 
 use super::schema::{Fault, Wrong, leaves, properties, schema};
+use plimsoll_setting::{Command, Setting};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -190,6 +191,11 @@ impl ForeignKey {
 impl Answer {
     /// Formats the answer as the end of a sentence about the key.
     pub fn sentence(self) -> String {
+        with_words(&self.text())
+    }
+
+    /// The sentence with settings and commands in braces, as in the table.
+    pub(super) fn text(self) -> String {
         match self {
             Key(ours, "") => format!("use `{ours}`"),
             Key(ours, note) => format!("use `{ours}` ({note})"),
@@ -197,6 +203,33 @@ impl Answer {
             No(why) => format!("not supported: {why}"),
         }
     }
+}
+
+/// Replaces the settings and commands in braces of a text of the table by their words: `{resume=auto}`, `{train}`.
+pub(super) fn with_words(text: &str) -> String {
+    let named = [
+        Setting::FromConfig,
+        Setting::NoProgress,
+        Setting::Quiet,
+        Setting::Resume,
+        Setting::Timeline,
+        Setting::Verbose,
+    ];
+    let mut pieces = text.split('{');
+    let mut written = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (inside, after) = piece.split_once('}').unwrap_or((piece, ""));
+        let (name, value) = inside.split_once('=').map_or((inside, None), |(name, value)| (name, Some(value)));
+        let setting = named.iter().find(|setting| setting.name() == name).cloned();
+        written += &match (setting, value) {
+            (Some(setting), Some(value)) => setting.to(value).to_string(),
+            (Some(setting), None) => setting.to_string(),
+            (None, _) if name == Command::Train.name() => format!("{:#}", Command::Train),
+            (None, _) => format!("{{{inside}}}"),
+        };
+        written += after;
+    }
+    written
 }
 
 /// Formats all faults of a configuration file as one error message.
@@ -210,7 +243,8 @@ pub(crate) fn complaint(name: &str, faults: &[Fault]) -> String {
 
 fn sentence(name: &str, fault: &Fault) -> String {
     let path = &fault.path;
-    let place = if fault.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", fault.line) };
+    let place =
+        if fault.line == 0 { Setting::Overrides.to_string() } else { format!("{name}, line {}", fault.line) };
     match &fault.what {
         Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is not {allowed}"),
         Wrong::Value { found, allowed } => format!("{place}: `{path}` is {found}; it must be {allowed}"),
@@ -218,7 +252,9 @@ fn sentence(name: &str, fault: &Fault) -> String {
             let answer = match (counterpart(path), nearest(path)) {
                 (Some(answer), _) => answer.sentence(),
                 (None, Some(near)) => format!("there is no such key; did you mean `{near}`?"),
-                (None, None) => "there is no such key; `plimsoll train --schema` lists all keys".to_owned(),
+                (None, None) => {
+                    format!("there is no such key; `{} {}` lists all keys", Command::Train, Setting::Schema)
+                }
             };
             format!("{place}: `{path}`: {answer}")
         }

@@ -43,6 +43,7 @@ use crate::checkpoint::CHECKPOINTS;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Observer, RuntimeError, Silent, metrics};
+use plimsoll_setting::Setting;
 use schema::Wrong;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -199,11 +200,11 @@ fn run_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Splits `a.b=c` into the path and the value, which is typed by the rules of YAML.
-fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
-    let parts = flag.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
+fn override_of(text: &str) -> Result<(&str, Node), TrainError> {
+    let parts = text.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
     let Some((path, value)) = parts else {
         let why = "give a key and a value, such as optimizer.lr=1e-4".to_owned();
-        return Err(ConfigError::Set { flag: flag.to_owned(), why }.into());
+        return Err(ConfigError::Set { text: text.to_owned(), why }.into());
     };
     // One value: a line break must not add keys beside it, which would be dropped.
     let only = |tree: Node| match tree.kind {
@@ -214,7 +215,7 @@ fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
     };
     let value = yaml::parse(&format!("value: {value}")).ok().and_then(only).ok_or_else(|| {
         let why = format!("`{}` is not a YAML value", Name(value));
-        ConfigError::Set { flag: flag.to_owned(), why }
+        ConfigError::Set { text: text.to_owned(), why }
     })?;
     Ok((path, unplaced(value)))
 }
@@ -263,7 +264,8 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
     let mut refused = vec![];
     for (key, value) in &own {
         let Some(node) = tree.at(&format!("model.{key}")) else { continue };
-        let place = if node.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", node.line) };
+        let place =
+            if node.line == 0 { Setting::Overrides.to_string() } else { format!("{name}, line {}", node.line) };
         let why = initial.contradiction(key, &node.to_json(), value);
         refused.extend(why.map(|why| format!("{place}: {why}")));
     }

@@ -45,7 +45,7 @@ fn the_initial_model_fixes_the_architecture() {
         let flags = [format!("model.from={llama}"), format!("model.{key}={value}")];
         let error = parse(MINIMAL, &flags.each_ref().map(String::as_str)).expect_err(key);
         assert!(
-            error.starts_with(&format!("--set: `model.{key}` is {value}, and {own} in {llama}, ")),
+            error.starts_with(&format!("overrides: `model.{key}` is {value}, and {own} in {llama}, ")),
             "{error}"
         );
         assert!(error.ends_with("remove the key, or start from other weights"), "{error}");
@@ -62,9 +62,9 @@ fn the_initial_model_fixes_the_architecture() {
     assert_eq!((c.model.kind, c.model.hidden, c.model.layers, c.model.heads), (ModelKind::Esm2, 40, 2, 5));
     assert_eq!((c.optimizer.betas, c.model.attention.mask), ([0.9, 0.98], MaskKind::Full));
     let error = parse(MINIMAL, &[&esm, "model.hidden=64"]).expect_err("another width");
-    assert!(error.starts_with("--set: `model.hidden` is 64, and 40 in "), "{error}");
+    assert!(error.starts_with("overrides: `model.hidden` is 64, and 40 in "), "{error}");
     let error = parse(MINIMAL, &[&esm, "model.kind=dnabert_s"]).expect_err("another kind");
-    assert!(error.starts_with("--set: `model.kind` is dnabert_s, and esm2 in "), "{error}");
+    assert!(error.starts_with("overrides: `model.kind` is dnabert_s, and esm2 in "), "{error}");
 
     let head = format!("model.from={}", fixture("goldens/head.pth"));
     let c = good("", &[&HEAD[..], &[&head]].concat());
@@ -73,11 +73,11 @@ fn the_initial_model_fixes_the_architecture() {
     let other = format!("model.hidden={}", hidden + 1);
     let error = parse(MINIMAL, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
     assert!(
-        error.starts_with(&format!("--set: `model.hidden` is {}, and {hidden} in ", hidden + 1)),
+        error.starts_with(&format!("overrides: `model.hidden` is {}, and {hidden} in ", hidden + 1)),
         "{error}"
     );
     let error = parse(MINIMAL, &[&HEAD[..], &[&head, "model.classes=3"]].concat()).expect_err("other classes");
-    assert!(error.starts_with("--set: `model.classes` is 3, and 2 in "), "{error}");
+    assert!(error.starts_with("overrides: `model.classes` is 3, and 2 in "), "{error}");
 }
 
 /// The length of a fractional warm-up follows the length of the run.
@@ -170,19 +170,19 @@ fn impossible_values_are_named() {
             format!("{whole}: `model.tied_head` is no; it must be true or false"),
         ),
         ("model: 7\n", &[], format!("{whole}: `model` is 7; it must be a section of keys")),
-        ("", &["data.train=a.txt"], "--set: `data.train` is a.txt; it must be a list: each a text".to_owned()),
+        ("", &["data.train=a.txt"], "overrides: `data.train` is a.txt; it must be a list: each a text".to_owned()),
         (
             "",
             &["optimizer.betas=[0.9, 1.5]"],
-            "--set: `optimizer.betas` is [0.9, 1.5]; it must be a list of 2: each a number from 0 to 1"
+            "overrides: `optimizer.betas` is [0.9, 1.5]; it must be a list of 2: each a number from 0 to 1"
                 .to_owned(),
         ),
         (
             "",
             &["model.dropout=1"],
-            "--set: `model.dropout` is 1; it must be a number from 0 to below 1".to_owned(),
+            "overrides: `model.dropout` is 1; it must be a number from 0 to below 1".to_owned(),
         ),
-        ("", &["run.steps"], "--set run.steps: give a key and a value, such as optimizer.lr=1e-4".to_owned()),
+        ("", &["run.steps"], "run.steps: give a key and a value, such as optimizer.lr=1e-4".to_owned()),
         ("", &["model.heads=7"], "run.yaml: model.hidden 256 is not a multiple of model.heads 7".to_owned()),
         (
             "schedule: {warmup: 20}\nbatch: {micro_tokens: 3000}\n",
@@ -281,7 +281,7 @@ fn values_of_another_type_are_described_in_words() {
     let refused = |text: &str, flags: &[&str]| parse(text, flags).expect_err("refused");
     assert_eq!(refused("[a]\n", &[]), "run.yaml, line 1: [a] is not a section of keys");
     let found = refused(MINIMAL, &["memory=3"]);
-    assert_eq!(found, "--set: `memory` is 3; it must be a section of keys");
+    assert_eq!(found, "overrides: `memory` is 3; it must be a section of keys");
     let found = refused(MINIMAL, &["data.train=[1]"]);
     assert!(found.ends_with("it must be a list: each a text"), "{found}");
     let found = refused(MINIMAL, &["optimizer.lr=1e-4\nother: 2"]);
@@ -304,8 +304,8 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
          run.yaml, line 9: `deepspeed.zero_stage`: not supported: training uses a single device\n\
          run.yaml, line 10: `torch_compile.mode`: not needed: the whole step is planned and fused before it starts\n\
          run.yaml, line 11: `run.lr`: there is no such key; did you mean `optimizer.lr`?\n\
-         run.yaml, line 12: `qwertyuiop`: there is no such key; `plimsoll train --schema` lists all keys\n\
-         --set: `optimizer.weight-decay`: use `optimizer.weight_decay`"
+         run.yaml, line 12: `qwertyuiop`: there is no such key; `train schema` lists all keys\n\
+         overrides: `optimizer.weight-decay`: use `optimizer.weight_decay`"
     );
 }
 
@@ -332,6 +332,8 @@ fn keys_of_others_lead_to_ours() {
             }
             Answer::Needless(why) | Answer::No(why) => assert!(!why.is_empty(), "{}: no reason", row.key),
         }
+        // All settings that the table names are known.
+        assert!(!row.answer().sentence().contains('{'), "{}", row.key);
         let path = row.key.replace('*', "anything");
         assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer()), "{}", row.key);
     }
@@ -527,6 +529,18 @@ fn the_page_of_keys_is_this_table() {
 /// The first line of the generated part of docs/configuration.md.
 const HEADER: &str = "| key | meaning | values | changes |\n";
 
+/// Replaces settings in braces by their flags: the page is for users of the command line.
+fn with_flags(text: &str) -> String {
+    let mut written = text.replace("{train}", "train");
+    while let Some((before, inside, after)) = written
+        .split_once('{')
+        .and_then(|(before, rest)| rest.split_once('}').map(|(inside, after)| (before, inside, after)))
+    {
+        written = format!("{before}--{}{after}", inside.replace('_', "-").replace('=', " "));
+    }
+    written
+}
+
 /// Generates the tables of docs/configuration.md.
 fn tables() -> String {
     let mut text = HEADER.to_owned() + "|---|---|---|---|\n";
@@ -538,7 +552,7 @@ fn tables() -> String {
     for trainer in foreign::table() {
         let _ = write!(text, "\n## {}\n| key | here |\n|---|---|\n", trainer.name);
         for row in &trainer.keys {
-            let _ = writeln!(text, "| `{}` | {} |", row.key, row.answer().sentence());
+            let _ = writeln!(text, "| `{}` | {} |", row.key, with_flags(&row.answer().text()));
         }
     }
     text

@@ -2,7 +2,7 @@
 //! for every key of the file the result states the equivalent key, that the key is not needed, or that it is
 //! not supported; the translated configuration is valid.
 
-use super::foreign::{Answer, Convert, ForeignKey, row};
+use super::foreign::{Answer, Convert, ForeignKey, row, with_words};
 use super::run::{Dynamic, Profile};
 use super::schema::{faults, properties, schema};
 use super::yaml::{Node, NodeKind, parse};
@@ -14,6 +14,7 @@ use crate::TrainError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::RuntimeError;
+use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -349,10 +350,11 @@ impl Translation {
             Outcome::Later => {}
             Outcome::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
             Outcome::No(why) => match row.and_then(|row| row.must.as_ref()) {
-                Some(key) => self.refused.push((
-                    key.clone(),
-                    format!("{written}: not supported: {why}; choose a value with --set {key}=VALUE"),
-                )),
+                Some(key) => {
+                    let choice = Setting::key(key.clone()).to("VALUE");
+                    let text = format!("{written}: not supported: {why}; choose a value with {choice}");
+                    self.refused.push((key.clone(), text));
+                }
                 None => self.missing.push(format!("{written}: not supported: {why}")),
             },
             Outcome::Values(values) => {
@@ -391,13 +393,13 @@ impl Translation {
         let turns_off = matches!(row.convert, Some(Convert::Dynamic)) && value == Value::Bool(false);
         self.is_not_dynamic |= turns_off;
         match row.answer() {
-            Answer::Needless(why) => Outcome::Idle(why.to_owned()),
+            Answer::Needless(why) => Outcome::Idle(with_words(why)),
             _ if value.is_null() || row.idle.iter().any(idle) => {
                 let why = row.idle_why.as_deref().unwrap_or("this value has no effect");
                 Outcome::Idle(why.to_owned())
             }
             Answer::No(_) if is_idle(&value) => Outcome::Idle("this value has no effect".to_owned()),
-            Answer::No(why) => Outcome::No(why.to_owned()),
+            Answer::No(why) => Outcome::No(with_words(why)),
             Answer::Key(..) if auto && row.words.is_none() => {
                 Outcome::Idle("with auto the value comes from another file".to_owned())
             }
@@ -1310,7 +1312,7 @@ mod tests {
             let setting =
                 if key.contains("scheduler") { "schedule.kind=cosine" } else { "precision.kind=bf16" };
             assert!(
-                error.contains(&format!("--set {}=", setting.split('=').next().expect("a key"))),
+                error.contains(&format!("choose a value with {}=", setting.split('=').next().expect("a key"))),
                 "{error}"
             );
             translate_text(text, "theirs", None, &[setting.to_owned()]).expect("a value was chosen");
@@ -1330,7 +1332,7 @@ mod tests {
         ] {
             let error = TrainConfig::parse(text, "theirs", &[]).expect_err(text).to_string();
             let wanted = wanted.map(|trainer| {
-                format!("theirs: this is a configuration of {trainer}; give it as --from-config")
+                format!("theirs: this is a configuration of {trainer}; give it as from_config=FILE")
             });
             assert_eq!(
                 error.starts_with(wanted.as_deref().unwrap_or("theirs: this is")),
@@ -1463,7 +1465,7 @@ mod tests {
         for (text, wanted) in [
             (
                 "{\"a\": 1}",
-                "theirs: its keys do not belong to a supported trainer; name the trainer with --from-format: \
+                "theirs: its keys do not belong to a supported trainer; name the trainer with from_format: \
                     ava, deepspeed",
             ),
             ("{", "theirs: not JSON: "),

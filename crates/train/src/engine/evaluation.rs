@@ -102,7 +102,7 @@ impl EvaluationRequest {
         // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
         if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
             let why = "an evaluation reads what the run held out, or all of DATA; remove it".to_owned();
-            return Err(ConfigError::Set { flag: flag.clone(), why }.into());
+            return Err(ConfigError::Set { text: flag.clone(), why }.into());
         }
         let file = match self.config_file()? {
             Some(file) => file,

@@ -12,6 +12,7 @@ use plimsoll_plan::{
 };
 use plimsoll_runtime::Observer;
 use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
+use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 
 /// Returns the optimisations in effect in the plan `found` of a configuration. A plan without one of them may exceed the
@@ -23,7 +24,7 @@ pub fn explain(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Effect>, TrainError> {
     if config.memory.dynamic.is_some() {
-        return Err(TrainError::PlanOfDynamic { flag: "--explain" });
+        return Err(TrainError::PlanOfDynamic { request: Setting::Explain.to(true) });
     }
     let subject = subject(config, observer)?;
     let candidate = found.candidate;
@@ -48,11 +49,11 @@ pub fn explain(
             Err(error) => Err(error.into()),
         }
     };
-    // With another value of a key, which is named as in `--set`.
+    // With another value of a key.
     let keyed = |key: &str, value: Value| -> Result<(String, TrainConfig), TrainError> {
         let other = config.with([(&key.to_owned(), &value)])?;
         let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        Ok((format!("--set {key}={word}"), other))
+        Ok((Setting::key(key.to_owned()).to(word).to_string(), other))
     };
     if !found.program.offload().is_empty() {
         let (instead, _) = keyed("memory.offload", json!("none"))?;

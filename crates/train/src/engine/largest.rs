@@ -14,6 +14,7 @@ use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_plan::{PlanError, Staging, Target, grow};
 use plimsoll_runtime::process::HEAP_STEP;
 use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
+use plimsoll_setting::Setting;
 use std::fmt;
 use std::path::Path;
 
@@ -192,7 +193,7 @@ pub fn largest(
         return Err(TrainError::LargestOfModel { size: size.name() });
     }
     if size == Size::Tokens && config.memory.dynamic.is_some() {
-        return Err(TrainError::PlanOfDynamic { flag: "--largest tokens" });
+        return Err(TrainError::PlanOfDynamic { request: Setting::Largest.to(size.name()) });
     }
     let step = size.step(config);
     let mut fits = |n: u64| -> Result<bool, TrainError> {

@@ -18,6 +18,7 @@ use plimsoll_plan::{
     Window,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
+use plimsoll_setting::Setting;
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -141,7 +142,8 @@ pub(super) fn remedies(
     // A smaller budget alone: more recomputation, or smaller micro-batches.
     if let Ok(Some(found)) = plan(config) {
         let megabytes = (found.program.peak() + memory.used).0.div_ceil(1_000_000);
-        bill.offer(format!("--budget {megabytes}MB"), found.program.peak(), 1.0 / found.tokens_per_second);
+        let smaller = Setting::Budget.to(format!("{megabytes}MB"));
+        bill.offer(vec![smaller], found.program.peak(), 1.0 / found.tokens_per_second);
     }
     with_remedies(bill, config, program.target(), &plan).remedies
 }

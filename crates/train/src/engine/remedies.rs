@@ -7,9 +7,10 @@ use crate::config::{
     TrainConfig,
 };
 use plimsoll_plan::{Bill, PlanError, Target, TrainingChoice};
+use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 
-/// Keys and values of one remedy, as passed to `--set`.
+/// Keys and values of one remedy.
 type Settings = Vec<(String, Value)>;
 
 /// Adds remedies to a bill: every single change that is sufficient by itself; if none is, the shortest prefix of the
@@ -29,13 +30,19 @@ pub(super) fn with_remedies(
     };
     let mut offer = |settings: &Settings, found: TrainingChoice| {
         // A resumed run keeps what was chosen for these keys, so that `auto` would change nothing there.
-        let flag = |(key, value): &(String, Value)| match key.as_str() {
-            "batch.micro_tokens" => format!("--set {key}={}", found.candidate.tokens),
-            "memory.loss_chunk" => format!("--set {key}={}", found.candidate.chunk),
-            _ => format!("--set {key}={}", word(value)),
+        let assignment = |(key, value): &(String, Value)| {
+            let setting = Setting::key(key.clone());
+            match key.as_str() {
+                "batch.micro_tokens" => setting.to(found.candidate.tokens),
+                "memory.loss_chunk" => setting.to(found.candidate.chunk),
+                _ => setting.to(word(value)),
+            }
         };
-        let flags: Vec<String> = settings.iter().map(flag).collect();
-        bill.offer(flags.join(" "), found.program.peak(), 1.0 / found.tokens_per_second);
+        bill.offer(
+            settings.iter().map(assignment).collect(),
+            found.program.peak(),
+            1.0 / found.tokens_per_second,
+        );
     };
     let shorter = shorter(config);
     let mut any = false;

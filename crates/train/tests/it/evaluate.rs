@@ -185,7 +185,7 @@ fn what_cannot_be_evaluated_is_refused() {
         .map(|_| ())
         .expect_err("adapters")
         .to_string();
-    assert!(error.contains("plimsoll merge"), "{error}");
+    assert!(error.contains("with `merge` into"), "{error}");
     let other = Folder::new("evaluate-no-run");
     let error = evaluated(&other.0, &[], "").map(|_| ()).expect_err("no run").to_string();
     assert!(error.contains("RUN/best"), "{error}");

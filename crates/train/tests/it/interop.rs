@@ -362,7 +362,7 @@ fn adapters_merge_into_a_model() {
     let flags = "optimizer.lr=1e-2 model.lora.rank=2 model.lora.alpha=6";
     let adapter = train(&folder.path("run"), ESM, &esm(flags)).checkpoint.expect("saved");
     let error = embedded(&folder, &adapter, PROTEINS).expect_err("no model").to_string();
-    assert!(error.contains("is an adapter of") && error.contains("plimsoll merge"), "{error}");
+    assert!(error.contains("is an adapter of") && error.contains("`merge "), "{error}");
     let output = folder.path("merged");
     let report = merged(&adapter, None, &output).expect("merged");
     assert_eq!((report.adapted, report.tensors as usize), (4, shapes(&fixture("goldens/esm2")).len()));

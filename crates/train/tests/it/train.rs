@@ -7,6 +7,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::session::Batch;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
+use plimsoll_setting::Setting;
 use plimsoll_testing::Folder;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
@@ -230,7 +231,7 @@ impl Stepper for Toy {
     }
 
     fn remedies(&self, _: &dyn Observer) -> Vec<Remedy> {
-        vec![Remedy { flag: "--set memory.remat=auto".to_owned(), saves: Bytes(20), slower: 0.1 }]
+        vec![Remedy { settings: vec![Setting::key("memory.remat").to("auto")], saves: Bytes(20), slower: 0.1 }]
     }
 }
 
@@ -559,7 +560,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     let never = Request { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
     let error = train_with(&never, &mut open, &mut RecordingObserver::default()).expect_err("there is one");
-    assert!(error.to_string().starts_with("--resume never: "), "{error}");
+    assert!(error.to_string().starts_with("resume=never: "), "{error}");
 
     // A decaying learning rate depends on the last step of the schedule.
     let falling = Folder::new("train-falling");
@@ -582,7 +583,7 @@ fn a_run_starts_over() {
         train_with(&request, &mut open, &mut RecordingObserver::default())
     };
     let error = again(Resume::Never).expect_err("there are checkpoints");
-    assert!(error.to_string().contains("give --force to delete") && error.exit_code() == 3, "{error}");
+    assert!(error.to_string().contains("give force to delete") && error.exit_code() == 3, "{error}");
     assert_eq!(lines(&folder).len(), 6, "four steps and two evaluations");
     let report = again(Resume::StartOver).expect("started over");
     assert_eq!((report.steps, lines(&folder).len()), (3, 3));
@@ -960,9 +961,9 @@ fn a_run_records_its_memory_and_its_health() {
     let health = &record["health"];
     assert_eq!((&health["status"], &health["fragmentation"]), (&json!("critical"), &json!(0.25)));
     assert_eq!(health["leak"], Value::Null);
-    assert_eq!(health["recommendations"][0]["text"], "--set memory.remat=auto saves 20 B, +10 % time");
+    assert_eq!(health["recommendations"][0]["text"], "memory.remat=auto saves 20 B, +10 % time");
     let said =
-        ear.heard.iter().filter(|(_, text)| text.starts_with("memory is critical: --set memory.remat")).count();
+        ear.heard.iter().filter(|(_, text)| text.starts_with("memory is critical: memory.remat")).count();
     assert_eq!(said, 1, "{:?}", ear.heard);
 }
 

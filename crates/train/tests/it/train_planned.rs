@@ -261,7 +261,7 @@ fn a_refusal_goes_down_to_what_fits() {
         priced::found(&config, &priced::target(&config, "cpu").expect("a target"), &mut Silent)
     };
     let refused = plan("").expect_err("too little").to_string();
-    let (_, rest) = refused.split_once("--set data.longest=").unwrap_or_else(|| panic!("{refused}"));
+    let (_, rest) = refused.split_once(" data.longest=").unwrap_or_else(|| panic!("{refused}"));
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let longest: u64 = rest[..digits].parse().expect("a number");
     // The micro-batch is smaller than the batch divided by 2^5.

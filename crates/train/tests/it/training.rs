@@ -5,6 +5,7 @@ use crate::train::{RecordingObserver, bits, lines};
 use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
+use plimsoll_setting::Setting;
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
@@ -749,14 +750,14 @@ fn settings_that_save_memory_are_priced() {
         |config: &TrainConfig, budget| plan_of(config, &target, budget, &mut Silent).expect("it fits");
     let now = planned(&config, before);
     for kind in ["adamw8bit", "adafactor"] {
-        let flag = format!("--set optimizer.kind={kind}");
-        let remedy = remedies.iter().find(|remedy| remedy.flag == flag);
-        let remedy = remedy.unwrap_or_else(|| panic!("{flag} is not in {remedies:?}"));
+        let wanted = [Setting::key("optimizer.kind").to(kind)];
+        let remedy = remedies.iter().find(|remedy| remedy.settings == wanted);
+        let remedy = remedy.unwrap_or_else(|| panic!("{kind} is not in {remedies:?}"));
         let other = config.with([(&"optimizer.kind".to_owned(), &json!(kind))]).expect("a configuration");
         let found = planned(&other, Bytes(before.0 / 10 * 9));
-        assert_eq!(remedy.saves, before - found.program.peak(), "{flag}");
-        assert!(remedy.saves.0 >= before.0 / 10, "{flag}: {} of {before}", remedy.saves);
+        assert_eq!(remedy.saves, before - found.program.peak(), "{kind}");
+        assert!(remedy.saves.0 >= before.0 / 10, "{kind}: {} of {before}", remedy.saves);
         let slower = now.tokens_per_second / found.tokens_per_second - 1.0;
-        assert!((remedy.slower - slower).abs() < 1e-9, "{flag}: {} {slower}", remedy.slower);
+        assert!((remedy.slower - slower).abs() < 1e-9, "{kind}: {} {slower}", remedy.slower);
     }
 }

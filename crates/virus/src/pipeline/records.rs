@@ -20,6 +20,7 @@ use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
 use plimsoll_runtime::run::BatchSource;
+use plimsoll_setting::Setting;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -215,9 +216,12 @@ impl Records {
         let first = is_second.then(|| self.place_of(0)).flatten();
         let more = self.readers[self.turn].read_into(record)?;
         let alone = |(path, line): (PathBuf, u64)| {
-            let what = "this record has no mate, because the other file, or the input, ends before it; give both files of \
-                        the pairs, or one file with the mates one after another, or omit --paired";
-            DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_line(line)
+            let what = format!(
+                "this record has no mate, because the other file, or the input, ends before it; give both files of the \
+                 pairs, or one file with the mates one after another, or omit {}",
+                Setting::Paired
+            );
+            DataError::at(path, DataErrorKind::Malformed(what)).with_line(line)
         };
         let no_mate = || DataError::new(DataErrorKind::Malformed("a record has no mate".to_owned()));
         match more {
@@ -416,10 +420,11 @@ impl Cutter {
             let what = format!(
                 "'{}' follows '{}' of {}, which is not its mate: mates have the same name, or names that end with /1 and /2, \
                  or with .1 and .2 behind a spot as in SRA (RUN.SPOT.1); files are paired in the order of the command; \
-                 correct the order of the records, or omit --paired",
+                 correct the order of the records, or omit {}",
                 printable::Name(&second.record.id),
                 printable::Name(&first.record.id),
-                first.place()
+                first.place(),
+                Setting::Paired
             );
             let kind = DataErrorKind::Malformed(what);
             return Err(match &second.position {
@@ -499,8 +504,11 @@ impl Cutter {
         else {
             return Ok(());
         };
-        let what =
-            "FASTA has no qualities, which --hits-format fastq writes; use --hits-format fasta".to_owned();
+        let what = format!(
+            "FASTA has no qualities, which {} writes; use {}",
+            Setting::HitsFormat.to("fastq"),
+            Setting::HitsFormat.to("fasta")
+        );
         Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
     }
 

@@ -24,6 +24,7 @@ use plimsoll_runtime::run::{RunHarness, SessionEnd};
 use plimsoll_runtime::session::{PlannedStages, StageStart, WeightSource};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
+use plimsoll_setting::Setting;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -350,8 +351,12 @@ impl Run<'_> {
                 // The first error is the one to report.
                 if let Ok(count @ 1..) = engine.commit() {
                     let kept = self.kept_windows(count);
-                    let text = "if the input was changed, give --force or another folder with -o";
-                    observer.say(Level::Info, &format!("{kept}; {text}"));
+                    let text = format!(
+                        "{kept}; if the input was changed, give {} or another folder with {}",
+                        Setting::Force,
+                        Setting::Output
+                    );
+                    observer.say(Level::Info, &text);
                 }
                 Err(error)
             }
@@ -366,7 +371,10 @@ impl Run<'_> {
                 "the shards are unchanged; the same command merges them".to_owned()
             }
             Some(_) if self.options.force => {
-                format!("{count} windows are kept in {dir}; the same command without --force resumes the run")
+                format!(
+                    "{count} windows are kept in {dir}; the same command without {} resumes the run",
+                    Setting::Force
+                )
             }
             Some(_) => format!("{count} windows are kept in {dir}; the same command resumes the run"),
             None => "the input can be read only once: the next run starts over".to_owned(),

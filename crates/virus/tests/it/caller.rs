@@ -688,6 +688,6 @@ fn windows_shorter_than_the_shortest_are_refused() {
     let input = folder.write("in.fa", ">a\nACGT\n");
     let short = Options { length: 99, ..calling(&input, &folder.path("out")) };
     let error = run(&short).expect_err("refused");
-    assert!(error.to_string().contains("--length 99"), "{error}");
+    assert!(error.to_string().contains("length=99"), "{error}");
     assert!(matches!(error, VirusError::ShortWindows { .. }));
 }

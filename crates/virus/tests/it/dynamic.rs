@@ -245,7 +245,7 @@ fn a_lack_of_memory_that_stays_is_an_error() {
             always(Place::Launch("embed")),
             "the device ran out of memory in the computation of a step, also with steps of 1024, 512, 502 tokens; ",
         ),
-        ("one size", None, always(Place::Launch("embed")), "or give --dynamic"),
+        ("one size", None, always(Place::Launch("embed")), "or give dynamic"),
         (
             "load",
             Some("balanced"),

@@ -65,12 +65,12 @@ fn what_is_not_free_is_refused_before_anything_is_allocated() {
         "before the first allocation",
         "largest tensors: ",
         "process 7 (python) holds 5 B",
-        "what fits, cheapest first:  --tokens ",
+        "what fits, cheapest first:  tokens=",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     // The proposed number of tokens is the largest that fits: 128 more, one step of the search, are refused.
-    let tokens = text.split("--tokens ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    let tokens = text.split("  tokens=").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
     let tokens: u64 = tokens.parse().expect("a number");
     for (tokens, fits) in [(tokens + 128, false), (tokens, true)] {
         let mut with = options.clone();

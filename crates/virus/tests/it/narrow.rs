@@ -109,9 +109,6 @@ fn by_itself_bf16_is_taken_where_there_are_tiles() {
     }
     for (asked, name) in [(Precision::Tf32, "tf32"), (Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
         let error = precision(Some(asked)).expect_err(name).to_string();
-        assert!(
-            error.contains(&format!("--precision {name}")) && error.contains("bf16, f32 or int8"),
-            "{error}"
-        );
+        assert!(error.contains(&format!("precision={name}")) && error.contains("bf16, f32 or int8"), "{error}");
     }
 }

@@ -380,7 +380,7 @@ fn what_was_computed_otherwise_is_another_result() {
         other["identity"]["arithmetic"][key] = value.into();
         fs::write(&file, other.to_string()).expect("written");
         let error = run(&options).expect_err("another result").to_string();
-        for part in ["computed otherwise", key, value, "--force"] {
+        for part in ["computed otherwise", key, value, "use force"] {
             assert!(error.contains(part), "{part}: {error}");
         }
     }

@@ -235,7 +235,7 @@ fn a_forced_run_that_was_broken_goes_on_without_force() {
     let old = results(&out);
     let forced = Options { force: true, ..options(&out) };
     let error = break_off_with_results(&forced);
-    assert!(error.to_string().contains("without --force"), "{error}");
+    assert!(error.to_string().contains("without force"), "{error}");
     assert_eq!(results(&out)["predictions.tsv"], old["predictions.tsv"], "the old results stay until the end");
     let report = run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
     assert!(kept(&report) > 0);

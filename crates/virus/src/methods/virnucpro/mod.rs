@@ -28,6 +28,7 @@ use plimsoll_runtime::session::bounds::bounds;
 use plimsoll_runtime::{
     EncoderModel, HeadModel, Level, Observer, RuntimeError, Silent, Tokenizer, identity, price,
 };
+use plimsoll_setting::Setting;
 use results::{ResultOptions, VirNucProResults};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -87,9 +88,11 @@ impl VirNucPro {
             None => HeadModel::builtin(of_dna, of_protein)?,
         };
         if !head.trained {
-            let text = "the built-in test models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
-                models with --weights";
-            observer.say(Level::Warning, text);
+            let text = format!(
+                "the built-in test models are UNTRAINED: scores are NA and calls read `untrained`; give trained models with {}",
+                Setting::Weights
+            );
+            observer.say(Level::Warning, &text);
         }
         if let Some(of) = head.named_length().filter(|&l| l != options.length) {
             return Err(VirusError::HeadLength { head: head.name, of, length: options.length });

@@ -40,6 +40,7 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
+use plimsoll_setting::Setting;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -342,8 +343,9 @@ impl Results for VirNucProResults {
         (windows > 0 && scored_windows == 0).then(|| {
             format!(
                 "none of the {windows} windows of at most {} bases has an open reading frame (a frame without a stop codon \
-                 over the whole window), so nothing was scored; use a smaller --length, with a head trained for it",
-                self.options.length
+                 over the whole window), so nothing was scored; use a smaller {}, with a head trained for it",
+                self.options.length,
+                Setting::Length
             )
         })
     }
