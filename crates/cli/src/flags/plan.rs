@@ -3,7 +3,8 @@
 
 use super::card;
 use super::device::DeviceName;
-use super::machine::{Precision, StreamingFlags, threads};
+use super::machine::{StreamingFlags, threads};
+use super::precision::{Requested, requested};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::train::{Foreign, source_parser};
 use super::{at_least_one, print_beside, step_tokens};
@@ -99,8 +100,8 @@ pub struct Plan {
 
     /// Number format of the model: auto is the default of a run on the target, which is bf16 on GPUs and CPUs with AMX,
     /// and f32 on other CPUs
-    #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with_all = ["train", "from_config"])]
-    precision: Precision,
+    #[arg(long, value_parser = requested(), default_value = "auto", conflicts_with_all = ["train", "from_config"])]
+    precision: Requested,
 
     #[command(flatten)]
     streaming: StreamingFlags,
@@ -377,7 +378,7 @@ impl Plan {
             budget,
             stream: self.streaming.stream(),
             room: self.room()?,
-            precision: self.precision.chosen(),
+            precision: self.precision,
             target,
         };
         let process = price::process(&request);
@@ -485,7 +486,7 @@ impl Plan {
             device,
             threads,
             budget,
-            precision: self.precision.chosen(),
+            precision: self.precision,
             tokens: self.tokens,
             ..self.streaming.applied_to(Settings::default())?
         };
