@@ -73,7 +73,7 @@ fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> GradBench {
         kernel: CudaKernel::GemmWeightGrad,
         shapes: shapes.map(|shape| (shape, DType::Bf16)).to_vec(),
         outputs: 2,
-        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16, false)),
+        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16, OperandFormat::Stored)),
         operations: 2 * rows * n * k,
     }
 }

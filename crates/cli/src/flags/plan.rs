@@ -18,7 +18,8 @@ use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
-    Device, InputFiles, OutputGuard, Room, RuntimeError, Settings, Silent, Streaming, Target, hub, machine,
+    Device, InputFiles, OutputGuard, Precision, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
+    machine,
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
@@ -612,14 +613,13 @@ impl Plan {
             Streaming::Always => "always",
             Streaming::Auto | Streaming::Never => "never",
         };
-        let precision = self.precision.to_possible_value().map(|value| value.get_name().to_owned());
+        let precision = self.precision.map_or("auto", Precision::name);
         let budget = price::budget(&grown.request)?.0.to_string();
         let words = ["plan", "--trial", "--model", model, "--target", &self.target, "--budget", &budget]
             .into_iter()
-            .chain(["--stream-weights", stream, "--tokens"])
+            .chain(["--stream-weights", stream, "--precision", precision, "--tokens"])
             .map(str::to_owned)
             .chain([grown.tokens.to_string()])
-            .chain(precision.into_iter().flat_map(|precision| ["--precision".to_owned(), precision]))
             .chain(self.threads.into_iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]));
         Ok(TrialCommand { program: this_program()?, arguments: words.collect() })
     }
