@@ -163,9 +163,15 @@ fn every_tile_on_hopper_reads_a_weight_as_it_is_stored() {
         for dtype in [DType::Bf16, DType::F16] {
             for (n, k) in [(640, 2560), (480, 320), (16, 200), (8, 8), (1288, 1032)] {
                 let device = CudaDevice::with_matmul(0, name).expect("a card");
-                let chosen = input_grad(device, [1000, n, k], dtype, false).device.matmul_kernels();
+                let chosen =
+                    input_grad(device, [1000, n, k], dtype, OperandFormat::Stored).device.matmul_kernels();
                 assert!(chosen[0].ends_with(&format!(" by-k: wgmma {name}")), "{chosen:?}");
-                check_bits(CudaDevice::with_matmul(0, name).expect("a card"), [1000, n, k], dtype, false);
+                check_bits(
+                    CudaDevice::with_matmul(0, name).expect("a card"),
+                    [1000, n, k],
+                    dtype,
+                    OperandFormat::Stored,
+                );
             }
         }
     }

@@ -100,7 +100,8 @@ impl Case {
         let scratch = Bytes(32 << 20);
         device.allocate(&Allocation::arena(Bytes(end + scratch.0))).expect("memory");
         device.fill(Location::in_arena(0), Bytes(end), 0xFF).expect("fill");
-        let (op, workspace) = (Op::Linear(linear), (end, scratch));
+        let format = if dtype == DType::F8 { OperandFormat::E4m3 } else { linear.operands };
+        let (op, workspace) = (Op::Linear(Linear { operands: format, ..linear }), (end, scratch));
         let mut case = Self { device, op, ins: operands, out, workspace, rows, values: vec![] };
         case.launch(rows, true);
         case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64, rows)).collect();
