@@ -14,7 +14,7 @@ mod timing;
 use plimsoll_cuda::CudaDevice;
 use plimsoll_cuda::internals::Candidate;
 use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
-use plimsoll_graph::ops::{Epilogue, Linear};
+use plimsoll_graph::ops::{Epilogue, Linear, OperandFormat};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
 use plimsoll_plan::{CudaKernel, KernelId};
 use std::error::Error;
@@ -27,15 +27,15 @@ const ROWS: [u64; 5] = [64, 1000, 4096, 16_384, 65_536];
 fn main() -> Result<(), Box<dyn Error>> {
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let types = [
-        ("bf16", DType::Bf16, false),
-        ("f16", DType::F16, false),
-        ("tf32", DType::F32, true),
-        ("fp8", DType::F8, false),
-        ("f32", DType::F32, false),
+        ("bf16", DType::Bf16, OperandFormat::Stored),
+        ("f16", DType::F16, OperandFormat::Stored),
+        ("tf32", DType::F32, OperandFormat::Tf32),
+        ("fp8", DType::F8, OperandFormat::E4m3),
+        ("f32", DType::F32, OperandFormat::Stored),
     ];
     let mut logs = 0.0;
     let mut matmuls = 0;
-    for (name, dtype, tf32) in types {
+    for (name, dtype, operands) in types {
         if !wanted(&asked, name, &types.map(|(name, ..)| name.to_owned())) {
             continue;
         }
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     if dtype == DType::F8 && epilogue == Epilogue::Gate {
                         continue;
                     }
-                    let linear = Linear { tf32, ..Linear::new(bias, epilogue) };
+                    let linear = Linear { operands, ..Linear::new(bias, epilogue) };
                     let candidates = GemmBench::new(rows, k, n, dtype, linear).survey()?;
                     let of = |admitted: bool| {
                         let all = candidates.iter().filter(|one| !admitted || one.equal != Some(false));

@@ -6,7 +6,9 @@ mod timing;
 
 use plimsoll_cuda::CudaDevice;
 use plimsoll_exec::{Allocation, Device, Launch, Operand};
-use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, LinearInputGrad, LinearWeightGrad};
+use plimsoll_graph::ops::{
+    LinearCrossEntropy, LinearCrossEntropyGrad, LinearInputGrad, LinearWeightGrad, OperandFormat,
+};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
 use plimsoll_plan::{
     CudaKernel, KernelId, Location, LossSizes, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts,
@@ -54,7 +56,7 @@ const T: Dim = Dim::Tokens(1);
 fn input_grad(rows: u64, n: u64, k: u64) -> GradBench {
     let [n_, k_] = [n, k].map(Dim::Fixed);
     GradBench {
-        op: Op::LinearInputGrad(LinearInputGrad { tf32: false }),
+        op: Op::LinearInputGrad(LinearInputGrad { operands: OperandFormat::Stored }),
         kernel: CudaKernel::GemmInputGrad,
         shapes: [vec![T, n_], vec![n_, k_], vec![T, k_]].map(|shape| (shape, DType::Bf16)).to_vec(),
         outputs: 1,
@@ -67,11 +69,11 @@ fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> GradBench {
     let [n_, k_] = [n, k].map(Dim::Fixed);
     let shapes = [vec![T, n_], vec![T, k_], vec![n_, k_], vec![n_]];
     GradBench {
-        op: Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false }),
+        op: Op::LinearWeightGrad(LinearWeightGrad { bias, operands: OperandFormat::Stored }),
         kernel: CudaKernel::GemmWeightGrad,
         shapes: shapes.map(|shape| (shape, DType::Bf16)).to_vec(),
         outputs: 2,
-        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16, false)),
+        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16, OperandFormat::Stored)),
         operations: 2 * rows * n * k,
     }
 }

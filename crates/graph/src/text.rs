@@ -7,7 +7,7 @@
 //!   %1: f32[32, 8] = param fc1.weight
 //!   %2: f32[24, 8] = param qkv.weight (q.weight[8, 8], k.weight[8, 8], v.weight[16, 8] rows 0..8)
 //!   %3: f32[32, 8] = state m fc1.weight: optimizer, 0
-//!   %4: f32[T, 32], _ = linear {"bias":false,"prologue":"none","epilogue":"none","tf32":false} %0, %1  ; layer 0
+//!   %4: f32[T, 32], _ = linear {"bias":false,"prologue":"none","epilogue":"none"} %0, %1  ; layer 0
 //!   output y = %4
 //!   update %3 = %5
 //! ```

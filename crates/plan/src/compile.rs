@@ -8,8 +8,10 @@ use crate::schedule::{full_window, moved, schedule};
 use crate::views::Views;
 use crate::{
     Extent, Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
-    RecomputePolicy, Region, Schedule, Slice, Target, Weights, Window, check, check_target, passes,
+    PrecisionPolicy, RecomputePolicy, Region, Schedule, Slice, Target, Weights, Window, check, check_target,
+    passes,
 };
+use plimsoll_graph::ops::OperandFormat;
 use plimsoll_graph::{Bytes, DType, Graph, Node, Op, Role, Space, TooLarge, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +36,11 @@ impl Plan {
     pub fn matmul_dtype(&self) -> &'static str {
         let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
         let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
-        match first.op.is_tf32() {
-            true => Precision::Tf32.name(),
-            false => self.graph.spec(first.inputs[1]).dtype.name(),
+        match first.op.operands() {
+            OperandFormat::Tf32 => Precision::Tf32.name(),
+            OperandFormat::Stored | OperandFormat::E4m3 | OperandFormat::Int8 => {
+                self.graph.spec(first.inputs[1]).dtype.name()
+            }
         }
     }
 
@@ -116,12 +120,9 @@ pub(crate) fn lowered(
     // "build" is no pass: the graph as the model built it, for `--dump-after build`.
     let mut graph = verified("build", graph)?;
     has_precision(policy, target)?;
-    if policy.precision.dtype() != DType::F32 {
+    let formats = policy.precision.policy();
+    if formats.storage != DType::F32 {
         graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
-    }
-    // Before differentiation, so that gradients are in TF32 too.
-    if policy.precision == Precision::Tf32 {
-        graph = verified("tf32", passes::tf32(&graph)?)?;
     }
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
@@ -149,7 +150,7 @@ pub(crate) fn lowered(
     // gradient. `norms` is the maximum number of columns of a norm that a matmul can absorb; 0 if it can absorb none.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
     let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
-    let sixteen_bit = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
+    let sixteen_bit = fused && formats.storage.size() == 2 && formats.forward == OperandFormat::Stored;
     if let Some(gates) = gates.filter(|_| sixteen_bit) {
         graph = verified("fuse_gates", passes::fuse_gates(&graph, gates))?;
     }
@@ -159,8 +160,9 @@ pub(crate) fn lowered(
     // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
     // it.
     graph = verified("dce", if policy.fuse != Fuse::Nothing { graph } else { passes::dce(&graph) })?;
-    if policy.precision.quantized().is_some() {
-        graph = verified("quantize", passes::quantize(&graph, policy.precision)?)?;
+    // After fusion: quantization takes the place of the ops that compute its inputs, and no fusion depends on operands.
+    if formats.forward != OperandFormat::Stored {
+        graph = verified("operands", passes::operands(&graph, policy.precision)?)?;
     }
     match policy.weights {
         Weights::Trained => {}
@@ -186,36 +188,35 @@ pub(crate) fn lowered(
     Ok((graph, schedule))
 }
 
-/// Checks that the target has the matmuls of a precision, and that 8-bit ones have no gradients.
+/// Checks that the target has the matmuls of a precision, and that a precision for inference has no gradients.
 fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     has_matmuls(policy.precision, target)?;
     let trained = policy.autodiff.is_some() || policy.weights == Weights::Trained;
-    match policy.precision.quantized() {
-        Some(_) if trained => {
-            let why = format!("{} is for inference", policy.precision.name());
-            Err(PlanError::BadPolicy { field: "precision", why })
-        }
-        Some(_) | None => Ok(()),
+    if trained && policy.precision.policy().backward.is_none() {
+        let why = format!("{} is for inference", policy.precision.name());
+        return Err(PlanError::BadPolicy { field: "precision", why });
     }
+    Ok(())
 }
 
-/// Checks that the target has TF32, fp8 or int8 matmuls, which only targets with a rate for them do. f32, bf16 and fp16
-/// need no check here: a node without a kernel is refused when kernels are chosen.
+/// Checks that the target has matmuls with the operands of a precision, which only targets with a rate for them do.
+/// Stored operands need no check here: a node without a kernel is refused when kernels are chosen.
 pub(crate) fn has_matmuls(precision: Precision, target: &Target) -> Result<(), PlanError> {
-    let (name, rates) = (precision.name(), &target.rates);
-    let (rate, what, who) = match precision {
-        Precision::F32 | Precision::Bf16 | Precision::Fp16 => return Ok(()),
-        Precision::Tf32 => {
-            (rates.tf32, "TF32 matmuls", "an NVIDIA GPU; of a calibrated file, one by this version")
+    let PrecisionPolicy { storage, forward, backward, .. } = precision.policy();
+    for operands in [forward].into_iter().chain(backward) {
+        let (what, who) = match operands {
+            OperandFormat::Stored => continue,
+            OperandFormat::Tf32 => ("TF32 matmuls", "an NVIDIA GPU; of a calibrated file, one by this version"),
+            OperandFormat::E4m3 => ("e4m3 matmuls", "an NVIDIA GPU of compute capability 8.9 or later"),
+            OperandFormat::Int8 => ("int8 matmuls", "a CPU, calibrated by this version"),
+        };
+        if target.rates.matmul(operands, storage).is_none() {
+            let name = precision.name();
+            let why = format!("{name} needs {what}, which `{}` does not have: {who}", target.name);
+            return Err(PlanError::BadPolicy { field: "precision", why });
         }
-        Precision::Fp8 => (rates.fp8, "e4m3 matmuls", "an NVIDIA GPU of compute capability 8.9 or later"),
-        Precision::Int8 => (rates.int8, "int8 matmuls", "a CPU, calibrated by this version"),
-    };
-    if rate.is_some() {
-        return Ok(());
     }
-    let why = format!("{name} needs {what}, which `{}` does not have: {who}", target.name);
-    Err(PlanError::BadPolicy { field: "precision", why })
+    Ok(())
 }
 
 /// Assigns an address to every value and workspace. Parameters and states are placed in the persistent regions; all

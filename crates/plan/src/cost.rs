@@ -5,7 +5,7 @@
 use crate::kernels::widened;
 use crate::schedule::{is_launched, queue};
 use crate::{Instr, KernelId, Link, Plan, Queue, Schedule, Target};
-use plimsoll_graph::ops::Move;
+use plimsoll_graph::ops::{Move, OperandFormat};
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Node, NodeId, Op, PrecisionClass, TensorSpec};
 use std::collections::VecDeque;
 
@@ -149,18 +149,18 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     }
     let rules = node.op.rules();
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
-    let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
     let kernel = target.kernel_of(graph, node).ok();
     let is_widened = kernel.is_some_and(KernelId::widens);
+    let rates = &target.rates;
     let rate = match rules.precision() {
-        PrecisionClass::Matmul if is_widened => target.rates.f32,
-        PrecisionClass::Matmul if node.op.is_tf32() => target.rates.tf32.unwrap_or(target.rates.f32),
-        PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
-        PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
-        // A training matmul may mix 16-bit operands with an f32 accumulator; the 16-bit operands decide the
-        // rate.
-        PrecisionClass::Matmul if any(&[DType::Bf16, DType::F16]) => target.rates.bf16,
-        PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
+        PrecisionClass::Matmul if !is_widened => {
+            // A training matmul may mix 16-bit operands with an f32 accumulator; the narrowest operand decides the rate.
+            let narrowest = ins.iter().map(|spec| spec.dtype).min_by_key(|dtype| dtype.size());
+            let storage = narrowest.unwrap_or(DType::F32);
+            let stored = rates.matmul(OperandFormat::Stored, storage);
+            rates.matmul(node.op.operands(), storage).or(stored).unwrap_or(rates.f32)
+        }
+        PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => rates.f32,
     };
     let arithmetic = cost.flops / rate;
     // Each f32 copy of an operand is written once and read once.

@@ -20,6 +20,7 @@ mod memory;
 pub mod pack;
 pub mod passes;
 mod policy;
+mod precision;
 mod program;
 mod schedule;
 mod search;
@@ -45,8 +46,9 @@ pub use kernels::{
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
-pub use passes::{ActivationOffload, Offload, Precision, RecomputePolicy};
+pub use passes::{ActivationOffload, Offload, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights, Window};
+pub use precision::{Precision, PrecisionPolicy};
 pub use program::{InputId, Location, OutputId, Program, Staging};
 pub use schedule::{Instr, Queue, Schedule, moved};
 pub use search::{Build, Room, Search, Streaming, fit, grow, largest};

@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Options of compilation. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Element type of weights and activations of an inference graph. Training converts its graph before
-    /// differentiation and leaves this at f32.
+    /// Number formats of an inference graph. Training converts its graphs itself and leaves this at f32.
     pub precision: Precision,
     /// Outputs to differentiate; `None` for inference.
     pub autodiff: Option<AutodiffPolicy>,

@@ -3,6 +3,7 @@
 
 use crate::kernels::op_in;
 use crate::{Capability, KernelId, Kernels, PlanError};
+use plimsoll_graph::ops::OperandFormat;
 use plimsoll_graph::{Bytes, DType, Graph, Node};
 use plimsoll_setting::{Command, Setting};
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,20 @@ pub struct Rates {
     /// target file was written before they were measured.
     #[serde(default)]
     pub link: Option<Link>,
+}
+
+impl Rates {
+    /// Operations per second of matmuls that multiply in a format, of operands stored as `storage`; `None` if
+    /// unsupported.
+    pub fn matmul(&self, operands: OperandFormat, storage: DType) -> Option<f64> {
+        match operands {
+            OperandFormat::Stored if storage.size() < DType::F32.size() => Some(self.bf16),
+            OperandFormat::Stored => Some(self.f32),
+            OperandFormat::Tf32 => self.tf32,
+            OperandFormat::E4m3 => self.fp8,
+            OperandFormat::Int8 => self.int8,
+        }
+    }
 }
 
 /// Rates of the link between pinned host memory and the memory of a GPU.

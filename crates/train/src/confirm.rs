@@ -66,7 +66,7 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
     let whole = batch.tokens.div_ceil(micro.max(1));
     let state = RunState::new(&config.precision, batches.position()?);
     let hyper = hyper(facts.optimizer, &config.optimizer, Rate::new(&config).at(0, 0), 1);
-    let scale = state.scale.of_micro_batch(config.precision.kind, batch.tokens);
+    let scale = state.scale.of_micro_batch(&config.precision, batch.tokens);
     let start = Instant::now();
     let (mut run, mut tokens, mut targets, mut ends) = (0, 0, 0, 0);
     while run < whole.clamp(1, MICRO_STEPS) {

@@ -1,7 +1,7 @@
 //! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
 
+use super::config::TrainConfig;
 pub use super::config::training_on;
-use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
@@ -139,7 +139,7 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         config.pack_tokens(),
         graph.bounds.sequences / graph.bounds.packs,
         graph.bounds.longest,
-        precision(config.precision.kind)
+        config.precision.kind.name()
     );
     text += &dynamic_sizes(program);
     text +=
@@ -213,15 +213,6 @@ fn name(optimizer: &Optimizer) -> &'static str {
         Optimizer::AdamW8bit(_) => "adamw8bit",
         Optimizer::Adafactor(_) => "adafactor",
         Optimizer::Sgd(_) => "sgd",
-    }
-}
-
-fn precision(kind: PrecisionKind) -> &'static str {
-    match kind {
-        PrecisionKind::F32 => "f32",
-        PrecisionKind::Tf32 => "tf32",
-        PrecisionKind::Bf16 => "bf16",
-        PrecisionKind::Fp16 => "fp16",
     }
 }
 

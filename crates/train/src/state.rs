@@ -1,7 +1,7 @@
 //! The state of a run apart from its tensors, as stored in a checkpoint. Invariant: together with the tensors and the
 //! configuration it determines every following step bit for bit.
 
-use super::config::{Precision, PrecisionKind};
+use super::config::Precision;
 use super::dynamic::SizeChange;
 use crate::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -91,26 +91,22 @@ const LARGEST: f64 = (1u64 << 40) as f64;
 impl LossScale {
     /// Returns the loss scale at the start of a run.
     pub fn new(precision: &Precision) -> Self {
-        match precision.kind {
-            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => Self { factor: 1.0, good: 0 },
-            PrecisionKind::Fp16 => Self { factor: precision.initial_scale, good: 0 },
-        }
+        let factor = if precision.scales_loss() { precision.initial_scale } else { 1.0 };
+        Self { factor, good: 0 }
     }
 
     /// The factor of the summed cross-entropy of a micro-batch in a step of `tokens` tokens. In fp16 it is the loss scale
     /// divided by the tokens of a step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on
     /// the size of the micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in
     /// the update.
-    pub fn of_micro_batch(&self, kind: PrecisionKind, tokens: u64) -> f32 {
-        match kind {
-            PrecisionKind::Fp16 => (self.factor / tokens as f64) as f32,
-            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.factor as f32,
-        }
+    pub fn of_micro_batch(&self, precision: &Precision, tokens: u64) -> f32 {
+        let factor = if precision.scales_loss() { self.factor / tokens as f64 } else { self.factor };
+        factor as f32
     }
 
     /// Updates the scale after a step; an error if a step overflowed at the smallest scale.
     pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
-        let scales = precision.kind == PrecisionKind::Fp16;
+        let scales = precision.scales_loss();
         match ok {
             true if !scales => {}
             true => {
@@ -146,7 +142,7 @@ impl RunState {
         }
         self.skipped += 1;
         self.skipped_in_a_row += 1;
-        if precision.kind != PrecisionKind::Fp16 && self.skipped_in_a_row >= SKIPS_IN_A_ROW {
+        if !precision.scales_loss() && self.skipped_in_a_row >= SKIPS_IN_A_ROW {
             return Err(TrainError::StepsSkipped { step, steps: SKIPS_IN_A_ROW });
         }
         Ok(())
@@ -201,7 +197,8 @@ mod tests {
 
     #[test]
     fn the_scale_follows_overflows() {
-        let precision = Precision { kind: PrecisionKind::Fp16, initial_scale: 8.0, growth_interval: 3 };
+        let precision =
+            Precision { kind: plimsoll_plan::Precision::Fp16, initial_scale: 8.0, growth_interval: 3 };
         let mut scale = LossScale::new(&precision);
         for (ok, wanted) in [
             (true, (8.0, 1)),
@@ -249,7 +246,9 @@ mod tests {
 
     #[test]
     fn other_formats_have_no_scale() {
-        for kind in [PrecisionKind::F32, PrecisionKind::Tf32, PrecisionKind::Bf16] {
+        for kind in
+            [plimsoll_plan::Precision::F32, plimsoll_plan::Precision::Tf32, plimsoll_plan::Precision::Bf16]
+        {
             let precision = Precision { kind, ..Precision::default() };
             let mut scale = LossScale::new(&precision);
             for _ in 0..3000 {
@@ -291,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_row_of_skipped_steps_is_an_error() {
-        let precision = Precision { kind: PrecisionKind::Bf16, ..Precision::default() };
+        let precision = Precision { kind: plimsoll_plan::Precision::Bf16, ..Precision::default() };
         let mut state = RunState::new(&precision, Value::Null);
         for _ in 0..3 {
             for n in 1..SKIPS_IN_A_ROW {

@@ -5,7 +5,7 @@
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{Leaf, leaves, schema};
-use super::config::{Interval, PrecisionKind, TrainConfig};
+use super::config::{Interval, TrainConfig};
 use super::decision::{Decision, Ended, Moment, NewSize, Save, Situation, Stop, decide};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
@@ -541,7 +541,7 @@ impl Trainer<'_> {
     /// start before its results are known.
     fn carry_out(&mut self, decision: &Decision, observer: &mut dyn Observer) -> Result<(), TrainError> {
         // The loss scale of the next step depends on whether this one overflowed.
-        let scales = self.config.precision.kind == PrecisionKind::Fp16;
+        let scales = self.config.precision.scales_loss();
         let waits = scales || !self.model.facts.is_asynchronous || *decision != Decision::default();
         self.finish_steps(if waits { 0 } else { 1 }, observer)?;
         let is_best = decision.evaluate && self.evaluate(observer)?;
@@ -764,25 +764,21 @@ impl Trainer<'_> {
         let mut found = GroupResult::default();
         let applied = self.model.stepper.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
         // The run ends without a checkpoint, so it does not matter whether this step or the one after it changed weights.
-        if !found.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
+        if !found.loss.is_finite() && !self.config.precision.scales_loss() {
             return Err(TrainError::LossNotFinite { step });
         }
         self.state.after(applied.ok, &self.config.precision, step)?;
         if !applied.ok {
-            match self.config.precision.kind {
-                PrecisionKind::Fp16 => {
-                    let scale = self.state.scale.factor;
-                    let text =
-                        format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
-                    observer.say(Level::Info, &text);
-                }
-                PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => {
-                    let row = self.state.skipped_in_a_row;
-                    let text = format!(
-                        "step {step} skipped: gradient not finite, {row} in a row; the run ends at {SKIPS_IN_A_ROW}"
-                    );
-                    observer.say(Level::Warning, &text);
-                }
+            if self.config.precision.scales_loss() {
+                let scale = self.state.scale.factor;
+                let text = format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
+                observer.say(Level::Info, &text);
+            } else {
+                let row = self.state.skipped_in_a_row;
+                let text = format!(
+                    "step {step} skipped: gradient not finite, {row} in a row; the run ends at {SKIPS_IN_A_ROW}"
+                );
+                observer.say(Level::Warning, &text);
             }
         }
         self.loss = Some(found.loss / group.targets as f64);
@@ -814,7 +810,7 @@ impl Trainer<'_> {
 
     /// The factor of a micro-batch's summed cross-entropy.
     fn loss_scale(&self) -> f32 {
-        self.state.scale.of_micro_batch(self.config.precision.kind, self.config.batch.tokens)
+        self.state.scale.of_micro_batch(&self.config.precision, self.config.batch.tokens)
     }
 
     /// Maximum number of packs of a micro-step. Without `memory.dynamic` there is one size of micro-steps, which
@@ -833,10 +829,7 @@ impl Trainer<'_> {
     /// part of the method, do not count, and it is known whether the last step was skipped. In other formats that is read only
     /// after the next step has begun, so skipped steps count, as they do in PyTorch, which skips none.
     fn schedule_step(&self) -> u64 {
-        match self.config.precision.kind {
-            PrecisionKind::Fp16 => self.state.updates,
-            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.state.step,
-        }
+        if self.config.precision.scales_loss() { self.state.updates } else { self.state.step }
     }
 
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
@@ -881,7 +874,7 @@ impl Trainer<'_> {
 
     fn log(&mut self, started: &StartedStep, found: &GroupResult, applied: Applied) -> Result<(), TrainError> {
         let &StartedStep { step, ref group, lr, scale, tokens } = started;
-        let scales = self.config.precision.kind == PrecisionKind::Fp16;
+        let scales = self.config.precision.scales_loss();
         let targets = group.targets as f64;
         let mut auxiliary = Auxiliary::default();
         auxiliary.add(&found.auxiliary, 1.0 / targets);

@@ -3,12 +3,13 @@
 
 use super::at_least_one;
 use super::card::training_options;
+use super::precision::trained;
 use super::print_beside;
 use super::train::device;
 use super::voice::Voice;
 use crate::error::{CliError, usage};
-use clap::{Args, ValueEnum};
-use plimsoll_runtime::{EscapedPath, OutputGuard, RuntimeError};
+use clap::Args;
+use plimsoll_runtime::{EscapedPath, OutputGuard, Precision, RuntimeError};
 use plimsoll_train::classification::{CalibrationBin, ClassMetrics, ClassifierMetrics};
 use plimsoll_train::{EvaluationReport, EvaluationRequest, evaluate};
 use std::fmt::Write as _;
@@ -62,7 +63,7 @@ pub struct Evaluate {
     device: String,
 
     /// Number format of weights and activations; sets the key precision.kind [default: that of the run]
-    #[arg(long, value_enum, help_heading = "Machine")]
+    #[arg(long, value_parser = trained(), help_heading = "Machine")]
     precision: Option<Precision>,
 
     /// Memory budget, such as 2GiB or 80% of the free memory; sets the key memory.budget [default: that of the run]
@@ -75,19 +76,6 @@ pub struct Evaluate {
 
     #[command(flatten)]
     voice: Voice,
-}
-
-/// Number formats of training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Precision {
-    /// 16 bits: 8 exponent bits and 8 bits of precision
-    Bf16,
-    /// 16 bits: 5 exponent bits and 11 bits of precision
-    Fp16,
-    /// 32 bits: 8 exponent bits and 24 bits of precision
-    F32,
-    /// f32, but linear layers round their operands to 11 bits of precision. GPU only
-    Tf32,
 }
 
 impl Evaluate {
@@ -127,10 +115,7 @@ impl Evaluate {
         let mut flags = self.set.clone();
         flags.push(format!("run.device=\"{}\"", self.device.escape_default()));
         flags.push(self.threads.map_or("run.threads=auto".to_owned(), |n| format!("run.threads={n}")));
-        flags.extend(self.precision.map(|kind| {
-            let name = kind.to_possible_value();
-            format!("precision.kind={}", name.as_ref().map_or("f32", |value| value.get_name()))
-        }));
+        flags.extend(self.precision.map(|kind| format!("precision.kind={}", kind.name())));
         flags.extend(self.strict.then(|| "data.strict=true".to_owned()));
         flags.extend(
             self.memory_budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default())),

@@ -3,6 +3,7 @@
 
 use super::card::Card;
 use super::device::DeviceName;
+use super::precision::{Requested, requested};
 use super::{at_least_one, step_tokens};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
@@ -21,8 +22,8 @@ pub struct Machine {
 
     /// Number format of the models: auto is bf16 on a GPU and on a CPU with AMX, f32 on other CPUs; a CPU supports
     /// bf16, f32 and int8
-    #[arg(long, value_enum, default_value_t = Precision::Auto)]
-    precision: Precision,
+    #[arg(long, value_parser = requested(), default_value = "auto")]
+    precision: Requested,
 
     /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory. On the CPU it bounds the peak resident
     /// memory of the process, including code and mapped files; on a GPU it bounds the memory of the process on that GPU
@@ -146,41 +147,6 @@ impl StreamingFlags {
     }
 }
 
-/// Number formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Precision {
-    /// The default of the device
-    Auto,
-    /// 16 bits: 8 exponent bits and 8 bits of precision; sums, norms and means in f32
-    Bf16,
-    /// 16 bits: 5 exponent bits and 11 bits of precision; sums, norms and means in f32. GPU only
-    Fp16,
-    /// 32 bits: 8 exponent bits and 24 bits of precision
-    F32,
-    /// f32, but linear layers round their operands to 11 bits of precision; sums in f32. GPU only
-    Tf32,
-    /// Encoder matmuls in 8-bit floating point (e4m3, 4 bits of precision) with scales; the rest as bf16. GPUs of
-    /// compute capability 8.9 or later
-    Fp8,
-    /// Encoder matmuls in 8-bit integers with scales; the rest as bf16. CPU only
-    Int8,
-}
-
-impl Precision {
-    /// The requested precision, as the planner's type; `None` for auto.
-    pub fn chosen(self) -> Option<plimsoll_runtime::Precision> {
-        match self {
-            Self::Auto => None,
-            Self::Bf16 => Some(plimsoll_runtime::Precision::Bf16),
-            Self::Fp16 => Some(plimsoll_runtime::Precision::Fp16),
-            Self::F32 => Some(plimsoll_runtime::Precision::F32),
-            Self::Tf32 => Some(plimsoll_runtime::Precision::Tf32),
-            Self::Fp8 => Some(plimsoll_runtime::Precision::Fp8),
-            Self::Int8 => Some(plimsoll_runtime::Precision::Int8),
-        }
-    }
-}
-
 /// Largest accepted number of threads: more is taken for a typing error, and each thread takes memory.
 const MAX_THREADS: u64 = 1024;
 
@@ -225,8 +191,7 @@ impl Machine {
                 "warning: no GPU can be used, so this run uses the CPU, and these flags have no effect: {flags}"
             );
         }
-        let precision = self.precision.chosen();
-        let base = Settings { device, precision, ..Settings::default() };
+        let base = Settings { device, precision: self.precision, ..Settings::default() };
         let free = base.free()?;
         let budget = self.memory_budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
         let host = |text: &str| machine::parse_budget(text, machine::available().free);

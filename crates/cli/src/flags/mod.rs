@@ -19,6 +19,7 @@ pub mod merge;
 pub mod monitor;
 pub mod plan;
 pub mod plot;
+mod precision;
 pub mod predict;
 pub mod report;
 pub mod train;

@@ -3,7 +3,8 @@
 
 use super::card;
 use super::device::DeviceName;
-use super::machine::{Precision, StreamingFlags, threads};
+use super::machine::{StreamingFlags, threads};
+use super::precision::{Requested, requested};
 use super::predict::{ModelFlags, length, usual_options};
 use super::train::{Foreign, source_parser};
 use super::{at_least_one, print_beside, step_tokens};
@@ -17,7 +18,8 @@ use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
-    Device, InputFiles, OutputGuard, Room, RuntimeError, Settings, Silent, Streaming, Target, hub, machine,
+    Device, InputFiles, OutputGuard, Precision, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
+    machine,
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
@@ -101,8 +103,8 @@ pub struct Plan {
 
     /// Number format of the model: auto is the default of a run on the target, which is bf16 on GPUs and CPUs with AMX,
     /// and f32 on other CPUs
-    #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with_all = ["train", "from_config"])]
-    precision: Precision,
+    #[arg(long, value_parser = requested(), default_value = "auto", conflicts_with_all = ["train", "from_config"])]
+    precision: Requested,
 
     #[command(flatten)]
     streaming: StreamingFlags,
@@ -379,7 +381,7 @@ impl Plan {
             budget,
             stream: self.streaming.stream(),
             room: self.room()?,
-            precision: self.precision.chosen(),
+            precision: self.precision,
             target,
         };
         let process = price::process(&request);
@@ -487,7 +489,7 @@ impl Plan {
             device,
             threads,
             budget,
-            precision: self.precision.chosen(),
+            precision: self.precision,
             tokens: self.tokens,
             ..self.streaming.applied_to(Settings::default())?
         };
@@ -613,14 +615,13 @@ impl Plan {
             Streaming::Always => "always",
             Streaming::Auto | Streaming::Never => "never",
         };
-        let precision = self.precision.to_possible_value().map(|value| value.get_name().to_owned());
+        let precision = self.precision.map_or("auto", Precision::name);
         let budget = price::budget(&grown.request)?.0.to_string();
         let words = ["plan", "--trial", "--model", model, "--target", &self.target, "--budget", &budget]
             .into_iter()
-            .chain(["--stream-weights", stream, "--tokens"])
+            .chain(["--stream-weights", stream, "--precision", precision, "--tokens"])
             .map(str::to_owned)
             .chain([grown.tokens.to_string()])
-            .chain(precision.into_iter().flat_map(|precision| ["--precision".to_owned(), precision]))
             .chain(self.threads.into_iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]));
         Ok(TrialCommand { program: this_program()?, arguments: words.collect(), override_flag: "--set" })
     }

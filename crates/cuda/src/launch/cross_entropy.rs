@@ -9,7 +9,7 @@ use super::{Call, Tensor};
 use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
+use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{LossSizes, library_sums_rows};
 
@@ -61,7 +61,7 @@ impl Head {
         let LossSizes { k, classes: n, dtype, .. } = self.sizes;
         let (w, rows) = (self.w.address, x.rows);
         let tf32 = false; // The loss is computed in f32 whatever the linear layers are computed in.
-        if !library_sums_rows(dtype, tf32, [n, k]) {
+        if !library_sums_rows(dtype, OperandFormat::Stored, [n, k]) {
             let product = OwnProduct { dtype, tf32, x: x.address, w, y: logits, rows, n, k, accumulate: false };
             return own(call, &product);
         }
@@ -180,7 +180,7 @@ pub(super) fn linear_cross_entropy_grad(
         }
         if let Some(sum_dw) = sum_dw {
             let over = OverRows { x, y: g, tf32: false, classes, transposed: [g_t, x_t], library };
-            if library_sums_rows(dtype, false, [padded, k]) {
+            if library_sums_rows(dtype, OperandFormat::Stored, [padded, k]) {
                 over.by_library(call, sum_dw, DType::F32, head.most(), first > 0)?;
             } else {
                 over.by_own(call, sum_dw, first > 0)?;

@@ -4,7 +4,7 @@
 use super::{Call, Tensor};
 use crate::gemm::{self, GemmForm, Norm, Operands};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
+use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, OperandFormat, Prologue};
 use plimsoll_graph::{DType, Layout};
 use plimsoll_setting::Setting;
 
@@ -48,8 +48,8 @@ fn matmul(
     if op.epilogue == Epilogue::SiluGate {
         return Err(call.refused("matmuls on GPUs have no SiLU gate behind them".to_owned()));
     }
-    if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
-    {
+    let tf32 = op.operands == OperandFormat::Tf32;
+    if tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0") {
         let why = format!(
             "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or use {}",
             Setting::Precision.to("f32")
@@ -61,7 +61,7 @@ fn matmul(
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let (params, norm) = norm(call, op)?.unzip();
     let form = GemmForm {
-        tf32: op.tf32,
+        tf32,
         bias: bias.is_some(),
         epilogue: op.epilogue,
         norm: params,

@@ -8,7 +8,7 @@ use crate::gemm::{
 };
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad};
+use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{
     BIAS_ROWS, GRAD_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
@@ -26,7 +26,7 @@ pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<()
     same_types(call, dtype, &[w, dx])?;
     let parts = input_grad_parts(n, k, dtype);
     let [transposed, library] = carve(call, parts)?;
-    let form = GemmForm { tf32: op.tf32, ..GemmForm::new(k, n, dtype) };
+    let form = GemmForm { tf32: op.operands == OperandFormat::Tf32, ..GemmForm::new(k, n, dtype) };
     let by_k = takes_w_by_k(call.context, form);
     if !by_k {
         transpose(call, w, transposed, n)?;
@@ -41,13 +41,14 @@ pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<
     let (dy, x, dw) = (call.input(0)?, call.input(1)?, call.output_if(0)?);
     let db = if op.bias { call.output_if(1)? } else { None };
     let (rows, n, k, dtype) = (dy.rows, dy.columns, x.columns, dy.dtype);
-    let parts = weight_grad_parts(rows, n, k, dtype, op.tf32);
+    let parts = weight_grad_parts(rows, n, k, dtype, op.operands);
     let [dy_t, x_t, wide, sums, library] = carve(call, parts)?;
     if let Some(dw) = dw {
         same_types(call, dtype, &[x, dw])?;
         let (transposed, library) = ([dy_t, x_t], (library, parts[4]));
-        let over = OverRows { x, y: dy, tf32: op.tf32, classes: n, transposed, library };
-        if library_sums_rows(dtype, op.tf32, [n, k]) {
+        let over =
+            OverRows { x, y: dy, tf32: op.operands == OperandFormat::Tf32, classes: n, transposed, library };
+        if library_sums_rows(dtype, op.operands, [n, k]) {
             over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
         } else if dtype == DType::F32 {
             over.by_own(call, dw.address, false)?;

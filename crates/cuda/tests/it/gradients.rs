@@ -4,7 +4,7 @@
 use crate::matmuls::{decode, encode, found, full, on_hopper, random};
 use plimsoll_cuda::CudaDevice;
 use plimsoll_exec::{Allocation, Device, Launch, Operand};
-use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad, LinearWeightGrad};
+use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad, LinearWeightGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType, Dim, Op, TensorSpec};
 use plimsoll_plan::{CudaKernel, KernelId, Location, WORKSPACE_ALIGN, input_grad_parts, weight_grad_parts};
 
@@ -92,25 +92,25 @@ fn total(parts: &[Bytes]) -> Bytes {
 }
 
 /// dx (R, K) = dy (R, N) w (N, K).
-fn input_grad(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, tf32: bool) -> Product {
+fn input_grad(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, operands: OperandFormat) -> Product {
     let [n_, k_] = [n, k].map(Dim::Fixed);
-    let op = Op::LinearInputGrad(LinearInputGrad { tf32 });
+    let op = Op::LinearInputGrad(LinearInputGrad { operands });
     let scratch = total(&input_grad_parts(n, k, dtype));
     Product::new(device, (op, CudaKernel::GemmInputGrad, scratch), [[T, n_], [n_, k_], [T, k_]], dtype, rows)
 }
 
 /// dw (N, K) = dy (R, N)^T x (R, K).
-fn weight_grad(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, tf32: bool) -> Product {
+fn weight_grad(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, operands: OperandFormat) -> Product {
     let [n_, k_] = [n, k].map(Dim::Fixed);
-    let op = Op::LinearWeightGrad(LinearWeightGrad { bias: false, tf32 });
-    let scratch = total(&weight_grad_parts(rows, n, k, dtype, tf32));
+    let op = Op::LinearWeightGrad(LinearWeightGrad { bias: false, operands });
+    let scratch = total(&weight_grad_parts(rows, n, k, dtype, operands));
     Product::new(device, (op, CudaKernel::GemmWeightGrad, scratch), [[T, n_], [T, k_], [n_, k_]], dtype, rows)
 }
 
 /// y (R, K) = x (R, N) w (K, N)^T.
-fn forward(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, tf32: bool) -> Product {
+fn forward(device: CudaDevice, [rows, n, k]: [u64; 3], dtype: DType, operands: OperandFormat) -> Product {
     let [n_, k_] = [n, k].map(Dim::Fixed);
-    let op = Op::Linear(Linear { tf32, ..Linear::new(false, Epilogue::None) });
+    let op = Op::Linear(Linear { operands, ..Linear::new(false, Epilogue::None) });
     let scratch = Bytes(32 << 20);
     Product::new(device, (op, CudaKernel::Gemm, scratch), [[T, n_], [k_, n_], [T, k_]], dtype, rows)
 }
@@ -122,9 +122,9 @@ fn transposed(x: &[f64], columns: usize) -> Vec<f64> {
 
 /// Checks that an input gradient has the bits of the forward matmul whose weight is transposed, at several numbers of
 /// rows.
-fn check_bits(device: CudaDevice, shape @ [rows, n, k]: [u64; 3], dtype: DType, tf32: bool) {
-    let mut grad = input_grad(device, shape, dtype, tf32);
-    let mut plain = forward(CudaDevice::without_timing(0).expect("a card"), shape, dtype, tf32);
+fn check_bits(device: CudaDevice, shape @ [rows, n, k]: [u64; 3], dtype: DType, operands: OperandFormat) {
+    let mut grad = input_grad(device, shape, dtype, operands);
+    let mut plain = forward(CudaDevice::without_timing(0).expect("a card"), shape, dtype, operands);
     let [dy, w] = grad.operands();
     let turned = [dy.clone(), transposed(&w, k as usize)];
     let values = [dy, w];
@@ -140,12 +140,14 @@ fn input_gradients_have_the_bits_of_the_forward_matmul() {
     if !found() {
         return;
     }
-    let kinds = [(DType::F32, false), (DType::F32, true), (DType::Bf16, false), (DType::F16, false)];
-    for (dtype, tf32) in kinds {
+    let stored = OperandFormat::Stored;
+    let kinds =
+        [(DType::F32, stored), (DType::F32, OperandFormat::Tf32), (DType::Bf16, stored), (DType::F16, stored)];
+    for (dtype, operands) in kinds {
         for (n, k) in [(320, 640), (640, 320), (33, 31), (72, 36)] {
             for timed in [false, true] {
                 let device = if timed { CudaDevice::new(0) } else { CudaDevice::without_timing(0) };
-                check_bits(device.expect("a card"), [1000, n, k], dtype, tf32);
+                check_bits(device.expect("a card"), [1000, n, k], dtype, operands);
             }
         }
     }
@@ -161,9 +163,15 @@ fn every_tile_on_hopper_reads_a_weight_as_it_is_stored() {
         for dtype in [DType::Bf16, DType::F16] {
             for (n, k) in [(640, 2560), (480, 320), (16, 200), (8, 8), (1288, 1032)] {
                 let device = CudaDevice::with_matmul(0, name).expect("a card");
-                let chosen = input_grad(device, [1000, n, k], dtype, false).device.matmul_kernels();
+                let chosen =
+                    input_grad(device, [1000, n, k], dtype, OperandFormat::Stored).device.matmul_kernels();
                 assert!(chosen[0].ends_with(&format!(" by-k: wgmma {name}")), "{chosen:?}");
-                check_bits(CudaDevice::with_matmul(0, name).expect("a card"), [1000, n, k], dtype, false);
+                check_bits(
+                    CudaDevice::with_matmul(0, name).expect("a card"),
+                    [1000, n, k],
+                    dtype,
+                    OperandFormat::Stored,
+                );
             }
         }
     }
@@ -197,17 +205,17 @@ fn gradients_are_cut_to_tf32_by_name_alone() {
     let device = || CudaDevice::without_timing(0).expect("a card");
     // Widths that cuBLASLt sums in TF32, and others; few rows, and many.
     for [rows, n, k] in [[1000, 640, 320], [4100, 64, 320], [1000, 33, 31], [4100, 33, 31]] {
-        let of = |tf32| {
+        let of = |operands| {
             let shape = [rows, n, k];
-            let dx = distance(input_grad(device(), shape, DType::F32, tf32), n, k, |row, column, i| {
+            let dx = distance(input_grad(device(), shape, DType::F32, operands), n, k, |row, column, i| {
                 [row * n + i, i * k + column]
             });
-            let dw = distance(weight_grad(device(), shape, DType::F32, tf32), rows, k, |row, column, i| {
+            let dw = distance(weight_grad(device(), shape, DType::F32, operands), rows, k, |row, column, i| {
                 [i * n + row, i * k + column]
             });
             [dx, dw]
         };
-        for (whole, cut) in of(false).into_iter().zip(of(true)) {
+        for (whole, cut) in of(OperandFormat::Stored).into_iter().zip(of(OperandFormat::Tf32)) {
             // The limits of the forward matmul in TF32 (`f32_is_cut_to_tf32_by_name_alone`).
             assert!(whole < 2e-6 && (5e-5..1e-3).contains(&cut), "{whole} and {cut}");
         }

@@ -4,7 +4,7 @@
 use plimsoll_cuda::{CudaDevice, cards};
 use plimsoll_exec::scaled::QuantizedFormat;
 use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
-use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
+use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, OperandFormat, Prologue};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_plan::{CudaKernel, KernelId, Location};
 
@@ -100,11 +100,12 @@ impl Case {
         let scratch = Bytes(32 << 20);
         device.allocate(&Allocation::arena(Bytes(end + scratch.0))).expect("memory");
         device.fill(Location::in_arena(0), Bytes(end), 0xFF).expect("fill");
-        let (op, workspace) = (Op::Linear(linear), (end, scratch));
+        let format = if dtype == DType::F8 { OperandFormat::E4m3 } else { linear.operands };
+        let (op, workspace) = (Op::Linear(Linear { operands: format, ..linear }), (end, scratch));
         let mut case = Self { device, op, ins: operands, out, workspace, rows, values: vec![] };
         case.launch(rows, true);
         case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64, rows)).collect();
-        if linear.tf32 {
+        if linear.operands == OperandFormat::Tf32 {
             case.values[..2].iter_mut().flatten().for_each(|x| *x = cut_to_tf32(*x));
         }
         case
@@ -193,7 +194,7 @@ impl Case {
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no matmul"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
-        if linear.tf32 {
+        if linear.operands == OperandFormat::Tf32 {
             // Tensor cores truncate the last bits when they add.
             summing *= 4.0;
         }
@@ -373,7 +374,7 @@ fn every_form_is_the_sum_in_f64() {
                     let linear = Linear::new(bias, epilogue);
                     Case::new(n, k, dtype, linear, in_place).check(linear);
                     if dtype == DType::F32 {
-                        let linear = Linear { tf32: true, ..linear };
+                        let linear = Linear { operands: OperandFormat::Tf32, ..linear };
                         Case::new(n, k, dtype, linear, in_place).check(linear);
                     }
                 }
@@ -388,7 +389,7 @@ fn rows_have_the_same_bits_in_any_batch() {
         return;
     }
     let whole = Linear::new(true, Epilogue::None);
-    let cut = (DType::F32, Linear { tf32: true, ..whole });
+    let cut = (DType::F32, Linear { operands: OperandFormat::Tf32, ..whole });
     for (dtype, linear) in dtypes().map(|dtype| (dtype, whole)).chain([cut]) {
         for (n, k) in [(1920, 640), (640, 2560), (512, 1152), (2, 512), (33, 2), (33, 1), (1, 33), (65, 130)] {
             let mut case = Case::new(n, k, dtype, linear, false);
@@ -404,8 +405,8 @@ fn f32_is_cut_to_tf32_by_name_alone() {
         return;
     }
     let (n, k) = (640, 2560);
-    let of = |tf32, timed| {
-        let linear = Linear { tf32, ..Linear::new(false, Epilogue::None) };
+    let of = |operands, timed| {
+        let linear = Linear { operands, ..Linear::new(false, Epilogue::None) };
         let device = if timed { CudaDevice::new(0) } else { CudaDevice::without_timing(0) };
         let mut case = Case::on(device.expect("a card"), (n, k), DType::F32, linear, false);
         // Factors that are not cut to TF32, for both runs.
@@ -420,7 +421,7 @@ fn f32_is_cut_to_tf32_by_name_alone() {
         distance
     };
     for timed in [false, true] {
-        let (whole, cut) = (of(false, timed), of(true, timed));
+        let (whole, cut) = (of(OperandFormat::Stored, timed), of(OperandFormat::Tf32, timed));
         // bf16's 8 bits of mantissa would give 2e-3.
         assert!(whole < 2e-6 && (5e-5..1e-3).contains(&cut), "{whole} and {cut}");
     }
@@ -620,14 +621,14 @@ const SHAPES: [(u64, u64); 14] = [
 
 /// Forces every admitted algorithm in turn, and checks that each has the bits of the canonical kernel and that
 /// none changes the arithmetic that a run records.
-fn check_every_candidate(dtype: DType, tf32: bool) {
+fn check_every_candidate(dtype: DType, operands: OperandFormat) {
     if !found() || !dtypes().any(|there| there == dtype) {
         return;
     }
     let (mut forced, mut refused) = (0, 0);
     for (n, k) in SHAPES {
         for linear in epilogues(dtype, &[true, false]) {
-            let linear = Linear { tf32, ..linear };
+            let linear = Linear { operands, ..linear };
             let mut case = Case::new(n, k, dtype, linear, false);
             let expected = case.run(FULL, 0);
             let arithmetic = case.device.info().arithmetic;
@@ -656,17 +657,17 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
             }
         }
     }
-    println!("{dtype:?}, TF32 {tf32}: {forced} candidates were forced, {refused} were refused");
+    println!("{dtype:?}, {operands:?}: {forced} candidates were forced, {refused} were refused");
 }
 
 /// Checks that a row has equal bits in steps of any number of rows, each with algorithms timed for that number.
-fn check_steps(dtype: DType, tf32: bool) {
+fn check_steps(dtype: DType, operands: OperandFormat) {
     if !found() || !dtypes().any(|there| there == dtype) {
         return;
     }
     for (n, k) in SHAPES {
         for linear in epilogues(dtype, &[true]) {
-            let linear = Linear { tf32, ..linear };
+            let linear = Linear { operands, ..linear };
             let largest = if (n, k) == (64, 64) || (n, k) == (33, 33) { 65_536 } else { 3000 };
             let mut known: Vec<u8> = vec![];
             for rows in [1, 100, 1100, largest] {
@@ -684,52 +685,52 @@ fn check_steps(dtype: DType, tf32: bool) {
 
 #[test]
 fn every_candidate_of_bf16_has_the_canonical_bits() {
-    check_every_candidate(DType::Bf16, false);
+    check_every_candidate(DType::Bf16, OperandFormat::Stored);
 }
 
 #[test]
 fn every_candidate_of_f16_has_the_canonical_bits() {
-    check_every_candidate(DType::F16, false);
+    check_every_candidate(DType::F16, OperandFormat::Stored);
 }
 
 #[test]
 fn every_candidate_of_f32_has_the_canonical_bits() {
-    check_every_candidate(DType::F32, false);
+    check_every_candidate(DType::F32, OperandFormat::Stored);
 }
 
 #[test]
 fn every_candidate_of_tf32_has_the_canonical_bits() {
-    check_every_candidate(DType::F32, true);
+    check_every_candidate(DType::F32, OperandFormat::Tf32);
 }
 
 #[test]
 fn every_candidate_of_fp8_has_the_canonical_bits() {
-    check_every_candidate(DType::F8, false);
+    check_every_candidate(DType::F8, OperandFormat::E4m3);
 }
 
 #[test]
 fn steps_of_any_size_have_the_same_bits_in_bf16() {
-    check_steps(DType::Bf16, false);
+    check_steps(DType::Bf16, OperandFormat::Stored);
 }
 
 #[test]
 fn steps_of_any_size_have_the_same_bits_in_f16() {
-    check_steps(DType::F16, false);
+    check_steps(DType::F16, OperandFormat::Stored);
 }
 
 #[test]
 fn steps_of_any_size_have_the_same_bits_in_f32() {
-    check_steps(DType::F32, false);
+    check_steps(DType::F32, OperandFormat::Stored);
 }
 
 #[test]
 fn steps_of_any_size_have_the_same_bits_in_tf32() {
-    check_steps(DType::F32, true);
+    check_steps(DType::F32, OperandFormat::Tf32);
 }
 
 #[test]
 fn steps_of_any_size_have_the_same_bits_in_fp8() {
-    check_steps(DType::F8, false);
+    check_steps(DType::F8, OperandFormat::E4m3);
 }
 
 #[test]

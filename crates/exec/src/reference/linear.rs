@@ -1,7 +1,7 @@
 //! Linear layer, `y = f(p(x) W^T + b)`. Invariant: the bias is added before the epilogue.
 
 use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, glu, layer_norm};
-use plimsoll_graph::ops::{Epilogue, Linear, Prologue};
+use plimsoll_graph::ops::{Epilogue, Linear, OperandFormat, Prologue};
 
 pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -17,7 +17,7 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     };
     let x_rows = normed.as_deref().unwrap_or(x.data).chunks(x.columns.max(1));
     let mut y = Vec::with_capacity(x.rows * w.rows);
-    let product = if op.tf32 { dot_of_cut } else { dot };
+    let product = if op.operands == OperandFormat::Tf32 { dot_of_cut } else { dot };
     for x in x_rows {
         for (n, w) in w.iter_rows().enumerate() {
             let s = product(x, w) + bias.map_or(0.0, |b| b[n]);
@@ -113,7 +113,7 @@ mod tests {
         let x = Tensor::f32(&[3, 1], vec![half, quarter, -quarter]);
         let w = Tensor::f32(&[1, 1], vec![1.0]);
         let b = Tensor::f32(&[1], vec![2f32.powi(-20)]);
-        let op = Linear { tf32: true, ..Linear::new(true, Epilogue::None) };
+        let op = Linear { operands: OperandFormat::Tf32, ..Linear::new(true, Epilogue::None) };
         let y = [1.0 + 2f32.powi(-10), 1.0, -1.0].map(|s| s + 2f32.powi(-20));
         check(Op::Linear(op), &[x, w, b], &[Tensor::f32(&[3, 1], y.to_vec())], 0.0);
     }

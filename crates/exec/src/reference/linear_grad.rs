@@ -63,18 +63,23 @@ mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
     use plimsoll_graph::Op;
-    use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad};
+    use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad, OperandFormat};
 
     #[test]
     fn known_products() {
         let dy = Tensor::f32(&[2, 1], vec![2.0, -1.0]);
         let w = Tensor::f32(&[1, 3], vec![1.0, 2.0, 3.0]);
         let dx = Tensor::f32(&[2, 3], vec![2.0, 4.0, 6.0, -1.0, -2.0, -3.0]);
-        check(Op::LinearInputGrad(LinearInputGrad { tf32: false }), &[dy.clone(), w], &[dx], 0.0);
+        check(
+            Op::LinearInputGrad(LinearInputGrad { operands: OperandFormat::Stored }),
+            &[dy.clone(), w],
+            &[dx],
+            0.0,
+        );
         let x = Tensor::f32(&[2, 2], vec![1.0, 0.5, 3.0, -1.0]);
         let dw = Tensor::f32(&[1, 2], vec![-1.0, 2.0]);
         let db = Tensor::f32(&[1], vec![1.0]);
-        let weight = |bias| Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false });
+        let weight = |bias| Op::LinearWeightGrad(LinearWeightGrad { bias, operands: OperandFormat::Stored });
         check(weight(false), &[dy.clone(), x.clone()], std::slice::from_ref(&dw), 0.0);
         check(weight(true), &[dy, x], &[dw, db], 0.0);
     }
@@ -86,10 +91,14 @@ mod tests {
             let ins = [random(1, &[r, k]), random(2, &[n, k]), random(3, &[n])];
             let dy = random(4, &[r, n]);
             let inputs = [dy.clone(), ins[1].clone()];
-            let dx = run(Op::LinearInputGrad(LinearInputGrad { tf32: false }), &inputs, &[&[r, k]]);
+            let dx = run(
+                Op::LinearInputGrad(LinearInputGrad { operands: OperandFormat::Stored }),
+                &inputs,
+                &[&[r, k]],
+            );
             check_gradient(op, &ins, 0, &dy, &dx[0], &[&[r, n]]);
             let inputs = [dy.clone(), ins[0].clone()];
-            let weight = Op::LinearWeightGrad(LinearWeightGrad { bias: true, tf32: false });
+            let weight = Op::LinearWeightGrad(LinearWeightGrad { bias: true, operands: OperandFormat::Stored });
             let grads = run(weight, &inputs, &[&[n, k], &[n]]);
             check_gradient(op, &ins, 1, &dy, &grads[0], &[&[r, n]]);
             check_gradient(op, &ins, 2, &dy, &grads[1], &[&[r, n]]);

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// `Prologue::LayerNorm` gamma, beta: (K). Output y: (R, N), with a gate (R, N / 2). The order of
 /// summation over K is fixed by (N, K, dtype), so the bits of a row do not depend on the other rows.
 ///
-/// If x and w are both quantized to the same type, with scales sx and sw per row, `y = f(sx sw (quantized
-/// x)(quantized w)^T + b)` is bf16, as are b and r.
+/// If `operands` is a quantized format, x and w have its element type, with scales sx and sw per row, and
+/// `y = f(sx sw (quantized x)(quantized w)^T + b)` is bf16, as are b and r.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     /// Whether the op has the bias input b.
@@ -22,18 +22,66 @@ pub struct Linear {
     /// f, the operation applied to the sums while they are in registers. Models build `None`; the fusion pass
     /// sets it.
     pub epilogue: Epilogue,
-    /// Whether the f32 operands may be rounded to TF32 (10 bits of mantissa) where the device has a TF32 kernel
-    /// for this shape; sums stay f32. Models build `false`; the precision of the plan sets it. The gradients of a
-    /// linear in TF32 are in TF32.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub tf32: bool,
+    /// Number format in which x and w are multiplied. Models build `Stored`; the pass `operands` sets it. Omitted
+    /// from the text of `Stored` linears, so that their plans keep their digests.
+    #[serde(default, skip_serializing_if = "OperandFormat::is_stored")]
+    pub operands: OperandFormat,
 }
 
-/// Used by serde to omit the flag where it is false, so that the text and digest of plans without TF32 do not
-/// change.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-pub(super) fn is_false(value: &bool) -> bool {
-    !value
+/// Number format in which a linear, or a gradient of a linear, multiplies its first two inputs. Sums are f32, and
+/// exact for 8-bit integers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OperandFormat {
+    /// The floating-point type in which the operands are stored.
+    #[default]
+    Stored,
+    /// TF32: f32 operands may be rounded to 10 bits of mantissa while they are read, where the device has a TF32
+    /// kernel for this shape.
+    Tf32,
+    /// e4m3 values ([`DType::F8`]) with one scale per row.
+    E4m3,
+    /// 8-bit integers ([`DType::I8`]) with one scale per row.
+    Int8,
+}
+
+impl OperandFormat {
+    /// Element type that both operands must have; `None` if any floating-point type is accepted.
+    pub const fn element(self) -> Option<DType> {
+        match self {
+            Self::Stored => None,
+            Self::Tf32 => Some(DType::F32),
+            Self::E4m3 => Some(DType::F8),
+            Self::Int8 => Some(DType::I8),
+        }
+    }
+
+    /// Element type of quantized operands; `None` for the other formats.
+    pub fn quantized(self) -> Option<DType> {
+        self.element().filter(|dtype| dtype.is_scaled())
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    pub(super) fn is_stored(&self) -> bool {
+        *self == Self::Stored
+    }
+
+    /// Checks the element types of the first two inputs, which have these names. Returns the element type of the
+    /// result.
+    pub(super) fn infer(self, names: [&str; 2], ins: &[&TensorSpec]) -> Result<DType, RuleError> {
+        let Some(wanted) = self.element() else {
+            float(names[0], ins[0])?;
+            float(names[1], ins[1])?;
+            return Ok(ins[0].dtype);
+        };
+        for (name, spec) in names.into_iter().zip(ins) {
+            if spec.dtype != wanted {
+                let why = format!("{name} must be {} for {self:?} operands, not {spec}", wanted.name());
+                return Err(RuleError(why));
+            }
+        }
+        Ok(if wanted.is_scaled() { DType::Bf16 } else { wanted })
+    }
 }
 
 /// Operation on the rows of x that is fused before the matmul.
@@ -81,19 +129,10 @@ impl Epilogue {
     }
 }
 
-/// Checks that the first two inputs are f32 if they may be rounded to TF32.
-pub(super) fn can_be_tf32(tf32: bool, names: &str, ins: &[&TensorSpec]) -> Result<(), RuleError> {
-    if tf32 && (ins[0].dtype, ins[1].dtype) != (DType::F32, DType::F32) {
-        let why = format!("{names} must be f32 to be cut to TF32, not {} and {}", ins[0], ins[1]);
-        return Err(RuleError(why));
-    }
-    Ok(())
-}
-
 impl Linear {
-    /// Creates a linear without prologue and without TF32.
+    /// Creates a linear without prologue that multiplies its operands as they are stored.
     pub const fn new(bias: bool, epilogue: Epilogue) -> Self {
-        Self { bias, prologue: Prologue::None, epilogue, tf32: false }
+        Self { bias, prologue: Prologue::None, epilogue, operands: OperandFormat::Stored }
     }
 
     /// Index of gamma among the inputs; beta follows it.
@@ -115,16 +154,16 @@ impl Op {
         if let Op::Linear(_) = self { &[1] } else { &[] }
     }
 
-    /// Whether the op is a matmul whose f32 operands may be rounded to TF32.
-    pub fn is_tf32(&self) -> bool {
+    /// Number format in which the op multiplies; `Stored` for all ops but linears and their gradients.
+    pub fn operands(&self) -> OperandFormat {
         if let Op::Linear(op) = self {
-            op.tf32
+            op.operands
         } else if let Op::LinearInputGrad(op) = self {
-            op.tf32
+            op.operands
         } else if let Op::LinearWeightGrad(op) = self {
-            op.tf32
+            op.operands
         } else {
-            false
+            OperandFormat::Stored
         }
     }
 }
@@ -138,13 +177,7 @@ impl OpRules for Linear {
                 norm.infer(&[ins[0], ins[self.norm_at()], ins[self.norm_at() + 1]], bounds)?;
             }
         }
-        let [x, w] = [ins[0].dtype, ins[1].dtype];
-        let dtype = match w.is_scaled() {
-            true if x == w => DType::Bf16,
-            true => return Err(RuleError(format!("x must be {} as w is, not {}", w.name(), ins[0]))),
-            false => float("x", ins[0]).map(|()| x)?,
-        };
-        can_be_tf32(self.tf32, "x and w", ins)?;
+        let dtype = self.operands.infer(["x", "w"], ins)?;
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;
         shape_is("w", ins[1], &[n, Dim::Fixed(k)])?;
@@ -163,14 +196,15 @@ impl OpRules for Linear {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        let &Self { bias, tf32, .. } = self;
-        // The fusion pass runs after differentiation, so only the plain form needs a gradient.
-        if *self != (Self { tf32, ..Self::new(bias, Epilogue::None) }) {
+        let bias = self.bias;
+        // Fusion and the choice of operands run after differentiation, so only the plain form needs a gradient.
+        if *self != Self::new(bias, Epilogue::None) {
             return Err(NotDifferentiable);
         }
         let (dy, x, w) = (cx.dy()?, cx.input(0), cx.input(1));
-        let dx = cx.builder.node(Op::LinearInputGrad(LinearInputGrad { tf32 }), &[dy, w]);
-        let dw = cx.builder.node(Op::LinearWeightGrad(LinearWeightGrad { bias, tf32 }), &[dy, x]);
+        let operands = OperandFormat::Stored;
+        let dx = cx.builder.node(Op::LinearInputGrad(LinearInputGrad { operands }), &[dy, w]);
+        let dw = cx.builder.node(Op::LinearWeightGrad(LinearWeightGrad { bias, operands }), &[dy, x]);
         cx.input_grads[0] = Some(dx[0]);
         for (grad, &d) in cx.input_grads[1..].iter_mut().zip(&dw) {
             *grad = Some(d);

@@ -1,15 +1,14 @@
 //! Gradients of the linear map with respect to its input, and with respect to its weight and bias.
 
-use super::linear::{can_be_tf32, is_false};
 use super::*;
 use serde::{Deserialize, Serialize};
 
 /// Gradient of [`Linear`] with respect to x: `dx = dy W`. Inputs: dy: (R, N), w: (N, K); output dx: (R, K).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinearInputGrad {
-    /// As [`Linear::tf32`].
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub tf32: bool,
+    /// As [`Linear::operands`].
+    #[serde(default, skip_serializing_if = "OperandFormat::is_stored")]
+    pub operands: OperandFormat,
 }
 
 /// Gradient of [`Linear`] with respect to w and b: `dw = dy^T x`, `db = sum_r dy`. Inputs: dy: (R, N), x: (R,
@@ -18,20 +17,19 @@ pub struct LinearInputGrad {
 pub struct LinearWeightGrad {
     /// Whether to compute db.
     pub bias: bool,
-    /// As [`Linear::tf32`]; db is a plain sum in f32.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub tf32: bool,
+    /// As [`Linear::operands`]; db is a plain sum in f32.
+    #[serde(default, skip_serializing_if = "OperandFormat::is_stored")]
+    pub operands: OperandFormat,
 }
 
 impl OpRules for LinearInputGrad {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
-        float("dy", ins[0])?;
-        can_be_tf32(self.tf32, "dy and w", ins)?;
+        let dtype = self.operands.infer(["dy", "w"], ins)?;
         let (rows, n) = matrix("dy", ins[0])?;
         let (_, k) = matrix("w", ins[1])?;
         shape_is("w", ins[1], &[Dim::Fixed(n), Dim::Fixed(k)])?;
-        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], ins[0].dtype)])
+        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], dtype)])
     }
 
     fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
@@ -54,14 +52,13 @@ impl OpRules for LinearInputGrad {
 impl OpRules for LinearWeightGrad {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
-        float("dy", ins[0])?;
-        can_be_tf32(self.tf32, "dy and x", ins)?;
+        let dtype = self.operands.infer(["dy", "x"], ins)?;
         let (rows, n) = matrix("dy", ins[0])?;
         let (_, k) = matrix("x", ins[1])?;
         shape_is("x", ins[1], &[rows, Dim::Fixed(k)])?;
-        let mut outs = vec![TensorSpec::activation([Dim::Fixed(n), Dim::Fixed(k)], ins[0].dtype)];
+        let mut outs = vec![TensorSpec::activation([Dim::Fixed(n), Dim::Fixed(k)], dtype)];
         if self.bias {
-            outs.push(TensorSpec::activation([Dim::Fixed(n)], ins[0].dtype));
+            outs.push(TensorSpec::activation([Dim::Fixed(n)], dtype));
         }
         Ok(outs)
     }

@@ -55,7 +55,7 @@ pub use grouped_linear::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWei
 pub use kl_divergence::{KlDivergence, KlDivergenceGrad};
 pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
-pub use linear::{Epilogue, Linear, Prologue};
+pub use linear::{Epilogue, Linear, OperandFormat, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
 pub use movement::Move;
 pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, CountSteps, Ema, GradScale, Sgd};

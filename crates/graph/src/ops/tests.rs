@@ -131,8 +131,9 @@ fn what_meets_element_by_element_has_one_element_type() {
 
 #[test]
 fn products_of_codes_give_bf16() {
-    let linear = Op::Linear(Linear::new(false, Epilogue::None));
-    for (to, other) in [(DType::F8, DType::I8), (DType::I8, DType::F8)] {
+    for (operands, other) in [(OperandFormat::E4m3, DType::I8), (OperandFormat::Int8, DType::F8)] {
+        let to = operands.quantized().expect("quantized");
+        let linear = Op::Linear(Linear { operands, ..Linear::new(false, Epilogue::None) });
         let w = |dtype| spec(&[Fixed(4), Fixed(8)], dtype);
         let quantised = infer(Op::Quantize(Quantize { of: Quantized::Rows, to }), &[x(Bf16)]).expect("rows");
         assert_eq!(quantised, [x(to)]);
@@ -142,12 +143,33 @@ fn products_of_codes_give_bf16() {
             let error = infer(linear, &[x, w]).expect_err("mixed").to_string();
             assert!(error.contains(to.name()), "{error}");
         }
+        let grad =
+            infer(Op::LinearInputGrad(LinearInputGrad { operands }), &[x(to), spec(&[Fixed(8), Fixed(4)], to)]);
+        assert_eq!(grad.expect("quantized"), [spec(&[Tokens(1), Fixed(4)], Bf16)]);
+        let stored = Op::Linear(Linear::new(false, Epilogue::None));
+        let error = infer(stored, &[x(to), w(to)]).expect_err("quantized").to_string();
+        assert!(error.contains("x must be floating point"), "{error}");
         let glu = Quantized::Glu(Glu { activation: Activation::Gelu });
         let outs = infer(Op::Quantize(Quantize { of: glu, to }), &[x(Bf16)]).expect("a gate");
         assert_eq!(outs, [spec(&[Tokens(1), Fixed(4)], to), spec(&[Tokens(1), Fixed(4)], Bf16)]);
     }
     let error = infer(Op::Quantize(Quantize { of: Quantized::Rows, to: DType::U8 }), &[x(Bf16)]);
     assert!(error.expect_err("no codes").to_string().contains("f8 or i8"));
+}
+
+/// TF32 rounds f32 operands and changes no type.
+#[test]
+fn operands_of_tf32_are_f32() {
+    let operands = OperandFormat::Tf32;
+    let linear = Op::Linear(Linear { operands, ..Linear::new(false, Epilogue::None) });
+    let dx = Op::LinearInputGrad(LinearInputGrad { operands });
+    let dw = Op::LinearWeightGrad(LinearWeightGrad { bias: false, operands });
+    let w = |dtype| spec(&[Fixed(8), Fixed(8)], dtype);
+    for (op, other) in [(linear, w(F32)), (dx, w(F32)), (dw, x(F32))] {
+        assert_eq!(infer(op, &[x(F32), other.clone()]).expect("f32")[0].dtype, F32);
+        let error = infer(op, &[x(Bf16), other]).expect_err("16 bits").to_string();
+        assert!(error.contains("must be f32 for Tf32 operands"), "{error}");
+    }
 }
 
 #[test]

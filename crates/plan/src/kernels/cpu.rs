@@ -6,7 +6,7 @@
 )]
 
 use super::{CACHE_LINE, Fusions, GateFusion, NodeContext, Row, chunk_words, table};
-use plimsoll_graph::ops::{Attention, Linear, LinearCrossEntropy, Prologue};
+use plimsoll_graph::ops::{Attention, Linear, LinearCrossEntropy, OperandFormat, Prologue};
 use plimsoll_graph::{Bytes, DType, Layout};
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ table! {
         GemmF32 = "gemm_f32": Linear Row {
             dtypes: &[DType::F32],
             weights: Layout::Packed { rows: PANEL, columns: 1 },
-            accepts: |op, _| accepts_ungated(op),
+            accepts: |op, _| accepts_ungated(op, OperandFormat::Stored),
             worker_workspace: |_, cx| Bytes(cx.kernels.instructions().gemm_f32()),
             ..Row::PLAIN
         },
@@ -99,11 +99,14 @@ table! {
         GemmInt8 = "gemm_int8": Linear Row {
             dtypes: &[DType::I8, DType::Bf16],
             weights: Layout::Packed { rows: TILE_STEP, columns: INT8_STEP },
-            accepts: |op, _| accepts_ungated(op),
+            accepts: |op, _| accepts_ungated(op, OperandFormat::Int8),
             worker_workspace: |_, _| Bytes(GEMM_TILES),
             ..Row::PLAIN
         },
-        ProductF32 = "product_f32": Linear Row { accepts: |op, _| accepts_ungated(op), ..Row::PRODUCT },
+        ProductF32 = "product_f32": Linear Row {
+            accepts: |op, _| accepts_ungated(op, OperandFormat::Stored),
+            ..Row::PRODUCT
+        },
         LinearCrossEntropyF32 = "linear_cross_entropy_f32": LinearCrossEntropy Row {
             workspace: |op, cx| chunk_bytes(op, cx, 0),
             ..Row::PRODUCT
@@ -114,11 +117,11 @@ table! {
             ..Row::PRODUCT
         },
         LinearInputGradF32 = "linear_input_grad_f32": LinearInputGrad Row {
-            accepts: |op, _| !op.tf32,
+            accepts: |op, _| op.operands == OperandFormat::Stored,
             ..Row::PRODUCT
         },
         LinearWeightGradF32 = "linear_weight_grad_f32": LinearWeightGrad Row {
-            accepts: |op, _| !op.tf32,
+            accepts: |op, _| op.operands == OperandFormat::Stored,
             ..Row::PRODUCT
         },
         QuantizeF32 = "quantize_f32": Quantize Row {
@@ -283,13 +286,13 @@ fn gates(set: InstructionSet) -> Option<GateFusion> {
 }
 
 /// Whether f32 and 8-bit matmuls compute a linear: without a gate, which only matmuls in tiles compute.
-fn accepts_ungated(op: &Linear) -> bool {
-    accepts_linear(op) && op.epilogue.gate().is_none()
+fn accepts_ungated(op: &Linear, operands: OperandFormat) -> bool {
+    accepts_linear(op, operands) && op.epilogue.gate().is_none()
 }
 
 /// Whether matmuls in tiles compute a linear: its weight is bf16, and its gate, if it has one, is one of [`gates`].
 fn accepts_in_tiles(op: &Linear, cx: &NodeContext<'_>) -> bool {
-    if !accepts_linear(op) || cx.dtype(1) != DType::Bf16 {
+    if !accepts_linear(op, OperandFormat::Stored) || cx.dtype(1) != DType::Bf16 {
         return false;
     }
     if op.epilogue.gate().is_none() {
@@ -301,9 +304,9 @@ fn accepts_in_tiles(op: &Linear, cx: &NodeContext<'_>) -> bool {
     gates(cx.kernels.instructions()).is_some_and(fits)
 }
 
-/// Whether CPUs compute a linear except its gate: TF32 is specific to GPUs, and no CPU kernel fuses a preceding norm.
-fn accepts_linear(op: &Linear) -> bool {
-    !op.tf32 && op.prologue == Prologue::None
+/// Whether a kernel that multiplies `operands` computes a linear except its gate: no CPU kernel fuses a preceding norm.
+fn accepts_linear(op: &Linear, operands: OperandFormat) -> bool {
+    op.operands == operands && op.prologue == Prologue::None
 }
 
 /// Whether the heads of attention fit the buffers of the kernels.

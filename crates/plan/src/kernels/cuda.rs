@@ -7,8 +7,8 @@
 
 use super::{Fusions, GateFusion, NodeContext, Row, table};
 use plimsoll_graph::ops::{
-    Attention, AttentionGrad, EmbedGrad, Epilogue, Linear, LinearCrossEntropy, LinearWeightGrad, Prologue,
-    RmsNormGrad, Route,
+    Attention, AttentionGrad, EmbedGrad, Epilogue, Linear, LinearCrossEntropy, LinearWeightGrad, OperandFormat,
+    Prologue, RmsNormGrad, Route,
 };
 use plimsoll_graph::{Bytes, Counts, DType, Layout};
 use serde::{Deserialize, Serialize};
@@ -180,10 +180,10 @@ fn has_one_dtype(cx: &NodeContext<'_>) -> bool {
     matches!(cx.node.inputs[..], [a, b, ..] if cx.graph.spec(a).dtype == cx.graph.spec(b).dtype)
 }
 
-/// Whether the matmul of e4m3 values computes a linear. It fuses neither a norm nor a gate.
+/// Whether the matmul of e4m3 values computes a linear: it fuses neither a norm nor a gate.
 fn accepts_fp8(op: &Linear, cx: &NodeContext<'_>) -> bool {
     let plain = op.epilogue.gate().is_none() && op.prologue == Prologue::None;
-    plain && cx.kernels.capability() >= Capability::FP8
+    op.operands == OperandFormat::E4m3 && plain && cx.kernels.capability() >= Capability::FP8
 }
 
 /// Rows of which a kernel writes one partial sum, where it sums the columns of a matrix.
@@ -278,8 +278,8 @@ pub const WORKSPACE_ALIGN: u64 = 256;
 
 /// Whether cuBLASLt computes the product over rows of two matrices with these columns: 16-bit elements, or f32 rounded to
 /// TF32, and rows in multiples of 16 bytes.
-pub fn library_sums_rows(dtype: DType, tf32: bool, columns: [u64; 2]) -> bool {
-    let on_tensor_cores = dtype.size() == 2 || tf32;
+pub fn library_sums_rows(dtype: DType, operands: OperandFormat, columns: [u64; 2]) -> bool {
+    let on_tensor_cores = dtype.size() == 2 || operands == OperandFormat::Tf32;
     on_tensor_cores && columns.iter().all(|columns| (columns * dtype.size()).is_multiple_of(16))
 }
 
@@ -290,8 +290,8 @@ fn column_sums_bytes(rows: u64, columns: u64) -> Bytes {
 
 /// Bytes of the transposes of two matrices with these columns, whose product is summed over `rows` rows, [`GRAD_ROWS`]
 /// at a time; none if cuBLASLt computes it.
-fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType, tf32: bool) -> [Bytes; 2] {
-    let library = library_sums_rows(dtype, tf32, columns);
+fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType, operands: OperandFormat) -> [Bytes; 2] {
+    let library = library_sums_rows(dtype, operands, columns);
     let padded = if library { 0 } else { rows.min(GRAD_ROWS).next_multiple_of(8) };
     columns.map(|columns| Bytes(columns * padded * dtype.size()))
 }
@@ -303,9 +303,9 @@ pub fn input_grad_parts(n: u64, k: u64, dtype: DType) -> [Bytes; 2] {
 
 /// Parts of the workspace of a matmul's weight gradient, with dy: (rows, n) and x: (rows, k): dy and x transposed, dw
 /// in f32, partial sums of db, and cuBLASLt's.
-pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType, tf32: bool) -> [Bytes; 5] {
-    let library = library_sums_rows(dtype, tf32, [n, k]);
-    let [dy, x] = transposed_bytes(rows, [n, k], dtype, tf32);
+pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType, operands: OperandFormat) -> [Bytes; 5] {
+    let library = library_sums_rows(dtype, operands, [n, k]);
+    let [dy, x] = transposed_bytes(rows, [n, k], dtype, operands);
     let wide = if library || dtype == DType::F32 { 0 } else { n * k * DType::F32.size() };
     [dy, x, Bytes(wide), column_sums_bytes(rows, n), if library { GEMM } else { Bytes::ZERO }]
 }
@@ -358,7 +358,7 @@ impl LossSizes {
     /// partial sums of db, and cuBLASLt's.
     pub fn grad_parts(&self) -> [Bytes; 10] {
         let (rows, padded, size) = (self.chunk_rows(), self.padded(), self.dtype.size());
-        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype, false);
+        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype, OperandFormat::Stored);
         let wide = if self.dtype == DType::F32 { 0 } else { padded * self.k * DType::F32.size() };
         [
             self.logits(),
@@ -386,7 +386,7 @@ fn gemm_input_grad_bytes(cx: &NodeContext<'_>) -> Bytes {
 
 /// Workspace of a matmul's weight gradient.
 fn gemm_weight_grad_bytes(op: &LinearWeightGrad, cx: &NodeContext<'_>) -> Bytes {
-    total(&weight_grad_parts(cx.rows(0), cx.columns(0), cx.columns(1), cx.dtype(0), op.tf32))
+    total(&weight_grad_parts(cx.rows(0), cx.columns(0), cx.columns(1), cx.dtype(0), op.operands))
 }
 
 /// Workspace of the gradient of attention, whose second input is q or qkv.
@@ -529,14 +529,16 @@ mod tests {
     #[test]
     fn parts_of_a_smaller_step_fit_into_those_of_a_full_one() {
         let full = GRAD_ROWS + 200;
-        for (dtype, tf32) in [(DType::F32, false), (DType::F32, true), (DType::Bf16, false)] {
+        let stored = OperandFormat::Stored;
+        let kinds = [(DType::F32, stored), (DType::F32, OperandFormat::Tf32), (DType::Bf16, stored)];
+        for (dtype, operands) in kinds {
             for (n, k) in [(33, 40), (40, 24)] {
                 let loss = |rows| LossSizes { rows, k, classes: n, chunk: 300, dtype };
                 for rows in [0, 1, 127, 128, 129, 300, 301, GRAD_ROWS, full] {
                     let fits = |step: &[Bytes], full: &[Bytes]| {
                         assert!(step.iter().zip(full).all(|(step, full)| step <= full), "{rows} rows");
                     };
-                    let grad = |rows| weight_grad_parts(rows, n, k, dtype, tf32);
+                    let grad = |rows| weight_grad_parts(rows, n, k, dtype, operands);
                     fits(&grad(rows), &grad(full));
                     fits(&loss(rows).loss_parts(), &loss(full).loss_parts());
                     fits(&loss(rows).grad_parts(), &loss(full).grad_parts());

@@ -21,7 +21,7 @@ static ANY: Row<Op> = Row::PLAIN;
 static QUANTIZED: Row<Op> = Row {
     dtypes: &[DType::F8, DType::I8, DType::Bf16],
     weights: Layout::Scaled,
-    accepts: |op, cx| matches!(op, Op::Linear(_)) && cx.dtype(0).size() == 1,
+    accepts: |op, _| matches!(op, Op::Linear(_)) && op.operands().quantized().is_some(),
     ..Row::PLAIN
 };
 

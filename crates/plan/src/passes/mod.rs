@@ -7,11 +7,11 @@ mod dce;
 mod fuse;
 mod layout;
 mod offload;
+mod operands;
 mod precision;
 mod quantize;
 mod remat;
 mod split;
-mod tf32;
 
 use plimsoll_graph::{Def, Graph, Node, NodeId};
 
@@ -22,11 +22,10 @@ pub use dce::dce;
 pub use fuse::{fuse, fuse_gates, fuse_norms};
 pub use layout::layout;
 pub use offload::{Offload, offload, store_updates};
-pub use precision::{Precision, inference, precision};
-pub use quantize::quantize;
+pub use operands::operands;
+pub use precision::{inference, precision};
 pub use remat::{RecomputePolicy, remat};
 pub use split::split_updates;
-pub use tf32::tf32;
 
 /// Appends a node and sets the definition of its outputs.
 pub(crate) fn push_node(g: &mut Graph, node: Node) {

@@ -3,61 +3,9 @@
 //! any type, and every decision is visible as the element type of a value.
 
 use super::push_node;
-use crate::PlanError;
+use crate::{PlanError, Precision};
 use plimsoll_graph::ops::Cast;
 use plimsoll_graph::{DType, Def, Graph, Node, Op, Phase, Role, TensorSpec, Value, ValueId};
-use serde::{Deserialize, Serialize};
-
-/// Element type of weights and activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// IEEE binary32 everywhere.
-    #[default]
-    F32,
-    /// IEEE binary32, with the operands of linears and of their gradients rounded to TF32 (10 bits of mantissa).
-    Tf32,
-    /// bfloat16; training keeps f32 master weights and optimizer states.
-    Bf16,
-    /// IEEE binary16; training keeps f32 master weights and optimizer states, and scales the loss.
-    Fp16,
-    /// e4m3 in the linears of encoder layers, bfloat16 elsewhere; for inference.
-    Fp8,
-    /// 8-bit integers in the linears of encoder layers, bfloat16 elsewhere; for inference.
-    Int8,
-}
-
-impl Precision {
-    /// Element type of weights and activations that are not quantized.
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::F32 | Self::Tf32 => DType::F32,
-            Self::Bf16 | Self::Fp8 | Self::Int8 => DType::Bf16,
-            Self::Fp16 => DType::F16,
-        }
-    }
-
-    /// Element type of quantized weights and activations; `None` if the precision does not quantize.
-    pub fn quantized(self) -> Option<DType> {
-        match self {
-            Self::F32 | Self::Tf32 | Self::Bf16 | Self::Fp16 => None,
-            Self::Fp8 => Some(DType::F8),
-            Self::Int8 => Some(DType::I8),
-        }
-    }
-
-    /// Name in configurations and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Tf32 => "tf32",
-            Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
-            Self::Fp8 => "fp8",
-            Self::Int8 => "int8",
-        }
-    }
-}
 
 /// Returns the graph with the weights of linears, experts, embeddings and losses in `precision`, and activations in
 /// the types that the ops infer from them. Parameters of norms, rotary tables, and weights that multiply an f32
@@ -67,7 +15,7 @@ impl Precision {
 /// [`PlanError::BadPolicy`] if a graph input is floating-point, because the activations computed from it would stay
 /// f32; also if an op does not accept the resulting element types.
 pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
-    if precision.dtype() == DType::F32 {
+    if precision.policy().storage == DType::F32 {
         return Ok(graph.clone());
     }
     if let Some((name, _)) = graph.inputs.iter().find(|(_, v)| graph.spec(*v).dtype.is_float()) {
@@ -82,7 +30,7 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
         if reads_weights(&node.op) && !wide {
             for &v in &node.inputs {
                 if let (Role::Param(_), true) = (graph.spec(v).role, graph.spec(v).dtype.is_float()) {
-                    g.values[v.index()].spec.dtype = precision.dtype();
+                    g.values[v.index()].spec.dtype = precision.policy().storage;
                 }
             }
         }
@@ -106,7 +54,7 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
 /// # Errors
 /// As for [`precision`].
 pub fn inference(graph: &Graph, element: Precision) -> Result<Graph, PlanError> {
-    if element.dtype() == DType::F32 {
+    if element.policy().storage == DType::F32 {
         return Ok(graph.clone());
     }
     let mut g = precision(&widen_last_norms(graph), element)?;

@@ -7,13 +7,14 @@ use crate::{PlanError, Precision};
 use plimsoll_graph::ops::{Epilogue, Gelu, Linear, Prologue, Quantize, Quantized};
 use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
-/// Returns the graph with the linears of its layers computed on quantized operands of the type of `precision`; an
-/// unchanged copy if `precision` is not quantized.
+/// Returns the graph with the linears of its layers computed on the quantized operands of `precision`; an unchanged copy
+/// if `precision` does not quantize.
 ///
 /// # Errors
 /// [`PlanError::BadPolicy`] if the graph has no linear that can be quantized.
-pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
-    let Some(dtype) = precision.quantized() else { return Ok(graph.clone()) };
+pub(super) fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
+    let operands = precision.policy().forward;
+    let Some(dtype) = operands.quantized() else { return Ok(graph.clone()) };
     let mut updated = vec![false; graph.values.len()];
     graph.updates.iter().for_each(|(of, _)| updated[of.index()] = true);
     let chosen: Vec<bool> = graph.nodes.iter().map(|node| is_quantized(graph, &updated, node)).collect();
@@ -29,7 +30,8 @@ pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError>
     let mut pass = QuantizePass { g: Graph { nodes: vec![], ..graph.clone() }, quantized, dtype };
     for (node, &chosen) in graph.nodes.iter().zip(&chosen) {
         let mut node = node.clone();
-        if chosen {
+        if let (Op::Linear(linear), true) = (&mut node.op, chosen) {
+            linear.operands = operands;
             node.inputs[0] = pass.quantized[node.inputs[0].index()].expect("quantised where it was made");
             node.inputs[1] = pass.quantized_weight(node.inputs[1]);
         }

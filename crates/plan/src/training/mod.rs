@@ -10,12 +10,13 @@ pub use frontier::{Frontier, LayerWay, Solver};
 pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearch};
 
 use crate::compile::{compile_owned, has_matmuls};
-use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
+use crate::passes::{RecomputePolicy, dce, differentiate, operands, precision, push_node};
 use crate::{
-    ActivationOffload, Fuse, Offload, Persistent, Plan, PlanError, Policy, Program, Target, Weights, Window,
+    ActivationOffload, Fuse, Offload, Persistent, Plan, PlanError, Policy, Precision, PrecisionPolicy, Program,
+    Target, Weights, Window,
 };
 use plimsoll_graph::ops::{
-    Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
+    Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, OperandFormat, Sgd,
 };
 use plimsoll_graph::{
     Builder, Bytes, DType, Def, Dim, Graph, Moment, Node, Op, OutputRole, Param, Phase, Role, StateDef,
@@ -43,7 +44,7 @@ pub mod plans {
 /// Options of training. The graph is given separately: it has an output [`OutputRole::Loss`] and optionally an output
 /// [`OutputRole::Auxiliary`], which is minimized too.
 pub struct Training<'a> {
-    /// Element type of weights and activations, and whether matmuls are in TF32.
+    /// Number formats; one with a backward pass.
     pub precision: Precision,
     /// Values that the backward pass recomputes instead of keeping.
     pub remat: RecomputePolicy,
@@ -182,10 +183,10 @@ impl Optimizer {
 impl Training<'_> {
     /// Whether each parameter is updated in the micro-step as soon as its gradient is complete, so that not all
     /// gradients are in memory at once. This is impossible with clipping, which needs the norm of all
-    /// gradients, with several micro-batches, whose gradients are summed, and with fp16 loss scaling, which
+    /// gradients, with several micro-batches, whose gradients are summed, and with a loss scale, which
     /// must check all gradients for overflow.
     pub fn steps_at_once(&self) -> bool {
-        self.accumulation == 1 && self.max_norm == 0.0 && self.precision != Precision::Fp16
+        self.accumulation == 1 && self.max_norm == 0.0 && !self.precision.policy().scales_loss
     }
 
     /// Builds the program; `forward` has the bounds of a micro-batch, `evaluation` the bounds of an evaluation
@@ -259,7 +260,7 @@ impl Training<'_> {
             return Err(PlanError::BadPolicy { field: "group", why });
         }
         let graph = builder.finish().map_err(|source| PlanError::of_graph("training", source))?;
-        Ok(dce(&graph))
+        self.with_operands(dce(&graph))
     }
 
     /// Compilation policy of the graphs.
@@ -276,16 +277,27 @@ impl Training<'_> {
         }
     }
 
-    /// Converts a forward graph to the precision of training.
+    /// Converts a forward graph to the element types of training.
     fn in_precision(&self, graph: &Graph) -> Result<Graph, PlanError> {
-        match self.precision {
-            Precision::F32 | Precision::Bf16 | Precision::Fp16 => precision(graph, self.precision),
-            Precision::Tf32 => tf32(graph),
-            Precision::Fp8 | Precision::Int8 => {
-                let name = self.precision.name();
-                let why = format!("{name} is for inference; training takes f32, tf32, bf16 or fp16");
-                Err(PlanError::BadPolicy { field: "precision", why })
-            }
+        if self.precision.policy().backward.is_none() {
+            let mut trained: Vec<&str> = Precision::trained().map(Precision::name).collect();
+            let last = trained.pop().unwrap_or_default();
+            let why = format!(
+                "{} is for inference; training takes {} or {last}",
+                self.precision.name(),
+                trained.join(", ")
+            );
+            return Err(PlanError::BadPolicy { field: "precision", why });
+        }
+        precision(graph, self.precision)
+    }
+
+    /// Sets the operands of linears and of their gradients.
+    fn with_operands(&self, graph: Graph) -> Result<Graph, PlanError> {
+        let PrecisionPolicy { forward, backward, .. } = self.precision.policy();
+        match (forward, backward) {
+            (OperandFormat::Stored, Some(OperandFormat::Stored)) => Ok(graph),
+            _ => operands(&graph, self.precision),
         }
     }
 
@@ -324,14 +336,14 @@ impl Training<'_> {
                     self.step(g, param, p, grad, scale, hyper);
                 }
             }
-            // In the gradient's own element type with one micro-batch per step, in f32 if several are summed.
+            // In the gradient's own element type with one micro-batch per step, in that of sums if several are summed.
             Common::Keep => {
                 let dtype = g.graph().spec(grad).dtype;
                 let state = g.state(gradient(param), &shape, dtype);
                 g.update(state, grad);
             }
             Common::Add { keep } => {
-                let state = g.state(gradient(param), &shape, DType::F32);
+                let state = g.state(gradient(param), &shape, self.precision.policy().sums);
                 let sum = g.one(Op::Accumulate(Accumulate {}), &[state, grad, keep]);
                 g.update(state, sum);
             }
@@ -368,16 +380,15 @@ impl Training<'_> {
         built.map(Some).map_err(|source| PlanError::of_graph("apply", source))
     }
 
-    /// Adds the update of one parameter, or of its f32 master copy if the parameter is 16-bit.
+    /// Adds the update of one parameter, or of its master copy if the precision has masters and the parameter is narrower.
     fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
         let name = || param.name.clone();
         let spec = g.graph().spec(p).clone();
         let (op, states) = self.optimizer.with_decay((self.group)(param) == ParameterGroup::Decay).of(&spec);
-        let master = match spec.dtype {
-            DType::F32 => p,
-            DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
-                g.state(StateDef::zeros(StateRole::Master { param: name() }), &spec.shape, DType::F32)
-            }
+        let wider = self.precision.policy().masters.filter(|dtype| *dtype != spec.dtype);
+        let master = match wider {
+            Some(dtype) => g.state(StateDef::zeros(StateRole::Master { param: name() }), &spec.shape, dtype),
+            None => p,
         };
         let states: Vec<ValueId> = states
             .into_iter()
@@ -415,7 +426,7 @@ impl Training<'_> {
     /// Returns the graph of an evaluation in the precision of training. If the weights are averaged, it reads the averages
     /// in place of the parameters that `micro` trains, rounded to the type of the parameter where that is 16-bit.
     fn evaluation(&self, graph: &Graph, micro: &Graph) -> Result<Graph, PlanError> {
-        let graph = self.in_precision(graph)?;
+        let graph = self.with_operands(self.in_precision(graph)?)?;
         if self.ema.is_none() {
             return Ok(graph);
         }

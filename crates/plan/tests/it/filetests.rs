@@ -152,17 +152,14 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
             Ok(Ok(passes::split_updates(graph, &offload, limit, number(alignment)?)))
         }
         ("updates", []) => kept(passes::store_updates(graph.clone())),
-        ("quantize", [precision]) => Ok(passes::quantize(graph, precision_of(precision)?)),
-        ("tf32", []) => Ok(passes::tf32(graph)),
+        ("operands", [precision]) => Ok(passes::operands(graph, precision_of(precision)?)),
         ("layout", [target]) => Ok(passes::layout(graph, &target_of(target)?)),
         _ => Err(format!("unknown pass `{name} {}`", arguments.join(" "))),
     }
 }
 
 fn precision_of(name: &str) -> Result<Precision, String> {
-    let all =
-        [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::Fp16, Precision::Fp8, Precision::Int8];
-    all.into_iter().find(|p| p.name() == name).ok_or_else(|| format!("`{name}` is no precision"))
+    Precision::named(name).ok_or_else(|| format!("`{name}` is no precision"))
 }
 
 fn target_of(name: &str) -> Result<Target, String> {

@@ -1,7 +1,7 @@
 //! Tests of inference in 16 bits, TF32 and 8 bits: element types of values, ops that stay f32, and memory use.
 
 use crate::cases::{bounds, encoder, target};
-use plimsoll_graph::ops::{Linear, Quantized, Relu};
+use plimsoll_graph::ops::{Linear, OperandFormat, Quantized, Relu};
 use plimsoll_graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
 use plimsoll_models::{CallerConfig, CallerTask, KNOWN, Output};
 use plimsoll_plan::{Fuse, Plan, Policy, Precision, Weights, compile, passes, step_seconds};
@@ -194,10 +194,10 @@ fn tf32_changes_the_matmuls_and_nothing_else() {
         assert_eq!(wide.values, cut.values);
         for (before, after) in wide.nodes.iter().zip(&cut.nodes) {
             let linear = if let Op::Linear(linear) = before.op { Some(linear) } else { None };
-            let cut = linear.map(|linear| Op::Linear(Linear { tf32: true, ..linear }));
+            let cut = linear.map(|linear| Op::Linear(Linear { operands: OperandFormat::Tf32, ..linear }));
             assert_eq!(after.op, cut.unwrap_or(before.op));
         }
-        // The flag appears only in the text of plans with TF32.
+        // Operands appear only in the text of plans in which they are not as stored.
         assert!(cut.to_string().contains("tf32") && !wide.to_string().contains("tf32"));
     }
     let h200 = target("h200");

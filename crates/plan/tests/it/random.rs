@@ -224,12 +224,10 @@ fn random_graphs_compile() {
 /// no pass panics, and no pass returns a graph that the verifier rejects.
 #[test]
 fn random_graphs_are_planned_or_refused_in_every_precision() {
-    let precisions =
-        [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::Fp16, Precision::Fp8, Precision::Int8];
     let (mut planned, mut refused) = ([0; 6], [0; 6]);
     run(150, recipes(), |recipe| {
         let Ok(graph) = embedding_graph(&recipe) else { return Ok(()) };
-        for (k, precision) in precisions.into_iter().enumerate() {
+        for (k, precision) in Precision::ALL.into_iter().enumerate() {
             for target_name in ["cpu", "h200"] {
                 for weights in [vec![Weights::Resident], crate::cases::streamed(&target(target_name))].concat()
                 {
@@ -243,13 +241,13 @@ fn random_graphs_are_planned_or_refused_in_every_precision() {
             }
             // Each pass alone, on a graph that other passes have not prepared.
             let Ok(narrow) = passes::precision(&graph, precision) else { continue };
-            let quantized = passes::quantize(&narrow, precision);
+            let quantized = passes::operands(&narrow, precision);
             let gates = [Kernels::Cpu(InstructionSet::Amx), target("h200").kernels]
                 .map(|kernels| kernels.fusions().fuse_gates.expect("gates"));
             let [cpu, hopper] = gates.map(|gates| passes::fuse_gates(&narrow, gates));
             let alone = [cpu, hopper, passes::fuse_norms(&narrow, 64)];
             let normed =
-                passes::quantize(&passes::fuse_norms(&passes::fuse(narrow, Weights::Resident), 64), precision);
+                passes::operands(&passes::fuse_norms(&passes::fuse(narrow, Weights::Resident), 64), precision);
             for after in alone.iter().chain(quantized.iter()).chain(normed.iter()) {
                 after.verify().unwrap_or_else(|e| panic!("{e}\n{graph}{after}"));
             }

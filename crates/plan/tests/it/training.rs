@@ -3,7 +3,8 @@
 use crate::cases::target;
 use crate::oracle;
 use plimsoll_graph::ops::{
-    Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
+    Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, OperandFormat, Qkv,
+    Sgd,
 };
 use plimsoll_graph::{
     Bounds, Builder, Bytes, DType, Dim, Graph, Op, OutputRole, Param, Phase, Role, Space, StateKind, StateRole,
@@ -207,7 +208,9 @@ fn tf32_changes_linears_and_their_gradients_only() {
         assert_eq!(wide.graph.values, cut.graph.values, "{name}");
         for (before, after) in wide.graph.nodes.iter().zip(&cut.graph.nodes) {
             let product = matches!(before.op.name(), "linear" | "linear_input_grad" | "linear_weight_grad");
-            assert_eq!((before.op.is_tf32(), after.op.is_tf32()), (false, product), "{name}: {:?}", after.op);
+            let wanted = if product { OperandFormat::Tf32 } else { OperandFormat::Stored };
+            let operands = [before.op.operands(), after.op.operands()];
+            assert_eq!(operands, [OperandFormat::Stored, wanted], "{name}: {:?}", after.op);
             assert!(product || before.op == after.op, "{name}: {:?}", after.op);
             marked.extend(product.then_some(before.op.name()));
         }

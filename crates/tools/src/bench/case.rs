@@ -10,7 +10,7 @@ use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, ValueId, VerifyError};
 use plimsoll_models::{Encoder, Output, SequenceModel};
-use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
+use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision, PrecisionPolicy};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
 use plimsoll_runtime::session::{
     PlanPart, PlannedStages, ReplicaSpans, SearchStage, StagesRequest, TimedSession, TimedStep,
@@ -360,12 +360,13 @@ impl BenchCase {
     }
 }
 
-/// Element type of a single linear layer for a precision. `Err` for fp8 and int8, which only models support.
+/// Element type of a single linear layer for a precision. `Err` for quantized operands, which only layers of models have.
 fn element(precision: Precision) -> Result<DType, ToolError> {
-    match precision {
-        Precision::F32 | Precision::Tf32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
-        Precision::Fp8 | Precision::Int8 => Err(ToolError::OnlyOfModels { precision: precision.name() }),
+    let PrecisionPolicy { storage, forward, .. } = precision.policy();
+    if forward.quantized().is_some() {
+        return Err(ToolError::OnlyOfModels { precision: precision.name() });
     }
+    Ok(storage)
 }
 
 /// A graph of one linear layer with all operands of `dtype`.

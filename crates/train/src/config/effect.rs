@@ -2,8 +2,7 @@
 //! [`TrainConfig::with_effect`] give equal results; a key is reset only where no code reads it.
 
 use super::{
-    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, Position, PrecisionKind, ScheduleKind,
-    TrainConfig, usual,
+    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, Position, ScheduleKind, TrainConfig, usual,
 };
 
 impl TrainConfig {
@@ -82,7 +81,7 @@ impl TrainConfig {
         // The end of the schedule is compared by itself: other keys give it, too.
         s.steps = usual.schedule.steps;
 
-        if c.precision.kind != PrecisionKind::Fp16 {
+        if !c.precision.scales_loss() {
             c.precision.initial_scale = usual.precision.initial_scale;
             c.precision.growth_interval = usual.precision.growth_interval;
         }

@@ -26,8 +26,8 @@ pub use model::{
     Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task,
 };
 pub use optimizer::{
-    Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling,
-    Schedule, ScheduleKind, Unit, Warmup,
+    Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, Scaling, Schedule,
+    ScheduleKind, Unit, Warmup,
 };
 pub(crate) use rules::halves;
 pub(crate) use run::PROCESS;

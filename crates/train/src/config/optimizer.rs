@@ -1,8 +1,9 @@
 //! The sections `optimizer`, `schedule`, `loss` and `precision` of the configuration. Invariant: plain data; the
 //! formulas are in `schedule`, in `hyper` and in the ops.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 use std::fmt;
 
 /// The optimizer and its hyperparameters.
@@ -254,7 +255,9 @@ pub struct Precision {
     /// Number format of weights and activations: f32 (default), tf32 (f32 with the matmuls of linear layers on a
     /// GPU's TF32 tensor cores), bf16 or fp16; master weights and optimizer moments are f32 (adamw8bit: 8
     /// bits).
-    pub kind: PrecisionKind,
+    #[serde(deserialize_with = "trained")]
+    #[schemars(schema_with = "kinds")]
+    pub kind: plimsoll_plan::Precision,
     /// Initial loss scale of fp16 (default 65536), which multiplies the mean loss of a step. A step whose
     /// gradients overflow is skipped and counted, and halves the scale, so the first steps may be skipped.
     #[schemars(range(min = 1, max = 3e38))]
@@ -265,19 +268,39 @@ pub struct Precision {
     pub growth_interval: u64,
 }
 
-/// Floating-point formats of weights and activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PrecisionKind {
-    /// f32 throughout.
-    F32,
-    /// f32 throughout, with the operands of linear layers and their gradients rounded to TF32 (10 bits of
-    /// mantissa) for the tensor cores of an NVIDIA GPU. Attention, experts and the loss are computed as in f32.
-    Tf32,
-    /// bfloat16 with f32 master weights.
-    Bf16,
-    /// IEEE half precision with f32 master weights and a dynamic loss scale.
-    Fp16,
+impl Precision {
+    /// Whether the loss is multiplied by a scale that follows overflows.
+    pub fn scales_loss(&self) -> bool {
+        self.kind.policy().scales_loss
+    }
+}
+
+/// Reads a precision, and refuses those in which no model is trained. The schema, which is checked first, has the same ones.
+fn trained<'de, D: Deserializer<'de>>(from: D) -> Result<plimsoll_plan::Precision, D::Error> {
+    let precision = plimsoll_plan::Precision::deserialize(from)?;
+    if precision.policy().backward.is_some() {
+        return Ok(precision);
+    }
+    Err(serde::de::Error::custom(format!("{} is for inference", precision.name())))
+}
+
+/// Schema of the precisions in which models are trained.
+fn kinds(_: &mut SchemaGenerator) -> Schema {
+    use plimsoll_plan::Precision::{Bf16, F32, Fp8, Fp16, Int8, Tf32};
+    let about = |precision| match precision {
+        F32 => "f32 throughout.",
+        Tf32 => {
+            "f32 throughout, with the operands of linear layers and their gradients rounded to TF32 (10 bits of\n\
+             mantissa) for the tensor cores of an NVIDIA GPU. Attention, experts and the loss are computed as in f32."
+        }
+        Bf16 => "bfloat16 with f32 master weights.",
+        Fp16 => "IEEE half precision with f32 master weights and a dynamic loss scale.",
+        Fp8 => "e4m3 in linear layers, bfloat16 elsewhere.",
+        Int8 => "8-bit integers in linear layers, bfloat16 elsewhere.",
+    };
+    let word = |precision: plimsoll_plan::Precision| json!({"description": about(precision), "type": "string", "const": precision.name()});
+    let words: Vec<Value> = plimsoll_plan::Precision::trained().map(word).collect();
+    json_schema!({"oneOf": words})
 }
 
 impl Default for Optimizer {
@@ -330,6 +353,6 @@ impl Default for Loss {
 impl Default for Precision {
     /// The initial loss scale and growth interval are PyTorch's defaults.
     fn default() -> Self {
-        Self { kind: PrecisionKind::F32, initial_scale: 65_536.0, growth_interval: 2000 }
+        Self { kind: plimsoll_plan::Precision::F32, initial_scale: 65_536.0, growth_interval: 2000 }
     }
 }

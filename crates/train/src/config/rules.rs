@@ -4,8 +4,8 @@
 use super::unread::unread;
 use super::{
     ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, Offload,
-    OffloadPolicy, OffloadTo, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling, ScheduleKind,
-    TrainConfig, Unit, Warmup,
+    OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit,
+    Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
@@ -289,7 +289,7 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            c.precision.kind == PrecisionKind::Fp16 || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
+            c.precision.scales_loss() || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
             "precision.initial_scale and precision.growth_interval apply only to precision.kind fp16; remove them"
                 .to_owned(),
         ),

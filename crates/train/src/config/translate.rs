@@ -6,9 +6,7 @@ use super::foreign::{Answer, Convert, ForeignKey, row, with_words};
 use super::run::{Dynamic, Profile};
 use super::schema::{faults, properties, schema};
 use super::yaml::{Node, NodeKind, parse};
-use super::{
-    Interval, LARGEST, Model, Offload, OffloadPart, OffloadTo, PrecisionKind, Preset, TrainConfig, Wrong,
-};
+use super::{Interval, LARGEST, Model, Offload, OffloadPart, OffloadTo, Preset, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
@@ -194,7 +192,7 @@ fn translate_text(
     };
     // Other trainers name all states as one, and masters exist only beside 16-bit parameters.
     if let Offload::Parts(parts) = &mut config.memory.offload
-        && matches!(config.precision.kind, PrecisionKind::F32 | PrecisionKind::Tf32)
+        && config.precision.kind.policy().masters.is_none()
         && !set.iter().any(|key| key.starts_with("memory.offload"))
     {
         parts.retain(|part| *part != OffloadPart::Masters);
@@ -1162,10 +1160,9 @@ impl Translation {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Offload, OffloadPolicy, OptimizerKind, PrecisionKind, Remat, RematPolicy, ScheduleKind, Warmup,
-    };
+    use super::super::{Offload, OffloadPolicy, OptimizerKind, Remat, RematPolicy, ScheduleKind, Warmup};
     use super::*;
+    use plimsoll_plan::Precision;
 
     fn translated(text: &str, flags: &[&str]) -> Translated {
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
@@ -1198,10 +1195,7 @@ mod tests {
             (c.optimizer.kind, c.optimizer.betas, c.optimizer.clip_norm),
             (OptimizerKind::Adamw, [0.9, 0.98], None)
         );
-        assert_eq!(
-            (c.precision.kind, &c.memory.remat),
-            (PrecisionKind::Bf16, &Remat::Policy(RematPolicy::Full))
-        );
+        assert_eq!((c.precision.kind, &c.memory.remat), (Precision::Bf16, &Remat::Policy(RematPolicy::Full)));
         said(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
         said(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
         said(&t.became, "`fp16` false: not needed: this value has no effect");
@@ -1356,7 +1350,7 @@ mod tests {
         let c = &t.config;
         assert_eq!(
             (t.source, c.precision.kind, c.precision.initial_scale),
-            (Source::DeepSpeed, PrecisionKind::Fp16, 4096.0)
+            (Source::DeepSpeed, Precision::Fp16, 4096.0)
         );
         assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(4096), 8192));
         assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
@@ -1451,7 +1445,7 @@ mod tests {
         assert_eq!((t.source, c.model.kind.name(), c.model.layers), (Source::Ava, "moe_lm", 14));
         assert_eq!(
             (c.optimizer.kind, c.precision.kind, c.data.longest),
-            (OptimizerKind::Adamw, PrecisionKind::Bf16, 256)
+            (OptimizerKind::Adamw, Precision::Bf16, 256)
         );
         assert_eq!((c.memory.budget.as_str(), &c.memory.remat), ("20GB", &Remat::Policy(RematPolicy::Full)));
         assert!(c.memory.dynamic.is_some() && c.loss.balance > 0.0);

@@ -3,7 +3,7 @@
 
 use super::Prepared;
 use super::joined::{JoinedBatch, Limit};
-use super::program::{bounds, inference_precision, smaller_sizes};
+use super::program::{bounds, smaller_sizes};
 use super::trained_model::{ClassifierOutput, TrainedModel};
 use crate::classification::{ClassifierMetrics, TaskScores};
 use crate::config::{CONFIG, Interval, ModelKind, TrainConfig};
@@ -295,7 +295,7 @@ fn plan(
     budget: Bytes,
     sizes: &[u64],
 ) -> Result<Planned, TrainError> {
-    let policy = Policy { precision: inference_precision(config), ..Policy::default() };
+    let policy = Policy { precision: config.precision.kind, ..Policy::default() };
     let chunk = config.memory.loss_chunk.0.unwrap_or(64).min(u64::from(u32::MAX)) as u32;
     let mut refused = None;
     for &tokens in sizes {

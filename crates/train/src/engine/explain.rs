@@ -4,11 +4,11 @@
 use super::program::{self, Exact};
 use super::subject;
 use crate::TrainError;
-use crate::config::{ModelKind, OptimizerKind, PrecisionKind, TrainConfig};
+use crate::config::{ModelKind, OptimizerKind, TrainConfig};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    ActivationOffload, ActivationPolicy, Candidate, Fuse, Offload, PlanError, Program, RecomputePolicy, Target,
-    TrainingChoice,
+    ActivationOffload, ActivationPolicy, Candidate, Fuse, Offload, PlanError, Precision, Program,
+    RecomputePolicy, Target, TrainingChoice,
 };
 use plimsoll_runtime::Observer;
 use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
@@ -117,9 +117,9 @@ pub fn explain(
         effects.extend(costs.map(effect));
         Ok(())
     };
-    if config.precision.kind != PrecisionKind::F32 {
-        let name = format!("precision {}", program::inference_precision(config).name());
-        add(name, "precision.kind", json!(PrecisionKind::F32))?;
+    if config.precision.kind != Precision::F32 {
+        let name = format!("precision {}", config.precision.kind.name());
+        add(name, "precision.kind", json!(Precision::F32))?;
     }
     if config.model.lora.is_some() {
         add("adapters of low rank (LoRA)".to_owned(), "model.lora", Value::Null)?;

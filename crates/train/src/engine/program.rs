@@ -5,8 +5,7 @@ use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
 use crate::config::{
-    self, ModelKind, OffloadPart, OffloadPolicy, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig,
-    halves,
+    self, ModelKind, OffloadPart, OffloadPolicy, OptimizerKind, Remat, RematPolicy, TrainConfig, halves,
 };
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
@@ -14,8 +13,7 @@ use plimsoll_graph::{Bounds, Bytes, Dim, Graph, Op, Param, Phase};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
     ActivationOffload, ActivationPolicy, Candidate, Fuse, Kernels, Offload, Optimizer, ParameterGroup,
-    PlanError, Precision, Program, RematChoice, Remedy, Room, Target, Training, TrainingChoice, TrainingSearch,
-    Window,
+    PlanError, Program, RematChoice, Remedy, Room, Target, Training, TrainingChoice, TrainingSearch, Window,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use plimsoll_setting::Setting;
@@ -429,7 +427,7 @@ fn training<'a>(
     optimizer: Optimizer,
 ) -> Training<'a> {
     Training {
-        precision: precision(config.precision.kind),
+        precision: config.precision.kind,
         remat: plimsoll_plan::RecomputePolicy::None,
         activations: ActivationOffload::All,
         optimizer,
@@ -549,11 +547,6 @@ pub(super) fn smaller_sizes(config: &TrainConfig) -> Vec<u64> {
     halves(most).take(SIZES).map(|packs| packs.saturating_mul(pack)).collect()
 }
 
-/// The number format of an evaluation.
-pub(super) fn inference_precision(config: &TrainConfig) -> Precision {
-    precision(config.precision.kind)
-}
-
 pub(super) fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
     let o = &config.optimizer;
     let weight_decay = o.weight_decay as f32;
@@ -579,15 +572,6 @@ pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
         Optimizer::AdamW8bit(_) => OptimizerKind::Adamw8bit,
         Optimizer::Adafactor(_) => OptimizerKind::Adafactor,
         Optimizer::Sgd(_) => OptimizerKind::Sgd,
-    }
-}
-
-fn precision(kind: PrecisionKind) -> Precision {
-    match kind {
-        PrecisionKind::F32 => Precision::F32,
-        PrecisionKind::Tf32 => Precision::Tf32,
-        PrecisionKind::Bf16 => Precision::Bf16,
-        PrecisionKind::Fp16 => Precision::Fp16,
     }
 }
 

@@ -3,10 +3,10 @@
 //! the plan of the bill.
 
 use crate::config::{
-    Memory, ModelKind, Offload, OffloadPolicy, OffloadTo, OptimizerKind, PrecisionKind, Remat, RematPolicy,
-    TrainConfig,
+    Memory, ModelKind, Offload, OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, TrainConfig,
 };
-use plimsoll_plan::{Bill, PlanError, Target, TrainingChoice};
+use plimsoll_graph::DType;
+use plimsoll_plan::{Bill, PlanError, Precision, Target, TrainingChoice};
 use plimsoll_setting::Setting;
 use serde_json::{Value, json};
 
@@ -119,8 +119,8 @@ fn settings(config: &TrainConfig, target: &Target) -> Vec<Settings> {
     add(adam, "optimizer.kind", json!(OptimizerKind::Adamw8bit));
     let moments = adam || matches!(c.optimizer.kind, OptimizerKind::Auto | OptimizerKind::Adamw8bit);
     add(moments, "optimizer.kind", json!(OptimizerKind::Adafactor));
-    let whole = matches!(c.precision.kind, PrecisionKind::F32 | PrecisionKind::Tf32);
-    add(whole, "precision.kind", json!(PrecisionKind::Bf16));
+    let whole = c.precision.kind.policy().storage == DType::F32;
+    add(whole, "precision.kind", json!(Precision::Bf16));
     let encoder = matches!(c.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
     add(encoder && c.model.lora.is_none() && !c.model.freeze_encoder, "model.lora.rank", json!(8));
     add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));

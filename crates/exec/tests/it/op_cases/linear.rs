@@ -44,13 +44,14 @@ pub fn cases() -> Vec<Case> {
 /// The cases of linears and their gradients in TF32, with operands that TF32 represents exactly, so that rounding of
 /// operands adds no error. The tolerance is wider than in f32, because tensor cores truncate the last bits of sums.
 pub fn tf32() -> Vec<Case> {
+    let operands = OperandFormat::Tf32;
     let in_tf32 = |op| {
         if let Op::Linear(op) = op {
-            Some(Op::Linear(Linear { tf32: true, ..op }))
+            Some(Op::Linear(Linear { operands, ..op }))
         } else if let Op::LinearInputGrad(_) = op {
-            Some(Op::LinearInputGrad(LinearInputGrad { tf32: true }))
+            Some(Op::LinearInputGrad(LinearInputGrad { operands }))
         } else if let Op::LinearWeightGrad(op) = op {
-            Some(Op::LinearWeightGrad(LinearWeightGrad { tf32: true, ..op }))
+            Some(Op::LinearWeightGrad(LinearWeightGrad { operands, ..op }))
         } else {
             None
         }
@@ -101,14 +102,14 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
 
 fn input_grad(rows: u64, n: u64, k: u64) -> Case {
     let name = format!("linear_input_grad {rows} rows, {n} x {k}");
-    let op = Op::LinearInputGrad(LinearInputGrad { tf32: false });
+    let op = Op::LinearInputGrad(LinearInputGrad { operands: OperandFormat::Stored });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, n));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).weight(&[n, k], scaled(n))
 }
 
 fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> Case {
     let name = format!("linear_weight_grad {rows} rows, {n} x {k}, bias {bias}");
-    let op = Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false });
+    let op = Op::LinearWeightGrad(LinearWeightGrad { bias, operands: OperandFormat::Stored });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, rows));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).noise(&[Dim::Tokens(1), Dim::Fixed(k)], UNIT)
 }
