@@ -8,6 +8,7 @@ use super::train::device;
 use super::voice::Voice;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{EscapedPath, OutputGuard, RuntimeError};
 use plimsoll_train::classification::{CalibrationBin, ClassMetrics, ClassifierMetrics};
 use plimsoll_train::{EvaluationReport, EvaluationRequest, evaluate};
@@ -109,7 +110,7 @@ impl Evaluate {
         });
         terminal.finish();
         let report = done.inspect_err(|error| terminal.log(&error.chain()))?;
-        let json = format!("{:#}", report.to_json());
+        let json = format!("{:#}", to_json(&report));
         if let Some(path) = &self.output {
             report.write(path)?;
         }
