@@ -527,20 +527,13 @@ fn facts(
     digests: &BTreeMap<String, String>,
     program: &plimsoll_plan::Program,
 ) -> Result<ResultFacts, RuntimeError> {
-    let arithmetic = options.settings.arithmetic()?;
-    let mut facts = vec![
-        ("plimsoll", json!(env!("CARGO_PKG_VERSION"))),
-        ("model", json!(options.model)),
-        ("model_sha256", json!(digests)),
-        ("precision", json!(arithmetic.precision)),
-        ("device", json!(arithmetic.device)),
-        ("instructions", json!(arithmetic.instructions)),
-        ("kernels", json!(price::kernels(program))),
-    ];
-    if let Some(letters) = options.max_length {
-        facts.push(("max_length", json!(letters)));
-    }
-    Ok(ResultFacts(facts))
+    Ok(ResultFacts {
+        model: options.model.clone(),
+        digests: digests.clone(),
+        arithmetic: options.settings.arithmetic()?,
+        kernels: price::kernels(program),
+        max_length: options.max_length,
+    })
 }
 
 /// Key of the journal: version, command, and everything that the rows and their names depend on.
@@ -551,9 +544,6 @@ fn key(
     digests: &BTreeMap<String, String>,
     facts: &ResultFacts,
 ) -> Value {
-    let fact = |name: &str| {
-        facts.0.iter().find(|(key, _)| *key == name).map_or(Value::Null, |(_, value)| value.clone())
-    };
     let per_input = matches!(options.output, Destination::PerInput { .. });
     let inputs: Vec<Value> =
         inputs.iter().map(|input| json!({"bytes": input.bytes, "sha256": input.sha256_hex()})).collect();
@@ -570,11 +560,7 @@ fn key(
                 "truncate": options.truncate,
                 "per_input": per_input,
             },
-            "arithmetic": {
-                "precision": fact("precision"),
-                "device": fact("device"),
-                "instructions": fact("instructions"),
-            },
+            "arithmetic": facts.arithmetic,
         },
     })
 }

@@ -72,3 +72,47 @@ pub fn path_texts<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::
 pub fn optional_path_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.display().to_string()).serialize(serializer)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dynamic::{Reason, SizeChange};
+    use crate::machine::{CardReading, Memory, MemoryStage, Reading};
+
+    fn text(report: &impl Serialize) -> String {
+        to_json(report).to_string()
+    }
+
+    #[test]
+    fn keys_of_reports_are_in_alphabetical_order() {
+        let device = Usage { name: "cpu".to_owned(), steps: 2, tokens: 10, busy: 1.0, ..Usage::default() };
+        let wanted = "[{\"failed\":null,\"given_back_bytes\":0,\"name\":\"cpu\",\"seconds_busy\":1.0,\
+            \"share_busy\":0.25,\"steps\":2,\"tokens\":10}]";
+        assert_eq!(text(&DeviceReport::of(&[device], 4.0)), wanted);
+        let change = SizeChange {
+            step: 3,
+            from: 64,
+            to: 32,
+            reason: Reason::OutOfMemory,
+            utilisation: None,
+            cause: "out of memory".to_owned(),
+        };
+        let wanted = "{\"from\":64,\"reason\":\"out_of_memory\",\"step\":3,\"to\":32,\"utilisation\":null}";
+        assert_eq!(text(&change), wanted);
+    }
+
+    #[test]
+    fn a_stage_has_the_keys_of_a_step_and_of_a_card_only_with_them() {
+        let host = Memory { free: Bytes(1), total: Bytes(4) };
+        let reading = Reading { process: Bytes(2), process_peak: Bytes(5), host, ..Reading::default() };
+        let plain = MemoryStage { name: "start".to_owned(), step: None, reading };
+        let wanted = "{\"host_total_bytes\":4,\"host_used_bytes\":3,\"peak_bytes\":5,\"resident_bytes\":2,\
+            \"stage\":\"start\"}";
+        assert_eq!(text(&plain), wanted);
+        let card = CardReading { process: Bytes(6), all: Memory { free: Bytes(1), total: Bytes(8) } };
+        let reading = Reading { card: Some(card), ..plain.reading };
+        let wanted = "{\"card_bytes\":6,\"card_total_bytes\":8,\"card_used_bytes\":7,\"host_total_bytes\":4,\
+            \"host_used_bytes\":3,\"peak_bytes\":5,\"resident_bytes\":2,\"stage\":\"end\",\"step\":9}";
+        assert_eq!(text(&MemoryStage { name: "end".to_owned(), step: Some(9), reading }), wanted);
+    }
+}

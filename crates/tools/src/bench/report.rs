@@ -8,7 +8,8 @@ use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
 use plimsoll_runtime::machine;
 use plimsoll_runtime::timeline::MeasuredTimeline;
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// Result of a benchmark.

@@ -121,6 +121,7 @@ fn op(span: &Span) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn span(track: &'static str, name: &str, start: f64) -> Span {
         Span { track, name: name.to_owned(), start, seconds: 1e-6 }

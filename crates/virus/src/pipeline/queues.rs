@@ -7,6 +7,7 @@ use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
+use serde::Serialize;
 use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;
