@@ -248,7 +248,7 @@ fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
         let folder = Folder::new("training-remat-run");
         let report =
             train(&folder.0, TINY, &format!("{data} run.steps=4 model.dropout=0.1 optimizer.ema=0.9 {flags}"));
-        (tensors(&report), report.run_record.peak_bytes)
+        (tensors(&report), report.run_record.peak_bytes.0)
     };
     let (wanted, most) = run("memory.remat=none");
     let (full, least) = run("memory.remat=full");
@@ -364,7 +364,7 @@ fn a_step_at_once_has_the_bits_of_two_plans() {
         let folder = Folder::new("training-fused-run");
         let flags = format!("{data} batch.micro_tokens=256 run.steps=6 optimizer.ema=0.9 {flags}");
         let report = train(&folder.0, TINY, &flags);
-        let peak = report.run_record.peak_bytes;
+        let peak = report.run_record.peak_bytes.0;
         (tensors(&report), lines(&folder)[0]["grad_norm"].is_null(), peak)
     };
     let (fused, two) = (run("optimizer.clip_norm=null"), run("optimizer.clip_norm=1e30"));
