@@ -8,15 +8,47 @@ use crate::input::Sequence;
 use crate::output::Written;
 use crate::resume::{Replay, RowJournal};
 use plimsoll_data::DataErrorKind;
-use serde_json::Value;
+use plimsoll_runtime::Arithmetic;
+use plimsoll_runtime::price::KernelNames;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Called with the number of a result before its files are committed.
 pub(super) type Committing<'a> = &'a mut dyn FnMut(usize) -> Result<(), EmbedError>;
 
-/// Facts of a run that are metadata of its results: name and value.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ResultFacts(pub(super) Vec<(&'static str, Value)>);
+/// Facts of a run that are metadata of its results.
+#[derive(Clone, Debug)]
+pub(super) struct ResultFacts {
+    /// Name of the model.
+    pub(super) model: String,
+    /// SHA-256 of each file of the model.
+    pub(super) digests: BTreeMap<String, String>,
+    /// How the values were computed.
+    pub(super) arithmetic: Arithmetic,
+    /// The kernels that computed them.
+    pub(super) kernels: KernelNames,
+    /// Maximum sequence length in letters.
+    pub(super) max_length: Option<usize>,
+}
+
+impl ResultFacts {
+    /// The facts by name, in the order in which they are written.
+    pub(super) fn entries(&self) -> Vec<(&'static str, Value)> {
+        let Arithmetic { device, instructions, precision } = &self.arithmetic;
+        let mut entries = vec![
+            ("plimsoll", json!(env!("CARGO_PKG_VERSION"))),
+            ("model", json!(self.model)),
+            ("model_sha256", json!(self.digests)),
+            ("precision", json!(precision)),
+            ("device", json!(device)),
+            ("instructions", json!(instructions)),
+            ("kernels", json!(self.kernels)),
+        ];
+        entries.extend(self.max_length.map(|letters| ("max_length", json!(letters))));
+        entries
+    }
+}
 
 /// Sizes of the names of a result.
 #[derive(Clone, Debug, Default)]

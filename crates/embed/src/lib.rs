@@ -42,19 +42,25 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::Staging;
+use plimsoll_runtime::dynamic::SizeChange;
+use plimsoll_runtime::health::HealthRecord;
 use plimsoll_runtime::identity::{self, InputStamps};
+use plimsoll_runtime::machine::MemoryStage;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
+use plimsoll_runtime::report::{DeviceReport, path_texts, staging_by_label};
 use plimsoll_runtime::run::{BatchSource, RunHarness, SessionEnd, StreamEngine};
-use plimsoll_runtime::session::{Request, Session, SessionModel, Stop, Usage};
+use plimsoll_runtime::session::{Request, Session, SessionModel, Stop};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, Model, Observer, Progress, RuntimeError, Settings, Tokenizer, hub, price,
     replicas_for_input,
 };
 use resume::JournalPlan;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use states::LayerSelection;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -201,21 +207,27 @@ impl Pool {
 }
 
 /// Summary of a completed run of [`embed`] or [`classify`](classify::classify).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EmbedReport {
+    /// Version of Plimsoll.
+    #[serde(rename = "plimsoll")]
+    pub version: &'static str,
     /// The files that were written.
+    #[serde(serialize_with = "path_texts")]
     pub files: Vec<PathBuf>,
     /// Number of sequences in the files.
     pub sequences: u64,
     /// Number of values of a row, D (for a classifier, the number of classes).
     pub width: u64,
     /// Number of records without letters, which were skipped.
+    #[serde(rename = "skipped", serialize_with = "skipped")]
     pub empty: u64,
     /// Number of records whose name in the results is not their id (see [`plimsoll_data::names`]).
     pub renamed: u64,
     /// Number of sequences that were truncated.
     pub truncated: u64,
     /// Number of unknown tokens in the sequences.
+    #[serde(rename = "unknown_tokens")]
     pub unknown: u64,
     /// Number of tokens that the encoder computed.
     pub tokens: u64,
@@ -224,46 +236,27 @@ pub struct EmbedReport {
     /// `tokens` divided by the seconds since the weights were loaded.
     pub tokens_per_second: f64,
     /// Used fraction of the token capacity of all packs but the last; `None` if there was only one pack.
+    #[serde(rename = "packing_fill_but_last")]
     pub fill: Option<f64>,
     /// The plan against the memory budget, in one line.
+    #[serde(rename = "memory")]
     pub memory_line: String,
     /// The planned host memory of the process outside of the arena, per line of the ledger.
+    #[serde(serialize_with = "staging_by_label")]
     pub process: Vec<Staging>,
     /// Work of each device.
-    pub devices: Vec<Usage>,
-    /// Changes of the size of the steps, as JSON.
-    pub size_changes: Value,
-    /// Memory at the end of each stage, as JSON.
-    pub stages: Value,
-    /// Health of the run, as JSON.
-    pub health: Value,
+    pub devices: Vec<DeviceReport>,
+    /// Changes of the size of the steps.
+    pub size_changes: Vec<SizeChange>,
+    /// Memory at the end of each stage.
+    pub stages: Vec<MemoryStage>,
+    /// Health of the whole run.
+    pub health: Option<HealthRecord>,
 }
 
-impl EmbedReport {
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        let files: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
-        json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "files": files,
-            "sequences": self.sequences,
-            "width": self.width,
-            "skipped": {"empty": self.empty},
-            "renamed": self.renamed,
-            "truncated": self.truncated,
-            "unknown_tokens": self.unknown,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "packing_fill_but_last": self.fill,
-            "memory": self.memory_line,
-            "process": plimsoll_runtime::process::to_json(&self.process),
-            "size_changes": self.size_changes,
-            "stages": self.stages,
-            "health": self.health,
-            "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
-        })
-    }
+/// Serializes the number of skipped records by the reason to skip them.
+fn skipped<S: Serializer>(empty: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map([("empty", empty)])
 }
 
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
@@ -311,7 +304,7 @@ struct Job<'a, R> {
 }
 
 /// Digests of the files of a model, computed by a thread, because large files take minutes.
-struct ModelDigests(Receiver<Result<Value, WeightsError>>);
+struct ModelDigests(Receiver<Result<BTreeMap<String, String>, WeightsError>>);
 
 impl ModelDigests {
     /// Starts to hash the weights; `described_by` has the digests of the other files.
@@ -325,7 +318,7 @@ impl ModelDigests {
     }
 
     /// Waits for the digests.
-    fn finish(self, observer: &dyn Observer) -> Result<Value, RuntimeError> {
+    fn finish(self, observer: &dyn Observer) -> Result<BTreeMap<String, String>, RuntimeError> {
         loop {
             match self.0.recv_timeout(Duration::from_millis(50)) {
                 Ok(digests) => return Ok(digests?),
@@ -474,14 +467,16 @@ fn run<R: FileRows>(
     let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
     let smaller = |budget: &Budget| Ok(plan(&measured, budget)?.into_stages());
     harness.end_session(planned.stages(), &end, || planned.stages().remedies(smaller));
-    let devices = engine.usage().to_vec();
+    let usage = engine.usage().to_vec();
     let written = engine.finish()?;
     watch.end_stage("written", None);
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input contains no sequence: {} has no row", result.files[0].display());
         observer.say(Level::Warning, &text);
     }
+    let seconds = start.elapsed().as_secs_f64();
     Ok(EmbedReport {
+        version: env!("CARGO_PKG_VERSION"),
         files: written.into_iter().flat_map(|result| result.files).collect(),
         sequences,
         width: width as u64,
@@ -490,45 +485,41 @@ fn run<R: FileRows>(
         truncated: counts.truncated,
         unknown: counts.unknown.tokens,
         tokens,
-        seconds: start.elapsed().as_secs_f64(),
+        seconds,
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
         fill: (fill.packs > 1).then(|| fill.but_last()),
         memory_line: planned.stages().memory_line(0, "outputs"),
         process: planned.stages().site().budget().process.clone(),
-        devices,
-        size_changes: watch.size_changes(),
-        stages: watch.stages(),
-        health: watch.record(),
+        devices: DeviceReport::of(&usage, seconds),
+        size_changes: watch.size_changes().to_vec(),
+        stages: watch.stages().to_vec(),
+        health: watch.record().cloned(),
     })
 }
 
 /// Metadata of the result files: version, model, and how its values were computed.
 fn facts(
     options: &Options,
-    digests: &Value,
+    digests: &BTreeMap<String, String>,
     program: &plimsoll_plan::Program,
 ) -> Result<ResultFacts, RuntimeError> {
-    let arithmetic = options.settings.arithmetic()?;
-    let mut facts = vec![
-        ("plimsoll", json!(env!("CARGO_PKG_VERSION"))),
-        ("model", json!(options.model)),
-        ("model_sha256", digests.clone()),
-        ("precision", arithmetic["precision"].clone()),
-        ("device", arithmetic["device"].clone()),
-        ("instructions", arithmetic["instructions"].clone()),
-        ("kernels", price::kernels(program)),
-    ];
-    if let Some(letters) = options.max_length {
-        facts.push(("max_length", json!(letters)));
-    }
-    Ok(ResultFacts(facts))
+    Ok(ResultFacts {
+        model: options.model.clone(),
+        digests: digests.clone(),
+        arithmetic: options.settings.arithmetic()?,
+        kernels: price::kernels(program),
+        max_length: options.max_length,
+    })
 }
 
 /// Key of the journal: version, command, and everything that the rows and their names depend on.
-fn key(options: &Options, command: &str, inputs: &[Input], digests: &Value, facts: &ResultFacts) -> Value {
-    let fact = |name: &str| {
-        facts.0.iter().find(|(key, _)| *key == name).map_or(Value::Null, |(_, value)| value.clone())
-    };
+fn key(
+    options: &Options,
+    command: &str,
+    inputs: &[Input],
+    digests: &BTreeMap<String, String>,
+    facts: &ResultFacts,
+) -> Value {
     let per_input = matches!(options.output, Destination::PerInput { .. });
     let inputs: Vec<Value> =
         inputs.iter().map(|input| json!({"bytes": input.bytes, "sha256": input.sha256_hex()})).collect();
@@ -545,11 +536,7 @@ fn key(options: &Options, command: &str, inputs: &[Input], digests: &Value, fact
                 "truncate": options.truncate,
                 "per_input": per_input,
             },
-            "arithmetic": {
-                "precision": fact("precision"),
-                "device": fact("device"),
-                "instructions": fact("instructions"),
-            },
+            "arithmetic": facts.arithmetic,
         },
     })
 }

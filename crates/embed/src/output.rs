@@ -205,7 +205,7 @@ impl ResultSchema {
         let pool = [("pool", json!(self.states.pool.name()))];
         let layers = self.states.numbers().map(|layers| ("layers", json!(layers)));
         let values = [("dtype", json!(self.values.name()))];
-        facts.0.iter().cloned().chain(pool).chain(layers).chain(values).collect()
+        facts.entries().into_iter().chain(pool).chain(layers).chain(values).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{RequestError, RuntimeError};
 use plimsoll_exec::Machine;
-use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The devices to run on.
@@ -37,16 +37,12 @@ impl Device {
         Ok(Self::Machines(machines))
     }
 
-    /// Options of the GPUs for the run record: flag names with their values; null on the CPU.
-    pub fn options(&self) -> Value {
+    /// Options of the GPUs for the run record: values by flag name; `None` on the CPU.
+    pub fn options(&self) -> Option<BTreeMap<&'static str, String>> {
         match self {
-            Self::Cpu => Value::Null,
+            Self::Cpu => None,
             // All machines have the same options.
-            Self::Machines(machines) => machines[0]
-                .options()
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), Value::String(value)))
-                .collect(),
+            Self::Machines(machines) => Some(machines[0].options().into_iter().collect()),
         }
     }
 

@@ -4,12 +4,11 @@
 
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize, Serializer};
 use std::str::FromStr;
 
 /// Shares of the memory at which a run changes the size of its steps, in ascending order.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Thresholds {
     /// A run grows to a size with which it stays below this share.
     pub target: f64,
@@ -41,14 +40,17 @@ pub const RETRIES: usize = 3;
 /// time would cause another failure at once.
 const PAUSE: u64 = 10;
 
-/// Settings of dynamic sizes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Settings of dynamic sizes; in reports, with the keys of `memory.dynamic`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Dynamic {
     /// Shares of the memory that cause a change.
+    #[serde(flatten)]
     pub thresholds: Thresholds,
     /// Number of steps between two readings.
+    #[serde(rename = "adjustment_frequency")]
     pub every: u64,
     /// Whether a run changes by one size at a time, except at the critical and emergency thresholds.
+    #[serde(rename = "smooth_transitions")]
     pub smooth: bool,
 }
 
@@ -156,7 +158,7 @@ fn percent(share: f64) -> f64 {
 }
 
 /// A change of the size of the steps of an inference run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SizeChange {
     /// Number of steps that were sent to devices before.
     pub step: u64,
@@ -165,10 +167,12 @@ pub struct SizeChange {
     /// Maximum number of tokens of a step from now on.
     pub to: u64,
     /// Cause of the change.
+    #[serde(serialize_with = "name_of_reason")]
     pub reason: Reason,
     /// Share of the memory that was in use, if it was read.
     pub utilisation: Option<f64>,
-    /// The cause in words.
+    /// The cause in words, which is not in reports.
+    #[serde(skip)]
     pub cause: String,
 }
 
@@ -178,12 +182,11 @@ impl SizeChange {
         let Self { step, from, to, cause, .. } = self;
         format!("after {step} steps: steps of {to} tokens instead of {from} ({cause})")
     }
+}
 
-    /// JSON for the record of a run.
-    pub fn to_json(&self) -> Value {
-        let Self { step, from, to, reason, utilisation, .. } = self;
-        json!({"step": step, "from": from, "to": to, "reason": reason.name(), "utilisation": utilisation})
-    }
+/// Serializes a reason as its name. [`Reason`] itself is serialized as its variant in checkpoints, which must stay readable.
+fn name_of_reason<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(reason.name())
 }
 
 impl FromStr for Dynamic {
@@ -267,19 +270,6 @@ impl Dynamic {
             }
         }
         Ok(())
-    }
-
-    /// JSON for the record of a run, with the keys of `memory.dynamic`.
-    pub fn to_json(&self) -> Value {
-        let Self { thresholds: Thresholds { target, warning, critical, emergency }, every, smooth } = self;
-        json!({
-            "target": target,
-            "warning": warning,
-            "critical": critical,
-            "emergency": emergency,
-            "adjustment_frequency": every,
-            "smooth_transitions": smooth,
-        })
     }
 
     /// Whether the memory is read before step number `step`, counted from 1. At other steps only an emergency is acted

@@ -6,19 +6,21 @@ use crate::session::{SearchPoint, SearchStage, bounds};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Fuse, Plan, Precision, Program, Sharing, Target, Weights, plan_seconds};
 use plimsoll_setting::Setting;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// Memory and time of a plan.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlanCost {
     /// Peak memory.
+    #[serde(rename = "peak_bytes")]
     pub bytes: Bytes,
     /// Expected seconds for each token.
     pub seconds_per_token: f64,
 }
 
-/// An optimisation in effect.
-#[derive(Clone, Debug, PartialEq)]
+/// An optimisation in effect. In reports, [`Effect::saved`] and [`Effect::slower`] are added.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(into = "EffectReport")]
 pub struct Effect {
     /// Name of the optimisation.
     pub name: String,
@@ -132,26 +134,23 @@ fn cost(program: &Program) -> PlanCost {
     PlanCost { bytes: program.peak(), seconds_per_token: program.seconds() / tokens.max(1) as f64 }
 }
 
-/// The effects as JSON, in the order of the list.
-pub fn to_json(effects: &[Effect]) -> Value {
-    let cost = |c: PlanCost| json!({"peak_bytes": c.bytes.0, "seconds_per_token": c.seconds_per_token});
-    let one = |effect: &Effect| {
-        json!({
-            "optimisation": effect.name,
-            "instead": effect.instead,
-            "saved_bytes": effect.saved() as i64,
-            "slower": effect.slower(),
-            "with": cost(effect.with),
-            "without": cost(effect.without),
-        })
-    };
-    effects.iter().map(one).collect()
+/// The form of an [`Effect`] in reports.
+#[derive(Serialize)]
+struct EffectReport {
+    optimisation: String,
+    instead: String,
+    saved_bytes: i64,
+    slower: f64,
+    with: PlanCost,
+    without: PlanCost,
 }
 
-/// Adds the effects to a plan as JSON, under the key `explain`.
-pub fn add_to_json(plan: &mut Value, effects: Option<&[Effect]>) {
-    if let Some(effects) = effects {
-        plan["explain"] = to_json(effects);
+impl From<Effect> for EffectReport {
+    fn from(effect: Effect) -> Self {
+        let saved_bytes = effect.saved() as i64;
+        let slower = effect.slower();
+        let Effect { name, instead, with, without } = effect;
+        Self { optimisation: name, instead, saved_bytes, slower, with, without }
     }
 }
 
@@ -207,7 +206,7 @@ optimisations in effect, each planned with and without it:
   more replicas  none        -2 000 B  -50.00 %
 ";
         assert_eq!(to_text(&effects), wanted);
-        let json = to_json(&effects);
+        let json = crate::report::to_json(&effects);
         assert_eq!(json[0]["saved_bytes"], -2000);
         assert_eq!(json[0]["slower"], -0.5);
         assert_eq!(json[2]["without"]["peak_bytes"], 9000);

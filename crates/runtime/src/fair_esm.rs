@@ -2,10 +2,12 @@
 //! sizes that the file states, or that a known model has, agree with the file's tensors, or the file is refused.
 
 use crate::hub::CONFIG;
+use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, Value, Weights, read_pt_object};
 use plimsoll_models::{Encoder, Esm2Config, KNOWN, TrainingTask, known};
+use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -50,13 +52,15 @@ pub(crate) fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
 }
 
 /// A released model's checkpoint in torch.hub's cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Checkpoint {
     /// Hub id of the model.
     pub model: &'static str,
     /// Path of the checkpoint.
+    #[serde(serialize_with = "path_text")]
     pub file: PathBuf,
     /// Size of the file in bytes.
+    #[serde(rename = "file_bytes")]
     pub bytes: u64,
 }
 

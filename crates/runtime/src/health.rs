@@ -6,10 +6,11 @@ use crate::leak::Leak;
 use crate::machine::Reading;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Remedy};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// How close a run is to its limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum HealthStatus {
     /// Nothing to do.
     #[default]
@@ -57,7 +58,7 @@ impl PlannedMemory {
 }
 
 /// Health of a run at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Health {
     /// How close the run is to its limits.
     pub status: HealthStatus,
@@ -126,52 +127,49 @@ fn ratio(part: Bytes, whole: Bytes) -> f64 {
 }
 
 /// Health of a whole run, for its record: the worst state of its readings.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HealthRecord {
     /// The worst state.
+    #[serde(flatten)]
     pub worst: Health,
     /// The leak of host memory that was found.
     pub leak: Option<Leak>,
     /// Share of the planned memory that is lost to packing.
     pub fragmentation: f64,
     /// Settings that would need less memory, the fastest first; empty if the status is ok.
-    pub recommendations: Vec<Remedy>,
+    pub recommendations: Vec<Recommendation>,
 }
 
-impl HealthRecord {
-    /// The record as JSON.
-    pub fn to_json(&self) -> Value {
-        let recommendation = |remedy: &Remedy| {
-            json!({
-                "setting": remedy.words(),
-                "saves_bytes": remedy.saves.0,
-                "slower": remedy.slower,
-                "text": advice(remedy),
-            })
-        };
-        json!({
-            "status": self.worst.status.word(),
-            "utilisation": self.worst.utilisation,
-            "oom_risk": self.worst.oom_risk,
-            "leak": self.leak.map(|leak| leak.to_json()),
-            "fragmentation": self.fragmentation,
-            "recommendations": self.recommendations.iter().map(recommendation).collect::<Vec<_>>(),
-        })
+/// A setting that would need less memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recommendation {
+    /// Settings to give.
+    pub setting: String,
+    /// Bytes that the setting saves against the plan in use.
+    pub saves_bytes: Bytes,
+    /// Relative slowdown per token against the plan in use: 0.008 is 0.8 % slower.
+    pub slower: f64,
+    /// The recommendation in words, such as `optimizer.kind=adamw8bit saves 1.3 GB, +2 % time`.
+    pub text: String,
+}
+
+impl From<Remedy> for Recommendation {
+    fn from(remedy: Remedy) -> Self {
+        let setting = remedy.words();
+        let Remedy { saves, slower, .. } = remedy;
+        let text = format!("{setting} saves {}, {:+.0} % time", saves.rounded(), 100.0 * slower);
+        Self { setting, saves_bytes: saves, slower, text }
     }
-}
-
-/// A recommendation in words, such as `optimizer.kind=adamw8bit saves 1.3 GB, +2 % time`.
-pub fn advice(remedy: &Remedy) -> String {
-    let percent = 100.0 * remedy.slower;
-    format!("{} saves {}, {percent:+.0} % time", remedy.words(), remedy.saves.rounded())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::machine::CardReading;
+    use crate::report::to_json;
     use plimsoll_exec::memory::Memory;
     use plimsoll_setting::Setting;
+    use serde_json::{Value, json};
 
     const GB: u64 = 1_000_000_000;
 
@@ -250,9 +248,11 @@ mod tests {
             saves: Bytes(1_300_000_000),
             slower: 0.02,
         };
-        assert_eq!(advice(&remedy), "optimizer.kind=adamw8bit saves 1.3 GB, +2 % time");
-        let record = HealthRecord { worst, leak: None, fragmentation: 0.25, recommendations: vec![remedy] };
-        let json = record.to_json();
+        let recommendation = Recommendation::from(remedy);
+        assert_eq!(recommendation.text, "optimizer.kind=adamw8bit saves 1.3 GB, +2 % time");
+        let record =
+            HealthRecord { worst, leak: None, fragmentation: 0.25, recommendations: vec![recommendation] };
+        let json = to_json(&record);
         assert_eq!((&json["status"], &json["leak"]), (&json!("tight"), &Value::Null));
         assert_eq!(json["recommendations"][0]["saves_bytes"], json!(1_300_000_000u64));
     }

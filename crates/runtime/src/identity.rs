@@ -5,6 +5,7 @@
 use crate::RuntimeError;
 use plimsoll_data::weights::{Weights, WeightsError};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -70,8 +71,10 @@ fn stamp(path: &PathBuf) -> std::io::Result<Option<(u64, SystemTime)>> {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn digests(weights: &Weights, described_by: &[(&'static str, String)]) -> Result<Value, WeightsError> {
+pub fn digests(
+    weights: &Weights,
+    described_by: &[(&'static str, String)],
+) -> Result<BTreeMap<String, String>, WeightsError> {
     let described = described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
-    let all = weights.sha256()?.into_iter().chain(described);
-    Ok(all.map(|(file, sha)| (file, Value::from(sha))).collect())
+    Ok(weights.sha256()?.into_iter().chain(described).collect())
 }

@@ -12,7 +12,6 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{PlanError, Program, Streaming, grow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -88,13 +87,34 @@ impl LargestStep {
         format!("the largest that fits: a step of {} tokens; {next}\n", self.tokens)
     }
 
-    /// The answer as JSON, as for training.
-    pub fn to_json(&self) -> Value {
-        json!({"of": "tokens", "value": self.tokens, "refused": self.refused.as_ref().map(|refused| refused.tokens)})
+    /// The answer for reports.
+    pub fn report(&self) -> LargestReport {
+        let refused = self.refused.as_ref().map(|refused| refused.tokens);
+        LargestReport { of: "tokens", value: self.tokens, refused }
     }
 }
 
-/// What the trial of a step measured.
+/// The largest size of a step or model that fits a budget.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LargestReport {
+    /// What was made larger, such as `tokens`.
+    pub of: &'static str,
+    /// The largest value that fits.
+    pub value: u64,
+    /// The next larger value, which does not fit; `None` if no larger value is possible.
+    pub refused: Option<u64>,
+}
+
+/// The trial of the largest step or model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ConfirmationReport<Trial> {
+    /// What the trial measured.
+    pub trial: Trial,
+    /// The refusal of the next larger value; `None` if no larger value is possible.
+    pub next: Option<String>,
+}
+
+/// What the trial of a step measured. [`confirm`] reads it as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrial {
     /// Tokens of the largest step that was run.
@@ -109,13 +129,6 @@ pub struct StepTrial {
     pub budget_bytes: u64,
     /// Seconds of the steps.
     pub seconds: f64,
-}
-
-impl StepTrial {
-    /// The trial as JSON, which [`confirm`] reads.
-    pub fn to_json(&self) -> String {
-        json!(self).to_string()
-    }
 }
 
 /// Runs a full step of `model` on every replica of this machine as the request plans it, with sequences of the longest length,
@@ -259,10 +272,10 @@ pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<C
 }
 
 impl Confirmation<'_> {
-    /// The confirmation as JSON.
-    pub fn to_json(&self) -> Value {
+    /// The confirmation for reports.
+    pub fn report(&self) -> ConfirmationReport<StepTrial> {
         let next = self.largest.refused.as_ref().map(|refused| refused.refusal.to_string());
-        json!({"trial": self.trial, "next": next})
+        ConfirmationReport { trial: self.trial.clone(), next }
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger step.

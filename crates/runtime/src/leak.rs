@@ -10,7 +10,7 @@
 //!   large allocations are no leak.
 
 use plimsoll_graph::Bytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::VecDeque;
 
 /// Steps at the start that are ignored: buffers, caches and the stacks of threads reach their size.
@@ -43,19 +43,13 @@ pub struct LeakDetector {
 }
 
 /// Memory that grows with every step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Leak {
     /// Number of readings after which the leak was found.
+    #[serde(rename = "found_after_steps")]
     pub found_after: u64,
     /// Mean growth for each step.
     pub bytes_per_step: u64,
-}
-
-impl Leak {
-    /// The leak as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({"found_after_steps": self.found_after, "bytes_per_step": self.bytes_per_step})
-    }
 }
 
 /// Readings at one time scale.

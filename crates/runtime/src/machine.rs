@@ -5,7 +5,7 @@ use crate::{RequestError, RuntimeError};
 use plimsoll_exec::Machine;
 use plimsoll_exec::memory::kib;
 use plimsoll_graph::Bytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::fs;
 use std::num::NonZero;
 use std::path::Path;
@@ -78,8 +78,10 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
     whole.checked_mul(unit)?.checked_add((u128::from(thousandths) * u128::from(unit) / 1000) as u64)
 }
 
-/// Memory in use at one moment: of this process, of the host, and of the GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Memory in use at one moment: of this process, of the host, and of the GPU. In reports, the memory of all processes is given
+/// as the used and all bytes, and `anonymous` is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(into = "ReadingReport")]
 pub struct Reading {
     /// Resident memory of this process, mapped files included.
     pub process: Bytes,
@@ -124,21 +126,42 @@ impl Reading {
     pub fn of(machines: &[Arc<dyn Machine>]) -> Self {
         Self { card: card(machines), ..Self::of_host() }
     }
+}
 
-    /// The reading as JSON, with bytes as integers; fields of a GPU only with a GPU.
-    pub fn to_json(&self) -> Value {
-        let mut json = json!({
-            "resident_bytes": self.process.0,
-            "peak_bytes": self.process_peak.0,
-            "host_used_bytes": self.host.used().0,
-            "host_total_bytes": self.host.total.0,
-        });
-        if let Some(card) = &self.card {
-            json["card_bytes"] = card.process.0.into();
-            json["card_used_bytes"] = card.all.used().0.into();
-            json["card_total_bytes"] = card.all.total.0.into();
+/// The form of a [`Reading`] in reports.
+#[derive(Serialize)]
+struct ReadingReport {
+    resident_bytes: Bytes,
+    peak_bytes: Bytes,
+    host_used_bytes: Bytes,
+    host_total_bytes: Bytes,
+    /// Without a GPU its keys are absent.
+    #[serde(flatten)]
+    card: Option<CardReport>,
+}
+
+/// The form of a [`CardReading`] in reports.
+#[derive(Serialize)]
+struct CardReport {
+    card_bytes: Bytes,
+    card_used_bytes: Bytes,
+    card_total_bytes: Bytes,
+}
+
+impl From<Reading> for ReadingReport {
+    fn from(reading: Reading) -> Self {
+        let card = |card: CardReading| CardReport {
+            card_bytes: card.process,
+            card_used_bytes: card.all.used(),
+            card_total_bytes: card.all.total,
+        };
+        Self {
+            resident_bytes: reading.process,
+            peak_bytes: reading.process_peak,
+            host_used_bytes: reading.host.used(),
+            host_total_bytes: reading.host.total,
+            card: reading.card.map(card),
         }
-        json
     }
 }
 
@@ -175,26 +198,17 @@ pub struct Tracker {
 }
 
 /// Memory at the end of a stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryStage {
     /// Name of the stage.
+    #[serde(rename = "stage")]
     pub name: String,
     /// Optimizer step at the end of the stage; `None` outside of training.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// Memory at the end of the stage.
+    #[serde(flatten)]
     pub reading: Reading,
-}
-
-impl MemoryStage {
-    /// The stage as JSON: its name, its step and the fields of [`Reading::to_json`].
-    pub fn to_json(&self) -> Value {
-        let mut json = self.reading.to_json();
-        json["stage"] = self.name.clone().into();
-        if let Some(step) = self.step {
-            json["step"] = step.into();
-        }
-        json
-    }
 }
 
 impl Tracker {
@@ -238,16 +252,12 @@ impl Tracker {
     pub fn stages(&self) -> &[MemoryStage] {
         &self.stages
     }
-
-    /// The stages recorded so far, as JSON.
-    pub fn to_json(&self) -> Value {
-        self.stages.iter().map(MemoryStage::to_json).collect()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::to_json;
 
     #[test]
     fn budgets() {
@@ -286,7 +296,7 @@ mod tests {
         assert!(reading.anonymous.is_some_and(|bytes| bytes.0 > 0 && bytes <= reading.process));
         assert!(reading.host.used().0 > 0 && reading.host.used() <= reading.host.total);
         assert_eq!(reading.card, None);
-        assert!(reading.to_json().get("card_bytes").is_none());
+        assert!(to_json(&reading).get("card_bytes").is_none());
     }
 
     #[test]
@@ -305,7 +315,7 @@ mod tests {
     fn a_card_is_in_the_json_of_a_reading() {
         let all = Memory { free: Bytes(50), total: Bytes(80) };
         let reading = Reading { card: Some(CardReading { process: Bytes(20), all }), ..Reading::default() };
-        let json = MemoryStage { name: "loaded".to_owned(), step: None, reading }.to_json();
+        let json = to_json(&MemoryStage { name: "loaded".to_owned(), step: None, reading });
         let card = ["card_bytes", "card_used_bytes", "card_total_bytes"].map(|key| json[key].as_u64());
         assert_eq!((card, json["stage"].as_str()), ([Some(20), Some(30), Some(80)], Some("loaded")));
     }

@@ -2,6 +2,8 @@
 
 use crate::explain::{self, Effect};
 use crate::hub::{self, Need};
+use crate::largest::{ConfirmationReport, LargestReport, StepTrial};
+use crate::report::{ledger_by_label, staging_by_label};
 use crate::session::bounds::bounds;
 use crate::session::{PlanPart, SearchPoint, SearchSpace, SearchStage, search, sequence_stage, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
@@ -14,9 +16,10 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bytes, Space};
 use plimsoll_models::{Encoder, Output, SequenceModel, known};
 use plimsoll_plan::{
-    Dump, KernelId, PIPELINE_DEPTH, Policy, Precision, Program, Room, Staging, Streaming, Target, Weights,
+    Dump, KernelId, LedgerEntry, PIPELINE_DEPTH, Policy, Precision, Program, Room, Staging, Streaming, Target,
+    Weights,
 };
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -246,18 +249,13 @@ pub struct Process {
 
 impl Process {
     /// The entries.
-    pub(crate) fn lines(&self) -> &[Staging] {
+    pub fn lines(&self) -> &[Staging] {
         &self.lines
     }
 
     /// Sum of the entries.
     pub fn total(&self) -> Bytes {
         self.lines.iter().map(|line| line.bytes).sum()
-    }
-
-    /// The entries as a JSON object: bytes by label.
-    pub fn to_json(&self) -> Value {
-        process::to_json(&self.lines)
     }
 
     /// The entries as text, one a line.
@@ -267,37 +265,99 @@ impl Process {
     }
 }
 
-/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
-/// differ, for instance in element type.
-pub fn kernels(program: &Program) -> Value {
-    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+/// Names of the kernels of each op, by the name of the op. An op has several kernels if its nodes differ, for instance in
+/// element type.
+pub type KernelNames = BTreeMap<&'static str, BTreeSet<&'static str>>;
+
+/// Returns the kernels that a program uses.
+pub fn kernels(program: &Program) -> KernelNames {
+    let mut kernels = KernelNames::new();
     for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
         if !matches!(kernel, KernelId::Move | KernelId::View) {
             kernels.entry(node.op.name()).or_default().insert(kernel.name());
         }
     }
-    json!(kernels)
+    kernels
 }
 
-/// The plan as JSON; the entries of `ledger` sum to `peak_bytes`.
-pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
-    let ledger = program.ledger();
-    let entries: serde_json::Map<String, Value> =
-        ledger.entries.iter().map(|e| (e.label.clone(), json!(e.bytes.0))).collect();
-    let bounds = program.plans().first().map(|(_, p)| p.graph.bounds);
-    Ok(json!({
-        "target": program.target().name,
-        "replicas": program.replicas(),
-        "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
-        "ledger": entries,
-        "peak_bytes": program.peak().0,
-        "host_staging_bytes": host_staging(program).0,
-        "disk_bytes": program.space_bytes(Space::File).0,
-        "streamed_bytes_per_step": program.streamed().0,
-        "lower_bound_bytes": program.lower_bound().0,
-        "peak_instruction": program.peak_at().1,
-        "digest": program.digest()?,
-    }))
+/// The plan of a program in reports. The entries of `ledger` sum to `peak_bytes`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanReport {
+    /// Name of the target.
+    pub target: String,
+    /// Number of replicas.
+    pub replicas: usize,
+    /// Bounds of a step of the first plan; `None` for a program without plans.
+    pub bounds: Option<StepBounds>,
+    /// Breakdown of the arena at the peak.
+    #[serde(serialize_with = "ledger_by_label")]
+    pub ledger: Vec<LedgerEntry>,
+    /// Size of the arena.
+    pub peak_bytes: Bytes,
+    /// Pinned host memory.
+    pub host_staging_bytes: Bytes,
+    /// Size of the scratch file.
+    pub disk_bytes: Bytes,
+    /// Bytes of weights that are streamed in each step.
+    pub streamed_bytes_per_step: Bytes,
+    /// Lower bound of `peak_bytes` for any packing of the same instructions.
+    pub lower_bound_bytes: Bytes,
+    /// Instruction at which the memory in use is the peak.
+    pub peak_instruction: String,
+    /// SHA-256 of the program in hexadecimal digits.
+    pub digest: String,
+}
+
+/// Bounds of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepBounds {
+    /// Maximum number of tokens.
+    pub tokens: u64,
+    /// Maximum number of sequences.
+    pub sequences: u64,
+    /// Maximum number of tokens of a sequence.
+    pub longest: u64,
+}
+
+/// The plan of a model for a request, with the memory of the process and what was asked for besides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelPlanReport {
+    /// The plan.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// Memory entries of the process outside the plan.
+    #[serde(serialize_with = "staging_by_label")]
+    pub process: Vec<Staging>,
+    /// The largest step, if it was searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest: Option<LargestReport>,
+    /// The trial of the largest step, if it was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<ConfirmationReport<StepTrial>>,
+    /// The optimisations in effect, if they were planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Vec<Effect>>,
+}
+
+/// Reports the plan of a program.
+///
+/// # Errors
+/// Those of the digest.
+pub fn report(program: &Program) -> Result<PlanReport, RuntimeError> {
+    let bounds = program.plans().first().map(|(_, plan)| plan.graph.bounds);
+    Ok(PlanReport {
+        target: program.target().name.clone(),
+        replicas: program.replicas(),
+        bounds: bounds.map(|b| StepBounds { tokens: b.tokens, sequences: b.sequences, longest: b.longest }),
+        ledger: program.ledger().entries,
+        peak_bytes: program.peak(),
+        host_staging_bytes: program.space_bytes(Space::Host),
+        disk_bytes: program.space_bytes(Space::File),
+        streamed_bytes_per_step: program.streamed(),
+        lower_bound_bytes: program.lower_bound(),
+        peak_instruction: program.peak_at().1,
+        digest: program.digest()?,
+    })
 }
 
 /// The plan as text.
@@ -369,11 +429,6 @@ pub fn streamed_from(program: &Program) -> &'static str {
         Weights::Streamed { from: Space::File, .. } => "disk",
         Weights::Streamed { .. } | Weights::Resident | Weights::Trained => "host memory",
     }
-}
-
-/// Pinned host memory of a program.
-fn host_staging(program: &Program) -> Bytes {
-    program.space_bytes(Space::Host)
 }
 
 #[cfg(test)]

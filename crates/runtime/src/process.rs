@@ -6,7 +6,6 @@ use crate::Settings;
 use plimsoll_exec::memory::kib;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{PIECE, Staging};
-use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -118,13 +117,6 @@ pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
     let Some(mut process) = Process::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines
-}
-
-/// The entries as a JSON object: bytes by label.
-pub fn to_json(lines: &[Staging]) -> Value {
-    let lines: Map<String, Value> =
-        lines.iter().map(|line| (line.label.clone(), line.bytes.0.into())).collect();
-    lines.into()
 }
 
 /// The entries as indented text lines under `heading`, with their sum; an empty string without entries.

@@ -8,7 +8,7 @@ use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Policy, Precision, Room, Streaming, Target};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,6 +51,18 @@ pub enum Replicas {
     Auto,
     /// At most this number; fewer if the budget does not allow them.
     AtMost(usize),
+}
+
+/// Properties of a machine on which result bits depend. Number and names of devices are left out: a run may resume on other
+/// devices of the same kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Arithmetic {
+    /// Kind of device.
+    pub device: String,
+    /// Instruction set of a CPU; versions and summation orders of a GPU.
+    pub instructions: String,
+    /// Element type of the weights and activations.
+    pub precision: &'static str,
 }
 
 impl Default for Settings {
@@ -125,12 +137,11 @@ impl Settings {
         Ok(Policy { precision: self.precision()?, ..Policy::default() })
     }
 
-    /// JSON with the properties of the machine on which result bits depend: kind of device, instruction set, precision.
-    pub fn arithmetic(&self) -> Result<Value, RuntimeError> {
+    /// The properties of the machine on which result bits depend.
+    pub fn arithmetic(&self) -> Result<Arithmetic, RuntimeError> {
         let precision = self.precision()?.name();
-        // Number and names of devices are left out: a run may resume on other devices of the same kind.
-        let (kind, instructions) = (self.machine().kind().to_string(), self.machine().arithmetic());
-        Ok(json!({"device": kind, "instructions": instructions, "precision": precision}))
+        let machine = self.machine();
+        Ok(Arithmetic { device: machine.kind().to_string(), instructions: machine.arithmetic(), precision })
     }
 
     /// Explains what delays the first step on a machine on which the program never ran before; `None` if nothing does.

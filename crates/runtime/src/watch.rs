@@ -2,7 +2,7 @@
 //! monitors show. Invariant: nothing here changes a run; it reads memory, and writes progress.json.
 
 use crate::dynamic::SizeChange;
-use crate::health::{Health, HealthRecord, HealthStatus, PlannedMemory, advice};
+use crate::health::{Health, HealthRecord, HealthStatus, PlannedMemory, Recommendation};
 use crate::leak::{Leak, LeakDetector};
 use crate::live::{Live, LiveState};
 use crate::machine::{MemoryStage, Reading, Tracker};
@@ -10,7 +10,6 @@ use crate::observer::{Level, Observer, Progress, StartProgress, Trained, Transfe
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
-use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,8 +82,8 @@ impl Watch {
     }
 
     /// The changes of the size of the steps, for records.
-    pub fn size_changes(&self) -> Value {
-        self.sizes.iter().map(SizeChange::to_json).collect()
+    pub fn size_changes(&self) -> &[SizeChange] {
+        &self.sizes
     }
 
     /// Reads the memory and records the end of the stage `name`; `step` is the optimizer step of a training run.
@@ -109,10 +108,10 @@ impl Watch {
     pub fn advise(&mut self, remedies: Vec<Remedy>, observer: &mut dyn Observer) {
         self.advised = true;
         let status = self.record.worst.status.word();
-        for remedy in &remedies {
-            observer.say(Level::Info, &format!("memory is {status}: {}", advice(remedy)));
+        self.record.recommendations = remedies.into_iter().map(Recommendation::from).collect();
+        for recommendation in &self.record.recommendations {
+            observer.say(Level::Info, &format!("memory is {status}: {}", recommendation.text));
         }
-        self.record.recommendations = remedies;
     }
 
     /// Reads the memory after training step `step`, and reports a leak of host memory when it is found.
@@ -162,13 +161,13 @@ impl Watch {
     }
 
     /// The stages so far, for records.
-    pub fn stages(&self) -> Value {
-        self.tracker.to_json()
+    pub fn stages(&self) -> &[MemoryStage] {
+        self.tracker.stages()
     }
 
-    /// The health of the whole run, for records; null before anything was planned.
-    pub fn record(&self) -> Value {
-        self.planned.map_or(Value::Null, |_| self.record.to_json())
+    /// The health of the whole run, for records; `None` before anything was planned.
+    pub fn record(&self) -> Option<&HealthRecord> {
+        self.planned.map(|_| &self.record)
     }
 
     fn read_if_old(&mut self) {

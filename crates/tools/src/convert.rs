@@ -14,8 +14,9 @@ use plimsoll_data::weights::{Tensor, Weights, safetensors_header};
 use plimsoll_graph::Bytes;
 use plimsoll_models::from_fair_esm;
 use plimsoll_runtime::hub::CONFIG;
+use plimsoll_runtime::report::{optional_path_text, path_text};
 use plimsoll_runtime::{Level, Observer, Transfer, fair_esm};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -52,11 +53,13 @@ impl Options {
 }
 
 /// Result of a conversion.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConvertReport {
     /// The safetensors file.
+    #[serde(serialize_with = "path_text")]
     pub output: PathBuf,
     /// The config.json, written for a fair-esm checkpoint.
+    #[serde(serialize_with = "optional_path_text")]
     pub config: Option<PathBuf>,
     /// Number of tensors in the safetensors file.
     pub tensors: u64,
@@ -64,19 +67,6 @@ pub struct ConvertReport {
     pub elements: u64,
     /// Total size of the tensors in bytes, without the header.
     pub bytes: u64,
-}
-
-impl ConvertReport {
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "output": self.output.display().to_string(),
-            "config": self.config.as_ref().map(|path| path.display().to_string()),
-            "tensors": self.tensors,
-            "elements": self.elements,
-            "bytes": self.bytes,
-        })
-    }
 }
 
 /// Number of elements of a tensor in memory at a time.

@@ -12,52 +12,123 @@ use plimsoll_models::{ModelConfig, SequenceModel};
 use plimsoll_plan::{CpuKernel, KernelId};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
-use plimsoll_runtime::machine::{self, Memory};
+use plimsoll_runtime::machine;
 use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::on_cpu;
+use plimsoll_runtime::report::{optional_path_text, path_text};
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
 use plimsoll_setting::Setting;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
 /// Report on this machine: processor, memory, GPUs, cached models and free disk space.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Doctor {
+    /// Version of Plimsoll.
+    #[serde(rename = "plimsoll")]
+    pub version: &'static str,
+    /// Oldest version of Rust that compiles Plimsoll.
+    pub rust_at_least: &'static str,
+    /// Architecture and operating system that this binary was compiled for.
+    pub platform: String,
     /// Model name of the processor from `/proc/cpuinfo`; `None` if it is not listed there.
     pub cpu: Option<String>,
     /// Vector extensions of interest for kernels, each with whether the processor has it. Empty if
     /// `/proc/cpuinfo` has no flags.
+    #[serde(serialize_with = "as_map")]
     pub features: Vec<(&'static str, bool)>,
     /// The instruction set that CPU kernels are dispatched for.
+    #[serde(rename = "instruction_set")]
     pub isa: &'static str,
-    /// The first supported entry of [`Isa::CHAIN`], and the precision that `--precision auto` selects.
-    pub best: (&'static str, Precision),
-    /// Whether the report lists the CPU kernels of each op.
-    pub kernels: bool,
-    /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
-    pub gpus: Vec<String>,
-    /// Cores that this process may use: the default number of threads.
+    /// The first supported entry of [`Isa::CHAIN`].
+    pub best: &'static str,
+    /// The precision that `--precision auto` selects.
+    pub precision: &'static str,
+    /// Values of `--precision` that CPUs support.
+    pub precisions: [&'static str; 3],
+    /// Cores that this process may use.
     pub cores: usize,
-    /// Total and free memory within the limits of containers.
-    pub memory: Memory,
-    /// Memory of the whole machine; `None` unless a container limits this process to less.
-    pub machine: Option<Bytes>,
+    /// Number of threads of a run without `--threads`.
+    pub default_threads: usize,
+    /// Memory of this machine.
+    pub memory: MachineMemory,
+    /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
+    #[serde(rename = "gpu")]
+    pub gpus: Vec<String>,
+    /// The Hugging Face hub cache.
+    #[serde(rename = "hub_cache")]
+    pub hub: HubCache,
+    /// The torch hub cache.
+    #[serde(rename = "torch_hub_cache")]
+    pub torch_hub: TorchHubCache,
+    /// Free disk space: of the working directory for results, of the hub cache for models.
+    pub disk: Vec<FreeDisk>,
+    /// Names of the CPU kernels of each op; `None` unless they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<BTreeMap<&'static str, Vec<&'static str>>>,
+}
+
+/// Memory of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MachineMemory {
+    /// All memory within the limits of containers.
+    #[serde(rename = "total_bytes")]
+    pub total: Bytes,
+    /// Free memory within the limits of containers.
+    #[serde(rename = "free_bytes")]
+    pub free: Bytes,
+    /// Memory of the whole machine; more than `total` if a container limits this process to less.
+    #[serde(rename = "machine_bytes")]
+    pub machine: Bytes,
     /// Memory budget of a run without `--memory-budget`.
-    pub budget: Bytes,
-    /// The folder of the Hugging Face hub cache; `None` if no environment variable determines it.
-    pub hub: Option<PathBuf>,
-    /// Models in the hub cache: (id, model family and missing files, or the reason why the model cannot run).
+    #[serde(rename = "default_budget_bytes")]
+    pub default_budget: Bytes,
+}
+
+/// The Hugging Face hub cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HubCache {
+    /// Its folder; `None` if no environment variable determines it.
+    #[serde(serialize_with = "optional_path_text")]
+    pub folder: Option<PathBuf>,
+    /// Its models: (id, model family and missing files, or the reason why the model cannot run).
+    #[serde(serialize_with = "as_map")]
     pub models: Vec<(String, String)>,
-    /// The folder of the torch hub cache; `None` if no environment variable determines it.
-    pub torch_hub: Option<PathBuf>,
-    /// ESM-2 checkpoints of fair-esm in the torch hub cache.
+}
+
+/// The torch hub cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TorchHubCache {
+    /// Its folder; `None` if no environment variable determines it.
+    #[serde(serialize_with = "optional_path_text")]
+    pub folder: Option<PathBuf>,
+    /// Its ESM-2 checkpoints of fair-esm.
     pub checkpoints: Vec<Checkpoint>,
-    /// Free disk space, as (purpose, folder, free bytes): the working directory for results, the hub cache for
-    /// models.
-    pub disk: Vec<(&'static str, PathBuf, Option<Bytes>)>,
+}
+
+/// Free space of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FreeDisk {
+    /// What a run writes to the disk.
+    #[serde(rename = "for")]
+    pub purpose: &'static str,
+    /// A folder on the disk.
+    #[serde(serialize_with = "path_text")]
+    pub folder: PathBuf,
+    /// Free bytes; `None` if unknown.
+    #[serde(rename = "free_bytes")]
+    pub free: Option<Bytes>,
+}
+
+/// Serializes pairs of a key and a value as a map.
+fn as_map<K: Serialize, V: Serialize, S: Serializer>(
+    pairs: &[(K, V)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(key, value)| (key, value)))
 }
 
 /// Options of the report. The caller supplies the lines about GPUs, because this crate does not depend on CUDA.
@@ -76,124 +147,96 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
     let memory = machine::available();
     let hub = HubEnv::from_process();
     let here = std::env::current_dir().map_err(RuntimeError::io("."))?;
-    let mut disk = vec![("results", here)];
-    disk.extend(hub.cache_dir().map(|cache| ("models", cache)));
+    let mut folders = vec![("results", here)];
+    folders.extend(hub.cache_dir().map(|cache| ("models", cache)));
+    let free = |(purpose, folder): (&'static str, PathBuf)| {
+        let free = disk::free(&folder);
+        FreeDisk { purpose, folder, free }
+    };
+    let cpuinfo = read("/proc/cpuinfo");
     Ok(Doctor {
-        cpu: cpu_model(&read("/proc/cpuinfo")),
-        features: features(&read("/proc/cpuinfo")),
+        version: env!("CARGO_PKG_VERSION"),
+        rust_at_least: env!("CARGO_PKG_RUST_VERSION"),
+        platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        cpu: cpu_model(&cpuinfo),
+        features: features(&cpuinfo),
         isa: Isa::detect().name(),
-        best: (Isa::detect().best(), on_cpu(None)?),
-        kernels: options.kernels,
-        gpus: options.gpus,
+        best: Isa::detect().best(),
+        precision: on_cpu(None)?.name(),
+        precisions: ON_CPU.map(Precision::name),
         cores,
-        memory,
-        machine: mem_total(&read("/proc/meminfo")).filter(|&all| all > memory.total),
-        budget: Settings::default().read_budget()?.bytes,
-        models: cached(&hub),
-        torch_hub: hub.torch_checkpoints(),
-        checkpoints: fair_esm::cached(&hub),
-        disk: disk.into_iter().map(|(what, folder)| (what, folder.clone(), disk::free(&folder))).collect(),
-        hub: hub.cache_dir(),
+        default_threads: cores,
+        memory: MachineMemory {
+            total: memory.total,
+            free: memory.free,
+            machine: mem_total(&read("/proc/meminfo")).unwrap_or_default().max(memory.total),
+            default_budget: Settings::default().read_budget()?.bytes,
+        },
+        gpus: options.gpus,
+        hub: HubCache { folder: hub.cache_dir(), models: cached(&hub) },
+        torch_hub: TorchHubCache { folder: hub.torch_checkpoints(), checkpoints: fair_esm::cached(&hub) },
+        disk: folders.into_iter().map(free).collect(),
+        kernels: options.kernels.then(kernels),
     })
 }
 
-/// Architecture and operating system that this binary was compiled for.
-const PLATFORM: (&str, &str) = (std::env::consts::ARCH, std::env::consts::OS);
+/// Names of the CPU kernels of each op.
+fn kernels() -> BTreeMap<&'static str, Vec<&'static str>> {
+    let mut of_op: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for kernel in CpuKernel::ALL {
+        of_op.entry(kernel.op().name()).or_default().push(kernel.name());
+    }
+    of_op
+}
 
 /// Values of `--precision` that CPUs support.
 const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 impl Doctor {
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        let features: serde_json::Map<String, Value> =
-            self.features.iter().map(|(name, has)| ((*name).to_owned(), json!(has))).collect();
-        let models: serde_json::Map<String, Value> =
-            self.models.iter().map(|(id, what)| (id.clone(), json!(what))).collect();
-        let path = |path: &PathBuf| path.display().to_string();
-        let checkpoint =
-            |c: &Checkpoint| json!({"model": c.model, "file": path(&c.file), "file_bytes": c.bytes});
-        let disk = |(what, folder, free): &(&str, PathBuf, Option<Bytes>)| json!({"for": what, "folder": path(folder), "free_bytes": free.map(|bytes| bytes.0)});
-        let mut report = json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "rust_at_least": env!("CARGO_PKG_RUST_VERSION"),
-            "platform": format!("{}-{}", PLATFORM.0, PLATFORM.1),
-            "cpu": self.cpu,
-            "features": features,
-            "instruction_set": self.isa,
-            "best": self.best.0,
-            "precision": self.best.1.name(),
-            "precisions": ON_CPU.map(Precision::name),
-            "cores": self.cores,
-            "default_threads": self.cores,
-            "memory": {
-                "total_bytes": self.memory.total.0,
-                "free_bytes": self.memory.free.0,
-                "machine_bytes": self.machine.unwrap_or(self.memory.total).0,
-                "default_budget_bytes": self.budget.0,
-            },
-            "gpu": self.gpus,
-            "hub_cache": {"folder": self.hub.as_ref().map(path), "models": models},
-            "torch_hub_cache": {
-                "folder": self.torch_hub.as_ref().map(path),
-                "checkpoints": self.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
-            },
-            "disk": self.disk.iter().map(disk).collect::<Vec<_>>(),
-        });
-        if self.kernels {
-            let mut of_op: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-            for kernel in CpuKernel::ALL {
-                of_op.entry(kernel.op().name()).or_default().push(kernel.name());
-            }
-            report["kernels"] = json!(of_op);
-        }
-        report
-    }
-
     fn write_processor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
         let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        let auto = self.best.1;
-        let others: Vec<&str> = ON_CPU.into_iter().filter(|p| *p != auto).map(Precision::name).collect();
+        let others: Vec<&str> = self.precisions.into_iter().filter(|name| *name != self.precision).collect();
         writeln!(f, "\nprocessor")?;
         writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(f, "  cores            {}, the default of {}", self.cores, Setting::Threads)?;
         writeln!(f, "  supports         {}", list(has(true).collect()))?;
         writeln!(f, "  lacks            {}", list(has(false).collect()))?;
         let chosen = Setting::Precision.to("auto");
-        writeln!(f, "  precision        {} ({chosen}), also {}", auto.name(), list(others))
+        writeln!(f, "  precision        {} ({chosen}), also {}", self.precision, list(others))
     }
 
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nmemory")?;
-        writeln!(f, "  total            {}", self.memory.total)?;
-        if let Some(machine) = self.machine {
+        let MachineMemory { total, free, machine, default_budget } = self.memory;
+        writeln!(f, "  total            {total}")?;
+        if machine > total {
             writeln!(f, "                   limited by a container; the machine has {machine}")?;
         }
-        writeln!(f, "  free             {}", self.memory.free)?;
-        writeln!(f, "  default budget   {} (80 % of the free memory)", self.budget)
+        writeln!(f, "  free             {free}")?;
+        writeln!(f, "  default budget   {default_budget} (80 % of the free memory)")
     }
 
     fn write_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nmodels")?;
-        match &self.hub {
+        match &self.hub.folder {
             Some(folder) => writeln!(f, "  hub cache        {}", EscapedPath(folder))?,
             None => writeln!(f, "  hub cache        none: HF_HUB_CACHE, HF_HOME and HOME are not set")?,
         }
-        if self.models.is_empty() {
+        if self.hub.models.is_empty() {
             writeln!(f, "    no models")?;
         }
-        for (id, what) in &self.models {
+        for (id, what) in &self.hub.models {
             writeln!(f, "    {id}: {what}")?;
         }
-        match &self.torch_hub {
+        match &self.torch_hub.folder {
             Some(folder) => writeln!(f, "  torch hub cache  {}", EscapedPath(folder))?,
             None => writeln!(f, "  torch hub cache  none: TORCH_HOME, XDG_CACHE_HOME and HOME are not set")?,
         }
-        if self.checkpoints.is_empty() {
+        if self.torch_hub.checkpoints.is_empty() {
             writeln!(f, "    no ESM-2 checkpoints")?;
         }
-        for Checkpoint { model, bytes, .. } in &self.checkpoints {
+        for Checkpoint { model, bytes, .. } in &self.torch_hub.checkpoints {
             writeln!(f, "    {model}: ESM-2, {}", Bytes(*bytes))?;
         }
         Ok(())
@@ -201,9 +244,9 @@ impl Doctor {
 
     fn write_disk(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\ndisk")?;
-        for (what, folder, free) in &self.disk {
+        for FreeDisk { purpose, folder, free } in &self.disk {
             let free = free.map_or("unknown".to_owned(), |bytes| format!("{bytes} free"));
-            writeln!(f, "  for {what:<12} {free} in {}", EscapedPath(folder))?;
+            writeln!(f, "  for {purpose:<12} {free} in {}", EscapedPath(folder))?;
         }
         Ok(())
     }
@@ -211,9 +254,8 @@ impl Doctor {
 
 impl fmt::Display for Doctor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (arch, os) = PLATFORM;
-        let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
-        writeln!(f, "plimsoll {version} for {arch}-{os}, built with Rust {rust} or later")?;
+        let Self { version, platform, rust_at_least, .. } = self;
+        writeln!(f, "plimsoll {version} for {platform}, built with Rust {rust_at_least} or later")?;
         self.write_processor(f)?;
         self.write_memory(f)?;
         writeln!(f, "\ngpu")?;
@@ -222,11 +264,11 @@ impl fmt::Display for Doctor {
         }
         self.write_models(f)?;
         self.write_disk(f)?;
-        if !self.kernels {
+        if self.kernels.is_none() {
             return Ok(());
         }
         writeln!(f, "\nkernels, compiled for {}", self.isa)?;
-        writeln!(f, "  the first that is here of {}: {}", Isa::CHAIN.join(" -> "), self.best.0)?;
+        writeln!(f, "  the first that is here of {}: {}", Isa::CHAIN.join(" -> "), self.best)?;
         for kernel in CpuKernel::ALL {
             let types: Vec<&str> = KernelId::Cpu(*kernel).dtypes().iter().map(|d| d.name()).collect();
             writeln!(f, "  {:<15}  {} ({})", kernel.op().name(), kernel.name(), types.join(", "))?;
@@ -301,6 +343,7 @@ fn state(id: &str, env: &HubEnv) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_runtime::report::to_json;
 
     #[test]
     fn cpuinfo_is_read() {
@@ -325,18 +368,18 @@ mod tests {
     fn every_part_is_in_both_forms() {
         let gpus = vec!["cuda:0: a card".to_owned()];
         let doctor = report(Options { gpus: gpus.clone(), kernels: false }).expect("looked at");
-        let (text, json) = (doctor.to_string(), doctor.to_json());
+        let (text, json) = (doctor.to_string(), to_json(&doctor));
         let parts = ["\nprocessor", "\nmemory", "\ngpu\n  cuda:0: a card", "\nmodels", "\ndisk"];
         let places: Vec<usize> =
             parts.iter().map(|part| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"))).collect();
         assert!(places.is_sorted(), "{text}");
-        assert_eq!((&json["cores"], &json["gpu"][0]), (&json!(doctor.cores), &json!("cuda:0: a card")));
+        assert_eq!((&json["cores"], &json["gpu"][0]), (&doctor.cores.into(), &"cuda:0: a card".into()));
         assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
         assert!(!text.contains("kernels") && json.get("kernels").is_none(), "{text}");
         let doctor = report(Options { gpus, kernels: true }).expect("looked at");
-        let (text, json) = (doctor.to_string(), doctor.to_json());
+        let (text, json) = (doctor.to_string(), to_json(&doctor));
         assert!(text.contains("\nkernels") && text.contains("linear"), "{text}");
         assert!(json["kernels"]["linear"].as_array().is_some_and(|rows| rows.len() > 1), "{json}");
-        assert!(Isa::CHAIN.contains(&doctor.best.0) && text.contains(&format!("portable: {}", doctor.best.0)));
+        assert!(Isa::CHAIN.contains(&doctor.best) && text.contains(&format!("portable: {}", doctor.best)));
     }
 }

@@ -9,19 +9,23 @@ use plimsoll_models::{Encoder, KNOWN, Output, SequenceModel, known};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use plimsoll_runtime::model::read_config;
-use serde_json::{Value, json};
+use plimsoll_runtime::report::optional_path_text;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The list of models.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct List {
     /// Folder of the hub cache; `None` if no environment variable locates it.
+    #[serde(serialize_with = "optional_path_text")]
     pub cache: Option<PathBuf>,
     /// The known models, followed by other supported models in the cache.
     pub models: Vec<Model>,
     /// Folder of the torch hub cache; `None` if no environment variable locates it.
+    #[serde(serialize_with = "optional_path_text")]
     pub torch_cache: Option<PathBuf>,
 }
 
@@ -125,38 +129,33 @@ fn weight_bytes(folder: &Path) -> u64 {
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
-impl List {
-    /// The list as JSON.
-    pub fn to_json(&self) -> Value {
-        let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let (cache, torch) = (text(&self.cache), text(&self.torch_cache));
-        json!({"cache": cache, "torch_cache": torch, "models": self.models.iter().map(Model::to_json).collect::<Vec<_>>()})
-    }
-}
-
-impl Model {
-    fn to_json(&self) -> Value {
+/// With the dimensions of the architecture.
+impl Serialize for Model {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (word, files, missing) = match &self.cached {
             Cached::Complete(bytes) => ("complete", Some(*bytes), &[][..]),
             Cached::Incomplete(missing) => ("incomplete", None, &missing[..]),
             Cached::Absent => ("absent", None, &[][..]),
         };
-        json!({
-            "id": self.id,
-            "about": self.about,
-            "family": self.architecture.family(),
-            "layers": self.architecture.layers(),
-            "width": self.architecture.hidden_size(),
-            "parameters": self.parameters,
-            "f32_bytes": F32 * self.parameters,
-            "cached": word,
-            "file_bytes": files,
-            "missing": missing,
-            "torch_checkpoint": self.checkpoint.as_ref().map(|c| c.file.display().to_string()),
-            "torch_checkpoint_bytes": self.checkpoint.as_ref().map(|c| c.bytes),
-        })
+        let checkpoint = self.checkpoint.as_ref();
+        let mut model = serializer.serialize_map(None)?;
+        model.serialize_entry("id", &self.id)?;
+        model.serialize_entry("about", &self.about)?;
+        model.serialize_entry("family", self.architecture.family())?;
+        model.serialize_entry("layers", &self.architecture.layers())?;
+        model.serialize_entry("width", &self.architecture.hidden_size())?;
+        model.serialize_entry("parameters", &self.parameters)?;
+        model.serialize_entry("f32_bytes", &(F32 * self.parameters))?;
+        model.serialize_entry("cached", word)?;
+        model.serialize_entry("file_bytes", &files)?;
+        model.serialize_entry("missing", missing)?;
+        model.serialize_entry("torch_checkpoint", &checkpoint.map(|c| c.file.display().to_string()))?;
+        model.serialize_entry("torch_checkpoint_bytes", &checkpoint.map(|c| c.bytes))?;
+        model.end()
     }
+}
 
+impl Model {
     /// The model's columns of the text table.
     fn columns(&self) -> [String; 7] {
         let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));

@@ -10,8 +10,9 @@ use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::tokenizer_files;
 use plimsoll_runtime::hub::{self, CONFIG};
 use plimsoll_runtime::lock::{self, Lock};
+use plimsoll_runtime::report::path_text;
 use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -42,22 +43,15 @@ impl Options {
 }
 
 /// Result of a merge.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MergeReport {
     /// The folder.
+    #[serde(serialize_with = "path_text")]
     pub output: PathBuf,
     /// Number of weights to which an adapter was added.
     pub adapted: u64,
     /// Number of tensors in the output file.
     pub tensors: u64,
-}
-
-impl MergeReport {
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        let output = self.output.display().to_string();
-        json!({"output": output, "adapted": self.adapted, "tensors": self.tensors})
-    }
 }
 
 /// Merges an adapter into its base model and writes a model folder.

@@ -7,18 +7,17 @@ use crate::opened_model::{MicroStepScalars, OpenedModel};
 use crate::schedule::{Rate, hyper};
 use crate::{RunState, TrainError};
 use plimsoll_graph::Bytes;
-use plimsoll_runtime::largest::TrialCommand;
+use plimsoll_runtime::largest::{ConfirmationReport, TrialCommand};
 use plimsoll_runtime::machine::resident;
 use plimsoll_runtime::{Device, Observer, Silent};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::time::Instant;
 
 /// Largest number of micro-steps of a trial: the first starts the sum of the gradients, the second adds to it, and all
 /// others repeat the second.
 const MICRO_STEPS: u64 = 2;
 
-/// What a trial measured.
+/// What a trial measured. [`confirm`] reads it as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// Micro-steps that were run, and micro-steps of a whole optimizer step.
@@ -37,13 +36,6 @@ pub struct Trial {
     pub budget_bytes: u64,
     /// Seconds from the first micro-step to the result of the update.
     pub seconds: f64,
-}
-
-impl Trial {
-    /// The trial as JSON, which [`confirm`] reads.
-    pub fn to_json(&self) -> String {
-        json!(self).to_string()
-    }
 }
 
 /// Runs an optimizer step of at most two micro-steps, and an evaluation batch if the run evaluates, and measures the peak
@@ -139,9 +131,9 @@ pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation
 }
 
 impl Confirmation {
-    /// The confirmation as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({"trial": self.trial, "next": self.refusal.as_ref().map(TrainError::to_string)})
+    /// The confirmation for reports.
+    pub fn report(&self) -> ConfirmationReport<Trial> {
+        ConfirmationReport { trial: self.trial.clone(), next: self.refusal.as_ref().map(TrainError::to_string) }
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger value.

@@ -18,6 +18,7 @@ mod metrics;
 mod opened_model;
 pub mod priced;
 mod resume;
+mod run_record;
 pub mod schedule;
 mod state;
 mod tensorboard;
@@ -29,7 +30,8 @@ pub use config::ConfigError;
 pub use decision::Ended;
 pub use dynamic::SizeChange;
 pub use engine::{
-    EvaluationReport, EvaluationRequest, Largest, RunMemory, Size, evaluate, explain, largest, open, plan_of,
+    EvaluationReport, EvaluationRequest, Largest, PackBounds, RunMemory, RunPlanReport, Size, evaluate,
+    explain, largest, open, plan_of,
 };
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
 pub use folder::{add_written, check_folder, has_written};
@@ -39,5 +41,6 @@ pub use opened_model::{
 };
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
+pub use run_record::TrainRecord;
 pub use state::{Best, LossScale, RunState};
 pub use trainer::{Open, Request, TrainReport, train_with, train_with_timeline};

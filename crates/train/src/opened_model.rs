@@ -3,6 +3,7 @@
 //! nor addresses, only counts, losses and named tensors, so everything that a resumed run needs is in a checkpoint.
 
 use super::config::OptimizerKind;
+use super::engine::RunPlanReport;
 use super::feed::DataSummary;
 use crate::TrainError;
 use plimsoll_data::weights::DType;
@@ -45,8 +46,8 @@ pub struct TrainFacts {
     pub data: Option<DataSummary>,
     /// Number of steps of the run, if the epochs were counted before the first step.
     pub counted_steps: Option<u64>,
-    /// The plan as JSON, for run.json.
-    pub plan: Value,
+    /// The plan, for run.json; `None` for a model without a plan.
+    pub plan: Option<RunPlanReport>,
     /// The device that computes, with its name.
     pub device: String,
     /// The machine that computes; empty if it has no memory but the host's.

@@ -1,14 +1,19 @@
-//! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
+//! Reports the plans of a training run as text and as structs. Invariant: every number comes from the plans.
 
 use super::config::TrainConfig;
 pub use super::config::training_on;
 use super::{Largest, RunMemory, plan_of};
 use crate::TrainError;
+use crate::confirm::Trial;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
-use plimsoll_plan::{Optimizer, Program, Rejected, Target, TrainingChoice};
+use plimsoll_plan::{Candidate, Optimizer, Program, Rejected, Staging, Target, TrainingChoice};
+use plimsoll_runtime::explain::Effect;
+use plimsoll_runtime::largest::{ConfirmationReport, LargestReport};
+use plimsoll_runtime::price::PlanReport;
+use plimsoll_runtime::report::staging_by_label;
 use plimsoll_runtime::{Device, Observer, price, process};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Resolves a target name or target file; `cpu` is this machine with the number of threads that the run would use.
@@ -55,11 +60,9 @@ impl PlannedRun {
         Ok(format!("{}\n{}", to_text(config, &self.found)?, besides(&self.process)))
     }
 
-    /// The plans and the memory besides as JSON.
-    pub fn to_json(&self, config: &TrainConfig) -> Result<Value, TrainError> {
-        let mut plan = to_json(config, &self.found)?;
-        plan["process"] = process::to_json(&self.process.lines());
-        Ok(plan)
+    /// The plans and the memory besides for reports.
+    pub fn report(&self, config: &TrainConfig) -> Result<TrainPlanReport, TrainError> {
+        report(config, &self.found, self.process.lines())
     }
 }
 
@@ -77,37 +80,120 @@ pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, TrainError
     Ok(price::parse_budget(&config.memory.budget, target)?)
 }
 
-/// Returns the plans of the program and the chosen settings as JSON.
-pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, TrainError> {
-    let c = &found.candidate;
-    let mut plan = price::to_json(&found.program)?;
-    let of = |r: &Rejected| {
-        let mut one = chosen(&r.candidate);
-        one["recomputed_nodes"] = json!(r.recomputed);
-        one["peak_bytes"] = json!(r.peak.0);
-        one["tokens_per_second"] = json!(r.tokens_per_second);
-        one["fits"] = json!(r.fits);
-        one["why"] = json!(why_not(found, r));
-        one
-    };
-    plan["precision"] = json!(config.precision.kind);
-    plan["parameters"] = json!(parameters(&found.program.plans()[0].1.graph));
-    plan["parameters_of_teachers"] = json!(parameters_of_teachers(&found.program.plans()[0].1.graph));
-    plan["chosen"] = chosen(c);
-    plan["chosen"]["pack_tokens"] = json!(config.pack_tokens());
-    plan["recomputed"] = json!(recomputed(&found.program.plans()[0].1.graph));
-    plan["seconds_per_step"] = json!(found.seconds);
-    plan["tokens_per_second"] = json!(found.tokens_per_second);
-    plan["rejected"] = found.rejected.iter().map(of).collect();
-    Ok(plan)
+/// The plans of a training run for reports: of the program, the chosen settings, and what was asked for besides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainPlanReport {
+    /// The plan of the program.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// Floating-point format of weights and activations.
+    pub precision: PrecisionKind,
+    /// Number of parameters of the model.
+    pub parameters: u64,
+    /// Number of parameters of its teachers.
+    pub parameters_of_teachers: u64,
+    /// The settings that were chosen.
+    pub chosen: ChosenReport,
+    /// The recomputed ops of each range of layers, in words.
+    pub recomputed: Vec<String>,
+    /// Expected seconds of an optimizer step.
+    pub seconds_per_step: f64,
+    /// Expected tokens per second.
+    pub tokens_per_second: f64,
+    /// Settings that were not chosen.
+    pub rejected: Vec<RejectedReport>,
+    /// Host memory of the process and of the data.
+    #[serde(serialize_with = "staging_by_label")]
+    pub process: Vec<Staging>,
+    /// The largest value of a dimension, if it was searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest: Option<LargestReport>,
+    /// The trial of the largest value, if it was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<ConfirmationReport<Trial>>,
+    /// The optimisations in effect, if they were planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Vec<Effect>>,
 }
 
-/// Returns the result of a search for the largest dimension as JSON: its plans, and the value found.
-pub fn largest_to_json(largest: &Largest) -> Result<Value, TrainError> {
-    let mut plan = to_json(&largest.config, &largest.found)?;
-    plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
-    plan["process"] = process::to_json(&largest.process.lines());
-    Ok(plan)
+/// Settings among which the search for the fastest plan chooses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CandidateReport {
+    /// Tokens of a micro-step.
+    pub micro_tokens: u64,
+    /// Micro-steps of an optimizer step.
+    pub accumulation: u64,
+    /// Rows of logits computed at a time.
+    pub loss_chunk: u32,
+    /// The value of `optimizer.kind`.
+    pub optimizer: &'static str,
+}
+
+/// The settings that were chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChosenReport {
+    /// The settings.
+    #[serde(flatten)]
+    pub candidate: CandidateReport,
+    /// Maximum number of tokens of a pack.
+    pub pack_tokens: u64,
+}
+
+/// Settings that were not chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RejectedReport {
+    /// The settings.
+    #[serde(flatten)]
+    pub candidate: CandidateReport,
+    /// Number of recomputed nodes.
+    pub recomputed_nodes: usize,
+    /// Predicted memory use of the process.
+    pub peak_bytes: Bytes,
+    /// Predicted tokens per second.
+    pub tokens_per_second: f64,
+    /// Whether the settings fit into the budget.
+    pub fits: bool,
+    /// Why settings that fit were not chosen although they are faster; `None` for others.
+    pub why: Option<String>,
+}
+
+/// Reports the plans of a training run, which takes the memory `process` besides.
+pub fn report(
+    config: &TrainConfig,
+    found: &TrainingChoice,
+    process: Vec<Staging>,
+) -> Result<TrainPlanReport, TrainError> {
+    let graph = &found.program.plans()[0].1.graph;
+    let rejected = |r: &Rejected| RejectedReport {
+        candidate: candidate(&r.candidate),
+        recomputed_nodes: r.recomputed,
+        peak_bytes: r.peak,
+        tokens_per_second: r.tokens_per_second,
+        fits: r.fits,
+        why: why_not(found, r),
+    };
+    Ok(TrainPlanReport {
+        plan: price::report(&found.program)?,
+        precision: config.precision.kind,
+        parameters: parameters(graph),
+        parameters_of_teachers: parameters_of_teachers(graph),
+        chosen: ChosenReport { candidate: candidate(&found.candidate), pack_tokens: config.pack_tokens() },
+        recomputed: recomputed(graph),
+        seconds_per_step: found.seconds,
+        tokens_per_second: found.tokens_per_second,
+        rejected: found.rejected.iter().map(rejected).collect(),
+        process,
+        largest: None,
+        confirmed: None,
+        explain: None,
+    })
+}
+
+/// Reports the result of a search for the largest dimension: its plans, and the value found.
+pub fn largest_report(largest: &Largest) -> Result<TrainPlanReport, TrainError> {
+    let Largest { size, value, refused, .. } = *largest;
+    let plan = report(&largest.config, &largest.found, largest.process.lines())?;
+    Ok(TrainPlanReport { largest: Some(LargestReport { of: size.name(), value, refused }), ..plan })
 }
 
 /// Formats the plans as text.
@@ -197,13 +283,13 @@ fn dynamic_sizes(program: &Program) -> String {
     }
 }
 
-fn chosen(c: &plimsoll_plan::Candidate) -> Value {
-    json!({
-        "micro_tokens": c.tokens,
-        "accumulation": c.accumulation,
-        "loss_chunk": c.chunk,
-        "optimizer": name(&c.optimizer),
-    })
+fn candidate(c: &Candidate) -> CandidateReport {
+    CandidateReport {
+        micro_tokens: c.tokens,
+        accumulation: c.accumulation,
+        loss_chunk: c.chunk,
+        optimizer: name(&c.optimizer),
+    }
 }
 
 /// The value of `optimizer.kind` for a planned optimizer.

@@ -13,6 +13,7 @@ use super::folder::{self, write_text};
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
 use super::opened_model::{Applied, Auxiliary, MicroStepResult, MicroStepScalars, OpenedModel, Taken, Tensors};
 use super::resume::{self, Resume};
+use super::run_record::{TrainRecord, UnfinishedRecord};
 use super::schedule::{Rate, hyper};
 use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::watch::TrainWatch;
@@ -27,10 +28,11 @@ use plimsoll_runtime::dynamic::Reason;
 use plimsoll_runtime::live;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline::MeasuredTimeline;
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -69,7 +71,7 @@ pub struct TrainReport {
     /// Tokens trained on in these seconds, per second.
     pub tokens_per_second: f64,
     /// Contents of run.json.
-    pub run_record: Value,
+    pub run_record: TrainRecord,
     /// Memory budget.
     pub budget: Bytes,
     /// The timeline of the plans with a measured micro-step, if it was requested.
@@ -162,18 +164,16 @@ struct Status<'a> {
 
 impl Status<'_> {
     fn write(&self, status: &str, error: Option<&TrainError>, watch: &Watch) -> Result<(), TrainError> {
-        let mut record = json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "status": status,
-            "config": self.asked,
-            "memory": watch.stages(),
-            "health": watch.record(),
-            "outputs": self.written,
-        });
-        if let Some(error) = error {
-            record["error"] = json!(error.to_string());
-        }
-        write_text(&self.output.join(folder::RECORD), &format!("{record:#}\n"))
+        let record = UnfinishedRecord {
+            version: env!("CARGO_PKG_VERSION"),
+            status,
+            config: self.asked,
+            stages: watch.stages(),
+            health: watch.record(),
+            outputs: &self.written,
+            error: error.map(ToString::to_string),
+        };
+        write_text(&self.output.join(folder::RECORD), &format!("{:#}\n", to_json(&record)))
     }
 }
 
@@ -1007,27 +1007,28 @@ impl Trainer<'_> {
         let checkpoint = self.newest.take().map(|(_, path)| path);
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);
-        let run_record = json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "status": "finished",
-            "config": self.asked,
-            "choices": self.choices,
-            "ended": ended.key(),
-            "stopped_early": ended == Ended::Patience,
-            "state": self.state,
-            "loss": self.loss,
-            "checkpoint": checkpoint.as_ref().map(|path| path.display().to_string()),
-            "seconds": seconds,
-            "tokens_per_second": tokens_per_second,
-            "device": self.model.facts.device,
-            "budget_bytes": self.model.facts.budget.0,
-            "peak_bytes": self.model.facts.peak.0,
-            "plan": self.model.facts.plan,
-            "memory": self.watch.stages(),
-            "health": self.watch.record(),
-            "outputs": self.written,
-        });
-        write_text(&output.join(folder::RECORD), &format!("{run_record:#}\n"))?;
+        let facts = &self.model.facts;
+        let run_record = TrainRecord {
+            version: env!("CARGO_PKG_VERSION"),
+            status: "finished",
+            config: self.asked.clone(),
+            choices: self.choices.clone(),
+            ended: ended.key(),
+            stopped_early: ended == Ended::Patience,
+            state: self.state.clone(),
+            loss: self.loss,
+            checkpoint: checkpoint.as_ref().map(|path| path.display().to_string()),
+            seconds,
+            tokens_per_second,
+            device: facts.device.clone(),
+            budget_bytes: facts.budget,
+            peak_bytes: facts.peak,
+            plan: facts.plan.clone(),
+            stages: self.watch.stages().to_vec(),
+            health: self.watch.record().cloned(),
+            outputs: self.written.clone(),
+        };
+        write_text(&output.join(folder::RECORD), &format!("{:#}\n", to_json(&run_record)))?;
         self.watch.finish();
         // The run is complete, so a failure here must not turn its record into that of a failed run.
         let timeline = match timeline.then(|| self.measured_timeline()) {

@@ -6,19 +6,30 @@ use super::opened_model::{Stepper, TrainFacts};
 use crate::TrainError;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::machine::{MemoryStage, Reading};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Observer, Trained};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::time::Instant;
+
+/// Line of metrics.jsonl of a stage.
+#[derive(Serialize)]
+struct StageLine {
+    /// The stage, with the step by which a resumed run finds the lines that it keeps.
+    #[serde(flatten)]
+    stage: MemoryStage,
+    /// Seconds since this process started the run.
+    seconds: f64,
+}
 
 /// The watch of a training run.
 pub(crate) struct TrainWatch {
     watch: Watch,
     began: Instant,
     /// Lines that wait until metrics.jsonl is open.
-    waiting: Vec<Value>,
+    waiting: Vec<StageLine>,
     /// Steps done before this process started, and when its first step began.
     first: (u64, Instant),
 }
@@ -30,28 +41,26 @@ impl TrainWatch {
         let watch = Watch::start("train", Some(folder), vec![]);
         let mut watch = Self { watch, began: now, waiting: vec![], first: (0, now) };
         let start = watch.end_stage("start", None);
-        watch.wait(&start);
+        watch.wait(start);
         watch
     }
 
     /// Records a stage of the start.
     pub fn starting(&mut self, name: &str, reading: &Reading, observer: &mut dyn Observer) {
         let stage = self.record_stage(name, None, reading.clone());
-        self.wait(&stage);
+        self.wait(stage);
         self.begin(name, observer);
     }
 
     /// Keeps the line of a stage until metrics.jsonl is open.
-    fn wait(&mut self, stage: &MemoryStage) {
+    fn wait(&mut self, stage: MemoryStage) {
         let line = self.line(stage);
         self.waiting.push(line);
     }
 
     /// The line of metrics.jsonl of a stage.
-    fn line(&self, stage: &MemoryStage) -> Value {
-        let mut line = stage.to_json();
-        line["seconds"] = json!(self.began.elapsed().as_secs_f64());
-        line
+    fn line(&self, stage: MemoryStage) -> StageLine {
+        StageLine { stage, seconds: self.began.elapsed().as_secs_f64() }
     }
 
     /// Continues with an open model, from `step` on: writes the lines of the stages so far.
@@ -60,9 +69,8 @@ impl TrainWatch {
         self.set_planned(facts.planned_memory(facts.sizes.len().saturating_sub(1)));
         self.first = (step, Instant::now());
         for mut line in std::mem::take(&mut self.waiting) {
-            // The field by which a resumed run finds the lines that it keeps.
-            line["step"] = step.into();
-            metrics.put(&line)?;
+            line.stage.step = Some(step);
+            metrics.put(&to_json(&line))?;
         }
         Ok(())
     }
@@ -77,7 +85,7 @@ impl TrainWatch {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let stage = self.end_stage(name, Some(step));
-        metrics.put(&self.line(&stage))?;
+        metrics.put(&to_json(&self.line(stage)))?;
         // Planning takes seconds and memory of its own, so it is done at the beginning or at the end, not in between.
         if matches!(name, "first step" | "trained") && self.wants_advice() {
             self.advise(model.remedies(observer), observer);

@@ -21,6 +21,10 @@ pub use options::{
     usual_workers,
 };
 pub use output::{CallsSummary, VirusRow};
+pub use pipeline::record::{
+    CallingRecord, MethodRecord, ModelsRecord, PredictRecord, RunRecord, SecondsRecord, SequenceCounts,
+    SettingsRecord, ShardRecord, ShardSeconds,
+};
 pub use plimsoll_data::sequence::{Listing, stem};
 
 use folder::FolderState;
@@ -39,9 +43,9 @@ use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, Level, Observer, replicas_for_input};
-use serde_json::Value;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,7 +62,7 @@ pub struct PredictReport {
     /// Number of rows of notes.tsv.
     pub notes: u64,
     /// Contents of run.json.
-    pub run_record: Value,
+    pub run_record: PredictRecord,
     /// Counts of records, windows and calls.
     pub counts: Counts,
     /// Folder of the results.
@@ -264,7 +268,7 @@ fn already_there(
     };
     // A merge computes nothing, so the device's arithmetic does not matter.
     let arithmetic = match options.merge.is_empty() {
-        true => options.settings.arithmetic()?,
+        true => to_json(&options.settings.arithmetic()?),
         false => old["identity"]["arithmetic"].clone(),
     };
     let identity = record::identity(options, method, inputs, arithmetic);
@@ -280,7 +284,7 @@ fn already_there(
         return Err(VirusError::ResultNoShard { folder: output_dir() });
     }
     // Tables contain the input names, which are not part of the identity.
-    let names = record::names(inputs);
+    let names = to_json(&record::names(inputs));
     if old["inputs"] != names {
         let (before, now) = (old["inputs"].to_string(), names.to_string());
         return Err(VirusError::OtherName { folder: output_dir(), before, now });
@@ -304,6 +308,6 @@ fn already_there(
         tokens_per_second: 0.0,
         fill: [None; 2],
         memory_line: String::new(),
-        run_record: old,
+        run_record: PredictRecord::Existing(old),
     }))
 }

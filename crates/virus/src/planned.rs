@@ -4,7 +4,8 @@
 use crate::VirusError;
 use crate::methods::{self, PlannedMethod, PlannedModel};
 use crate::options::Options;
-use crate::pipeline::queues::{HostWork, QueueSizes};
+use crate::pipeline::queues::HostWork;
+pub use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::shape::{HEAD_ROWS, Shape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::sequence::{Extent, extent};
@@ -13,11 +14,13 @@ use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::explain::{self, Effect};
-use plimsoll_runtime::price::streamed_from;
+use plimsoll_runtime::price::{PlanReport, streamed_from};
 use plimsoll_runtime::process::Process;
+use plimsoll_runtime::report::staging_by_label;
 use plimsoll_runtime::session;
 use plimsoll_runtime::{Budget, Device, Settings, price, replicas_for_input};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -64,14 +67,58 @@ struct StagePlan {
 }
 
 /// Expected throughput for reads of one length.
-#[derive(Clone, Copy, Debug)]
-struct Reads {
-    length: u64,
-    windows: u64,
-    orfs: f64,
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reads {
+    /// Length of a read in bases.
+    #[serde(rename = "bases")]
+    pub length: u64,
+    /// Number of windows of a read.
+    pub windows: u64,
+    /// Average number of open reading frames per window.
+    #[serde(rename = "orfs_of_a_window")]
+    pub orfs: f64,
     /// Whether the time depends on `orfs`.
-    has_orfs: bool,
-    per_second: f64,
+    #[serde(skip)]
+    pub has_orfs: bool,
+    /// Expected reads per second.
+    pub per_second: f64,
+}
+
+/// The plan of a prediction for reports.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PredictPlanReport {
+    /// Name of the target.
+    pub target: String,
+    /// Memory budget.
+    pub budget_bytes: Bytes,
+    /// Name of each model by its role.
+    pub models: BTreeMap<&'static str, String>,
+    /// Length of a window in bases.
+    pub window_bases: u64,
+    /// The stages in order.
+    pub stages: Vec<StagePlanReport>,
+    /// Planned host memory of the process beside the arena.
+    #[serde(serialize_with = "staging_by_label")]
+    pub process: Vec<Staging>,
+    /// Sizes of queues.
+    pub queues: QueueSizes,
+    /// Peak memory over the stages, including the process if it counts against the same memory.
+    pub peak_bytes: Bytes,
+    /// Expected speed.
+    pub reads: Reads,
+}
+
+/// The plan of a stage of a prediction for reports.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagePlanReport {
+    /// The models of the stage, in words.
+    pub stage: &'static str,
+    /// The plan.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// The optimisations in effect, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Vec<Effect>>,
 }
 
 /// A machine that is planned for and need not be present.
@@ -318,31 +365,26 @@ impl Planned {
         self.process.iter().map(|line| line.bytes).sum()
     }
 
-    /// Formats the plan as JSON.
-    pub fn to_json(&self) -> Result<Value, RuntimeError> {
+    /// The plan for reports.
+    pub fn report(&self) -> Result<PredictPlanReport, RuntimeError> {
         let stage = |(number, stage): (usize, &StagePlan)| {
-            let mut plan = price::to_json(&stage.program)?;
-            let effects = self.effects.as_ref().map(|effects| &effects[number][..]);
-            explain::add_to_json(&mut plan, effects);
-            plan["stage"] = stage.about.into();
-            Ok(plan)
+            Ok(StagePlanReport {
+                stage: stage.about,
+                plan: price::report(&stage.program)?,
+                explain: self.effects.as_ref().map(|effects| effects[number].clone()),
+            })
         };
-        let Reads { length, windows, orfs, per_second, .. } = self.reads;
-        let QueueSizes { job_bases, job_parts, items, bytes, block, sort } = self.queues;
-        Ok(json!({
-            "target": self.target.name,
-            "budget_bytes": self.budget.0,
-            "models": self.models.iter().map(|m| (m.key.to_owned(), m.name.clone().into())).collect::<Map<_, Value>>(),
-            "window_bases": self.length,
-            "stages": self.stages.iter().enumerate().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
-            "process": plimsoll_runtime::process::to_json(&self.process),
-            "queues": {
-                "job_bases": job_bases, "job_parts": job_parts, "items": items, "bytes": bytes,
-                "journal_block_bytes": block, "sorted_bytes": sort,
-            },
-            "peak_bytes": self.peak().0,
-            "reads": {"bases": length, "windows": windows, "orfs_of_a_window": orfs, "per_second": per_second},
-        }))
+        Ok(PredictPlanReport {
+            target: self.target.name.clone(),
+            budget_bytes: self.budget,
+            models: self.models.iter().map(|model| (model.key, model.name.clone())).collect(),
+            window_bases: self.length,
+            stages: self.stages.iter().enumerate().map(stage).collect::<Result<_, RuntimeError>>()?,
+            process: self.process.clone(),
+            queues: self.queues,
+            peak_bytes: self.peak(),
+            reads: self.reads,
+        })
     }
 
     /// Formats the plan as text.

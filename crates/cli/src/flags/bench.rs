@@ -5,6 +5,7 @@ use super::{at_least, print, print_beside};
 use crate::error::{CliError, usage};
 use clap::{ArgGroup, Args};
 use plimsoll_report::timeline::{self, Planned};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, Streaming, hub};
 use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
 use std::path::PathBuf;
@@ -143,7 +144,7 @@ impl Bench {
         }
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;
-            print(&if self.json { format!("{:#}", done.to_json()) } else { done.to_string() })?;
+            print(&if self.json { format!("{:#}", to_json(&done)) } else { done.to_string() })?;
             return Ok(ExitCode::SUCCESS);
         }
         let work = match (self.shape, self.model) {
@@ -161,7 +162,7 @@ impl Bench {
         // Printed before the page is written, so that a full disk does not cost the report.
         let found = report.timeline.take();
         let outputs: Vec<PathBuf> = trace.into_iter().chain(self.timeline.clone()).collect();
-        print_beside(&outputs, &if self.json { report.to_json().to_string() } else { report.to_string() })?;
+        print_beside(&outputs, &if self.json { to_json(&report).to_string() } else { report.to_string() })?;
         if let (Some(path), Some(found)) = (&self.timeline, found) {
             let title = match &report.work {
                 BenchWork::Model { model, .. } => model.clone(),

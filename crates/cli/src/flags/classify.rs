@@ -8,6 +8,7 @@ use crate::error::CliError;
 use crate::report;
 use clap::Args;
 use plimsoll_embed::classify::{Options, classify};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -89,7 +90,7 @@ impl Classify {
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print_beside(&report.files, &format!("{:#}", report.to_json()))?;
+            print_beside(&report.files, &format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
             print_beside(&report.files, &report::embedded(&report, "classes"))?;
         }

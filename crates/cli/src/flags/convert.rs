@@ -4,6 +4,7 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError};
 use plimsoll_tools::convert::{Options, convert};
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ impl Convert {
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print(&format!("{:#}", report.to_json()))?;
+            print(&format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
             print(&format!(
                 "{} tensors in {}, compared with the input",

@@ -3,6 +3,7 @@
 use super::print;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::report::to_json;
 use plimsoll_tools::doctor::{Options, report};
 use std::process::ExitCode;
 
@@ -23,7 +24,7 @@ impl Doctor {
     pub fn run(self) -> Result<ExitCode, CliError> {
         let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
         match self.json {
-            true => print(&format!("{:#}", report.to_json()))?,
+            true => print(&format!("{:#}", to_json(&report)))?,
             false => print(report.to_string().trim_end())?,
         }
         Ok(ExitCode::SUCCESS)

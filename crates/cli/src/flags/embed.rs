@@ -7,6 +7,7 @@ use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
 use plimsoll_embed::{Destination, Format, Options, Pool, ValueType, embed};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -195,7 +196,7 @@ impl Embed {
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print(&format!("{:#}", report.to_json()))?;
+            print(&format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
             print(&report::embedded(&report, "values of a row"))?;
         }

@@ -9,6 +9,7 @@ use super::train::device;
 use super::voice::Voice;
 use crate::error::{CliError, usage};
 use clap::Args;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{EscapedPath, OutputGuard, Precision, RuntimeError};
 use plimsoll_train::classification::{CalibrationBin, ClassMetrics, ClassifierMetrics};
 use plimsoll_train::{EvaluationReport, EvaluationRequest, evaluate};
@@ -97,7 +98,7 @@ impl Evaluate {
         });
         terminal.finish();
         let report = done.inspect_err(|error| terminal.log(&error.chain()))?;
-        let json = format!("{:#}", report.to_json());
+        let json = format!("{:#}", to_json(&report));
         if let Some(path) = &self.output {
             report.write(path)?;
         }

@@ -3,6 +3,7 @@
 use super::print;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::report::to_json;
 use plimsoll_tools::list;
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ impl List {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let list = list::list()?;
-        print(&if self.json { format!("{:#}", list.to_json()) } else { list.to_string() })?;
+        print(&if self.json { format!("{:#}", to_json(&list)) } else { list.to_string() })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -5,6 +5,7 @@ use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::OutputGuard;
+use plimsoll_runtime::report::to_json;
 use plimsoll_tools::merge::{Options, merge};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ impl Merge {
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print(&format!("{:#}", report.to_json()))?;
+            print(&format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
             let (adapted, tensors) = (report.adapted, report.tensors);
             let place = plimsoll_runtime::EscapedPath(&report.output);

@@ -15,7 +15,8 @@ use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_report::timeline::Planned;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
-use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::price::{self, ModelPlanReport, Request};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
     Device, InputFiles, OutputGuard, Precision, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
@@ -23,7 +24,7 @@ use plimsoll_runtime::{
 };
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::confirm::Confirmation;
-use plimsoll_train::priced::PlannedRun;
+use plimsoll_train::priced::{PlannedRun, TrainPlanReport};
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{
     CallerOptions, MethodOptions, Models, USUAL_PREFETCH, caller_window, nucleotide_files, planned,
@@ -387,7 +388,7 @@ impl Plan {
         let process = price::process(&request);
         if self.trial {
             let device = device_of(&self.target)?;
-            return Ok(largest::trial(model, &request, device, &mut Silent)?.to_json());
+            return Ok(to_json(&largest::trial(model, &request, device, &mut Silent)?).to_string());
         }
         if let Some(pass) = &self.dump_after {
             return self.dump(model, pass, request);
@@ -440,16 +441,14 @@ impl Plan {
                 Ok(format!("{}\n{confirmed}", text.trim_end()))
             }
             Format::Json => {
-                let mut plan = price::to_json(&program)?;
-                plan["process"] = process.to_json();
-                if let Some(grown) = &grown {
-                    plan["largest"] = grown.to_json();
-                }
-                if let Some(confirmed) = confirmed {
-                    plan["confirmed"] = confirmed.to_json();
-                }
-                explain::add_to_json(&mut plan, effects.as_deref());
-                Ok(format!("{plan:#}"))
+                let report = ModelPlanReport {
+                    plan: price::report(&program)?,
+                    process: process.lines().to_vec(),
+                    largest: grown.as_ref().map(LargestStep::report),
+                    confirmed: confirmed.map(|confirmed| confirmed.report()),
+                    explain: effects,
+                };
+                Ok(format!("{:#}", to_json(&report)))
             }
         }
     }
@@ -516,7 +515,7 @@ impl Plan {
         }
         match self.format() {
             Format::Text => Ok(planned.to_text()?),
-            Format::Json => Ok(format!("{:#}", planned.to_json()?)),
+            Format::Json => Ok(format!("{:#}", to_json(&planned.report()?))),
         }
     }
 
@@ -535,7 +534,8 @@ impl Plan {
         };
         if self.trial {
             let device = super::train::device(&config, card::training_options())?;
-            return Ok(plimsoll_train::confirm::trial(&config, device, &mut Silent)?.to_json());
+            let trial = plimsoll_train::confirm::trial(&config, device, &mut Silent)?;
+            return Ok(to_json(&trial).to_string());
         }
         let target = self.training_target(&config)?;
         let Some(size) = self.largest.map(Largest::size) else {
@@ -559,9 +559,8 @@ impl Plan {
             return match self.format() {
                 Format::Text => Ok(with_effects(run.to_text(&config)?, effects.as_deref())),
                 Format::Json => {
-                    let mut plan = run.to_json(&config)?;
-                    explain::add_to_json(&mut plan, effects.as_deref());
-                    Ok(format!("{plan:#}"))
+                    let report = TrainPlanReport { explain: effects, ..run.report(&config)? };
+                    Ok(format!("{:#}", to_json(&report)))
                 }
             };
         };
@@ -580,12 +579,12 @@ impl Plan {
                 Ok(format!("{}\n{confirmed}", text.trim_end()))
             }
             Format::Json => {
-                let mut plan = priced::largest_to_json(&largest)?;
-                if let Some(confirmed) = confirmed {
-                    plan["confirmed"] = confirmed.to_json();
-                }
-                explain::add_to_json(&mut plan, effects.as_deref());
-                Ok(format!("{plan:#}"))
+                let report = TrainPlanReport {
+                    confirmed: confirmed.map(|confirmed| confirmed.report()),
+                    explain: effects,
+                    ..priced::largest_report(&largest)?
+                };
+                Ok(format!("{:#}", to_json(&report)))
             }
         }
     }

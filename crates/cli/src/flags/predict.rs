@@ -10,6 +10,7 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
@@ -288,7 +289,7 @@ impl Predict {
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
-            return print(&format!("{:#}", report.run_record));
+            return print(&format!("{:#}", to_json(&report.run_record)));
         }
         if self.voice.quiet() || report.already_complete {
             return Ok(());

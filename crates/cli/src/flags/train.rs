@@ -10,6 +10,7 @@ use crate::terminal::Terminal;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use plimsoll_report::timeline::{self, Planned};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
@@ -146,7 +147,7 @@ impl Train {
         // Printed before the page is written, so that a full disk does not cost the report.
         let outputs = self.timeline.as_slice();
         match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print_beside(outputs, &format!("{:#}", report.run_record))?,
+            (true, _) => print_beside(outputs, &format!("{:#}", to_json(&report.run_record)))?,
             (false, true) => {}
             (false, false) => print_beside(outputs, &summary(&report))?,
         }

@@ -5,6 +5,7 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{InputFiles, OutputGuard, hub};
 use plimsoll_tools::verify::{Options, verify};
 use std::path::PathBuf;
@@ -71,7 +72,7 @@ impl Verify {
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
-            print(&format!("{:#}", report.to_json()))?;
+            print(&format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
             print(&report.to_string())?;
         }

@@ -13,7 +13,6 @@ use plimsoll_data::limits::spawn;
 use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
 use plimsoll_graph::{Bytes, Counts, Dim, OutputRole, ValueId};
 use plimsoll_plan::{InputId, OutputId, Program};
-use serde_json::{Value, json};
 use std::any::Any;
 use std::error::Error;
 use std::panic::resume_unwind;
@@ -149,21 +148,6 @@ pub struct Usage {
     pub given_back: Bytes,
     /// Error with which the device failed and was excluded; `None` while it works.
     pub failed: Option<String>,
-}
-
-impl Usage {
-    /// JSON for the record of a run that took `seconds` seconds.
-    pub fn to_json(&self, seconds: f64) -> Value {
-        json!({
-            "name": self.name,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds_busy": self.busy,
-            "share_busy": self.busy / seconds.max(1e-9),
-            "given_back_bytes": self.given_back.0,
-            "failed": self.failed,
-        })
-    }
 }
 
 /// The devices that share the steps of a program.

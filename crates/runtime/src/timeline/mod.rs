@@ -8,9 +8,10 @@ mod trace;
 
 pub use measured::{MeasuredMemory, MeasuredTimeline, MemorySample, sampled};
 pub use plimsoll_plan::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
-pub use trace::{Trace, TraceEvent, name as phase_name, to_trace};
+pub use trace::{Trace, TraceDetails, TraceEvent, name as phase_name, to_trace};
 
 use crate::RuntimeError;
+use crate::report::to_json;
 use plimsoll_data::atomic::AtomicFile;
 use std::io::Write as _;
 use std::path::Path;
@@ -22,7 +23,7 @@ pub fn write_memory_viz(path: &Path, timelines: &[(String, &Timeline)]) -> Resul
 
 /// Writes the trace of titled timelines as JSON; an existing file is replaced.
 pub fn write_trace(path: &Path, timelines: &[(String, &Timeline)]) -> Result<(), RuntimeError> {
-    write(path, to_trace(timelines).to_json().to_string().as_bytes())
+    write(path, to_json(&to_trace(timelines)).to_string().as_bytes())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RuntimeError> {

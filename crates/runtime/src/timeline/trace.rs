@@ -3,12 +3,47 @@
 
 use plimsoll_graph::Phase;
 use plimsoll_plan::Timeline;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A trace under construction.
-#[derive(Debug, Default)]
+#[derive(Debug, Serialize)]
 pub struct Trace {
-    events: Vec<Value>,
+    /// Unit in which a viewer shows times.
+    #[serde(rename = "displayTimeUnit")]
+    unit: &'static str,
+    #[serde(rename = "traceEvents")]
+    events: Vec<EventRecord>,
+}
+
+/// An event of the Trace Event Format.
+#[derive(Debug, Default, Serialize)]
+struct EventRecord {
+    name: String,
+    /// The phase: metadata (`M`), interval (`X`) or counter (`C`).
+    ph: &'static str,
+    pid: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<usize>,
+    #[serde(rename = "cat", skip_serializing_if = "Option::is_none")]
+    category: Option<String>,
+    /// Start in microseconds.
+    #[serde(rename = "ts", skip_serializing_if = "Option::is_none")]
+    start: Option<f64>,
+    /// Duration in microseconds.
+    #[serde(rename = "dur", skip_serializing_if = "Option::is_none")]
+    duration: Option<f64>,
+    #[serde(rename = "args", skip_serializing_if = "Option::is_none")]
+    arguments: Option<Arguments>,
+}
+
+/// The key `args` of an event.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Arguments {
+    Name { name: String },
+    Series(BTreeMap<String, u64>),
+    Details(TraceDetails),
 }
 
 /// An interval on a track.
@@ -24,8 +59,38 @@ pub struct TraceEvent<'a> {
     pub start: f64,
     /// Duration in seconds.
     pub seconds: f64,
-    /// Details; `null` for none.
-    pub details: Value,
+    /// Details.
+    pub details: Option<TraceDetails>,
+}
+
+/// Details of an interval.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum TraceDetails {
+    /// Of an instruction of a plan.
+    Instruction {
+        /// Number of the instruction in its timeline.
+        instruction: usize,
+        /// Name of the op.
+        op: &'static str,
+        /// Layer of the model.
+        layer: Option<u32>,
+        /// Name of the kernel; `None` for a move.
+        kernel: Option<&'static str>,
+    },
+    /// Of a launch of a step.
+    Launch {
+        /// Label of the node.
+        launch: String,
+        /// Layer of the model.
+        layer: Option<u32>,
+    },
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self { unit: "ms", events: vec![] }
+    }
 }
 
 impl Trace {
@@ -36,37 +101,44 @@ impl Trace {
 
     /// Names a process and its tracks, which are numbered from 0.
     pub fn process(&mut self, pid: usize, name: &str, tracks: &[&str]) {
-        self.events.push(json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}));
-        let named = |(tid, name): (usize, &&str)| json!({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}});
-        self.events.extend(tracks.iter().enumerate().map(named));
+        let named = |event: &str, tid, name: &str| EventRecord {
+            name: event.to_owned(),
+            ph: "M",
+            pid,
+            tid,
+            arguments: Some(Arguments::Name { name: name.to_owned() }),
+            ..EventRecord::default()
+        };
+        self.events.push(named("process_name", None, name));
+        let tracks = tracks.iter().enumerate();
+        self.events.extend(tracks.map(|(tid, name)| named("thread_name", Some(tid), name)));
     }
 
     /// Adds an interval.
     pub fn interval(&mut self, event: TraceEvent<'_>) {
         let TraceEvent { name, category, track: (pid, tid), start, seconds, details } = event;
-        let mut event = json!({
-            "name": name,
-            "cat": category,
-            "ph": "X",
-            "pid": pid,
-            "tid": tid,
-            "ts": 1e6 * start,
-            "dur": 1e6 * seconds,
+        self.events.push(EventRecord {
+            name: name.to_owned(),
+            ph: "X",
+            pid,
+            tid: Some(tid),
+            category: Some(category.to_owned()),
+            start: Some(1e6 * start),
+            duration: Some(1e6 * seconds),
+            arguments: details.map(Arguments::Details),
         });
-        if !details.is_null() {
-            event["args"] = details;
-        }
-        self.events.push(event);
     }
 
     /// Adds the values of the series of a counter from a time on.
-    pub fn counter(&mut self, pid: usize, name: &str, start: f64, series: Map<String, Value>) {
-        self.events.push(json!({"name": name, "ph": "C", "pid": pid, "ts": 1e6 * start, "args": series}));
-    }
-
-    /// The trace as JSON.
-    pub fn to_json(self) -> Value {
-        json!({"displayTimeUnit": "ms", "traceEvents": self.events})
+    pub fn counter(&mut self, pid: usize, name: &str, start: f64, series: BTreeMap<String, u64>) {
+        self.events.push(EventRecord {
+            name: name.to_owned(),
+            ph: "C",
+            pid,
+            start: Some(1e6 * start),
+            arguments: Some(Arguments::Series(series)),
+            ..EventRecord::default()
+        });
     }
 }
 
@@ -84,7 +156,7 @@ pub fn to_trace(timelines: &[(String, &Timeline)]) -> Trace {
         for (i, instruction) in timeline.instructions.iter().enumerate() {
             let bytes: Vec<u64> = lines.bytes.iter().map(|line| line[i]).collect();
             if last.as_ref() != Some(&bytes) {
-                let series = lines.lines.iter().cloned().zip(bytes.iter().map(|&b| json!(b))).collect();
+                let series = lines.lines.iter().cloned().zip(bytes.iter().copied()).collect();
                 trace.counter(pid, "bytes", start, series);
                 last = Some(bytes);
             }
@@ -94,8 +166,11 @@ pub fn to_trace(timelines: &[(String, &Timeline)]) -> Trace {
                 track: (pid, plan_of(i)),
                 start,
                 seconds: instruction.seconds,
-                details: json!({
-                    "instruction": i, "op": instruction.op, "layer": instruction.layer, "kernel": instruction.kernel,
+                details: Some(TraceDetails::Instruction {
+                    instruction: i,
+                    op: instruction.op,
+                    layer: instruction.layer,
+                    kernel: instruction.kernel,
                 }),
             });
             start += instruction.seconds;

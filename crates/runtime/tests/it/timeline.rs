@@ -3,6 +3,7 @@
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Room, Streaming};
 use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline::{Timeline, memory_viz, to_trace};
 use serde_json::Value;
 use std::io::Write as _;
@@ -146,7 +147,7 @@ fn python_reads_a_snapshot_whose_bytes_are_those_of_the_plan() {
 fn a_trace_has_the_expected_times_and_the_bytes_of_the_ledger() {
     let program = program("h200");
     let timeline = program.timeline();
-    let trace = to_trace(&[("card".to_owned(), &timeline)]).to_json();
+    let trace = to_json(&to_trace(&[("card".to_owned(), &timeline)]));
     let events = list(&trace, "traceEvents");
     let of = |kind: &str| events.iter().filter(|e| e["ph"] == kind).collect::<Vec<_>>();
     let intervals = of("X");

@@ -18,7 +18,8 @@ use plimsoll_plan::{Capability, Kernels, Link, PlanError, Policy, Rates, Target}
 use plimsoll_runtime::session::TimedSession;
 use plimsoll_runtime::{Precision, RuntimeError, Settings};
 use plimsoll_setting::{Command, Setting};
-use serde_json::{Value, json};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hint::spin_loop;
@@ -293,24 +294,36 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.chars().filter(plain).collect::<String>())
 }
 
-impl Calibration {
-    /// The calibration as JSON.
-    pub fn to_json(&self) -> Value {
+/// The rates of a calibration. `storage` is `None` if it was not measured.
+#[derive(Serialize)]
+struct MeasuredRates {
+    f32: f64,
+    tf32: Option<f64>,
+    bf16: f64,
+    fp8: Option<f64>,
+    int8: Option<f64>,
+    memory: f64,
+    launch: f64,
+    storage: Option<f64>,
+    link: Option<Link>,
+}
+
+/// What was measured, without what the file has from the default target.
+impl Serialize for Calibration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link } = self.target.rates;
         let storage = self.storage.then_some(storage);
-        let matmuls: Value =
-            self.matmuls.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
-        json!({
-            "target": self.path.display().to_string(),
-            "about": self.target.about,
-            "rates": {
-                "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
-                "launch": launch, "storage": storage, "link": link
-            },
-            "copies": self.copies.iter().map(|row| row.to_json()).collect::<Vec<_>>(),
-            "slower": self.target.slower,
-            "matmuls": matmuls,
-        })
+        let rates = MeasuredRates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link };
+        let matmuls: BTreeMap<&str, &str> =
+            self.matmuls.iter().map(|(model, with)| (model.as_str(), with.as_str())).collect();
+        let mut calibration = serializer.serialize_map(None)?;
+        calibration.serialize_entry("target", &self.path.display().to_string())?;
+        calibration.serialize_entry("about", &self.target.about)?;
+        calibration.serialize_entry("rates", &rates)?;
+        calibration.serialize_entry("copies", &self.copies)?;
+        calibration.serialize_entry("slower", &self.target.slower)?;
+        calibration.serialize_entry("matmuls", &matmuls)?;
+        calibration.end()
     }
 }
 

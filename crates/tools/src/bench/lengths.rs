@@ -2,7 +2,7 @@
 //! the machine.
 
 use super::case::numbers;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// Distribution of sequence lengths in tokens.
@@ -31,12 +31,14 @@ impl Lengths {
         };
         (0..sequences).map(length).collect()
     }
+}
 
-    /// JSON value: the length, or `"lognormal"`.
-    pub(super) fn to_json(self) -> Value {
+/// The length, or `lognormal`.
+impl Serialize for Lengths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Equal(length) => json!(length),
-            Self::LogNormal => json!("lognormal"),
+            Self::Equal(length) => serializer.serialize_u64(*length),
+            Self::LogNormal => serializer.serialize_str("lognormal"),
         }
     }
 }

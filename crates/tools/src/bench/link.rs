@@ -10,7 +10,7 @@ use plimsoll_graph::{
 };
 use plimsoll_plan::{Fuse, Link, Offload, PlanError, Policy, Weights, Window};
 use plimsoll_runtime::{RuntimeError, Settings};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 
 /// Sizes of the copies in bytes.
 const SIZES: [u64; 7] = [64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
@@ -50,22 +50,21 @@ impl Direction {
 }
 
 /// Rates of the copies of one size in bytes per second.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CopyRates {
     /// Bytes of a copy.
     pub bytes: u64,
     /// To the device: alone, and beside matmuls.
+    #[serde(serialize_with = "alone_and_beside")]
     pub to_device: [f64; 2],
     /// To the host: alone, and beside matmuls.
+    #[serde(serialize_with = "alone_and_beside")]
     pub to_host: [f64; 2],
 }
 
-impl CopyRates {
-    /// The rates as JSON.
-    pub fn to_json(self) -> Value {
-        let of = |[alone, beside]: [f64; 2]| json!({"alone": alone, "beside_matmuls": beside});
-        json!({"bytes": self.bytes, "to_device": of(self.to_device), "to_host": of(self.to_host)})
-    }
+/// Serializes the rate of a copy alone and its rate beside matmuls under their names.
+fn alone_and_beside<S: Serializer>(rates: &[f64; 2], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(["alone", "beside_matmuls"].iter().zip(rates))
 }
 
 /// Measures the link of the device of the settings, a GPU. Sizes for which the memory budget or the host has no room are left

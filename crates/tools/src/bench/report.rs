@@ -8,7 +8,8 @@ use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
 use plimsoll_runtime::machine;
 use plimsoll_runtime::timeline::MeasuredTimeline;
-use serde_json::{Value, json};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// Result of a benchmark.
@@ -124,39 +125,40 @@ impl BenchReport {
         let shares: Vec<f64> = self.seconds.iter().zip(&self.raw_gflops).map(of_turn).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
+}
 
-    /// One JSON object with the keys that `plimsoll bench --help` lists.
-    pub fn to_json(&self) -> Value {
-        let mut json = json!({
-            "side": "plimsoll",
-            "dtype": self.dtype,
-            "device": self.device,
-            "threads": self.threads,
-            "replicas": self.replicas,
-            "steps": self.steps,
-            "step_tokens": self.step_tokens,
-            "passes": self.passes,
-            "seconds": self.seconds,
-            "tokens_per_s": self.tokens_per_second(),
-            "flops": self.flops,
-            "tflops": self.tflops(),
-            "raw_loop": self.raw_loop,
-            "raw_tflops": self.raw_tflops(),
-            "utilisation": self.utilisation(),
-            "planned_peak_bytes": self.peak.0,
-            "resident_bytes": self.resident.0.0,
-            "resident_peak_bytes": self.resident.1.0,
-            "kernels": self.kernels.iter().map(Kernel::to_json).collect::<Vec<_>>(),
-        });
+/// The keys that `plimsoll bench --help` lists, with the rates that follow from the times.
+impl Serialize for BenchReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut report = serializer.serialize_map(None)?;
+        report.serialize_entry("side", "plimsoll")?;
+        report.serialize_entry("dtype", self.dtype)?;
+        report.serialize_entry("device", &self.device)?;
+        report.serialize_entry("threads", &self.threads)?;
+        report.serialize_entry("replicas", &self.replicas)?;
+        report.serialize_entry("steps", &self.steps)?;
+        report.serialize_entry("step_tokens", &self.step_tokens)?;
+        report.serialize_entry("passes", &self.passes)?;
+        report.serialize_entry("seconds", &self.seconds)?;
+        report.serialize_entry("tokens_per_s", &self.tokens_per_second())?;
+        report.serialize_entry("flops", &self.flops)?;
+        report.serialize_entry("tflops", &self.tflops())?;
+        report.serialize_entry("raw_loop", &self.raw_loop)?;
+        report.serialize_entry("raw_tflops", &self.raw_tflops())?;
+        report.serialize_entry("utilisation", &self.utilisation())?;
+        report.serialize_entry("planned_peak_bytes", &self.peak)?;
+        report.serialize_entry("resident_bytes", &self.resident.0)?;
+        report.serialize_entry("resident_peak_bytes", &self.resident.1)?;
+        report.serialize_entry("kernels", &self.kernels)?;
         match &self.work {
             BenchWork::Model { model, sequences, lengths } => {
-                json["model"] = json!(model);
-                json["batch"] = json!(sequences);
-                json["length"] = lengths.to_json();
+                report.serialize_entry("model", model)?;
+                report.serialize_entry("batch", sequences)?;
+                report.serialize_entry("length", lengths)?;
             }
-            BenchWork::Linear { rows, n, k } => json["shape"] = json!([rows, n, k]),
+            BenchWork::Linear { rows, n, k } => report.serialize_entry("shape", &[rows, n, k])?,
         }
-        json
+        report.end()
     }
 }
 
@@ -170,18 +172,21 @@ impl Kernel {
     pub fn gigabytes(&self) -> f64 {
         rate(self.bytes, self.seconds)
     }
+}
 
-    fn to_json(&self) -> Value {
-        json!({
-            "op": self.op,
-            "label": self.label,
-            "shape": self.shape,
-            "launches": self.launches,
-            "seconds": self.seconds,
-            "share": self.share,
-            "tflops": self.gflops() / 1e3,
-            "gb_per_s": self.gigabytes(),
-        })
+/// With the rates of the kernel.
+impl Serialize for Kernel {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut kernel = serializer.serialize_map(None)?;
+        kernel.serialize_entry("op", self.op)?;
+        kernel.serialize_entry("label", &self.label)?;
+        kernel.serialize_entry("shape", &self.shape)?;
+        kernel.serialize_entry("launches", &self.launches)?;
+        kernel.serialize_entry("seconds", &self.seconds)?;
+        kernel.serialize_entry("share", &self.share)?;
+        kernel.serialize_entry("tflops", &(self.gflops() / 1e3))?;
+        kernel.serialize_entry("gb_per_s", &self.gigabytes())?;
+        kernel.end()
     }
 }
 

@@ -7,8 +7,8 @@ use plimsoll_exec::Span;
 use plimsoll_graph::{Graph, node_label};
 use plimsoll_plan::{Instr, Plan};
 use plimsoll_runtime::RuntimeError;
-use plimsoll_runtime::timeline::{Trace, TraceEvent};
-use serde_json::{Value, json};
+use plimsoll_runtime::report::to_json;
+use plimsoll_runtime::timeline::{Trace, TraceDetails, TraceEvent};
 use std::io::Write as _;
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const TRACKS: [&str; 3] = ["in", "compute", "out"];
 pub(super) fn write(path: &Path, subject: &mut BenchCase) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
     let spans = subject.spans(PASSES)?;
-    let text = to_json(&spans, &Order::of(subject.plan())).to_string();
+    let text = to_json(&trace(&spans, &Order::of(subject.plan()))).to_string();
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
 }
@@ -77,14 +77,14 @@ fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, Launch) {
     (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
 }
 
-/// The trace as JSON, with one process for each replica.
-fn to_json(replicas: &[(String, Vec<Span>)], order: &Order) -> Value {
+/// The trace, with one process for each replica.
+fn trace(replicas: &[(String, Vec<Span>)], order: &Order) -> Trace {
     let mut trace = Trace::new();
     for (pid, (name, spans)) in replicas.iter().enumerate() {
         trace.process(pid, name, &TRACKS);
         add_spans(&mut trace, pid, spans, order);
     }
-    trace.to_json()
+    trace
 }
 
 fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
@@ -96,14 +96,15 @@ fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
     for span in sorted {
         let launch = if is_launch(span) { launches.next().flatten() } else { None };
         let tid = TRACKS.iter().position(|track| *track == span.track).unwrap_or(TRACKS.len());
-        let details = |Launch { label, layer }: &Launch| json!({"launch": label, "layer": layer});
+        let details =
+            |Launch { label, layer }: &Launch| TraceDetails::Launch { launch: label.clone(), layer: *layer };
         trace.interval(TraceEvent {
             name: &span.name,
             category: if is_launch(span) { "kernel" } else { "copy" },
             track: (pid, tid),
             start: span.start,
             seconds: span.seconds,
-            details: launch.map_or(Value::Null, details),
+            details: launch.map(details),
         });
     }
 }
@@ -120,6 +121,7 @@ fn op(span: &Span) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn span(track: &'static str, name: &str, start: f64) -> Span {
         Span { track, name: name.to_owned(), start, seconds: 1e-6 }
@@ -143,7 +145,7 @@ mod tests {
         spans.insert(0, span("out", "copy out, 8 B", 20.0));
         spans.push(span("in", "copy in, 16 B", 0.5));
         let replicas = [("a device".to_owned(), spans), ("another".to_owned(), vec![])];
-        let json = to_json(&replicas, &order());
+        let json = to_json(&trace(&replicas, &order()));
         let events = json["traceEvents"].as_array().expect("events");
         assert_eq!(events[0]["args"]["name"], "a device");
         let tracks: Vec<&str> = events[1..4].iter().filter_map(|e| e["args"]["name"].as_str()).collect();

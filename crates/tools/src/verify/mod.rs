@@ -18,7 +18,8 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_runtime::model::HEAD_NAMES;
 use plimsoll_runtime::{HeadModel, Level, Observer, RuntimeError, Settings};
-use serde_json::{Value, json};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -57,9 +58,10 @@ pub struct Verdict {
 }
 
 /// One check of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Short name of the checked property.
+    #[serde(rename = "check")]
     pub name: &'static str,
     /// Outcome of the check.
     pub outcome: Outcome,
@@ -68,13 +70,16 @@ pub struct Check {
 }
 
 /// Outcome of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Outcome {
     /// The property holds.
+    #[serde(rename = "pass")]
     Pass,
     /// The property does not hold.
+    #[serde(rename = "FAIL")]
     Fail,
     /// Information without an expected value.
+    #[serde(rename = "note")]
     Note,
 }
 
@@ -219,16 +224,28 @@ impl VerifyReport {
     pub fn passes(&self) -> bool {
         self.models.iter().all(Verdict::passes)
     }
+}
 
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        let check = |c: &Check| json!({"check": c.name, "outcome": c.outcome.word(), "detail": c.detail});
-        let model = |v: &Verdict| {
-            let checks: Vec<Value> = v.checks.iter().map(check).collect();
-            json!({"model": v.model, "about": v.about, "passes": v.passes(), "checks": checks})
-        };
-        let models: Vec<Value> = self.models.iter().map(model).collect();
-        json!({"plimsoll": env!("CARGO_PKG_VERSION"), "passes": self.passes(), "models": models})
+/// With the version of Plimsoll and [`VerifyReport::passes`].
+impl Serialize for VerifyReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut report = serializer.serialize_struct("VerifyReport", 3)?;
+        report.serialize_field("plimsoll", env!("CARGO_PKG_VERSION"))?;
+        report.serialize_field("passes", &self.passes())?;
+        report.serialize_field("models", &self.models)?;
+        report.end()
+    }
+}
+
+/// With [`Verdict::passes`].
+impl Serialize for Verdict {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut verdict = serializer.serialize_struct("Verdict", 4)?;
+        verdict.serialize_field("model", &self.model)?;
+        verdict.serialize_field("about", &self.about)?;
+        verdict.serialize_field("passes", &self.passes())?;
+        verdict.serialize_field("checks", &self.checks)?;
+        verdict.end()
     }
 }
 

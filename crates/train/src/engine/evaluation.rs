@@ -17,9 +17,11 @@ use plimsoll_graph::{Bounds, Bytes, OutputRole};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
 use plimsoll_runtime::adapter;
 use plimsoll_runtime::machine::available;
+use plimsoll_runtime::report::{path_text, to_json};
 use plimsoll_runtime::session::{ForwardSession, Site, cross_entropy};
 use plimsoll_runtime::{Device, Observer, RuntimeError};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -41,9 +43,13 @@ pub struct EvaluationRequest {
 }
 
 /// Result of an evaluation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluationReport {
+    /// Version of Plimsoll.
+    #[serde(rename = "plimsoll")]
+    pub version: &'static str,
     /// Folder of the checkpoint.
+    #[serde(serialize_with = "path_text")]
     pub checkpoint: PathBuf,
     /// The value of `model.kind`.
     pub kind: &'static str,
@@ -58,35 +64,21 @@ pub struct EvaluationReport {
     /// The device that computed.
     pub device: String,
     /// Memory budget.
+    #[serde(rename = "budget_bytes")]
     pub budget: Bytes,
     /// Planned peak.
+    #[serde(rename = "peak_bytes")]
     pub peak: Bytes,
 }
 
 impl EvaluationReport {
-    /// The report as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "checkpoint": self.checkpoint.display().to_string(),
-            "kind": self.kind,
-            "targets": self.targets,
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "tasks": self.tasks,
-            "device": self.device,
-            "budget_bytes": self.budget.0,
-            "peak_bytes": self.peak.0,
-        })
-    }
-
     /// Writes the report as JSON to a file, which appears complete or not at all.
     ///
     /// # Errors
     /// Errors of the file system.
     pub fn write(&self, path: &Path) -> Result<(), TrainError> {
         let mut file = AtomicFile::create(path)?;
-        writeln!(file, "{:#}", self.to_json()).map_err(|e| file.error(e))?;
+        writeln!(file, "{:#}", to_json(self)).map_err(|e| file.error(e))?;
         Ok(file.commit()?)
     }
 }
@@ -266,6 +258,7 @@ pub fn evaluate(
     };
     let loss = tasks.first().map_or(loss / targets as f64, |task| task.loss);
     Ok(EvaluationReport {
+        version: env!("CARGO_PKG_VERSION"),
         checkpoint: request.checkpoint.clone(),
         kind: config.model.kind.name(),
         targets: tasks.first().map_or(targets, |task| task.examples),

@@ -35,11 +35,13 @@ use plimsoll_plan::{
 use plimsoll_runtime::dynamic::RETRIES;
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, free_on_disk, holders, parse_budget};
+use plimsoll_runtime::price::PlanReport;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use program::PlanLimits;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -149,7 +151,7 @@ pub fn open(
         trained_parameters: Some(priced::elements(graph, trained)),
         data: Some(feed.summary()),
         counted_steps: counted,
-        plan: plan_record(program, &held, pack)?,
+        plan: Some(RunPlanReport::of(program, &held, pack)?),
         device,
         machines: settings.machines(1),
         on_host,
@@ -179,13 +181,34 @@ pub fn open(
     Ok(OpenedModel { facts, batches: Box::new(batches), stepper: Box::new(stepper) })
 }
 
-/// The plan in run.json: that of the program, the host memory of the data, and the bounds of a pack.
-fn plan_record(program: &Program, held: &[HostMemory], pack: Bounds) -> Result<Value, TrainError> {
-    let mut plan = price::to_json(program)?;
-    let held = held.iter().map(|h| (h.what.to_owned(), json!(h.bytes)));
-    plan["host"] = held.collect::<serde_json::Map<_, _>>().into();
-    plan["pack"] = json!({"tokens": pack.tokens, "sequences": pack.sequences});
-    Ok(plan)
+/// The plan of a training run in run.json.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunPlanReport {
+    /// The plan of the program.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// Host memory of the data in bytes, by purpose.
+    #[serde(rename = "host")]
+    pub data: BTreeMap<&'static str, u64>,
+    /// Bounds of a pack.
+    pub pack: PackBounds,
+}
+
+/// Bounds of a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PackBounds {
+    /// Maximum number of tokens.
+    pub tokens: u64,
+    /// Maximum number of sequences.
+    pub sequences: u64,
+}
+
+impl RunPlanReport {
+    fn of(program: &Program, held: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
+        let pack = PackBounds { tokens: pack.tokens, sequences: pack.sequences };
+        let data = held.iter().map(|held| (held.what, held.bytes)).collect();
+        Ok(Self { plan: price::report(program)?, data, pack })
+    }
 }
 
 /// Counts the steps of the epochs of a run, if its learning rates depend on their number: packs all of the data as the run will

@@ -236,7 +236,7 @@ fn a_student_learns_from_its_teachers_alone() {
     let model = CallerModel::open(report.checkpoint.as_deref().expect("saved")).expect("a caller");
     assert_eq!((model.config.hidden_size, model.config.layers), (16, 1));
     assert!(model.weights.tensors().all(|tensor| !tensor.name().contains("teacher")));
-    let teachers = report.run_record["state"]["position"]["teachers"].as_array().expect("a list");
+    let teachers = report.run_record.state.position["teachers"].as_array().expect("a list");
     assert_eq!(teachers.len(), 2);
     assert!(
         teachers.iter().all(|files| files["model.safetensors"].as_str().is_some_and(|sum| sum.len() == 64))

@@ -285,10 +285,9 @@ fn a_classifier_is_trained_by_epochs_and_names_its_classes() {
     assert!(last > 3 && steps.len() as u64 == last, "{last} steps");
     // The steps were counted before the first: the last one has the smallest rate of a schedule of this length, which is one
     // step away from 0.
-    assert_eq!(report.run_record["choices"]["schedule.steps"], Value::from(last));
+    assert_eq!(report.run_record.choices["schedule.steps"], Value::from(last));
     let warmup = (last as f64 * 0.25).round();
-    let wanted =
-        report.run_record["config"]["optimizer"]["lr"].as_f64().expect("a rate") / (last as f64 - warmup);
+    let wanted = report.run_record.config["optimizer"]["lr"].as_f64().expect("a rate") / (last as f64 - warmup);
     let found = steps[steps.len() - 1]["lr"].as_f64().expect("a rate");
     assert!((found / wanted - 1.0).abs() < 1e-9, "{found} {wanted}");
     // The last step of each epoch.

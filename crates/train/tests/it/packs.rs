@@ -122,7 +122,7 @@ fn settings_of_memory_change_nothing_that_is_computed() {
         // Micro-steps that are chosen from the memory are one of these.
         let folder = Folder::new("packs-chosen");
         let report = run(parse(&format!("{all} batch.micro_tokens=auto memory.loss_chunk=64")), &folder.0);
-        let chosen = report.run_record["choices"]["batch.micro_tokens"].as_u64().expect("a choice") / pack;
+        let chosen = report.run_record.choices["batch.micro_tokens"].as_u64().expect("a choice") / pack;
         compare(&format!("{name}, {chosen} packs a micro-step, chosen"), &losses(&folder), &losses(&seen[0].1));
 
         // Adapters are merged before they are evaluated.

@@ -5,6 +5,7 @@
 
 use crate::dynamic::changes_of;
 use crate::train::{lines, names, seen};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Silent};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::schema::{leaves, schema};
@@ -267,7 +268,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
             let request = Request { config: c.clone(), output: folder.0.clone(), resume: Resume::Never };
             let report =
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
-            format!("{:?} {}", lines(&folder), report.run_record["choices"])
+            format!("{:?} {}", lines(&folder), to_json(&report.run_record.choices))
         }
         Sizes => changes_of(&Folder::new(&format!("train-key-{key}")), c)?,
     })
@@ -281,7 +282,7 @@ fn recomputation_by_op_and_layer() {
         let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
         let c = config(&flags);
         let found = priced::found(&c, &priced::target(&c, "cpu").expect("a target"), &mut Silent)?;
-        Ok::<_, TrainError>(priced::to_json(&c, &found)?["recomputed"].clone())
+        Ok::<_, TrainError>(to_json(&priced::report(&c, &found, vec![])?.recomputed))
     };
     let recomputed = |flags: &str| plan(flags).unwrap_or_else(|e| panic!("{flags}: {e}")).to_string();
     assert_eq!(recomputed("memory.remat=none"), "[]");

@@ -239,10 +239,10 @@ fn planned_is_held_for_three_hundred_configurations() {
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
             let record = &report.run_record;
-            let data = record["plan"]["host"].as_object().expect("lines").values();
-            let data: u64 = data.map(|bytes| bytes.as_u64().expect("bytes")).sum();
-            assert_eq!(record["peak_bytes"], peak.0 + data, "{what}");
-            assert_eq!(record["plan"]["digest"], digest, "{what}");
+            let plan = record.plan.as_ref().expect("a plan");
+            let data: u64 = plan.data.values().sum();
+            assert_eq!(record.peak_bytes.0, peak.0 + data, "{what}");
+            assert_eq!(plan.plan.digest, digest, "{what}");
             assert!(lines(&output)[0]["loss"].as_f64().is_some_and(f64::is_finite), "{what}");
         }
     }

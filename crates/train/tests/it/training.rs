@@ -249,7 +249,7 @@ fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
         let folder = Folder::new("training-remat-run");
         let report =
             train(&folder.0, TINY, &format!("{data} run.steps=4 model.dropout=0.1 optimizer.ema=0.9 {flags}"));
-        (tensors(&report), report.run_record["peak_bytes"].as_u64().expect("bytes"))
+        (tensors(&report), report.run_record.peak_bytes.0)
     };
     let (wanted, most) = run("memory.remat=none");
     let (full, least) = run("memory.remat=full");
@@ -365,7 +365,7 @@ fn a_step_at_once_has_the_bits_of_two_plans() {
         let folder = Folder::new("training-fused-run");
         let flags = format!("{data} batch.micro_tokens=256 run.steps=6 optimizer.ema=0.9 {flags}");
         let report = train(&folder.0, TINY, &flags);
-        let peak = report.run_record["peak_bytes"].as_u64().expect("bytes");
+        let peak = report.run_record.peak_bytes.0;
         (tensors(&report), lines(&folder)[0]["grad_norm"].is_null(), peak)
     };
     let (fused, two) = (run("optimizer.clip_norm=null"), run("optimizer.clip_norm=1e30"));
@@ -742,7 +742,7 @@ fn settings_that_save_memory_are_priced() {
         .map(str::to_owned);
     let config = TrainConfig::parse(TINY, "test", &flags).expect("a configuration");
     let model = open(&config, Device::Cpu, &mut Silent).expect("opened");
-    let before = Bytes(model.facts.plan["peak_bytes"].as_u64().expect("bytes"));
+    let before = model.facts.plan.as_ref().expect("a plan").plan.peak_bytes;
     let remedies = model.stepper.remedies(&Silent);
     assert!(remedies.is_sorted_by(|a, b| a.slower <= b.slower), "{remedies:?}");
     let target = priced::target(&config, "cpu").expect("this machine");

@@ -2,25 +2,26 @@
 //! results follow from the records alone.
 
 use super::{
-    CutWindow, Finished, FinishedWindow, Method, MethodWeights, Results, ResultsOptions, WindowBases,
-    WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Finished, FinishedWindow, Method, MethodWeights, ModelDigests, Results, ResultsOptions,
+    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
 use crate::options::Options;
 use crate::output::table::{Field, Table};
 use crate::output::{CommonResults, OutputError, RecordEnd, WINDOWS, commit};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::Batch;
 use crate::pipeline::shape::{HostCosts, Shape, Words};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_runtime::RuntimeError;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The method.
 pub(crate) struct GcContent {
     shape: Shape,
-    digests: Value,
+    digests: ModelDigests,
 }
 
 impl GcContent {
@@ -35,7 +36,7 @@ impl GcContent {
             words: Words { stages: &["the bases"], sequences: "windows", rows: "nothing" },
             host: HostCosts::default(),
         };
-        Self { shape, digests: Value::Null }
+        Self { shape, digests: ModelDigests::new() }
     }
 }
 
@@ -48,7 +49,7 @@ impl Method for GcContent {
         MethodWeights { encoders: vec![], head: None }
     }
 
-    fn digests(&self) -> &Value {
+    fn digests(&self) -> &ModelDigests {
         &self.digests
     }
 
@@ -60,8 +61,8 @@ impl Method for GcContent {
         json!({"length": options.length})
     }
 
-    fn record(&self) -> Map<String, Value> {
-        Map::new()
+    fn record(&self) -> MethodRecord {
+        MethodRecord::default()
     }
 
     fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
@@ -139,7 +140,7 @@ impl Results for GcResults {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
         let counts = self.common.counts;
         let files = [self.windows, self.common.into_notes()].map(Table::into_file);
         commit(&self.folder, files.into(), run_record, counts)?;

@@ -17,13 +17,15 @@ use crate::options::{MethodOptions, Options};
 use crate::output::{self, CallsSummary, CommonResults, Counts, HitsFormat, OutputError, RecordEnd};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::queue::SequenceResult;
+use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::{Batch, TEXTS};
 use crate::pipeline::shape::Shape;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_runtime::session::WeightSource;
 use plimsoll_runtime::{Observer, RuntimeError};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,6 +58,9 @@ pub const FILES: [&str; 25] = [
     caller::results::VIRUSES,
 ];
 
+/// SHA-256 of the files of each model, by the role of the model and the name of the file.
+pub(crate) type ModelDigests = BTreeMap<&'static str, BTreeMap<String, String>>;
+
 /// A method with its opened models.
 pub(crate) trait Method {
     /// The models as data, and what plans need to know of the method.
@@ -64,8 +69,8 @@ pub(crate) trait Method {
     /// The models' weights.
     fn weights(&self) -> MethodWeights<'_>;
 
-    /// Digests of the model files as JSON. Computed once, because the files can have many gigabytes.
-    fn digests(&self) -> &Value;
+    /// Digests of the model files. Computed once, because the files can have many gigabytes.
+    fn digests(&self) -> &ModelDigests;
 
     /// Whether the models were trained; scores of untrained models are meaningless.
     fn is_trained(&self) -> bool;
@@ -73,8 +78,8 @@ pub(crate) trait Method {
     /// Settings that can change results, as JSON, except those of the machine.
     fn parameters(&self, options: &Options) -> Value;
 
-    /// The entries of run.json that only this method has; among them `models`.
-    fn record(&self) -> Map<String, Value>;
+    /// The entries of run.json that depend on the method.
+    fn record(&self) -> MethodRecord;
 
     /// Whether rows of encoders are kept until their window is written, beside the scores of the head.
     fn saves_rows(&self) -> bool {
@@ -193,7 +198,7 @@ pub(crate) trait Results {
     /// Completes the files and replaces the results of an earlier run: removes its `run.json` and those of its files that
     /// this run does not write, commits the files of this run, and finally writes `run_record` as `run.json`, with the counts
     /// added.
-    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError>;
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError>;
 }
 
 /// A window whose sequences have all finished.

@@ -25,12 +25,15 @@ pub use crate::methods::virnucpro::embeddings::EmbeddingFormat;
 pub use crate::methods::virnucpro::results::OrfScore;
 pub use crate::methods::virnucpro::verdict;
 use crate::pipeline::mates::Mate;
+use crate::pipeline::record::RunRecord;
 pub(crate) use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::outputs::WrittenFiles;
 pub use plimsoll_runtime::OutputError;
+use plimsoll_runtime::report::to_json;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -77,7 +80,7 @@ pub struct Note {
 }
 
 /// Counts of the results.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Number of records: the sum of `virus`, `other`, `no_call`, `skipped` and `untrained`.
     pub records: u64,
@@ -122,11 +125,6 @@ impl Counts {
             *count = record["counts"][name].as_u64().unwrap_or(0);
         }
         counts
-    }
-
-    /// Returns the counts as a JSON object by name, for the run record.
-    fn to_record(mut self) -> Value {
-        self.by_name().map(|(name, count)| (name, *count)).into_iter().collect()
     }
 
     fn by_name(&mut self) -> [(&'static str, &mut u64); 10] {
@@ -217,13 +215,10 @@ impl OpenRecord {
 pub(crate) fn commit(
     folder: &Path,
     mut files: Vec<AtomicFile>,
-    run_record: &mut Value,
+    run_record: &mut RunRecord,
     counts: Counts,
 ) -> Result<(), OutputError> {
-    let Some(record) = run_record.as_object_mut() else {
-        return Err(OutputError::mismatch(RUN_RECORD, "the run record is not an object"));
-    };
-    record.insert("counts".to_owned(), counts.to_record());
+    run_record.counts = Some(counts);
     files.extend(reports::write(folder, run_record, &counts)?);
     // On disk before the first removal, so that a full disk fails while the earlier results are still complete.
     let mut written = WrittenFiles::default();
@@ -249,8 +244,8 @@ pub(crate) fn commit(
         }
     }
     files.into_iter().try_for_each(AtomicFile::commit)?;
-    run_record[WrittenFiles::KEY] = json!(written);
-    write_json(folder, RUN_RECORD, run_record)?;
+    run_record.outputs = Some(written);
+    write_json(folder, RUN_RECORD, &to_json(run_record))?;
     remove(folder.join(COMMIT))
 }
 

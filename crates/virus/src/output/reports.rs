@@ -7,9 +7,9 @@
 
 use super::table::{Field, Table};
 use super::{Counts, OutputError};
+use crate::pipeline::record::RunRecord;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::sequence::stem;
-use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
@@ -54,10 +54,10 @@ const CALLS: [[&str; 3]; 5] = [
 ];
 
 /// Writes the three files and returns them, ready to be committed. The sample name is the stem of the first
-/// input in the run record. Counts that the run record lacks are 0.
-pub fn write(folder: &Path, run_record: &Value, counts: &Counts) -> Result<[AtomicFile; 3], OutputError> {
-    let first = run_record["inputs"][0].as_str().unwrap_or("-");
-    let failed = run_record["sequences"]["failed"].as_u64().unwrap_or(0);
+/// input in the run record.
+pub fn write(folder: &Path, run_record: &RunRecord, counts: &Counts) -> Result<[AtomicFile; 3], OutputError> {
+    let first = run_record.inputs.first().map_or("-", String::as_str);
+    let failed = run_record.sequences.failed;
     // `failed` is the only column that is not a field of `Counts` (see the test `every_count_has_a_column`).
     let count = |name: &str| {
         let mut counts = *counts;

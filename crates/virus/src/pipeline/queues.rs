@@ -7,6 +7,7 @@ use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
+use serde::Serialize;
 use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;
@@ -22,21 +23,23 @@ pub(crate) struct HostWork<'a> {
 }
 
 /// Sizes of the queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueSizes {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct QueueSizes {
     /// Bases per job of the front end.
-    pub(crate) job_bases: usize,
+    pub job_bases: usize,
     /// Maximum number of windows, record ends and notes per job, for records with few or no bases.
-    pub(crate) job_parts: usize,
+    pub job_parts: usize,
     /// Number of items per device that may wait behind an incomplete window before partly filled packs are flushed.
-    pub(crate) items: usize,
+    pub items: usize,
     /// Bytes of sequences and texts per device that may wait behind an incomplete window before partly filled
     /// packs are flushed.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// Size in bytes at which a block of the journal is committed.
-    pub(crate) block: usize,
+    #[serde(rename = "journal_block_bytes")]
+    pub block: usize,
     /// Bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
-    pub(crate) sort: usize,
+    #[serde(rename = "sorted_bytes")]
+    pub sort: usize,
 }
 
 impl QueueSizes {

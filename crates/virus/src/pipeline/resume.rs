@@ -9,6 +9,7 @@ use crate::pipeline::stage::PredictStage;
 use crate::{Options, folder};
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_data::sequence::Input;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ impl Keys {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
-            "identity": record::identity(options, method, inputs, options.settings.arithmetic()?),
+            "identity": record::identity(options, method, inputs, to_json(&options.settings.arithmetic()?)),
             "shard": shard,
             // Recorded so that a later call without --force may resume a forced run (`replaces`). Not compared by
             // `difference`.

@@ -8,7 +8,7 @@ use crate::pipeline::compute::Compute;
 use crate::pipeline::engine::{Engine, Parts, Pass, Totals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
 use crate::pipeline::queues::QueueSizes;
-use crate::pipeline::record::{self, RunRecordInputs};
+use crate::pipeline::record::{self, PredictRecord, RunRecordInputs, ShardRecord, ShardSeconds};
 use crate::pipeline::records::{self, InputPipeline};
 use crate::pipeline::resume::{self, JournalForm, Keys, OpenedJournal};
 use crate::pipeline::shape::ENCODERS;
@@ -20,12 +20,14 @@ use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::machine::resident;
+use plimsoll_runtime::price::{self, PlanReport};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::run::{RunHarness, SessionEnd};
 use plimsoll_runtime::session::{PlannedStages, StageStart, WeightSource};
 use plimsoll_runtime::watch::Watch;
-use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
+use plimsoll_runtime::{Budget, Level, Observer, RuntimeError};
 use plimsoll_setting::Setting;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,10 +67,10 @@ struct PlannedStage<'a> {
 }
 
 /// Facts for the run record and the report, at the end of a run.
-struct Ending<'a> {
+struct Ending {
     start: Instant,
     /// Plan of the preceding stage, if there was one.
-    before: Option<&'a Value>,
+    before: Option<PlanReport>,
     /// One line that compares the plan with the budget.
     memory_line: String,
     /// Description of the arithmetic that computed the results.
@@ -111,7 +113,7 @@ impl Run<'_> {
         let mut held = Bytes::ZERO;
         if let Some(planned) = &planned {
             for (number, program) in planned.programs()[..last].iter().enumerate() {
-                before = Some(price::to_json(program)?);
+                before = Some(price::report(program)?);
                 held = held.max(program.arena_bytes());
                 let stage = PlannedStage { planned, number, stage: stages[number] };
                 earlier = self.encode_first(stage, warm, watch, observer)?;
@@ -137,7 +139,7 @@ impl Run<'_> {
                 Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
         }
         watch.end_stage("loaded", None);
-        let arithmetic = self.options.settings.arithmetic()?;
+        let arithmetic = to_json(&self.options.settings.arithmetic()?);
         let results = match self.options.shard {
             Some(_) => None,
             None => Some(self.results(&arithmetic)?),
@@ -165,7 +167,7 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        self.finish(done, warm, watch, Ending { start, before: before.as_ref(), memory_line, arithmetic })
+        self.finish(done, warm, watch, Ending { start, before, memory_line, arithmetic })
     }
 
     /// Computes the rows of the first encoder for all sequences into their journal, unless it is already complete.
@@ -444,7 +446,7 @@ impl Run<'_> {
         done: Done<'_>,
         warm: &mut Warm,
         watch: &Watch,
-        ending: Ending<'_>,
+        ending: Ending,
     ) -> Result<PredictReport, VirusError> {
         let Ending { start, before, memory_line, arithmetic } = ending;
         let Done { parts, totals, fill, inputs } = done;
@@ -475,7 +477,7 @@ impl Run<'_> {
         }
         *warm = parts.compute.map(Compute::into_executors);
         let mut report = self.report(&totals, seconds);
-        report.run_record = run_record;
+        report.run_record = PredictRecord::Run(Box::new(run_record));
         report.counts = counts;
         report.notes = counts.notes;
         report.calls = calls;
@@ -492,15 +494,13 @@ impl Run<'_> {
         let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
         let journal = self.options.output_dir.join(resume::RESULTS);
         let encoders = self.method.shape().encoders.iter().zip(totals.tokens);
-        let tokens: Map<String, Value> =
-            encoders.map(|(encoder, tokens)| (encoder.key.to_owned(), tokens.into())).collect();
-        report.run_record = json!({
-            "plimsoll": env!("CARGO_PKG_VERSION"),
-            "shard": shard,
-            "journal": journal.display().to_string(),
-            "windows_from_journal": totals.kept,
-            "tokens": tokens,
-            "seconds": {"total": report.seconds},
+        report.run_record = PredictRecord::Shard(ShardRecord {
+            version: env!("CARGO_PKG_VERSION"),
+            shard,
+            journal: journal.display().to_string(),
+            windows_from_journal: totals.kept,
+            tokens: encoders.map(|(encoder, tokens)| (encoder.key, tokens)).collect(),
+            seconds: ShardSeconds { total: report.seconds },
         });
         // Failed frames are listed and counted when the shards are merged.
         report.failed = 0;
@@ -515,7 +515,7 @@ impl Run<'_> {
             shard: None,
             failed: totals.failed,
             notes: 0,
-            run_record: Value::Null,
+            run_record: PredictRecord::Existing(Value::Null),
             counts: Counts::default(),
             output_dir: self.options.output_dir.clone(),
             trained: self.method.is_trained(),

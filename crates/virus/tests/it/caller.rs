@@ -4,6 +4,7 @@
 use crate::resume::{Stopper, kept, results, same};
 use crate::rig::{builtin, read, run};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Machine, Settings};
 use plimsoll_testing::cards::Card;
 use plimsoll_testing::{Folder, fixture};
@@ -160,7 +161,7 @@ fn the_tables_follow_from_the_windows() {
     }
     assert_eq!(calls.ranked, 42);
     assert!(calls.tpr[0] == calls.tpr[1] && calls.tpr[0] > 0.6 && calls.fpr[1] < 0.3, "{calls:?}");
-    let record = report.run_record;
+    let record = to_json(&report.run_record);
     assert_eq!(record["calling"]["prevalence"], 0.2);
     assert_eq!(record["calling"]["threshold"], "default");
     assert_eq!(record["calling"]["calibration"]["lengths"][0]["length"], 150);

@@ -4,6 +4,7 @@
 
 use crate::rig::{golden, read, virnucpro};
 use plimsoll_embed::{EmbedReport, Pool, embed};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_testing::{Folder, fixture};
@@ -140,13 +141,13 @@ fn a_prediction_that_follows_the_memory_has_the_bytes_of_one_size() {
     let (input, wanted) = undisturbed(&folder);
     let calm = Script::of_readings(calm, None);
     let (report, _) = predicted(&input, &folder.path("largest"), on(&[&calm], Some(EVERY_STEP)), Some(&wanted));
-    assert_eq!(changes(&report.run_record), []);
+    assert_eq!(changes(&to_json(&report.run_record)), []);
 
     let script = Script::of_readings(busy, None);
     let (report, listener) =
         predicted(&input, &folder.path("follows"), on(&[&script], Some(EVERY_STEP)), Some(&wanted));
     let change = |from, to, reason: &str| (from, to, reason.to_owned());
-    let found = changes(&report.run_record);
+    let found = changes(&to_json(&report.run_record));
     assert!(
         found.starts_with(&[
             change(2048, 1024, "warning"),
@@ -185,7 +186,7 @@ fn a_lack_of_memory_is_met_with_smaller_steps() {
         let out = folder.path(what);
         let (report, listener) = predicted(&input, &out, on(&[&script], Some("balanced")), Some(&wanted));
         assert!(script.is_over(), "{what}: no failure at its place");
-        let lacks: Vec<u64> = changes(&report.run_record)
+        let lacks: Vec<u64> = changes(&to_json(&report.run_record))
             .into_iter()
             .filter_map(|(_, to, reason)| (reason == "out_of_memory").then_some(to))
             .collect();
@@ -215,11 +216,12 @@ fn without_sizes_the_weights_are_loaded_again() {
             let out = folder.path(&format!("{what} {devices}"));
             let (report, listener) = predicted(&input, &out, settings, Some(&wanted));
             assert!(scripts[0].is_over() || devices == 2, "{what}: no failure at its place");
-            let found = changes(&report.run_record);
+            let found = changes(&to_json(&report.run_record));
             let halved = |(from, to, reason): &(u64, u64, String)| to < from && reason == "out_of_memory";
             assert!(found.iter().all(halved), "{what}: {found:?}");
             assert!(found.len() == count || devices == 2, "{what}: {found:?}: {:?}", listener.said);
-            let devices = report.run_record["devices"].as_array().expect("devices");
+            let record = to_json(&report.run_record);
+            let devices = record["devices"].as_array().expect("devices");
             assert!(devices.iter().all(|device| device["failed"].is_null()), "{what}: {devices:?}");
         }
     }
@@ -273,7 +275,7 @@ fn a_run_that_cannot_grow_keeps_its_size() {
     let (report, listener) =
         predicted(&input, &folder.path("kept"), on(&[&script], Some(EVERY_STEP)), Some(&wanted));
     assert!(listener.said("there is no memory for steps of 512 tokens; 502 are kept"), "{:?}", listener.said);
-    let found = changes(&report.run_record);
+    let found = changes(&to_json(&report.run_record));
     assert_eq!(found[1].1, 502, "{found:?}");
     assert!(found.get(2).is_none_or(|(_, _, reason)| reason == "grow"), "{found:?}");
 }
@@ -290,7 +292,7 @@ fn several_devices_change_together() {
     ] {
         let settings = on(&[&scripts[0], &scripts[1]], Some(EVERY_STEP));
         let (report, _) = predicted(&input, &folder.path(name), settings, Some(&wanted));
-        let found = changes(&report.run_record);
+        let found = changes(&to_json(&report.run_record));
         assert!(!found.is_empty(), "{name}");
         let mapped = scripts.map(|script| script.mapped.lock().expect("no panic").clone());
         assert_eq!(mapped[0], mapped[1], "{name}");
@@ -309,7 +311,7 @@ fn an_interrupted_run_resumes_to_equal_bytes() {
     let error = predict(&options(&input, &out, settings()), &mut listener).expect_err("stopped");
     assert!(matches!(error, VirusError::Runtime(_)) && error.exit_code() == 128 + 15, "{error}");
     let (report, _) = predicted(&input, &out, settings(), Some(&wanted));
-    assert!(report.run_record["windows_from_journal"].as_u64() > Some(0));
+    assert!(to_json(&report.run_record)["windows_from_journal"].as_u64() > Some(0));
 }
 
 fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, Listener) {
@@ -337,10 +339,10 @@ fn embeddings_follow_the_memory() {
     let (one, follows, short) =
         (folder.path("one.safetensors"), folder.path("follows.safetensors"), folder.path("short.safetensors"));
     let (report, _) = embedded(&input, one.clone(), on(&[&Script::of_readings(calm, None)], None));
-    assert_eq!(report.size_changes, serde_json::json!([]));
+    assert_eq!(report.size_changes, []);
     let (report, _) =
         embedded(&input, follows.clone(), on(&[&Script::of_readings(busy, None)], Some(EVERY_STEP)));
-    let reasons: Vec<String> = changes(&report.to_json()).into_iter().map(|change| change.2).collect();
+    let reasons: Vec<String> = changes(&to_json(&report)).into_iter().map(|change| change.2).collect();
     assert!(reasons.starts_with(&["warning", "emergency", "grow"].map(str::to_owned)), "{reasons:?}");
     let fault = Fault { skip: 2, times: 2, ..Fault::once(Place::Launch("attention"), 0) };
     let script = Script::of_readings(calm, Some(fault));

@@ -3,6 +3,7 @@
 
 use crate::rig::golden;
 use plimsoll_graph::Bytes;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use plimsoll_testing::cards::{Card, Memory};
 use plimsoll_testing::{Folder, fixture};
@@ -42,7 +43,7 @@ fn on(memory: &Arc<Memory>, output: &Path) -> plimsoll_virus::Options {
 
 /// Returns the plan's peak in bytes according to the run record.
 fn planned(report: &plimsoll_virus::PredictReport) -> u64 {
-    report.run_record["plan"]["peak_bytes"].as_u64().expect("a number")
+    to_json(&report.run_record)["plan"]["peak_bytes"].as_u64().expect("a number")
 }
 
 #[test]
@@ -133,7 +134,7 @@ fn two_stages_share_a_device() {
         let mut options = options.clone();
         (options.settings.budget, options.force) = (Some(Bytes(budget)), true);
         let report = predict(&options, &mut Listener::default()).ok()?;
-        Some(!report.run_record["plan_of_nucleotide_stage"].is_null())
+        Some(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null())
     };
     let (mut low, mut high) = (0, 1 << 30);
     while high - low > 1024 {
@@ -147,7 +148,7 @@ fn two_stages_share_a_device() {
     let (devices, arenas) = (memory.devices(), memory.arenas());
     let mut listener = Listener::default();
     let report = predict(&options, &mut listener).unwrap_or_else(|e| panic!("{e}"));
-    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert_eq!(memory.devices() - devices, 1, "one device for both");
     assert_eq!(memory.arenas() - arenas, 2, "with an arena for each");
     assert!(listener.said(Level::Detail, "continues with an arena of").is_some(), "{:?}", listener.0);

@@ -4,6 +4,7 @@
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
 use crate::rig::{golden, read, run};
 use plimsoll_cpu::Isa;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Failure, Precision, Settings};
 use plimsoll_testing::Folder;
 use plimsoll_virus::{Options, predict};
@@ -42,7 +43,7 @@ fn labels_are_those_of_f32_where_its_scores_are_clear() {
             let out = folder.path(&format!("{name}{length}"));
             let report =
                 run(&narrow(Options { length, ..golden(&reads(), &out) })).unwrap_or_else(|e| panic!("{e}"));
-            (labels(&out), report.run_record)
+            (labels(&out), to_json(&report.run_record))
         };
         let (wide, _) = of("wide", |options| options);
         for (name, narrow) in [("bf16", bf16 as fn(Options) -> Options), ("int8", int8)] {
@@ -88,7 +89,7 @@ fn a_run_in_bf16_gives_the_same_bytes_however_it_is_computed() {
     let mut stages = bf16(options(&folder.path("stages")));
     stages.settings.budget = tight(&probe).settings.budget;
     let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));
-    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     same(&stages.output_dir, &wanted);
     let mut streamed = bf16(options(&folder.path("streamed")));
     streamed.settings.budget = Some(plimsoll_graph::Bytes(smallest(&probe)));

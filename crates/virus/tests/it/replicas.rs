@@ -4,6 +4,7 @@
 use crate::rig::{golden, virnucpro};
 use plimsoll_embed::{Pool, embed};
 use plimsoll_graph::Bytes;
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{
     Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings,
 };
@@ -98,7 +99,7 @@ fn any_number_of_devices_predicts_the_same_bytes() {
         let report = predict(&prediction(&out, on(cards(count))), &mut Listener::default());
         let report = report.unwrap_or_else(|e| panic!("{count}: {e}"));
         same(&out, &wanted);
-        let steps = steps(&report.run_record);
+        let steps = steps(&to_json(&report.run_record));
         assert!(shared(&steps, count), "{steps:?}");
         assert!(report.memory_line.contains("of host memory for embeddings"), "{}", report.memory_line);
     }
@@ -115,7 +116,11 @@ fn replicas_of_a_cpu_predict_the_bytes_of_one() {
         let report = predict(&prediction(&out, settings), &mut Listener::default());
         let report = report.unwrap_or_else(|e| panic!("{name}: {e}"));
         same(&out, &wanted);
-        (steps(&report.run_record), report.memory_line, report.run_record["plan"]["peak_bytes"].as_u64())
+        (
+            steps(&to_json(&report.run_record)),
+            report.memory_line,
+            to_json(&report.run_record)["plan"]["peak_bytes"].as_u64(),
+        )
     };
     let mut peaks = vec![];
     for (threads, replicas) in [(2, 1), (3, 3), (4, 2)] {
@@ -231,7 +236,11 @@ fn a_device_that_fails_is_left_out() {
         let said = listener.0.join("\n");
         assert!(said.contains("card:1 (of the tests) failed and is no longer used"), "{said}");
         assert!(said.contains("it fell off the bus; its"), "{said}");
-        assert!(report.run_record["devices"][1]["failed"].is_string(), "{}", report.run_record["devices"]);
+        assert!(
+            to_json(&report.run_record)["devices"][1]["failed"].is_string(),
+            "{}",
+            to_json(&report.run_record)["devices"]
+        );
     }
     let options = embedding(&folder, "some", Pool::Mean, on([Card::new(0).failing_at(60), slow(1)]));
     let mut listener = Listener::default();
@@ -258,7 +267,7 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
     assert!(said.contains("card:1 (of the tests)") && first == "the device failed", "{said}: {first}");
     let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
     let report = report.unwrap_or_else(|e| panic!("{e}"));
-    let kept = report.run_record["windows_from_journal"].as_u64().expect("a number");
+    let kept = to_json(&report.run_record)["windows_from_journal"].as_u64().expect("a number");
     assert!(kept > 0, "nothing was kept");
     same(&out, &wanted);
 }
@@ -268,7 +277,7 @@ fn who_is_free_takes_the_next() {
     let folder = Folder::new("replicas-slow");
     let settings = on([Card::new(0).slow(Duration::from_millis(20)), Card::new(1)]);
     let report = predict(&prediction(&folder.path("out"), settings), &mut Listener::default());
-    let steps = steps(&report.unwrap_or_else(|e| panic!("{e}")).run_record);
+    let steps = steps(&to_json(&report.unwrap_or_else(|e| panic!("{e}")).run_record));
     assert!(steps[0] > 0 && steps[1] > 2 * steps[0], "{steps:?}");
 }
 
@@ -280,7 +289,7 @@ fn a_run_goes_on_with_other_devices() {
     let broken = on([Card::new(0).failing_at(600)]);
     predict(&prediction(&out, broken), &mut Listener::default()).expect_err("its device fails");
     let report = predict(&prediction(&out, on([Card::new(3), Card::new(5)])), &mut Listener::default());
-    let record = report.unwrap_or_else(|e| panic!("{e}")).run_record;
+    let record = to_json(&report.unwrap_or_else(|e| panic!("{e}")).run_record);
     assert!(record["windows_from_journal"].as_u64().is_some_and(|kept| kept > 0), "{record}");
 }
 

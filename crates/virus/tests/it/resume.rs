@@ -4,6 +4,7 @@
 use crate::rig::{golden, method, read, run, virnucpro};
 use plimsoll_data::journal::Journal;
 use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
@@ -101,7 +102,7 @@ pub fn break_off_with_results(options: &Options) -> VirusError {
 
 /// Number of windows whose results came from the journal.
 pub fn kept(report: &PredictReport) -> u64 {
-    report.run_record["windows_from_journal"].as_u64().expect("a count")
+    to_json(&report.run_record)["windows_from_journal"].as_u64().expect("a count")
 }
 
 #[test]
@@ -390,7 +391,7 @@ pub fn tight(options: &Options) -> Options {
         let out = options.output_dir.with_extension("probe");
         let done = run(&Options { output_dir: out.clone(), ..options });
         let _ = fs::remove_dir_all(out);
-        done.map(|report| report.run_record["plan_of_nucleotide_stage"].is_null())
+        done.map(|report| to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null())
     };
     let (mut low, mut high) = (0, 1 << 30);
     // Bisection: `high` takes one stage, `low` takes two or is refused.
@@ -419,7 +420,7 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     stages.settings.budget = line;
     let mut observer = Stopper::never();
     let report = predict(&stages, &mut observer).unwrap_or_else(|e| panic!("{e}"));
-    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert!(observer.said.iter().any(|s| s.contains("do not fit")), "{:?}", observer.said);
     same(&stages.output_dir, &wanted);
     // Interrupted at ever later points, in the first stage and in the second.
@@ -463,7 +464,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
     let mut stages = poisoned("stages");
     stages.settings.budget = tight(&Options { inputs: vec![short], ..poisoned("probe") }).settings.budget;
     let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));
-    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert_eq!(report.failed, whole.failed);
     same(&folder.path("stages"), &results(&folder.path("whole")));
 }
@@ -501,7 +502,7 @@ fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
     streamed.settings.budget = Some(plimsoll_graph::Bytes(line));
     let mut observer = Stopper::never();
     let report = predict(&streamed, &mut observer).unwrap_or_else(|e| panic!("{e}"));
-    let plans = ["plan", "plan_of_nucleotide_stage"].map(|stage| &report.run_record[stage]);
+    let plans = ["plan", "plan_of_nucleotide_stage"].map(|stage| to_json(&report.run_record)[stage].clone());
     assert!(plans.iter().any(|p| p["streamed_bytes_per_step"].as_u64() > Some(0)), "{plans:?}");
     assert!(observer.said.iter().any(|s| s.contains("weights stream from disk")), "{:?}", observer.said);
     same(&streamed.output_dir, &wanted);

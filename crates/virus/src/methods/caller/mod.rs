@@ -15,12 +15,13 @@ pub use score::{Limits, Threshold};
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, PlannedMethod, PlannedModel, Results, ResultsOptions, WindowBases,
-    WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
+    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
 use crate::options::{CallerOptions, Options};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::record::{CallingRecord, MethodRecord, ModelsRecord};
 use crate::pipeline::records::{Batch, SequenceTokens};
 use crate::pipeline::shape::{EncoderShape, HostCosts, Shape, Words};
 use calibration::CALIBRATION;
@@ -32,8 +33,9 @@ use plimsoll_runtime::{CallerModel, RuntimeError, identity};
 use regions::BYTES_OF_WINDOW;
 use results::{CallerResultOptions, CallerResults, LogitLayout};
 use score::Rules;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use windows::{LONGEST_GAP, SHORTEST_WINDOW, window_lengths, windows};
@@ -45,7 +47,7 @@ pub(crate) struct Caller {
     layout: LogitLayout,
     options: CallerOptions,
     shape: Shape,
-    digests: Value,
+    digests: ModelDigests,
 }
 
 impl Caller {
@@ -64,7 +66,7 @@ impl Caller {
             (CALIBRATION, calibration.sha256.clone()),
         ];
         let files = identity::digests(&model.weights, &described).map_err(RuntimeError::from)?;
-        let digests = json!({"caller": files});
+        let digests = ModelDigests::from([("caller", files)]);
         let shape = shape(caller, model.config.clone(), options.length);
         Ok(Self { model, calibration, layout, options: caller.clone(), shape, digests })
     }
@@ -79,7 +81,7 @@ impl Method for Caller {
         MethodWeights { encoders: vec![&self.model], head: None }
     }
 
-    fn digests(&self) -> &Value {
+    fn digests(&self) -> &ModelDigests {
         &self.digests
     }
 
@@ -106,21 +108,21 @@ impl Method for Caller {
         })
     }
 
-    fn record(&self) -> Map<String, Value> {
+    fn record(&self) -> MethodRecord {
         let CallerOptions { threshold, max_fdr, prevalence, paired, limits, .. } = &self.options;
-        let calling = json!({
-            "threshold": threshold.name(),
-            "max_fdr": max_fdr,
-            "prevalence": prevalence,
-            "training_prior": 0.5,
-            "paired": paired,
-            "min_length": limits.min_length.unwrap_or(self.calibration.shortest()),
-            "max_n": limits.max_n,
-            "min_complexity": limits.min_complexity,
-            "calibration": self.calibration.json,
-        });
-        let models = json!({"caller": self.model.name, "trained": true});
-        Map::from_iter([("models".to_owned(), models), ("calling".to_owned(), calling)])
+        let calling = CallingRecord {
+            threshold: threshold.name(),
+            max_fdr: *max_fdr,
+            prevalence: *prevalence,
+            training_prior: 0.5,
+            paired: *paired,
+            min_length: limits.min_length.unwrap_or(self.calibration.shortest()),
+            max_n: limits.max_n,
+            min_complexity: limits.min_complexity,
+            calibration: self.calibration.json.clone(),
+        };
+        let names = BTreeMap::from([("caller", self.model.name.clone())]);
+        MethodRecord { models: Some(ModelsRecord { names, trained: true }), calling: Some(calling) }
     }
 
     fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {

@@ -41,10 +41,11 @@ use crate::output::{
 };
 use crate::pipeline::mates::Mate;
 use crate::pipeline::queue::SequenceState;
+use crate::pipeline::record::RunRecord;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::write_lines;
 use plimsoll_data::{DataError, DataErrorKind};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -95,17 +96,22 @@ pub(crate) struct CallerResultOptions {
 }
 
 /// Calls of a run and their expected errors.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CallsSummary {
     /// Records whose score can lead to a call; the expected rates are means over them.
+    #[serde(rename = "records_ranked")]
     pub ranked: u64,
     /// Least and largest expected true positive rate at the lengths of the records.
+    #[serde(rename = "expected_tpr")]
     pub tpr: [f64; 2],
     /// Least and largest expected false positive rate at the lengths of the records.
+    #[serde(rename = "expected_fpr")]
     pub fpr: [f64; 2],
     /// Mean of 1 - p over the records called virus: their expected share of false calls. `None` without such records.
+    #[serde(rename = "expected_false_calls")]
     pub false_calls: Option<f64>,
     /// Number of records without a call, by reason.
+    #[serde(rename = "no_call_reasons")]
     pub reasons: BTreeMap<&'static str, u64>,
     /// Number of regions.
     pub regions: u64,
@@ -117,7 +123,8 @@ pub struct CallsSummary {
     pub prevalence: f64,
     /// Thresholds over the lengths of the ranked records, by ascending length. Empty without such records.
     pub thresholds: Vec<LengthThreshold>,
-    /// The first rows of `viruses.tsv`.
+    /// The first rows of `viruses.tsv`, which are not in run.json.
+    #[serde(skip)]
     pub viruses: Vec<VirusRow>,
 }
 
@@ -139,24 +146,6 @@ pub struct VirusRow {
     pub score: f64,
     /// False discovery rate; `None` for a provirus.
     pub fdr: Option<f64>,
-}
-
-impl CallsSummary {
-    fn to_json(&self) -> Value {
-        let threshold = |at: &LengthThreshold| json!({"length": at.length, "threshold": at.threshold});
-        json!({
-            "preset": self.preset,
-            "prevalence": self.prevalence,
-            "thresholds": self.thresholds.iter().map(threshold).collect::<Vec<_>>(),
-            "proviruses": self.proviruses,
-            "records_ranked": self.ranked,
-            "expected_tpr": self.tpr,
-            "expected_fpr": self.fpr,
-            "expected_false_calls": self.false_calls,
-            "no_call_reasons": self.reasons,
-            "regions": self.regions,
-        })
-    }
 }
 
 /// Writer of all result files of a caller. If it is dropped without [`Results::finish`], it leaves no files.
@@ -382,7 +371,7 @@ impl CallerResults {
     ///
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
-    fn complete(self, run_record: &mut Value) -> Result<Finished, OutputError> {
+    fn complete(self, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
         let Self { folder, options, common, mut summary, record, first, .. } = self;
         let mut counts = common.counts;
         if record.windows > 0 || first.is_some() {
@@ -463,9 +452,7 @@ impl CallerResults {
         for rate in summary.tpr.iter_mut().chain(&mut summary.fpr) {
             *rate /= summary.ranked.max(1) as f64;
         }
-        if let Some(record) = run_record.as_object_mut() {
-            record.insert("calls".to_owned(), summary.to_json());
-        }
+        run_record.calls = Some(summary.clone());
         let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, common.into_notes()];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.push(hits.into_file()?);
@@ -515,7 +502,7 @@ impl Results for CallerResults {
         self.end_record(record)
     }
 
-    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
         self.complete(run_record)
     }
 }

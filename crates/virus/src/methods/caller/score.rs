@@ -6,6 +6,7 @@ use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
 use super::regions::RegionWindow;
 use super::{logit, sigmoid};
 use crate::pipeline::letters::{LetterTotals, WindowLetters};
+use serde::Serialize;
 
 /// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
 /// for the standard error.
@@ -148,7 +149,7 @@ pub struct Rules {
 }
 
 /// Least score of a record of some length that is called virus.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LengthThreshold {
     /// Number of known letters.
     pub length: u64,

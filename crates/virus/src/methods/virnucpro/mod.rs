@@ -10,12 +10,13 @@ pub mod verdict;
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, PlannedMethod, PlannedModel, Results, ResultsOptions, WindowBases,
-    WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
+    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
 use crate::options::{Options, VirNucProOptions};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
+use crate::pipeline::record::{MethodRecord, ModelsRecord};
 use crate::pipeline::records::{Batch, SequenceTokens};
 use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
 use embeddings::EmbeddingFormat;
@@ -24,13 +25,15 @@ use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucle
 use plimsoll_data::translate::{Orf, Scratch, orfs};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_models::{Encoder, HeadConfig, Output};
+use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::session::bounds::bounds;
 use plimsoll_runtime::{
     EncoderModel, HeadModel, Level, Observer, RuntimeError, Silent, Tokenizer, identity, price,
 };
 use plimsoll_setting::Setting;
 use results::{ResultOptions, VirNucProResults};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Hub ids of the default encoders of plans, which are those of VirNucPro.
@@ -59,7 +62,7 @@ pub(crate) struct VirNucPro {
     head: HeadModel,
     options: VirNucProOptions,
     shape: Shape,
-    digests: Value,
+    digests: ModelDigests,
 }
 
 impl VirNucPro {
@@ -97,11 +100,14 @@ impl VirNucPro {
         if let Some(of) = head.named_length().filter(|&l| l != options.length) {
             return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
         }
-        let digests = json!({
-            "dna": identity::digests(&dna.weights, &dna.described_by).map_err(RuntimeError::from)?,
-            "protein": identity::digests(&protein.weights, &protein.described_by).map_err(RuntimeError::from)?,
-            "head": identity::digests(&head.weights, &[]).map_err(RuntimeError::from)?,
-        });
+        let digests = ModelDigests::from([
+            ("dna", identity::digests(&dna.weights, &dna.described_by).map_err(RuntimeError::from)?),
+            (
+                "protein",
+                identity::digests(&protein.weights, &protein.described_by).map_err(RuntimeError::from)?,
+            ),
+            ("head", identity::digests(&head.weights, &[]).map_err(RuntimeError::from)?),
+        ]);
         if options.length > MAX_GENES {
             let text = format!(
                 "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
@@ -124,7 +130,7 @@ impl Method for VirNucPro {
         MethodWeights { encoders: vec![&self.dna, &self.protein], head: Some(&self.head) }
     }
 
-    fn digests(&self) -> &Value {
+    fn digests(&self) -> &ModelDigests {
         &self.digests
     }
 
@@ -145,14 +151,11 @@ impl Method for VirNucPro {
         })
     }
 
-    fn record(&self) -> Map<String, Value> {
-        let models = json!({
-            "dna": self.dna.name,
-            "protein": self.protein.name,
-            "head": self.head.name,
-            "trained": self.head.trained,
-        });
-        Map::from_iter([("models".to_owned(), models)])
+    fn record(&self) -> MethodRecord {
+        let names = [("dna", &self.dna.name), ("protein", &self.protein.name), ("head", &self.head.name)];
+        let names = names.map(|(role, name)| (role, name.clone()));
+        let models = ModelsRecord { names: BTreeMap::from(names), trained: self.head.trained };
+        MethodRecord { models: Some(models), calling: None }
     }
 
     fn saves_rows(&self) -> bool {
@@ -174,7 +177,7 @@ impl Method for VirNucPro {
         let options = ResultOptions {
             metadata: vec![
                 ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
-                ("model_sha256", self.digests.to_string()),
+                ("model_sha256", to_json(&self.digests).to_string()),
                 fact("precision"),
                 fact("device"),
                 fact("instructions"),

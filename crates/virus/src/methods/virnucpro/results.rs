@@ -35,13 +35,13 @@ use crate::output::{
     commit,
 };
 use crate::pipeline::queue::{SequenceResult, SequenceState};
+use crate::pipeline::record::RunRecord;
 use crate::pipeline::records::TEXTS;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
 use plimsoll_setting::Setting;
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Name of the BED file of windows.
@@ -264,7 +264,7 @@ impl VirNucProResults {
     /// # Errors
     /// A last record that was not ended, a frame without embedding, two results for one window, a file that
     /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
-    fn complete(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
+    fn complete(mut self, run_record: &mut RunRecord) -> Result<Counts, OutputError> {
         self.check_complete()?;
         let counts = self.common.counts;
         let tables = [self.predictions, self.windows, self.bed, self.common.into_notes()];
@@ -350,7 +350,7 @@ impl Results for VirNucProResults {
         })
     }
 
-    fn finish(self: Box<Self>, run_record: &mut Value) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
         Ok(Finished { counts: self.complete(run_record)?, calls: None })
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::methods::FILES;
 use crate::methods::virnucpro::{embeddings, intermediate, tables};
 use crate::output::{RUN_RECORD, RecordText, reports};
+use crate::pipeline::record::SequenceCounts;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::outputs::{WrittenFile, WrittenFiles};
 use plimsoll_data::weights::Weights;
@@ -45,12 +46,17 @@ fn record(outputs: &mut VirNucProResults, id: &str, windows: &[&[[f32; 2]]]) -> 
     outputs.end_record(&RecordEnd { id, length, text: Some(&text), mate: None }).unwrap()
 }
 
+/// Run record of a version.
+fn record_of(version: &'static str) -> RunRecord {
+    RunRecord { version, ..RunRecord::default() }
+}
+
 /// Creates outputs in a temporary folder, runs `f` on them and finishes them.
 fn written(options: ResultOptions, f: impl FnOnce(&mut VirNucProResults)) -> (Folder, Counts) {
     let folder = Folder::new("output");
     let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
     f(&mut outputs);
-    let counts = outputs.complete(&mut json!({"plimsoll": "0"})).unwrap();
+    let counts = outputs.complete(&mut record_of("0")).unwrap();
     (folder, counts)
 }
 
@@ -268,7 +274,7 @@ fn a_second_run_replaces_the_first_at_its_end() {
     assert_eq!(folder.names().len(), FILES.len() + 1);
     let outputs = VirNucProResults::create(&folder.0, options).unwrap();
     assert_eq!(folder.read(RUN_RECORD), old);
-    outputs.complete(&mut json!({})).unwrap();
+    outputs.complete(&mut RunRecord::default()).unwrap();
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
     let chunked = intermediate::CHUNKED;
     let wanted = [chunked, "mine.txt", NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS];
@@ -330,7 +336,9 @@ fn check_report(name: &str, input: &str, expected: &str) {
     let folder = Folder::new("output");
     let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
     four_records(&mut outputs);
-    let mut run_record = json!({"inputs": [input, "b.fa"], "sequences": {"failed": 1}});
+    let inputs = [input, "b.fa"].map(str::to_owned).to_vec();
+    let sequences = SequenceCounts { failed: 1, ..SequenceCounts::default() };
+    let mut run_record = RunRecord { inputs, sequences, ..RunRecord::default() };
     outputs.complete(&mut run_record).unwrap();
     let last = rows(&folder, name).last().map(|line| line.replace('\t', " "));
     assert_eq!(last.as_deref(), Some(expected));
@@ -438,7 +446,7 @@ fn an_incomplete_run_is_refused() {
     let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
     let open = |options: &ResultOptions| VirNucProResults::create(&folder.0, options.clone()).unwrap();
     let check = |outputs: VirNucProResults, expected: &str| {
-        let error = outputs.complete(&mut json!({})).unwrap_err().to_string();
+        let error = outputs.complete(&mut RunRecord::default()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(folder.names(), Vec::<String>::new());
     };
@@ -471,7 +479,7 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
             record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
             outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
             block.iter().for_each(|name| fs::create_dir(folder.path(name)).unwrap());
-            outputs.complete(&mut json!({"plimsoll": "1"}))
+            outputs.complete(&mut record_of("1"))
         };
         if format == EmbeddingFormat::Safetensors {
             // Its file is created only when the number of rows is known.
@@ -486,7 +494,7 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         // The next run writes no embeddings, and those of this run go.
         let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
         record(&mut outputs, "last", &[&[[0.9, 0.1]]]);
-        outputs.complete(&mut json!({"plimsoll": "2"})).unwrap();
+        outputs.complete(&mut record_of("2")).unwrap();
         assert!(folder.names().iter().all(|name| !name.starts_with("embeddings.")), "{:?}", folder.names());
     }
 }
@@ -503,7 +511,7 @@ fn a_folder_claims_nothing_between_two_results() {
     record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
     outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
     fs::create_dir(folder.path("embeddings.npy")).unwrap();
-    outputs.complete(&mut json!({"plimsoll": "1"})).expect_err("there is a folder");
+    outputs.complete(&mut record_of("1")).expect_err("there is a folder");
     assert!(!folder.names().contains(&"run.json".to_owned()), "{:?}", folder.names());
     assert!(folder.read("predictions.tsv").contains("new"));
 }
