@@ -7,7 +7,7 @@ use crate::TrainError;
 use crate::confirm::Trial;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
-use plimsoll_plan::{Candidate, Optimizer, Program, Rejected, Staging, Target, TrainingChoice};
+use plimsoll_plan::{Candidate, Optimizer, Precision, Program, Rejected, Staging, Target, TrainingChoice};
 use plimsoll_runtime::explain::Effect;
 use plimsoll_runtime::largest::{ConfirmationReport, LargestReport};
 use plimsoll_runtime::price::PlanReport;
@@ -87,7 +87,7 @@ pub struct TrainPlanReport {
     #[serde(flatten)]
     pub plan: PlanReport,
     /// Floating-point format of weights and activations.
-    pub precision: PrecisionKind,
+    pub precision: Precision,
     /// Number of parameters of the model.
     pub parameters: u64,
     /// Number of parameters of its teachers.

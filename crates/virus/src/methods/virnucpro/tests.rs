@@ -3,6 +3,7 @@
 use super::*;
 use crate::methods::FILES;
 use crate::methods::virnucpro::{embeddings, intermediate, tables};
+use crate::output::NOTES;
 use crate::output::{RUN_RECORD, RecordText, reports};
 use crate::pipeline::record::SequenceCounts;
 use plimsoll_data::chunk::chunks;
@@ -11,6 +12,7 @@ use plimsoll_data::weights::Weights;
 use plimsoll_testing::Folder;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fs;
 
 /// Returns the lines of a file after the header.
 fn rows(folder: &Folder, name: &str) -> Vec<String> {
