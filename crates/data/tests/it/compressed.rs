@@ -187,7 +187,7 @@ fn what_asks_for_too_much_memory_is_refused_with_a_way_out() {
     let refused = |name: &str| {
         format!(
             "reads: the {name} data needs more than 128 MiB to be decompressed; \
-             pipe it in: {name} -dc FILE | plimsoll ... -"
+             pipe it in: {name} -dc FILE | stdin"
         )
     };
     // Output of `zstd --ultra -22 --long=28` and `xz --lzma2=dict=256MiB`, whose windows exceed the reader's limit.
