@@ -56,6 +56,6 @@ pub use sharing::Sharing;
 pub use target::{ArenaMemory, Link, Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{
-    ActivationPolicy, Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training,
-    TrainingChoice, TrainingSearch,
+    ActivationPolicy, Candidate, Optimizer, ParameterGroup, RejectedCandidate, RematChoice, TRAINING_DEPTH,
+    Training, TrainingChoice, TrainingSearch,
 };

@@ -589,7 +589,7 @@ fn remat(config: &TrainConfig) -> RematChoice {
         Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
         Remat::Ops(names) => plimsoll_plan::RecomputePolicy::Selective(names.clone()),
     };
-    RematChoice::Given(match config.memory.remat_layers {
+    RematChoice::Fixed(match config.memory.remat_layers {
         None => of,
         Some([first, last]) => {
             plimsoll_plan::RecomputePolicy::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
