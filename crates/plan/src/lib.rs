@@ -45,7 +45,7 @@ pub use kernels::{
     router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
-pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
+pub use memory::{MemoryPlan, Persistent, Region, RegionSizes, Slice};
 pub use passes::{ActivationOffload, Offload, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights, Window};
 pub use precision::{Precision, PrecisionPolicy};

@@ -100,7 +100,7 @@ impl Fusion {
         let narrow = gates.dtypes.contains(&self.g.spec(inputs[0]).dtype);
         let supported = (gates.silu || activation == Activation::Gelu) && (gates.bias || !linear.bias);
         let sized = columns[0].is_multiple_of(8)
-            && columns[0] <= gates.longest
+            && columns[0] <= gates.max_columns
             && columns[1].is_multiple_of(gates.multiple.saturating_mul(2));
         if !(supported && narrow && sized) {
             return;
