@@ -4,7 +4,7 @@
 use crate::config::Encoder;
 use crate::hub::CONTACTS;
 use crate::init::{Init, default_init};
-use crate::layers::{Batch, Wanted};
+use crate::layers::{EncoderInputs, RequestedOutputs};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
 use plimsoll_graph::ops::{SegmentMean, Softmax};
@@ -31,11 +31,12 @@ impl Encoder {
         lora: Option<&Lora>,
     ) -> Result<Graph, TrainingError> {
         let mut plain = Builder::new(bounds);
-        let batch = &mut Batch::inputs(&mut plain);
-        let wanted = Wanted { outputs: &[], mean: self.mean() };
+        let batch = &mut EncoderInputs::inputs(&mut plain);
+        let wanted = RequestedOutputs { outputs: &[], mean: self.mean() };
         let (x, table) = self.encode(&mut plain, batch, &wanted);
-        let adding = ["output.dense", "mlp.wo"];
-        let Adapted { builder: mut g, mut dropping, values } = adapt(plain.graph(), training, lora, &adding)?;
+        let residual_maps = ["output.dense", "mlp.wo"];
+        let Adapted { builder: mut g, mut dropping, values } =
+            adapt(plain.graph(), training, lora, &residual_maps)?;
         let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
         match task {
             TrainingTask::MaskedLm => {
@@ -58,8 +59,8 @@ impl Encoder {
     /// (S, C), the softmax of the logits.
     pub fn classifier_graph(&self, bounds: Bounds, classes: u64) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
-        let batch = &mut Batch::inputs(g);
-        let wanted = Wanted { outputs: &[], mean: self.mean() };
+        let batch = &mut EncoderInputs::inputs(g);
+        let wanted = RequestedOutputs { outputs: &[], mean: self.mean() };
         let (x, _) = self.encode(g, batch, &wanted);
         let x = g.one(Op::SegmentMean(self.mean()), &[x, batch.spans]); // (S, D)
         g.scope("", None);
@@ -70,7 +71,12 @@ impl Encoder {
     }
 
     /// Builds the encoder; returns the last hidden state (T, D) and the embedding table (V, D).
-    fn encode(&self, g: &mut Builder, batch: &mut Batch, wanted: &Wanted<'_>) -> (ValueId, ValueId) {
+    fn encode(
+        &self,
+        g: &mut Builder,
+        batch: &mut EncoderInputs,
+        wanted: &RequestedOutputs<'_>,
+    ) -> (ValueId, ValueId) {
         match self {
             Self::Esm2(c) => esm2::encode(g, c, batch, wanted),
             Self::DnabertS(c) => dnabert_s::encode(g, c, batch, wanted),
@@ -82,8 +88,8 @@ impl Encoder {
         if CONTACTS.contains(&piece.tensor.as_str()) {
             return Init::Zeros;
         }
-        let given = derived(self, &piece.tensor).map(Init::Values);
-        given.or_else(|| Lora::init(piece)).unwrap_or_else(|| default_init(piece))
+        let computed = derived(self, &piece.tensor).map(Init::Values);
+        computed.or_else(|| Lora::init(piece)).unwrap_or_else(|| default_init(piece))
     }
 
     /// Builds the masked-language-model head before its output projection, which is tied to the embedding

@@ -229,10 +229,10 @@ fn shape_is(what: &str, spec: &TensorSpec, wanted: &[Dim]) -> Result<(), RuleErr
 /// Checks that `spec` has the shape and element type of `other`, as elementwise operands must.
 fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleError> {
     shape_is(what, spec, &other.shape)?;
-    match spec.dtype == other.dtype {
-        true => Ok(()),
-        false => Err(RuleError(format!("{what} must be {} as the other, not {spec}", other.dtype.name()))),
+    if spec.dtype == other.dtype {
+        return Ok(());
     }
+    Err(RuleError(format!("{what} must be {} as the other, not {spec}", other.dtype.name())))
 }
 
 /// Checks that `spec` holds the row range (start, end) of every sequence: i32 (S, 2).

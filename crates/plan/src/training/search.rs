@@ -149,7 +149,7 @@ struct MicroStepCost {
 }
 
 /// A recomputation choice of a candidate, with its predicted memory and time.
-struct Prediction {
+struct ChoicePrediction {
     candidate: Candidate,
     /// Index in [`MicroStepCost::choices`].
     choice: usize,
@@ -246,8 +246,8 @@ struct TargetSearch<'a> {
 struct FittingProgram {
     program: Program,
     activations: ActivationPolicy,
-    best: Prediction,
-    others: Vec<Prediction>,
+    best: ChoicePrediction,
+    others: Vec<ChoicePrediction>,
 }
 
 /// Result of a search over all groups of sizes.
@@ -494,7 +494,7 @@ impl TargetSearch<'_> {
         let budget = self.search.budget;
         for &optimizer in &self.search.optimizers {
             loop {
-                let mut predictions: Vec<Prediction> = vec![];
+                let mut predictions: Vec<ChoicePrediction> = vec![];
                 for open in candidates.iter().filter(|open| open.candidate.optimizer == optimizer) {
                     // Skip a candidate if its best possible rate does not exceed the rate of an earlier candidate.
                     if predictions.iter().any(|earlier| earlier.rate() >= open.max_rate(budget)) {
@@ -502,7 +502,7 @@ impl TargetSearch<'_> {
                     }
                     predictions.extend(self.least_recomputation(open)?);
                 }
-                let best_rate = predictions.iter().map(Prediction::rate).fold(0.0, f64::max);
+                let best_rate = predictions.iter().map(ChoicePrediction::rate).fold(0.0, f64::max);
                 let Some(k) = predictions.iter().position(|p| p.rate() >= best_rate) else { break };
                 let best = predictions.swap_remove(k);
                 let (program, activations) = self.plan_all_layers(candidates, &best)?;
@@ -522,7 +522,7 @@ impl TargetSearch<'_> {
     /// Finds the recomputation choice of a candidate that fits the budget with the least recomputation. The choices are
     /// sorted by stored bytes, and peak memory grows with them, so the search is a bisection. It tries the same
     /// positions for every budget, so a larger budget never gives a choice with more recomputation.
-    fn least_recomputation(&self, open: &OpenCandidate) -> Result<Option<Prediction>, PlanError> {
+    fn least_recomputation(&self, open: &OpenCandidate) -> Result<Option<ChoicePrediction>, PlanError> {
         let Some(last) = open.last() else { return Ok(None) };
         let most_stored = self.predict_fitting(open, last)?;
         if most_stored.is_some() || last == 0 {
@@ -549,7 +549,7 @@ impl TargetSearch<'_> {
     }
 
     /// Predicts memory and time of choice `k` of a candidate; `None` if it does not fit the budget.
-    fn predict_fitting(&self, open: &OpenCandidate, k: usize) -> Result<Option<Prediction>, PlanError> {
+    fn predict_fitting(&self, open: &OpenCandidate, k: usize) -> Result<Option<ChoicePrediction>, PlanError> {
         let budget = self.search.budget;
         if open.memory_bound(k) > budget {
             return Ok(None);
@@ -562,8 +562,8 @@ impl TargetSearch<'_> {
     fn rejected(
         &self,
         candidates: &[OpenCandidate],
-        best: &Prediction,
-        mut others: Vec<Prediction>,
+        best: &ChoicePrediction,
+        mut others: Vec<ChoicePrediction>,
     ) -> Result<Vec<RejectedCandidate>, PlanError> {
         let budget = self.search.budget;
         for open in candidates {
@@ -574,7 +574,7 @@ impl TargetSearch<'_> {
         let mut faster: Vec<&OpenCandidate> =
             candidates.iter().filter(|open| open.unlimited_rate() > best.rate()).collect();
         faster.sort_by(|a, b| b.unlimited_rate().total_cmp(&a.unlimited_rate()));
-        let mut outside: Vec<Prediction> = vec![];
+        let mut outside: Vec<ChoicePrediction> = vec![];
         for open in faster {
             if outside.len() < REPORTED && !outside.iter().any(|p| p.is_of_size_of(open)) {
                 let prediction = self.predict(open, open.step.choices.len() - 1)?;
@@ -588,7 +588,7 @@ impl TargetSearch<'_> {
 
     /// Bill of the smallest program that the search considers: with one byte less the search fails.
     fn bill(&self, candidates: &[OpenCandidate]) -> Result<Bill, PlanError> {
-        let mut predictions: Vec<Prediction> = vec![];
+        let mut predictions: Vec<ChoicePrediction> = vec![];
         for open in candidates {
             let last = open.step.choices.len() - 1;
             for k in std::iter::successors(Some(last), |k| (*k > 0).then_some(k / 2)) {
@@ -599,7 +599,7 @@ impl TargetSearch<'_> {
         }
         // A packed plan needs no less than its predicted peak.
         predictions.sort_by_key(|p| p.peak);
-        let mut smallest: Option<(Prediction, Program)> = None;
+        let mut smallest: Option<(ChoicePrediction, Program)> = None;
         for prediction in predictions {
             if smallest.as_ref().is_none_or(|(_, program)| prediction.peak < program.peak()) {
                 let (program, _) = self.plan_all_layers(candidates, &prediction)?;
@@ -613,7 +613,7 @@ impl TargetSearch<'_> {
     }
 
     /// Predicts memory and time of choice `k` of a candidate.
-    fn predict(&self, open: &OpenCandidate, k: usize) -> Result<Prediction, PlanError> {
+    fn predict(&self, open: &OpenCandidate, k: usize) -> Result<ChoicePrediction, PlanError> {
         self.search.check_stopped()?;
         let step = &open.step;
         let all = self.search.layers;
@@ -643,7 +643,7 @@ impl TargetSearch<'_> {
         let candidate = open.candidate;
         let bound = open.memory_bound(k);
         debug_assert!(peak >= bound, "{candidate:?} {k}: {peak}, at least {bound}");
-        Ok(Prediction { candidate, choice: k, recomputed, peak, seconds: open.seconds(k) })
+        Ok(ChoicePrediction { candidate, choice: k, recomputed, peak, seconds: open.seconds(k) })
     }
 
     /// The layers of the small model from which memory is predicted. With offload these are all layers: copies run ahead by a
@@ -677,7 +677,7 @@ impl TargetSearch<'_> {
     fn plan_all_layers(
         &self,
         candidates: &[OpenCandidate],
-        prediction: &Prediction,
+        prediction: &ChoicePrediction,
     ) -> Result<(Program, ActivationPolicy), PlanError> {
         self.search.check_stopped()?;
         let open = candidates.iter().find(|open| open.candidate == prediction.candidate);
@@ -767,7 +767,7 @@ impl Candidate {
     }
 }
 
-impl Prediction {
+impl ChoicePrediction {
     /// Whether the prediction and a candidate have the same tokens per micro-batch and the same optimizer.
     fn is_of_size_of(&self, open: &OpenCandidate) -> bool {
         (self.candidate.tokens, self.candidate.optimizer) == (open.candidate.tokens, open.candidate.optimizer)
