@@ -295,8 +295,9 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
         Layout::RowMajor => None,
         Layout::Scaled => {
             let matrix = matches!(spec.shape[..], [_, Dim::Fixed(_)]);
-            let given = matches!(spec.role, Role::Param(_) | Role::Activation);
-            (!(matrix && given)).then_some("scaled rows hold parameters and activations that are matrices")
+            let is_param_or_activation = matches!(spec.role, Role::Param(_) | Role::Activation);
+            (!(matrix && is_param_or_activation))
+                .then_some("scaled rows hold parameters and activations that are matrices")
         }
         Layout::Packed { rows, columns } => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])

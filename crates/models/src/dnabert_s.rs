@@ -62,21 +62,21 @@ pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 }
 /// Builds the inference graph of the encoder with `outputs`. [`Output::Logits`] is ignored: only training graphs
 /// have a masked-language-model head.
 pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = RequestedOutputs { outputs, mean: MEAN };
+    let requested = RequestedOutputs { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
     let batch = &mut EncoderInputs::inputs(g);
-    let (x, _) = encode(g, c, batch, &wanted);
-    wanted.last(g, batch, x, c.layers);
+    let (x, _) = encode(g, c, batch, &requested);
+    requested.last(g, batch, x, c.layers);
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// Builds the encoder, with the `wanted` outputs of all layers but the last. Returns the last hidden state: (T,
+/// Builds the encoder, with the `requested` outputs of all layers but the last. Returns the last hidden state: (T,
 /// D) and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &DnabertConfig,
     batch: &mut EncoderInputs,
-    wanted: &RequestedOutputs<'_>,
+    requested: &RequestedOutputs<'_>,
 ) -> (ValueId, ValueId) {
     g.scope("embeddings.", None);
     let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
@@ -84,7 +84,7 @@ pub(crate) fn encode(
     let x = g.one(Op::Embed(Embed { token_dropout: None, row: true }), &[batch.ids, table, row]);
     let mut x = g.layer_norm(x, "LayerNorm", c.eps); // (T, D)
     for i in 0..c.layers {
-        wanted.layer(g, batch, x, i);
+        requested.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
         x = block(g, c, x, batch);
     }

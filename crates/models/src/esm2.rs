@@ -92,11 +92,11 @@ pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 1, skip_last: 1 }
 
 /// Builds the inference graph of the encoder with `outputs`; [`Output::Logits`] adds the masked-language-model head.
 pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = RequestedOutputs { outputs, mean: MEAN };
+    let requested = RequestedOutputs { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
     let batch = &mut EncoderInputs::inputs(g);
-    let (x, table) = encode(g, c, batch, &wanted);
-    wanted.last(g, batch, x, c.layers);
+    let (x, table) = encode(g, c, batch, &requested);
+    requested.last(g, batch, x, c.layers);
     if outputs.contains(&Output::Logits) {
         let h = lm_transform(g, c, x);
         let bias = g.param("bias", &[c.vocab_size]);
@@ -108,13 +108,13 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// Builds the encoder, with the `wanted` outputs of all layers except the last, which [`RequestedOutputs::last`] adds. Returns
+/// Builds the encoder, with the `requested` outputs of all layers except the last, which [`RequestedOutputs::last`] adds. Returns
 /// the last hidden state, after the final layer norm: (T, D), and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &Esm2Config,
     batch: &mut EncoderInputs,
-    wanted: &RequestedOutputs<'_>,
+    requested: &RequestedOutputs<'_>,
 ) -> (ValueId, ValueId) {
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let mut x = embed(g, c, batch, table); // (T, D)
@@ -124,7 +124,7 @@ pub(crate) fn encode(
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
     for i in 0..c.layers {
-        wanted.layer(g, batch, x, i);
+        requested.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
         x = block(g, c, x, batch, &rotary);
     }

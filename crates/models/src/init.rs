@@ -58,7 +58,7 @@ pub fn init_param(
 /// # Panics
 /// With [`Init::Values`] if `first + out.len()` exceeds the number of values.
 pub fn init(rule: &Init, seed: u64, name: &str, first: u64, out: &mut [f32]) {
-    // Mixed, because seeds that are close give keys that are far apart only then.
+    // Mixed, so that the keys of close seeds, whose bits differ in few places, are far apart in the generator's sequence.
     let key = mix(seed ^ fnv(name));
     match rule {
         Init::Zeros => out.fill(0.0),

@@ -32,8 +32,8 @@ impl Encoder {
     ) -> Result<Graph, TrainingError> {
         let mut plain = Builder::new(bounds);
         let batch = &mut EncoderInputs::inputs(&mut plain);
-        let wanted = RequestedOutputs { outputs: &[], mean: self.mean() };
-        let (x, table) = self.encode(&mut plain, batch, &wanted);
+        let requested = RequestedOutputs { outputs: &[], mean: self.mean() };
+        let (x, table) = self.encode(&mut plain, batch, &requested);
         let residual_maps = ["output.dense", "mlp.wo"];
         let Adapted { builder: mut g, mut dropping, values } =
             adapt(plain.graph(), training, lora, &residual_maps)?;
@@ -60,8 +60,8 @@ impl Encoder {
     pub fn classifier_graph(&self, bounds: Bounds, classes: u64) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let batch = &mut EncoderInputs::inputs(g);
-        let wanted = RequestedOutputs { outputs: &[], mean: self.mean() };
-        let (x, _) = self.encode(g, batch, &wanted);
+        let requested = RequestedOutputs { outputs: &[], mean: self.mean() };
+        let (x, _) = self.encode(g, batch, &requested);
         let x = g.one(Op::SegmentMean(self.mean()), &[x, batch.spans]); // (S, D)
         g.scope("", None);
         let x = g.linear(x, "classifier", classes, true);
@@ -75,11 +75,11 @@ impl Encoder {
         &self,
         g: &mut Builder,
         batch: &mut EncoderInputs,
-        wanted: &RequestedOutputs<'_>,
+        requested: &RequestedOutputs<'_>,
     ) -> (ValueId, ValueId) {
         match self {
-            Self::Esm2(c) => esm2::encode(g, c, batch, wanted),
-            Self::DnabertS(c) => dnabert_s::encode(g, c, batch, wanted),
+            Self::Esm2(c) => esm2::encode(g, c, batch, requested),
+            Self::DnabertS(c) => dnabert_s::encode(g, c, batch, requested),
         }
     }
 

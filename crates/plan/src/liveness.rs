@@ -22,8 +22,8 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Returns the value that the buffer holds at an instant of its lifetime.
     pub(crate) fn holder(&self, instant: u32) -> ValueId {
-        let held = self.values.iter().rev().find(|(from, _)| *from <= instant);
-        held.unwrap_or(&self.values[0]).1
+        let holder = self.values.iter().rev().find(|(from, _)| *from <= instant);
+        holder.unwrap_or(&self.values[0]).1
     }
 }
 

@@ -91,6 +91,7 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 /// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
 pub fn full_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
+    // Mean weighted by bytes: the sum of squares divided by the sum.
     let mut sum = 0.0;
     let mut squares = 0.0;
     let fetched: Vec<bool> = fetched_values(graph);
@@ -101,10 +102,10 @@ pub fn full_window(graph: &Graph) -> Bytes {
             if !fetched[v.index()] || node.inputs[..k].contains(&v) {
                 continue;
             }
-            let of_value = graph.spec(v).bytes(&graph.bounds).0;
-            bytes = bytes.saturating_add(of_value);
+            let value_bytes = graph.spec(v).bytes(&graph.bounds).0;
+            bytes = bytes.saturating_add(value_bytes);
             if matches!(graph.spec(v).role, Role::Param(_) | Role::State(_)) {
-                persistent = persistent.saturating_add(of_value);
+                persistent = persistent.saturating_add(value_bytes);
             }
         }
         sum += bytes as f64;
@@ -114,8 +115,8 @@ pub fn full_window(graph: &Graph) -> Bytes {
             *sum = sum.saturating_add(persistent);
         }
     }
-    let of_two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
-    Bytes(of_layer.into_values().max().unwrap_or(0).max(of_two_readers as u64))
+    let two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
+    Bytes(of_layer.into_values().max().unwrap_or(0).max(two_readers as u64))
 }
 
 fn phase_index(phase: Phase) -> u8 {

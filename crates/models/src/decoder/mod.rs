@@ -77,13 +77,13 @@ impl DecoderConfig {
         let c = &Self { experts, ..self.clone() };
         let g = &mut Builder::new(bounds);
         let batch = &mut EncoderInputs::inputs(g);
-        let wanted = RequestedOutputs { outputs, mean: MEAN };
+        let requested = RequestedOutputs { outputs, mean: MEAN };
         let mut packs = PacksInput::default();
         let dropping = DropoutBuilder::new(g, &Training::default(), &mut packs);
         let mut stack = DecoderBuilder { c, spans: batch.spans, rotary: vec![], dropping, packs, aux: None };
         let ids = batch.ids;
-        let x = stack.hidden(g, ids, &mut |g, x, layer| wanted.layer(g, batch, x, layer)); // (T, D)
-        wanted.last(g, batch, x, self.layers);
+        let x = stack.hidden(g, ids, &mut |g, x, layer| requested.layer(g, batch, x, layer)); // (T, D)
+        requested.last(g, batch, x, self.layers);
         if outputs.contains(&Output::Logits) {
             let head = self.head(g);
             let logits = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, head]); // (T, V)

@@ -169,9 +169,9 @@ impl UpdateSplitter<'_> {
     fn rows_of_block(&self, id: NodeId, bytes: Bytes, limit: Bytes) -> Option<u64> {
         Blockwise::of(&self.graph.node(id).op)?;
         let (rows, _) = self.rows_and_columns(*self.graph.node(id).inputs.first()?)?;
-        let of_row = bytes.0.div_ceil(rows.max(1)).max(1);
+        let row_bytes = bytes.0.div_ceil(rows.max(1)).max(1);
         let granule = self.cluster(id).into_iter().map(|id| self.granule(id)).max().unwrap_or(1);
-        let max_rows = limit.0.checked_div(of_row)?.checked_div(granule)?.max(1).checked_mul(granule)?;
+        let max_rows = limit.0.checked_div(row_bytes)?.checked_div(granule)?.max(1).checked_mul(granule)?;
         let blocks = rows.div_ceil(max_rows);
         let block = rows.div_ceil(blocks.max(1)).checked_next_multiple_of(granule)?;
         (block < rows).then_some(block)
@@ -184,14 +184,14 @@ impl UpdateSplitter<'_> {
         let Some(blockwise) = Blockwise::of(&node.op) else { return 1 };
         let Some((_, columns)) = node.inputs.first().and_then(|v| self.rows_and_columns(*v)) else { return 1 };
         // An element of the scales belongs to `BLOCK` elements, and has four bytes.
-        let of_scales = rows_between(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
+        let scales_granule = rows_between(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
         let inputs = node.inputs.iter().enumerate().filter(|(k, _)| !blockwise.is_shared(node, *k));
         let inputs = inputs.map(|(k, &v)| (blockwise.scales.contains(&k), v));
         let outputs = node.outputs.iter().enumerate();
         let outputs = outputs.filter_map(|(k, out)| Some((blockwise.new_scales.contains(&k), (*out)?)));
         let operands = inputs.chain(outputs).map(|(is_scales, v)| {
             if is_scales {
-                return of_scales;
+                return scales_granule;
             }
             rows_between(self.alignment, columns.saturating_mul(self.graph.spec(v).dtype.size()))
         });
@@ -322,9 +322,9 @@ impl UpdateSplitter<'_> {
     }
 }
 
-/// The least number of rows that start at multiples of `unit`, a power of two, if a row has `of_row` of it.
-fn rows_between(unit: u64, of_row: u64) -> u64 {
-    unit.checked_div(power_of_two_factor(of_row).min(unit)).unwrap_or(1)
+/// The least number of rows of `row_size` whose size is a multiple of `unit`, a power of two.
+fn rows_between(unit: u64, row_size: u64) -> u64 {
+    unit.checked_div(power_of_two_factor(row_size).min(unit)).unwrap_or(1)
 }
 
 /// The largest power of two that divides `n`; of zero, the largest of all.
