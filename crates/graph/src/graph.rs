@@ -66,7 +66,7 @@ pub struct Value {
     pub def: Def,
 }
 
-/// Where a value is defined.
+/// Definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Def {

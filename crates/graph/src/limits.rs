@@ -78,7 +78,7 @@ impl Product for Count {
 /// A size that exceeds a limit of graphs: no machine could hold the tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TooLarge {
-    /// What is too large, with its size as far as it can be represented.
+    /// Name of the size that is too large, with its value if it can be represented.
     pub what: String,
     /// The limit, with its unit.
     pub limit: String,

@@ -336,7 +336,7 @@ impl Layout {
     }
 }
 
-/// Why a tensor exists, which decides when it is written and how long it lives.
+/// Purpose of a tensor, which decides when it is written and how long it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// Parameter, read from the weight file once.
@@ -395,7 +395,7 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Order of the elements in memory.
     pub layout: Layout,
-    /// Why the tensor exists.
+    /// Purpose of the tensor.
     pub role: Role,
     /// The memory that holds the tensor.
     #[serde(default, skip_serializing_if = "Space::is_device")]

@@ -157,7 +157,7 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
 pub struct TextError {
     /// Line number, counted from 1.
     pub line: usize,
-    /// What the parser expected on this line.
+    /// The text that the parser expected, and the text that it found.
     pub message: String,
 }
 

@@ -37,7 +37,7 @@ pub struct CallerConfig {
     pub eps: f32,
     /// Base of the rotary angles.
     pub rope_theta: f32,
-    /// What a window is classified into, the most important task first. Empty for a model that was only pre-trained.
+    /// Classification tasks, the most important first. Empty for a model that was only pre-trained.
     pub tasks: Vec<CallerTask>,
 }
 

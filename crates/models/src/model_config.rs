@@ -58,7 +58,7 @@ impl ModelConfig {
     }
 }
 
-/// What is wanted in place of quantized weights.
+/// Message for quantized weights: the configurations that are accepted.
 const UNQUANTIZED: &str = "left out: quantized checkpoints (GPTQ, AWQ, bitsandbytes, FP8 and others) are not read; take the \
                            checkpoint in bf16 or f32";
 

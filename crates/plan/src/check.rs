@@ -122,7 +122,7 @@ struct PlanReplay<'a> {
     regions: BTreeMap<(Space, Region), RegionContents>,
     /// Moves that were started and not waited for, with the slices that they read and write.
     in_flight: BTreeMap<NodeId, MoveSlices>,
-    /// How many instructions each node has had so far, indexed by node.
+    /// Number of replayed instructions of each node, indexed by node.
     issued: Vec<u32>,
     /// The new value that the storage of each state holds at the end of the step, indexed by value; `None` if the state is not
     /// updated.

@@ -26,7 +26,7 @@ pub struct Plan {
     pub kernels: Vec<KernelId>,
     /// Address of every value.
     pub memory: MemoryPlan,
-    /// Where parameters are stored between uses.
+    /// Storage of the parameters between uses.
     pub weights: Weights,
 }
 

@@ -34,7 +34,7 @@ pub enum Direction {
     Out,
 }
 
-/// Where the inputs or outputs of an in-flight step are.
+/// Positions of the inputs or outputs of an in-flight step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlightPlace {
     /// Position in the arena.

@@ -15,7 +15,7 @@ pub struct Policy {
     pub remat: RecomputePolicy,
     /// Ops to fuse.
     pub fuse: Fuse,
-    /// Where parameters are stored between uses, and in which layout.
+    /// Storage and layout of the parameters between uses.
     pub weights: Weights,
     /// Tensors that a training graph stores outside the arena between their uses.
     pub offload: Offload,
@@ -58,7 +58,7 @@ pub enum Fuse {
     Kernels,
 }
 
-/// Where parameters are stored between uses.
+/// Storage of the parameters between uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weights {

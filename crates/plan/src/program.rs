@@ -438,7 +438,7 @@ impl Program {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
     }
 
-    /// Where the parameters of the plans are stored between uses: streamed if those of any plan are.
+    /// Storage of the parameters between uses: streamed if any plan streams its parameters.
     pub fn weights(&self) -> Weights {
         let mut all = self.plans.iter().map(|(_, plan)| plan.weights);
         let first = all.clone().next().unwrap_or_default();

@@ -142,7 +142,7 @@ fn fetched_values(graph: &Graph) -> Vec<bool> {
     fetched
 }
 
-/// What a move does for the launches around it.
+/// Direction of a move relative to the kernels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MoveKind {
     /// Brings a value closer to the kernels: started before its first reader.

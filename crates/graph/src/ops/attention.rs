@@ -37,7 +37,7 @@ pub struct Attention {
     pub bias: Bias,
     /// Whether rotary embedding is applied to q and k.
     pub rotary: bool,
-    /// How q, k and v are stored.
+    /// Storage of q, k and v.
     pub qkv: Qkv,
 }
 

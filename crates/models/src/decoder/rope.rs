@@ -5,7 +5,7 @@ use crate::config::{ConfigError, ConfigKeys, decimal};
 use serde_json::{Map, Value, json};
 use std::f32::consts::PI;
 
-/// How rotary frequencies are scaled for contexts that are longer than those of pretraining.
+/// Scaling of rotary frequencies for contexts that are longer than those of pretraining.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     /// The frequencies `theta^(-2j/d)`.

@@ -14,7 +14,7 @@ use std::fmt;
 use super::problem::Problem;
 use super::solve::Packing;
 
-/// Why a packing is not a solution of its problem. Indicates a bug in the code that computed the packing.
+/// Error for a packing that is not a solution of its problem. Indicates a bug in the code that computed the packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PackingError {

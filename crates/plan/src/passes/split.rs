@@ -16,7 +16,7 @@ const MIN_BLOCK: Bytes = Bytes(64 << 20);
 /// Minimum number of blocks in which all updates together are fetched, unless blocks would be smaller than [`MIN_BLOCK`].
 const MIN_BLOCKS: u64 = 8;
 
-/// How the operands of an op that is computed element by element follow the rows of a parameter.
+/// Operands of an elementwise update op that are split with the rows of its parameter.
 struct Blockwise {
     /// Number of inputs, at the end, that every block reads whole.
     shared: usize,
@@ -146,8 +146,9 @@ struct RowBlock {
 }
 
 impl RowBlock {
-    /// The same elements in a tensor with one element for each [`BLOCK`] elements of a parameter whose rows have `columns`
-    /// elements. The first row begins at a multiple of [`BLOCK`].
+    /// The elements of the scales, of which there is one for each [`BLOCK`] elements of the parameter, that belong to these
+    /// rows of `columns` elements. The first row begins at a multiple of [`BLOCK`], so no scale belongs to two blocks of
+    /// rows.
     fn of_scales(self, columns: u64) -> Self {
         Self {
             first: self.first.saturating_mul(columns).div_ceil(BLOCK),

@@ -291,7 +291,7 @@ struct RepeatedBackward {
 pub(super) struct ModelCost {
     /// Bytes of parameters and states in the arena.
     pub persistent: Bytes,
-    /// Those in pinned host memory.
+    /// Bytes of parameters and states in pinned host memory.
     pub pinned: Bytes,
     /// Predicted seconds.
     pub seconds: f64,

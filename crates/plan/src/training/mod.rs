@@ -85,7 +85,7 @@ impl ActivationPolicy {
     pub const STORED: Self = Self { recompute: RecomputePolicy::None, offload: ActivationOffload::NONE };
 }
 
-/// How a parameter is trained.
+/// Group of a parameter: whether it is trained, and with which weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterGroup {
     /// Not trained.
@@ -322,7 +322,7 @@ impl Training<'_> {
         }
     }
 
-    /// How the gradients of a micro-step are used; adds the inputs that this takes.
+    /// Use of the gradients of a micro-step; adds the inputs that it reads.
     fn gradient_use(&self, g: &mut Builder) -> GradientUse {
         if self.steps_at_once() {
             let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
@@ -504,7 +504,7 @@ fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
     g
 }
 
-/// How the gradients of a micro-step are used.
+/// Use of the gradients of a micro-step.
 #[derive(Clone, Copy)]
 enum GradientUse {
     /// The optimizer step follows immediately.

@@ -38,7 +38,7 @@ pub struct TrainingSearch<'a> {
     pub optimizers: Vec<Optimizer>,
     /// Number of layers of the model, which must be alike in size and time; 0 for a model without layers.
     pub layers: u32,
-    /// How recomputation is decided.
+    /// Recomputation policy, or the request to choose one.
     pub remat: RematChoice,
     /// Tokens of micro-steps between which a run can switch; empty for a run that does not. The program has a micro-step for
     /// each of these numbers below the chosen one. All of them then add to the gradients of a step, and evaluations have the
@@ -48,7 +48,7 @@ pub struct TrainingSearch<'a> {
     pub stopped: &'a dyn Fn() -> bool,
 }
 
-/// How recomputation is decided.
+/// Recomputation policy: fixed, or chosen by the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RematChoice {
     /// Fixed by the caller.
@@ -79,7 +79,7 @@ pub struct TrainingChoice {
     pub candidate: Candidate,
     /// Policy for the activations: which are recomputed and which are offloaded.
     pub activations: ActivationPolicy,
-    /// What is kept outside the memory of the device.
+    /// Tensors stored outside the memory of the device.
     pub offload: Offload,
     /// Limit on the bytes of moves that run ahead of or behind launches.
     pub window: Window,
@@ -257,7 +257,7 @@ enum SearchOutcome {
     NothingFits {
         /// The combinations that were considered.
         candidates: Vec<OpenCandidate>,
-        /// Why combinations were left out.
+        /// The size that excluded combinations.
         too_large: Option<PlanError>,
     },
 }
