@@ -352,7 +352,7 @@ impl Program {
             ledger.add(&format!("staging: {}", s.label), s.bytes);
             padding += s.bytes.align_up(self.target.alignment) - s.bytes;
         }
-        for s in self.host_entries() {
+        for s in self.extra_entries() {
             ledger.add(&s.label, s.bytes);
         }
         ledger.add("padding and packing", padding);
@@ -364,12 +364,12 @@ impl Program {
 
     /// Ledger entries of the memory outside the arena.
     pub(crate) fn outside(&self) -> Vec<Staging> {
-        let all = self.host_entries().into_iter().chain(self.reserved());
+        let all = self.extra_entries().into_iter().chain(self.reserved());
         all.filter(|s| s.bytes > Bytes::ZERO).collect()
     }
 
     /// Ledger entries of buffers outside the arena and of the replicas after the first.
-    fn host_entries(&self) -> Vec<Staging> {
+    fn extra_entries(&self) -> Vec<Staging> {
         let mut entries = vec![];
         for s in &self.host_extra {
             entries.push(Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes });

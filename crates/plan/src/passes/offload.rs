@@ -185,7 +185,8 @@ pub(super) fn fetched_sources(graph: &Graph, what: &Offload) -> Vec<bool> {
     for (v, value) in graph.sources() {
         is_fetched[v.index()] = what.home(graph, value.spec.role) != Space::Device;
     }
-    // An output is read from its storage after the step, and an update writes a new value over it.
+    // Outputs and the new values of updates are read from their storage after the last node, so a source that is one of them
+    // stays in the arena.
     let reads = ByteReads::of(graph);
     let outputs = graph.outputs.iter().map(|(_, v)| *v);
     let new_values = graph.updates.iter().map(|(_, new)| *new);

@@ -191,7 +191,7 @@ impl Training<'_> {
     /// gradients are in memory at once. This is impossible with clipping, which needs the norm of all
     /// gradients, with several micro-batches, whose gradients are summed, and with a loss scale, which
     /// must check all gradients for overflow.
-    pub fn steps_at_once(&self) -> bool {
+    pub fn updates_immediately(&self) -> bool {
         self.accumulation == 1 && self.max_norm == 0.0 && !self.precision.policy().scales_loss
     }
 
@@ -324,7 +324,7 @@ impl Training<'_> {
 
     /// Use of the gradients of a micro-step; adds the inputs that it reads.
     fn gradient_use(&self, g: &mut Builder) -> GradientUse {
-        if self.steps_at_once() {
+        if self.updates_immediately() {
             let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
             let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
             return GradientUse::Step { unscale, hyper };
@@ -375,7 +375,7 @@ impl Training<'_> {
     /// Builds the optimizer step over the gradients left by the micro-steps; `None` if gradients are applied
     /// immediately.
     fn apply(&self, micro: &Graph) -> Result<Option<Graph>, PlanError> {
-        if self.steps_at_once() {
+        if self.updates_immediately() {
             return Ok(None);
         }
         let g = &mut Builder::from_graph(Graph::new(micro.bounds), Phase::Update);

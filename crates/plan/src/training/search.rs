@@ -313,7 +313,7 @@ impl TargetSearch<'_> {
             for (rank, &optimizer) in search.optimizers.iter().enumerate() {
                 search.check_stopped()?;
                 let candidate = Candidate { tokens, chunk, optimizer, accumulation };
-                let step = match shared.take().filter(|_| !search.training(&candidate).steps_at_once()) {
+                let step = match shared.take().filter(|_| !search.training(&candidate).updates_immediately()) {
                     Some(step) => Ok(step),
                     None => self.micro_step(&candidate, &mut solver).map(Rc::new),
                 };

@@ -128,7 +128,7 @@ fn plans_share_what_survives() {
                     Err(e) => panic!("{optimizer:?} {precision:?}: {e}"),
                 };
                 let names: Vec<&str> = program.plans().iter().map(|(n, _)| n.as_str()).collect();
-                match t.steps_at_once() {
+                match t.updates_immediately() {
                     true => assert_eq!(names, [plans::MICRO, plans::EVALUATE]),
                     false => assert_eq!(names, [plans::MICRO, plans::APPLY, plans::EVALUATE]),
                 }
@@ -412,7 +412,7 @@ fn evaluations_read_the_averages() {
                 names.sort();
                 names
             };
-            let update = plan(if t.steps_at_once() { plans::MICRO } else { plans::APPLY });
+            let update = plan(if t.updates_immediately() { plans::MICRO } else { plans::APPLY });
             let (mut updated, read) = (averages(update), averages(plan(plans::EVALUATE)));
             updated.retain(|name| name != "steps of ema");
             assert_eq!(updated, read, "{precision:?}");
