@@ -203,8 +203,8 @@ impl CallerConfig {
     pub fn graph(&self, bounds: Bounds) -> Result<Graph, VerifyError> {
         let mut g = Builder::new(bounds);
         let windows = WindowInputs::inputs(&mut g);
-        let mut dropping = DropoutBuilder::new(&mut g, &Training::default(), &mut PacksInput::default());
-        let x = self.encode(&mut g, &windows, &mut dropping, CallerPart::Model);
+        let mut dropout = DropoutBuilder::new(&mut g, &Training::default(), &mut PacksInput::default());
+        let x = self.encode(&mut g, &windows, &mut dropout, CallerPart::Model);
         let x = self.pool(&mut g, x, &windows, CallerPart::Model);
         let logits = self.logits_of(&mut g, x, self.tasks.iter(), CallerPart::Model);
         let logits = match logits[..] {
@@ -259,8 +259,8 @@ impl CallerConfig {
         match objective {
             CallerObjective::MaskedCodons => {
                 let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
-                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
-                let x = self.encode(g, &windows, &mut dropping, CallerPart::Model);
+                let mut dropout = DropoutBuilder::new(g, training, &mut PacksInput::default());
+                let x = self.encode(g, &windows, &mut dropout, CallerPart::Model);
                 g.scope("", None);
                 let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
                 training.loss(g, x, w, None, targets);
@@ -272,10 +272,10 @@ impl CallerConfig {
                 // Teachers come first, so that their activations are freed before the model's are stored for its backward
                 // pass.
                 let teachers = distillation.as_ref().map(|d| (d, d.predictions(g, &windows, &self.tasks)));
-                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
-                let x = self.encode(g, &windows, &mut dropping, CallerPart::Model);
+                let mut dropout = DropoutBuilder::new(g, training, &mut PacksInput::default());
+                let x = self.encode(g, &windows, &mut dropout, CallerPart::Model);
                 let x = self.pool(g, x, &windows, CallerPart::Model);
-                let x = dropping.apply(g, x);
+                let x = dropout.apply(g, x);
                 let mut losses = vec![];
                 for ((task, &targets), &weight) in self.tasks.iter().zip(&targets).zip(weights) {
                     let loss = self.task_loss(g, x, task, targets, training.chunk);
@@ -395,7 +395,7 @@ impl CallerConfig {
         &self,
         g: &mut Builder,
         windows: &WindowInputs,
-        dropping: &mut DropoutBuilder,
+        dropout: &mut DropoutBuilder,
         part: CallerPart,
     ) -> ValueId {
         part.scope(g, "", None);
@@ -405,7 +405,7 @@ impl CallerConfig {
         let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
         for i in 0..self.layers {
             part.scope(g, &format!("layers.{i}."), Some(i as u32));
-            x = self.block(g, x, windows, &rotary, dropping);
+            x = self.block(g, x, windows, &rotary, dropout);
         }
         part.scope(g, "", None);
         g.rms_norm(x, "norm", self.eps)
@@ -418,7 +418,7 @@ impl CallerConfig {
         x: ValueId,
         windows: &WindowInputs,
         rotary: &[ValueId],
-        dropping: &mut DropoutBuilder,
+        dropout: &mut DropoutBuilder,
     ) -> ValueId {
         let attention = Attention {
             heads: self.heads as u32,
@@ -435,13 +435,13 @@ impl CallerConfig {
             ["query", "key", "value"].map(|n| g.linear(h, &format!("attention.{n}"), self.hidden_size, false));
         let a = g.one(Op::Attention(attention), &[q, k, v, windows.frames, rotary[0], rotary[1]]);
         let a = g.linear(a, "attention.output", self.hidden_size, false);
-        let a = dropping.apply(g, a);
+        let a = dropout.apply(g, a);
         let x = g.add(x, a);
         let h = g.rms_norm(x, "mlp.norm", self.eps);
         let h = g.linear(h, "mlp.gate_up", 2 * self.intermediate_size, false); // (T, 2F)
         let h = g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h]);
         let h = g.linear(h, "mlp.down", self.hidden_size, false);
-        let h = dropping.apply(g, h);
+        let h = dropout.apply(g, h);
         g.add(x, h)
     }
 

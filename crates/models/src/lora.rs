@@ -69,7 +69,7 @@ impl std::error::Error for TrainingError {
 pub(crate) struct Adapted {
     pub(crate) builder: Builder,
     /// Dropout for the head, with random streams that the rewritten graph does not use.
-    pub(crate) dropping: DropoutBuilder,
+    pub(crate) dropout: DropoutBuilder,
     /// For each value of the original graph, by index, the value of the rewritten graph that replaces it.
     pub(crate) values: Vec<ValueId>,
 }
@@ -84,7 +84,7 @@ pub(crate) fn adapt(
 ) -> Result<Adapted, TrainingError> {
     check(graph, lora)?;
     let (mut g, mut values) = sources(graph);
-    let mut dropping = DropoutBuilder::new(&mut g, training, &mut PacksInput::default());
+    let mut dropout = DropoutBuilder::new(&mut g, training, &mut PacksInput::default());
     for node in &graph.nodes {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v.index()]).collect();
         g.in_layer(node.layer);
@@ -94,7 +94,7 @@ pub(crate) fn adapt(
                 outputs[0] = lora.add(&mut g, module, inputs[0], outputs[0]);
             }
             if residual_maps.iter().any(|a| is_called(module, a)) {
-                outputs[0] = dropping.apply(&mut g, outputs[0]);
+                outputs[0] = dropout.apply(&mut g, outputs[0]);
             }
         }
         for (old, new) in node.outputs.iter().zip(outputs) {
@@ -104,7 +104,7 @@ pub(crate) fn adapt(
         }
     }
     g.in_layer(None);
-    Ok(Adapted { builder: g, dropping, values })
+    Ok(Adapted { builder: g, dropout, values })
 }
 
 impl Lora {

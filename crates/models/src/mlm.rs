@@ -35,7 +35,7 @@ impl Encoder {
         let requested = RequestedOutputs { outputs: &[], mean: self.mean() };
         let (x, table) = self.encode(&mut plain, batch, &requested);
         let residual_maps = ["output.dense", "mlp.wo"];
-        let Adapted { builder: mut g, mut dropping, values } =
+        let Adapted { builder: mut g, mut dropout, values } =
             adapt(plain.graph(), training, lora, &residual_maps)?;
         let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
         match task {
@@ -47,7 +47,7 @@ impl Encoder {
             TrainingTask::Classes(classes) => {
                 let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
                 let x = g.one(Op::SegmentMean(self.mean()), &[x, spans]); // (S, D)
-                let x = dropping.apply(&mut g, x);
+                let x = dropout.apply(&mut g, x);
                 let [w, b] = classifier(&mut g, classes, self.hidden_size());
                 training.loss(&mut g, x, w, Some(b), targets);
             }

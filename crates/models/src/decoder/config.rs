@@ -357,29 +357,29 @@ impl DecoderConfig {
             None => return None,
         };
         let mut value = self.common(kind);
-        let more = value.as_object_mut()?;
-        more.insert("architectures".to_owned(), json!([class]));
-        more.insert("hidden_act".to_owned(), json!("silu"));
-        more.insert("rms_norm_eps".to_owned(), decimal(self.eps));
-        more.insert("rope_theta".to_owned(), decimal(theta));
+        let keys = value.as_object_mut()?;
+        keys.insert("architectures".to_owned(), json!([class]));
+        keys.insert("hidden_act".to_owned(), json!("silu"));
+        keys.insert("rms_norm_eps".to_owned(), decimal(self.eps));
+        keys.insert("rope_theta".to_owned(), decimal(theta));
         match kind {
-            "mistral" | "mixtral" => drop(more.insert("sliding_window".to_owned(), json!(window))),
-            "qwen2" | "qwen3" => drop(more.insert("use_sliding_window".to_owned(), json!(false))),
+            "mistral" | "mixtral" => drop(keys.insert("sliding_window".to_owned(), json!(window))),
+            "qwen2" | "qwen3" => drop(keys.insert("use_sliding_window".to_owned(), json!(false))),
             _ => {}
         }
         if attention_output {
-            more.insert("attention_bias".to_owned(), json!(true));
+            keys.insert("attention_bias".to_owned(), json!(true));
         }
         if mlp {
-            more.insert("mlp_bias".to_owned(), json!(true));
+            keys.insert("mlp_bias".to_owned(), json!(true));
         }
         if let Some(scaling) = self.scaling.to_json() {
-            more.insert("rope_scaling".to_owned(), scaling);
+            keys.insert("rope_scaling".to_owned(), scaling);
         }
         if let Some(e) = mixtral {
-            more.insert("num_local_experts".to_owned(), json!(e.experts));
-            more.insert("num_experts_per_tok".to_owned(), json!(e.top_k));
-            more.insert("router_aux_loss_coef".to_owned(), decimal(e.balance));
+            keys.insert("num_local_experts".to_owned(), json!(e.experts));
+            keys.insert("num_experts_per_tok".to_owned(), json!(e.top_k));
+            keys.insert("router_aux_loss_coef".to_owned(), decimal(e.balance));
         }
         Some(value)
     }

@@ -26,13 +26,13 @@ use plimsoll_graph::{
 /// Mean pooling of decoders: over all tokens of a sequence.
 const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
 
-/// Values that all blocks of a decoder share.
+/// Builder of the blocks of a decoder, with the values that all blocks share.
 struct DecoderBuilder<'a> {
     c: &'a DecoderConfig,
     spans: ValueId,
     /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
-    dropping: DropoutBuilder,
+    dropout: DropoutBuilder,
     packs: PacksInput,
     /// Auxiliary losses of each block's router; `None` for inference, which has none.
     aux: Option<Vec<moe::RouterLosses>>,
@@ -53,12 +53,12 @@ impl DecoderConfig {
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
         let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
         let mut packs = PacksInput::default();
-        let dropping = DropoutBuilder::new(g, training, &mut packs);
-        let mut stack = DecoderBuilder { c: self, spans, rotary: vec![], dropping, packs, aux: Some(vec![]) };
-        let x = stack.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
+        let dropout = DropoutBuilder::new(g, training, &mut packs);
+        let mut decoder = DecoderBuilder { c: self, spans, rotary: vec![], dropout, packs, aux: Some(vec![]) };
+        let x = decoder.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
         let head = self.head(g);
         training.loss(g, x, head, None, targets);
-        let aux = stack.aux.unwrap_or_default();
+        let aux = decoder.aux.unwrap_or_default();
         output_sum(g, OutputRole::Auxiliary, aux.iter().map(|losses| losses.sum));
         if self.experts.as_ref().is_some_and(|e| e.balance != 0.0) {
             output_sum(g, OutputRole::BalanceLoss, aux.iter().map(|losses| losses.balance));
@@ -79,10 +79,10 @@ impl DecoderConfig {
         let batch = &mut EncoderInputs::inputs(g);
         let requested = RequestedOutputs { outputs, mean: MEAN };
         let mut packs = PacksInput::default();
-        let dropping = DropoutBuilder::new(g, &Training::default(), &mut packs);
-        let mut stack = DecoderBuilder { c, spans: batch.spans, rotary: vec![], dropping, packs, aux: None };
+        let dropout = DropoutBuilder::new(g, &Training::default(), &mut packs);
+        let mut decoder = DecoderBuilder { c, spans: batch.spans, rotary: vec![], dropout, packs, aux: None };
         let ids = batch.ids;
-        let x = stack.hidden(g, ids, &mut |g, x, layer| requested.layer(g, batch, x, layer)); // (T, D)
+        let x = decoder.hidden(g, ids, &mut |g, x, layer| requested.layer(g, batch, x, layer)); // (T, D)
         requested.last(g, batch, x, self.layers);
         if outputs.contains(&Output::Logits) {
             let head = self.head(g);
@@ -141,7 +141,7 @@ impl DecoderBuilder<'_> {
         g.scope("model.", None);
         let table = g.param("embed_tokens.weight", &[c.vocab_size, c.hidden_size]);
         let x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
-        let mut x = self.dropping.apply(g, x);
+        let mut x = self.dropout.apply(g, x);
         if c.positions != Positions::Alibi {
             let inv_freq = g.param("rotary_emb.inv_freq", &[c.head_dim / 2]);
             self.rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]);
@@ -172,7 +172,7 @@ impl DecoderBuilder<'_> {
         inputs.extend(&self.rotary);
         let a = g.one(Op::Attention(c.attention()), &inputs);
         let a = g.linear(a, "self_attn.o_proj", c.hidden_size, c.bias.attention_output);
-        let a = self.dropping.apply(g, a);
+        let a = self.dropout.apply(g, a);
         g.add(x, a)
     }
 
@@ -186,7 +186,7 @@ impl DecoderBuilder<'_> {
                 self.mlp(g, prefix, h, names, self.c.intermediate_size)
             }
         };
-        let y = self.dropping.apply(g, y);
+        let y = self.dropout.apply(g, y);
         g.add(x, y)
     }
 
