@@ -9,6 +9,7 @@ use crate::{
     Phase, Role, Space, StateDef, StateId, StateRole, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The largest number of outputs of any op (`Route`).
 const MAX_OUTPUTS: usize = 6;
@@ -101,11 +102,10 @@ impl Builder {
         self.param_piece(whole)
     }
 
-    /// Returns rows `rows.0..rows.1` of the tensor `name` as a parameter; `shape` is the shape of the whole
-    /// tensor in the file.
-    pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: (u64, u64)) -> ValueId {
+    /// Returns a range of rows of the tensor `name` as a parameter; `shape` is the shape of the whole tensor in the file.
+    pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: Range<u64>) -> ValueId {
         let tensor = format!("{}{name}", self.prefix);
-        self.param_piece(ParamPiece { tensor, shape: shape.to_vec(), rows })
+        self.param_piece(ParamPiece { tensor, shape: shape.to_vec(), rows: (rows.start, rows.end) })
     }
 
     /// Returns a piece of a tensor as a parameter of the tensor's name.
@@ -117,14 +117,14 @@ impl Builder {
     /// parameter with the same pieces and element type exists.
     pub fn param_of(&mut self, param: Param, dtype: DType) -> ValueId {
         let first = first_tensor(&param);
-        let same = |v: &&ValueId| match self.graph.spec(**v).role {
-            Role::Param(p) => {
-                self.graph.params[p.index()].pieces == param.pieces && self.graph.spec(**v).dtype == dtype
+        for &known in self.params.get(&first).into_iter().flatten() {
+            let spec = self.graph.spec(known);
+            if let Role::Param(p) = spec.role
+                && self.graph.params[p.index()].pieces == param.pieces
+                && spec.dtype == dtype
+            {
+                return known;
             }
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
-        };
-        if let Some(&known) = self.params.get(&first).and_then(|values| values.iter().find(same)) {
-            return known;
         }
         let rows = param.pieces.iter().map(|p| Count::from(p.rows.1.saturating_sub(p.rows.0)));
         // Without a number, the sum is above the limit of a dimension, which `define` checks.

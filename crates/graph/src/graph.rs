@@ -50,7 +50,7 @@ pub enum Phase {
     Forward,
     /// Backward pass: computes gradients.
     Backward,
-    /// Recomputation: forward ops that are executed a second time during the backward pass instead of keeping
+    /// Recomputation: forward ops that are executed a second time during the backward pass instead of storing
     /// their results.
     Recompute,
     /// Optimizer update: computes new parameters and states.
@@ -66,7 +66,7 @@ pub struct Value {
     pub def: Def,
 }
 
-/// Where a value is defined.
+/// Definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Def {
@@ -145,7 +145,8 @@ impl Param {
             // `start..end`: the elements of the parameter in this piece; `a..b`: those that `range` selects.
             let row: u64 = piece.shape.iter().skip(1).product();
             let end = start + (piece.rows.1 - piece.rows.0) * row;
-            let (a, b) = (range.start.max(start), range.end.min(end));
+            let a = range.start.max(start);
+            let b = range.end.min(end);
             // A piece that begins at a later row of its tensor skips the rows before it.
             let first = piece.rows.0 * row + a - start;
             start = end;
@@ -218,8 +219,7 @@ impl Graph {
     /// Name of the input or output that is the value `v`, if it is one.
     pub fn interface_name(&self, v: ValueId) -> Option<String> {
         let input = self.inputs.iter().find(|(_, value)| *value == v).map(|(name, _)| name.clone());
-        let output = || self.outputs.iter().find(|(_, value)| *value == v).map(|(role, _)| role.to_string());
-        input.or_else(output)
+        input.or_else(|| self.outputs.iter().find(|(_, value)| *value == v).map(|(role, _)| role.to_string()))
     }
 
     /// Iterates over all nodes with their ids, in topological order.

@@ -78,7 +78,7 @@ impl Product for Count {
 /// A size that exceeds a limit of graphs: no machine could hold the tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TooLarge {
-    /// What is too large, with its size as far as it can be represented.
+    /// Name of the size that is too large, with its value if it can be represented.
     pub what: String,
     /// The limit, with its unit.
     pub limit: String,
@@ -122,20 +122,24 @@ impl TensorSpec {
     /// # Errors
     /// The tensor, named `name`, is too large.
     pub fn limited_bytes(&self, name: &dyn Fn() -> String, bounds: &Bounds) -> Result<Bytes, TooLarge> {
-        let too_large = |limit: String| TooLarge { what: format!("`{}` of type {self}", name()), limit };
         for dim in &self.shape {
-            let (size, most, what) = match *dim {
+            let (size, max, what) = match *dim {
                 Dim::Fixed(n) => (Some(n), MAX_DIM, "in a dimension"),
                 Dim::Tokens(k) => (k.checked_mul(bounds.tokens), MAX_ROWS, "rows"),
                 Dim::Sequences(k) => (k.checked_mul(bounds.sequences), MAX_ROWS, "rows"),
                 Dim::Packs(k) => (k.checked_mul(bounds.packs), MAX_ROWS, "rows"),
             };
-            if size.is_none_or(|size| size > most) {
-                return Err(too_large(format!("{most} {what}")));
+            if size.is_none_or(|size| size > max) {
+                return Err(self.too_large(name, format!("{max} {what}")));
             }
         }
         let bytes = self.count_bytes(bounds.full()).bytes();
-        bytes.filter(|bytes| *bytes <= MAX_TENSOR).ok_or_else(|| too_large(MAX_TENSOR.to_string()))
+        let bytes = bytes.filter(|bytes| *bytes <= MAX_TENSOR);
+        bytes.ok_or_else(|| self.too_large(name, MAX_TENSOR.to_string()))
+    }
+
+    fn too_large(&self, name: &dyn Fn() -> String, limit: String) -> TooLarge {
+        TooLarge { what: format!("`{}` of type {self}", name()), limit }
     }
 }
 
@@ -154,10 +158,10 @@ pub(crate) fn check_logits(op: &Op, ins: &[&TensorSpec], counts: Counts) -> Resu
     let rows = Count::from(x.rows(counts).min((*chunk).into()));
     // For each row the logits, a row of x and its statistics, of at most eight bytes each.
     let bytes = rows * (Count::from(w.rows(counts)) + x.row_elements() + 8) * 8;
-    match bytes.bytes().is_some_and(|bytes| bytes <= MAX_TENSOR) {
-        true => Ok(()),
-        false => Err(TooLarge::bytes(format!("the logits of {chunk} rows of {w} classes"), MAX_TENSOR)),
+    if bytes.bytes().is_some_and(|bytes| bytes <= MAX_TENSOR) {
+        return Ok(());
     }
+    Err(TooLarge::bytes(format!("the logits of {chunk} rows of {w} classes"), MAX_TENSOR))
 }
 
 #[cfg(test)]

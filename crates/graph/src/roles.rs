@@ -231,7 +231,7 @@ pub enum StateRole {
     },
 }
 
-/// A state that an optimizer keeps for a parameter.
+/// Optimizer state of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
     /// Running mean of the gradient.
@@ -303,19 +303,23 @@ impl StateRole {
 
     /// Reads the role of a state from its kind and its name in a text form or a saved graph.
     pub(crate) fn parsed(kind: StateKind, name: &str) -> Result<Self, String> {
-        let after = |word: &str| name.strip_prefix(word)?.strip_prefix(' ').map(str::to_owned);
         let role = match kind {
-            StateKind::Gradient => after("grad").map(|param| Self::Gradient { param }),
-            StateKind::Master => after("master").map(|param| Self::Master { param }),
+            StateKind::Gradient => param_after("grad", name).map(|param| Self::Gradient { param }),
+            StateKind::Master => param_after("master", name).map(|param| Self::Master { param }),
             StateKind::Optimizer => Moment::ALL
                 .into_iter()
-                .find_map(|which| after(which.name()).map(|param| Self::Moment { param, which })),
+                .find_map(|which| param_after(which.name(), name).map(|param| Self::Moment { param, which })),
             StateKind::Average if name == AVERAGED_STEPS => Some(Self::AveragedSteps),
-            StateKind::Average => after("ema").map(|param| Self::Average { param }),
+            StateKind::Average => param_after("ema", name).map(|param| Self::Average { param }),
             StateKind::Buffer => Some(Self::Buffer { name: name.to_owned() }),
         };
         role.ok_or_else(|| format!("`{name}` is not the name of a state of the kind `{}`", kind.label()))
     }
+}
+
+/// Name of the parameter in the name of a state, which begins with `word` and a space.
+fn param_after(word: &str, name: &str) -> Option<String> {
+    name.strip_prefix(word)?.strip_prefix(' ').map(str::to_owned)
 }
 
 impl fmt::Display for StateRole {

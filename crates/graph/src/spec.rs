@@ -50,16 +50,19 @@ impl Bytes {
         if self.0 < 1000 {
             return format!("{} B", self.0);
         }
-        // In u128, so that any number of bytes can be rounded.
-        let bytes = u128::from(self.0);
-        let rounded =
-            |unit: u64, decimals| (bytes * 10_u128.pow(decimals) + u128::from(unit) / 2) / u128::from(unit);
         // The smallest unit in which the size, rounded to a whole number of units, has at most three digits.
-        let fits = |&(unit, _): &(u64, &str)| rounded(unit, 0) < 1000;
-        let (unit, name) = UNITS.into_iter().rev().find(fits).unwrap_or(UNITS[0]);
-        let few = |&decimals: &u32| rounded(unit, decimals) < 10_u128.pow(digits);
-        let decimals = (1..digits).rev().find(few).unwrap_or(0);
-        format!("{} {name}", decimal(rounded(unit, decimals), decimals))
+        let (unit, name) =
+            UNITS.into_iter().rev().find(|(unit, _)| self.in_units(*unit, 0) < 1000).unwrap_or(UNITS[0]);
+        let decimals = (1..digits)
+            .rev()
+            .find(|decimals| self.in_units(unit, *decimals) < 10_u128.pow(digits))
+            .unwrap_or(0);
+        format!("{} {name}", decimal(self.in_units(unit, decimals), decimals))
+    }
+
+    /// The size in units of `unit / 10^decimals`, rounded. In u128, so that any number of bytes can be rounded.
+    fn in_units(self, unit: u64, decimals: u32) -> u128 {
+        (u128::from(self.0) * 10_u128.pow(decimals) + u128::from(unit) / 2) / u128::from(unit)
     }
 
     /// Formats the size for readers with one decimal, rounded down, in a decimal unit: `3.6 GB`, `270.9 MB`.
@@ -333,7 +336,7 @@ impl Layout {
     }
 }
 
-/// Why a tensor exists, which decides when it is written and how long it lives.
+/// Purpose of a tensor, which decides when it is written and how long it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// Parameter, read from the weight file once.
@@ -392,7 +395,7 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Order of the elements in memory.
     pub layout: Layout,
-    /// Why the tensor exists.
+    /// Purpose of the tensor.
     pub role: Role,
     /// The memory that holds the tensor.
     #[serde(default, skip_serializing_if = "Space::is_device")]
@@ -455,13 +458,13 @@ impl TensorSpec {
     pub(crate) fn count_bytes(&self, counts: Counts) -> Count {
         let elements = self.count_elements(counts) * self.dtype.size();
         let rows = Count::from(self.rows(counts));
-        let scales = |rows: Count| rows * DType::F32.size();
         match self.layout {
+            // A kernel reads whole blocks, so the padded rows of the last block have scales too.
             Layout::Packed { rows: n, .. } if self.dtype.is_scaled() => {
-                elements + scales(rows.next_multiple_of(u64::from(n)))
+                elements + rows.next_multiple_of(u64::from(n)) * DType::F32.size()
             }
             Layout::RowMajor | Layout::Packed { .. } => elements,
-            Layout::Scaled => elements + scales(rows),
+            Layout::Scaled => elements + rows * DType::F32.size(),
         }
     }
 

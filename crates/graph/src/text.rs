@@ -34,8 +34,7 @@ pub fn node_label(graph: &Graph, id: NodeId) -> String {
     // The label of a matmul has its weight, even if another parameter is an earlier input.
     let weights = node.op.weights().iter().filter_map(|&i| node.inputs.get(i));
     // The verifier also labels nodes that read values which do not exist.
-    let spec = |v: ValueId| graph.values.get(v.index()).map(|value| &value.spec);
-    let param = weights.chain(&node.inputs).find_map(|&v| match spec(v)?.role {
+    let param = weights.chain(&node.inputs).find_map(|v| match graph.values.get(v.index())?.spec.role {
         Role::Param(p) => graph.params.get(p.index()).map(|param| param.name.as_str()),
         Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
     });
@@ -99,17 +98,18 @@ fn pieces(param: &Param, spec: &TensorSpec) -> String {
     {
         return String::new();
     }
-    let piece = |piece: &ParamPiece| {
-        let ParamPiece { tensor, shape, rows: (start, end) } = piece;
-        let dims: Vec<String> = shape.iter().map(u64::to_string).collect();
-        let rows = match *piece == ParamPiece::whole(tensor.clone(), shape.clone()) {
-            true => String::new(),
-            false => format!(" rows {start}..{end}"),
-        };
-        format!("{tensor}[{}]{rows}", dims.join(", "))
-    };
-    let pieces: Vec<String> = param.pieces.iter().map(piece).collect();
+    let pieces: Vec<String> = param.pieces.iter().map(piece_text).collect();
     format!(" ({})", pieces.join(", "))
+}
+
+/// A piece as text: `a[8, 4] rows 0..2`, without the rows if the piece has all of them.
+fn piece_text(piece: &ParamPiece) -> String {
+    let ParamPiece { tensor, shape, rows: (start, end) } = piece;
+    let dims = shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    if *piece == ParamPiece::whole(tensor.clone(), shape.clone()) {
+        return format!("{tensor}[{dims}]");
+    }
+    format!("{tensor}[{dims}] rows {start}..{end}")
 }
 
 /// The piece that is all of a tensor of the shape of `spec`.
@@ -157,7 +157,7 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
 pub struct TextError {
     /// Line number, counted from 1.
     pub line: usize,
-    /// What the parser expected on this line.
+    /// The text that the parser expected, and the text that it found.
     pub message: String,
 }
 
@@ -174,17 +174,18 @@ impl FromStr for Graph {
     type Err = TextError;
 
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let at = |line| move |message| TextError { line, message };
         let last = text.lines().count();
         let numbered = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
         let mut lines = numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with(';'));
-        let missing = || at(last)("expected `graph T <= N, S <= N, longest <= N`".to_owned());
-        let (number, header) = lines.next().ok_or_else(missing)?;
-        let mut parser = Parser::new(header).map_err(at(number))?;
+        let Some((number, header)) = lines.next() else {
+            let message = "expected `graph T <= N, S <= N, longest <= N`".to_owned();
+            return Err(TextError { line: last, message });
+        };
+        let mut parser = Parser::new(header).map_err(|message| TextError { line: number, message })?;
         for (number, line) in lines {
-            parser.line(line).map_err(at(number))?;
+            parser.line(line).map_err(|message| TextError { line: number, message })?;
         }
-        parser.finish().map_err(at(last))
+        parser.finish().map_err(|message| TextError { line: last, message })
     }
 }
 
@@ -199,7 +200,7 @@ struct Parser {
 impl Parser {
     /// Reads the line of bounds.
     fn new(header: &str) -> Result<Self, String> {
-        let mut cursor = Cursor(header);
+        let mut cursor = LineCursor(header);
         cursor.expect("graph T <= ")?;
         let tokens = cursor.number()?;
         cursor.expect(", S <= ")?;
@@ -214,10 +215,11 @@ impl Parser {
 
     /// Reads a line after the bounds.
     fn line(&mut self, line: &str) -> Result<(), String> {
-        let (mut cursor, graph) = (Cursor(line), &mut self.graph);
+        let mut cursor = LineCursor(line);
+        let graph = &mut self.graph;
         if cursor.take("output ") {
             let (name, value) = cursor.0.rsplit_once(" = ").ok_or("expected `output NAME = %N`")?;
-            let mut cursor = Cursor(value);
+            let mut cursor = LineCursor(value);
             let Ok(role) = name.parse();
             graph.outputs.push((role, cursor.value()?));
             return cursor.end();
@@ -230,10 +232,7 @@ impl Parser {
         }
         let mut outs = vec![];
         loop {
-            outs.push(match cursor.take("_") {
-                true => None,
-                false => Some(cursor.typed()?),
-            });
+            outs.push(if cursor.take("_") { None } else { Some(cursor.typed()?) });
             if !cursor.take(", ") {
                 break;
             }
@@ -246,7 +245,7 @@ impl Parser {
     fn definition(
         &mut self,
         mut outs: Vec<Option<(ValueId, TensorSpec)>>,
-        mut cursor: Cursor<'_>,
+        mut cursor: LineCursor<'_>,
     ) -> Result<(), String> {
         for source in ["input ", "param ", "state "] {
             if !cursor.take(source) {
@@ -258,9 +257,10 @@ impl Parser {
             return self.source(source, id, spec, cursor);
         }
         let name = cursor.word();
-        let attributes = match cursor.take(" {") {
-            true => cursor.object()?,
-            false => serde_json::Value::Object(serde_json::Map::new()),
+        let attributes = if cursor.take(" {") {
+            cursor.object()?
+        } else {
+            serde_json::Value::Object(serde_json::Map::new())
         };
         let op = Op::from_parts(name, attributes)
             .ok_or_else(|| format!("`{name}` is not an op"))?
@@ -273,7 +273,8 @@ impl Parser {
                 inputs.push(cursor.value()?);
             }
         }
-        let (mut layer, mut phase) = (None, Phase::Forward);
+        let mut layer = None;
+        let mut phase = Phase::Forward;
         if cursor.take("  ; ") {
             for note in std::mem::take(&mut cursor.0).split(", ") {
                 match variant(note) {
@@ -302,7 +303,7 @@ impl Parser {
         source: &str,
         id: ValueId,
         spec: TensorSpec,
-        cursor: Cursor<'_>,
+        cursor: LineCursor<'_>,
     ) -> Result<(), String> {
         let role = match source {
             "input " => {
@@ -311,7 +312,7 @@ impl Parser {
             }
             "param " => {
                 let (name, pieces) = match cursor.0.strip_suffix(')').and_then(|text| text.split_once(" (")) {
-                    Some((name, pieces)) => (name, Cursor(pieces).pieces()?),
+                    Some((name, pieces)) => (name, LineCursor(pieces).pieces()?),
                     None => (cursor.0, vec![whole(cursor.0, &spec)]),
                 };
                 self.params.push((id, Param { name: name.to_owned(), pieces: pieces.into() }));
@@ -364,8 +365,8 @@ impl Parser {
         // A copy or view has the role of its operands. Nodes are in topological order.
         for node in &graph.nodes {
             let [Some(to)] = node.outputs[..] else { continue };
-            let operand = |v: &ValueId| graph.values.get(v.index()).map(|value| value.spec.role);
-            let operands: Option<Vec<Role>> = node.inputs.iter().map(operand).collect();
+            let values = node.inputs.iter().map(|v| graph.values.get(v.index()));
+            let operands: Option<Vec<Role>> = values.map(|value| value.map(|value| value.spec.role)).collect();
             if let Some(role) = operands.and_then(|operands| node.op.role_of_copy(&operands)) {
                 graph.values[to.index()].spec.role = role;
             }
@@ -375,9 +376,9 @@ impl Parser {
 }
 
 /// The rest of a line.
-struct Cursor<'a>(&'a str);
+struct LineCursor<'a>(&'a str);
 
-impl<'a> Cursor<'a> {
+impl<'a> LineCursor<'a> {
     fn take(&mut self, text: &str) -> bool {
         self.0.strip_prefix(text).map(|rest| self.0 = rest).is_some()
     }
@@ -414,7 +415,8 @@ impl<'a> Cursor<'a> {
     /// A JSON object, of which the `{` is gone.
     fn object(&mut self) -> Result<serde_json::Value, String> {
         // An op's attributes hold no braces in strings.
-        let (mut depth, mut end) = (1, None);
+        let mut depth = 1;
+        let mut end = None;
         for (at, c) in self.0.char_indices() {
             match c {
                 '{' => depth += 1,
@@ -471,10 +473,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn dim(&mut self) -> Result<Dim, String> {
-        let factor = match self.0.starts_with(|c: char| c.is_ascii_digit()) {
-            true => Some(self.number()?),
-            false => None,
-        };
+        let has_factor = self.0.starts_with(|c: char| c.is_ascii_digit());
+        let factor = if has_factor { Some(self.number()?) } else { None };
         if self.take("T") {
             return Ok(Dim::Tokens(factor.unwrap_or(1)));
         }

@@ -69,6 +69,8 @@ impl Graph {
         let mut joined = vec![false; self.values.len()];
         for (id, node) in self.nodes().filter(|(_, node)| matches!(node.op, Op::Join(_))) {
             for &v in &node.inputs {
+                // The bytes of the operand are bytes of the result. A source has a fixed address, a part lies in another value, and
+                // two joins would need the operand at two addresses.
                 let why = match self.value(v).def {
                     Def::Source => "exists before the step",
                     Def::Node(of, _) if matches!(self.node(of).op, Op::Part(_)) => "is a part of another value",
@@ -134,8 +136,9 @@ impl Graph {
             sum = self.add_limited(sum, id, value)?;
         }
         for node in &self.nodes {
-            let existing = |v: &ValueId| self.values.get(v.index()).map(|value| &value.spec);
-            let ins: Vec<&TensorSpec> = node.inputs.iter().filter_map(existing).collect();
+            // Ids are not checked yet, so an input may not exist.
+            let existing = node.inputs.iter().filter_map(|v| self.values.get(v.index()));
+            let ins: Vec<&TensorSpec> = existing.map(|value| &value.spec).collect();
             check_logits(&node.op, &ins, self.bounds.full())?;
         }
         Ok(())
@@ -150,74 +153,78 @@ impl Graph {
 
     /// Name of a value in messages: of its parameter, state or input, or else of its op.
     fn name_of(&self, id: ValueId, value: &Value) -> String {
-        let input = || self.inputs.iter().find(|(_, v)| *v == id).map(|(name, _)| name.clone());
         let name = match value.spec.role {
             Role::Param(p) => self.params.get(p.index()).map(|param| param.name.clone()),
             Role::State(s) => self.states.get(s.index()).map(|state| state.role.to_string()),
-            Role::Input => input(),
+            Role::Input => self.inputs.iter().find(|(_, v)| *v == id).map(|(name, _)| name.clone()),
             Role::Activation | Role::Grad => None,
         };
-        let op = || match value.def {
-            Def::Node(node, _) if node.index() < self.nodes.len() => Some(node_label(self, node)),
-            Def::Node(..) | Def::Source => None,
-        };
-        name.or_else(op).unwrap_or_else(|| id.to_string())
+        if let Some(name) = name {
+            return name;
+        }
+        match value.def {
+            Def::Node(node, _) if node.index() < self.nodes.len() => node_label(self, node),
+            Def::Node(..) | Def::Source => id.to_string(),
+        }
     }
 
     fn verify_node(&self, id: NodeId, defined: &mut [bool]) -> Result<(), VerifyError> {
         let node = self.node(id);
-        let fail = |rule: String| Err(VerifyError::rule(id, &node_label(self, id), rule));
         for &v in &node.inputs {
             match defined.get(v.index()) {
                 Some(true) => {}
-                Some(false) => return fail(format!("reads {v} before it is defined")),
-                None => return fail(format!("reads {v}, which does not exist")),
+                Some(false) => return Err(self.broken(id, format!("reads {v} before it is defined"))),
+                None => return Err(self.broken(id, format!("reads {v}, which does not exist"))),
             }
         }
         let specs: Vec<&TensorSpec> = node.inputs.iter().map(|&v| self.spec(v)).collect();
         let is_copy = is_copy(node);
         if let Some(v) = node.inputs.iter().find(|&&v| !is_copy && self.spec(v).space != Space::Device) {
-            return fail(format!(
-                "reads {v}, which kernels cannot: it is in space {}",
-                self.spec(*v).space.name()
-            ));
+            let space = self.spec(*v).space.name();
+            return Err(self.broken(id, format!("reads {v}, which kernels cannot: it is in space {space}")));
         }
         let wanted = match node.op.rules().infer(&specs, &self.bounds) {
             Ok(wanted) => wanted,
-            Err(rule) => return fail(rule.0),
+            Err(rule) => return Err(self.broken(id, rule.0)),
         };
         if wanted.len() != node.outputs.len() {
-            return fail(format!("has {} outputs, not {}", wanted.len(), node.outputs.len()));
+            return Err(self.broken(id, format!("has {} outputs, not {}", wanted.len(), node.outputs.len())));
         }
         for (i, (out, want)) in node.outputs.iter().zip(&wanted).enumerate() {
             let Some(v) = *out else { continue };
             let Some(value) = self.values.get(v.index()) else {
-                return fail(format!("writes {v}, which does not exist"));
+                return Err(self.broken(id, format!("writes {v}, which does not exist")));
             };
             if value.def != Def::Node(id, i as u32) || defined[v.index()] {
-                return fail(format!("{v} is defined twice or elsewhere"));
+                return Err(self.broken(id, format!("{v} is defined twice or elsewhere")));
             }
             if value.spec.shape != want.shape || value.spec.dtype != want.dtype {
-                return fail(format!("{v} is {}, the op gives {want}", value.spec));
+                return Err(self.broken(id, format!("{v} is {}, the op gives {want}", value.spec)));
             }
             if value.spec.space != want.space {
-                let (found, wanted) = (value.spec.space.name(), want.space.name());
-                return fail(format!("{v} is in space {found}, the op gives it in {wanted}"));
+                let found = value.spec.space.name();
+                let wanted = want.space.name();
+                return Err(self.broken(id, format!("{v} is in space {found}, the op gives it in {wanted}")));
             }
             if is_copy && value.spec != *want {
-                return fail(format!("{v} has another role or layout than the operand of its move or view"));
+                let rule = format!("{v} has another role or layout than the operand of its move or view");
+                return Err(self.broken(id, rule));
             }
             defined[v.index()] = true;
         }
         Ok(())
     }
 
+    /// The error for a node that violates `rule`.
+    fn broken(&self, id: NodeId, rule: String) -> VerifyError {
+        VerifyError::rule(id, &node_label(self, id), rule)
+    }
+
     fn verify_interface(&self, defined: &[bool]) -> Result<(), VerifyError> {
-        let exists = |v: ValueId| defined.get(v.index()) == Some(&true);
         let inputs = self.inputs.iter().map(|(name, v)| (name as &dyn fmt::Display, *v));
         let outputs = self.outputs.iter().map(|(role, v)| (role as &dyn fmt::Display, *v));
         for (name, v) in inputs.chain(outputs) {
-            if !exists(v) {
+            if defined.get(v.index()) != Some(&true) {
                 return Err(VerifyError::graph(format!("{name} is {v}, which is not defined")));
             }
             if self.spec(v).space != Space::Device {
@@ -235,13 +242,17 @@ impl Graph {
         }
         let mut updated = vec![false; self.values.len()];
         for &(state, new) in &self.updates {
-            if !exists(state) || !exists(new) {
+            if [state, new].iter().any(|v| defined.get(v.index()) != Some(&true)) {
                 return Err(VerifyError::graph(format!("the update ({state}, {new}) is not defined")));
             }
-            let (s, n) = (self.spec(state), self.spec(new));
-            let kept = matches!(s.role, Role::State(_) | Role::Param(_));
-            let kept = kept && self.value(state).def == Def::Source && s.space == n.space;
-            if !kept || s.shape != n.shape || s.dtype != n.dtype || updated[state.index()] {
+            let old_spec = self.spec(state);
+            let new_spec = self.spec(new);
+            let is_persistent = matches!(old_spec.role, Role::State(_) | Role::Param(_))
+                && self.value(state).def == Def::Source;
+            let is_alike = old_spec.space == new_spec.space
+                && old_spec.shape == new_spec.shape
+                && old_spec.dtype == new_spec.dtype;
+            if !is_persistent || !is_alike || updated[state.index()] {
                 return Err(VerifyError::graph(format!("{new} cannot update {state}")));
             }
             updated[state.index()] = true;
@@ -249,16 +260,13 @@ impl Graph {
         // Updates are executed as copies one after the other at the end of the step, and outputs are fetched
         // after them. A read of a state after its own update would therefore return the new value instead of
         // the old one.
-        let reads = |what: String, v: ValueId| {
-            Err(VerifyError::graph(format!("{what} reads {v} after its own update")))
-        };
         if let Some((state, new)) = self.updates.iter().find(|(_, new)| updated[self.whole(*new).index()]) {
-            return reads(format!("the update of {state}"), *new);
+            return Err(VerifyError::graph(format!("the update of {state} reads {new} after its own update")));
         }
-        match self.outputs.iter().find(|(_, v)| updated[self.whole(*v).index()]) {
-            Some((role, v)) => reads(format!("output {role}"), *v),
-            None => Ok(()),
+        if let Some((role, v)) = self.outputs.iter().find(|(_, v)| updated[self.whole(*v).index()]) {
+            return Err(VerifyError::graph(format!("output {role} reads {v} after its own update")));
         }
+        Ok(())
     }
 }
 
@@ -287,8 +295,9 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
         Layout::RowMajor => None,
         Layout::Scaled => {
             let matrix = matches!(spec.shape[..], [_, Dim::Fixed(_)]);
-            let given = matches!(spec.role, Role::Param(_) | Role::Activation);
-            (!(matrix && given)).then_some("scaled rows hold parameters and activations that are matrices")
+            let is_param_or_activation = matches!(spec.role, Role::Param(_) | Role::Activation);
+            (!(matrix && is_param_or_activation))
+                .then_some("scaled rows hold parameters and activations that are matrices")
         }
         Layout::Packed { rows, columns } => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])

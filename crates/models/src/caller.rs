@@ -10,7 +10,7 @@
 //! Shapes in comments: T tokens of all windows of a step, S windows, D the hidden size, F the width of the feed-forward
 //! network, P the width of the pooled vector.
 
-use crate::config::{ConfigError, Keys, decimal};
+use crate::config::{ConfigError, ConfigKeys, decimal};
 use crate::init::{DEVIATION, Init, default_init};
 use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{
@@ -37,7 +37,7 @@ pub struct CallerConfig {
     pub eps: f32,
     /// Base of the rotary angles.
     pub rope_theta: f32,
-    /// What a window is classified into, the most important task first. Empty for a model that was only pre-trained.
+    /// Classification tasks, the most important first. Empty for a model that was only pre-trained.
     pub tasks: Vec<CallerTask>,
 }
 
@@ -101,14 +101,14 @@ pub fn tensor_of_teacher(tensor: &str) -> Option<(usize, &str)> {
 
 /// The model of a graph whose parameters and nodes are added: the model itself, or a frozen teacher.
 #[derive(Clone, Copy)]
-enum Part {
+enum CallerPart {
     Model,
     Teacher(usize),
 }
 
-impl Part {
+impl CallerPart {
     /// Sets the names of the parameters and the layer of the nodes that follow. Nodes of a teacher belong to no layer: none
-    /// of their results is kept for the backward pass, and the layers of a plan are those of the model that is trained.
+    /// of their results is stored for the backward pass, and the layers of a plan are those of the model that is trained.
     fn scope(self, g: &mut Builder, prefix: &str, layer: Option<u32>) {
         match self {
             Self::Model => g.scope(prefix, layer),
@@ -118,7 +118,7 @@ impl Part {
 }
 
 /// Graph inputs of packed windows.
-struct Windows {
+struct WindowInputs {
     ids: ValueId,
     spans: ValueId,
     frames: ValueId,
@@ -149,7 +149,7 @@ impl CallerConfig {
         ];
         let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
         let empty = Map::new();
-        let keys = Keys(value.as_object().unwrap_or(&empty));
+        let keys = ConfigKeys(value.as_object().unwrap_or(&empty));
         keys.one_of("model_type", &[Some(MODEL_TYPE)])?;
         keys.only(&KEYS)?;
         let hidden_size = keys.size("hidden_size")?;
@@ -202,11 +202,11 @@ impl CallerConfig {
     /// (S, [`CallerConfig::logits`]), the logits of all tasks, in their order.
     pub fn graph(&self, bounds: Bounds) -> Result<Graph, VerifyError> {
         let mut g = Builder::new(bounds);
-        let windows = Windows::inputs(&mut g);
-        let mut dropping = DropoutBuilder::new(&mut g, &Training::default(), &mut PacksInput::default());
-        let x = self.encode(&mut g, &windows, &mut dropping, Part::Model);
-        let x = self.pool(&mut g, x, &windows, Part::Model);
-        let logits = self.logits_of(&mut g, x, self.tasks.iter(), Part::Model);
+        let windows = WindowInputs::inputs(&mut g);
+        let mut dropout = DropoutBuilder::new(&mut g, &Training::default(), &mut PacksInput::default());
+        let x = self.encode(&mut g, &windows, &mut dropout, CallerPart::Model);
+        let x = self.pool(&mut g, x, &windows, CallerPart::Model);
+        let logits = self.logits_of(&mut g, x, self.tasks.iter(), CallerPart::Model);
         let logits = match logits[..] {
             [one] => one,
             _ => g.one(Op::Concat(Concat {}), &logits),
@@ -236,12 +236,12 @@ impl CallerConfig {
         objective: &CallerObjective,
         training: &Training,
     ) -> Result<Graph, VerifyError> {
-        let still = Training { dropout: 0.0, z_loss: 0.0, ..*training };
+        let plain = Training { dropout: 0.0, z_loss: 0.0, ..*training };
         match objective {
-            CallerObjective::MaskedCodons => self.loss_graph(bounds, objective, &still, 0),
+            CallerObjective::MaskedCodons => self.loss_graph(bounds, objective, &plain, 0),
             CallerObjective::Tasks { .. } => {
                 let first = CallerObjective::Tasks { weights: vec![1.0], distillation: None };
-                self.loss_graph(bounds, &first, &still, 1)
+                self.loss_graph(bounds, &first, &plain, 1)
             }
         }
     }
@@ -255,12 +255,12 @@ impl CallerConfig {
         tasks: usize,
     ) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
-        let windows = Windows::inputs(g);
+        let windows = WindowInputs::inputs(g);
         match objective {
             CallerObjective::MaskedCodons => {
                 let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
-                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
-                let x = self.encode(g, &windows, &mut dropping, Part::Model);
+                let mut dropout = DropoutBuilder::new(g, training, &mut PacksInput::default());
+                let x = self.encode(g, &windows, &mut dropout, CallerPart::Model);
                 g.scope("", None);
                 let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
                 training.loss(g, x, w, None, targets);
@@ -269,12 +269,13 @@ impl CallerConfig {
                 let targets: Vec<ValueId> = (0..tasks)
                     .map(|i| g.input(&format!("targets.{i}"), &[Dim::Sequences(1)], DType::I32))
                     .collect();
-                // Teachers come first, so that their activations are gone before those of the model are kept.
+                // Teachers come first, so that their activations are freed before the model's are stored for its backward
+                // pass.
                 let teachers = distillation.as_ref().map(|d| (d, d.predictions(g, &windows, &self.tasks)));
-                let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
-                let x = self.encode(g, &windows, &mut dropping, Part::Model);
-                let x = self.pool(g, x, &windows, Part::Model);
-                let x = dropping.apply(g, x);
+                let mut dropout = DropoutBuilder::new(g, training, &mut PacksInput::default());
+                let x = self.encode(g, &windows, &mut dropout, CallerPart::Model);
+                let x = self.pool(g, x, &windows, CallerPart::Model);
+                let x = dropout.apply(g, x);
                 let mut losses = vec![];
                 for ((task, &targets), &weight) in self.tasks.iter().zip(&targets).zip(weights) {
                     let loss = self.task_loss(g, x, task, targets, training.chunk);
@@ -292,6 +293,7 @@ impl CallerConfig {
                         if let (Some(loss), Some(divergence)) = (loss, total(g, &divergences)) {
                             g.output(OutputRole::CrossEntropy, loss);
                             g.output(OutputRole::DistillationLoss, divergence);
+                            // With a weight of 1 the loss does not depend on the cross-entropy, so no gradient of it is computed.
                             let both = match 1.0 - distillation.weight {
                                 0.0 => divergence,
                                 share => {
@@ -352,7 +354,7 @@ impl CallerConfig {
         g: &mut Builder,
         x: ValueId,
         tasks: impl Iterator<Item = &'a CallerTask>,
-        part: Part,
+        part: CallerPart,
     ) -> Vec<ValueId> {
         part.scope(g, TASKS, None);
         tasks.map(|task| g.linear(x, &task.name, task.classes.len() as u64, true)).collect()
@@ -381,13 +383,21 @@ impl CallerConfig {
 
     /// Computed value of a tensor that no file contains: the rotary frequencies `theta^(-2j/d)` in f32.
     pub fn derived(&self, tensor: &str) -> Option<Vec<f32>> {
+        if tensor != INV_FREQ {
+            return None;
+        }
         let d = self.head_dim();
-        let frequency = |j: u64| 1.0 / self.rope_theta.powf((2 * j) as f32 / d as f32);
-        (tensor == INV_FREQ).then(|| (0..d / 2).map(frequency).collect())
+        Some((0..d / 2).map(|j| 1.0 / self.rope_theta.powf((2 * j) as f32 / d as f32)).collect())
     }
 
     /// Builds the encoder; returns the last hidden state after the final norm: (T, D).
-    fn encode(&self, g: &mut Builder, windows: &Windows, dropping: &mut DropoutBuilder, part: Part) -> ValueId {
+    fn encode(
+        &self,
+        g: &mut Builder,
+        windows: &WindowInputs,
+        dropout: &mut DropoutBuilder,
+        part: CallerPart,
+    ) -> ValueId {
         part.scope(g, "", None);
         let table = g.param(EMBEDDING, &[self.vocab_size, self.hidden_size]);
         let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[windows.ids, table]);
@@ -395,7 +405,7 @@ impl CallerConfig {
         let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
         for i in 0..self.layers {
             part.scope(g, &format!("layers.{i}."), Some(i as u32));
-            x = self.block(g, x, windows, &rotary, dropping);
+            x = self.block(g, x, windows, &rotary, dropout);
         }
         part.scope(g, "", None);
         g.rms_norm(x, "norm", self.eps)
@@ -406,9 +416,9 @@ impl CallerConfig {
         &self,
         g: &mut Builder,
         x: ValueId,
-        windows: &Windows,
+        windows: &WindowInputs,
         rotary: &[ValueId],
-        dropping: &mut DropoutBuilder,
+        dropout: &mut DropoutBuilder,
     ) -> ValueId {
         let attention = Attention {
             heads: self.heads as u32,
@@ -425,18 +435,18 @@ impl CallerConfig {
             ["query", "key", "value"].map(|n| g.linear(h, &format!("attention.{n}"), self.hidden_size, false));
         let a = g.one(Op::Attention(attention), &[q, k, v, windows.frames, rotary[0], rotary[1]]);
         let a = g.linear(a, "attention.output", self.hidden_size, false);
-        let a = dropping.apply(g, a);
+        let a = dropout.apply(g, a);
         let x = g.add(x, a);
         let h = g.rms_norm(x, "mlp.norm", self.eps);
         let h = g.linear(h, "mlp.gate_up", 2 * self.intermediate_size, false); // (T, 2F)
         let h = g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h]);
         let h = g.linear(h, "mlp.down", self.hidden_size, false);
-        let h = dropping.apply(g, h);
+        let h = dropout.apply(g, h);
         g.add(x, h)
     }
 
     /// Gated mean over the codons of a window, and a layer with GELU: (T, D) -> (S, P).
-    fn pool(&self, g: &mut Builder, x: ValueId, windows: &Windows, part: Part) -> ValueId {
+    fn pool(&self, g: &mut Builder, x: ValueId, windows: &WindowInputs, part: CallerPart) -> ValueId {
         part.scope(g, "pool.", None);
         let h = g.linear(x, "gate_value", 2 * self.pooled(), true); // (T, 2P)
         let h = g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h]);
@@ -452,12 +462,12 @@ impl CallerConfig {
 impl Distillation {
     /// Predictions of the teachers for some tasks: their mean logits divided by the temperature, (S, C) for a task with C
     /// classes.
-    fn predictions(&self, g: &mut Builder, windows: &Windows, tasks: &[CallerTask]) -> Vec<ValueId> {
+    fn predictions(&self, g: &mut Builder, windows: &WindowInputs, tasks: &[CallerTask]) -> Vec<ValueId> {
         let mut sums: Vec<ValueId> = vec![];
         for (i, teacher) in self.teachers.iter().enumerate() {
-            let part = Part::Teacher(i);
-            let mut still = DropoutBuilder::new(g, &Training::default(), &mut PacksInput::default());
-            let x = teacher.encode(g, windows, &mut still, part);
+            let part = CallerPart::Teacher(i);
+            let mut no_dropout = DropoutBuilder::new(g, &Training::default(), &mut PacksInput::default());
+            let x = teacher.encode(g, windows, &mut no_dropout, part);
             let x = teacher.pool(g, x, windows, part);
             let logits = teacher.logits_of(g, x, tasks.iter(), part);
             sums = match sums[..] {
@@ -480,7 +490,7 @@ fn scaled(g: &mut Builder, x: ValueId, factor: f32) -> ValueId {
     if factor == 1.0 { x } else { g.one(Op::Scale(Scale { factor }), &[x]) }
 }
 
-/// The sum of some values; `None` of none.
+/// The sum of `values`; `None` if there are none.
 fn total(g: &mut Builder, values: &[ValueId]) -> Option<ValueId> {
     values.iter().copied().reduce(|sum, value| g.one(Op::Add(Add {}), &[sum, value]))
 }
@@ -497,7 +507,7 @@ const EMBEDDING: &str = "embedding.weight";
 /// Name of the rotary frequencies, which no file contains.
 const INV_FREQ: &str = "rotary.inv_freq";
 
-impl Windows {
+impl WindowInputs {
     fn inputs(g: &mut Builder) -> Self {
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
@@ -507,26 +517,25 @@ impl Windows {
 }
 
 /// Reads the key `tasks`.
-fn tasks(keys: &Keys<'_>) -> Result<Vec<CallerTask>, ConfigError> {
-    let wanted = || {
-        keys.bad(
-            "tasks",
-            format!(
-                "a list of at most {MAX_TASKS} tasks, each with a `name` (letters, digits and _) and 2 to {MAX_CLASSES} \
-                 names of `classes`, all different"
-            ),
-        )
-    };
-    let list = keys.0.get("tasks").and_then(Value::as_array).ok_or_else(wanted)?;
+fn tasks(keys: &ConfigKeys<'_>) -> Result<Vec<CallerTask>, ConfigError> {
+    let list = keys.0.get("tasks").and_then(Value::as_array).ok_or_else(|| bad_tasks(keys))?;
     let mut tasks: Vec<CallerTask> = vec![];
     for value in list {
-        let task = task(value).ok_or_else(wanted)?;
+        let task = task(value).ok_or_else(|| bad_tasks(keys))?;
         if tasks.iter().any(|other| other.name == task.name) {
-            return Err(wanted());
+            return Err(bad_tasks(keys));
         }
         tasks.push(task);
     }
-    if tasks.len() > MAX_TASKS { Err(wanted()) } else { Ok(tasks) }
+    if tasks.len() > MAX_TASKS { Err(bad_tasks(keys)) } else { Ok(tasks) }
+}
+
+fn bad_tasks(keys: &ConfigKeys<'_>) -> ConfigError {
+    let wanted = format!(
+        "a list of at most {MAX_TASKS} tasks, each with a `name` (letters, digits and _) and 2 to {MAX_CLASSES} \
+         names of `classes`, all different"
+    );
+    keys.bad("tasks", wanted)
 }
 
 /// Reads a task; `None` if it is not one.
@@ -551,14 +560,16 @@ impl CallerTask {
     /// Whether the name and the classes can be those of a task: a name of letters, digits and `_`, and 2 to 4096
     /// printable class names without white space, all different.
     pub fn is_valid(&self) -> bool {
-        let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let named = (1..=64).contains(&self.name.len()) && self.name.chars().all(word);
-        let class = |c: &String| (1..=64).contains(&c.len()) && c.chars().all(|c| c.is_ascii_graphic());
+        let named = (1..=64).contains(&self.name.len())
+            && self.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let sorted: std::collections::BTreeSet<&String> = self.classes.iter().collect();
         named
             && (2..=MAX_CLASSES).contains(&self.classes.len())
             && sorted.len() == self.classes.len()
-            && self.classes.iter().all(class)
+            && self
+                .classes
+                .iter()
+                .all(|class| (1..=64).contains(&class.len()) && class.chars().all(|c| c.is_ascii_graphic()))
     }
 }
 

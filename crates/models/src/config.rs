@@ -201,22 +201,24 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Keys of a configuration. Its readers return errors that name the key.
-pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
+/// Whether a class belongs to DNABERT's remote code; transformers names such classes `repository--module.class` or
+/// `module.class`.
+fn is_dnabert_class(class: &Value) -> bool {
+    let module = class.as_str().and_then(|c| c.rsplit("--").next()).and_then(|c| c.split('.').next());
+    matches!(module, Some("bert_layers" | "configuration_bert"))
+}
 
-impl Keys<'_> {
+/// Keys of a configuration. Its readers return errors that name the key.
+pub(crate) struct ConfigKeys<'a>(pub(crate) &'a Map<String, Value>);
+
+impl ConfigKeys<'_> {
     /// Whether a configuration of model_type `bert` describes DNABERT-S or DNABERT-2, and not a BERT with position
     /// embeddings. `alibi_starting_size` is optional: DNABERT's own configuration class has a default for it, and
     /// ALiBi's slopes do not depend on it.
     pub(crate) fn is_dnabert(&self) -> bool {
-        // The classes of DNABERT's remote code, which transformers names `repository--module.class` or `module.class`.
-        let is_own_code = |class: &Value| {
-            let module = class.as_str().and_then(|c| c.rsplit("--").next()).and_then(|c| c.split('.').next());
-            matches!(module, Some("bert_layers" | "configuration_bert"))
-        };
         let auto_map = self.0.get("auto_map").and_then(Value::as_object);
         self.0.contains_key("alibi_starting_size")
-            || auto_map.is_some_and(|map| map.values().any(is_own_code))
+            || auto_map.is_some_and(|map| map.values().any(is_dnabert_class))
             || self.0.get("vocab_size").and_then(Value::as_u64) == Some(4096)
     }
 
@@ -224,14 +226,15 @@ impl Keys<'_> {
     pub(crate) fn plain_attention(&self) -> Result<(), ConfigError> {
         self.must_be("is_causal", true)?;
         self.must_be("use_bidirectional_attention", false)?;
-        let is_full = |kind: &Value| kind == "full_attention";
         let layers = self.0.get("layer_types").filter(|value| !value.is_null());
-        if layers.is_some_and(|kinds| !kinds.as_array().is_some_and(|kinds| kinds.iter().all(is_full))) {
-            return Err(self.bad("layer_types", "`full_attention` for every layer, or left out"));
+        if let Some(kinds) = layers {
+            let kinds = kinds.as_array();
+            if !kinds.is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention")) {
+                return Err(self.bad("layer_types", "`full_attention` for every layer, or left out"));
+            }
         }
-        let own_code = |(class, _): (&String, &Value)| class.starts_with("AutoModel");
         let auto_map = self.0.get("auto_map").and_then(Value::as_object);
-        if auto_map.is_some_and(|map| map.iter().any(own_code)) {
+        if auto_map.is_some_and(|map| map.keys().any(|class| class.starts_with("AutoModel"))) {
             let wanted = "without a class of its own for AutoModel: such code may compute something else";
             return Err(self.bad("auto_map", wanted));
         }
@@ -246,8 +249,7 @@ impl Keys<'_> {
 
     /// A required size between 1 and 2^24; no model of the supported families has a larger one.
     pub(crate) fn size(&self, key: &'static str) -> Result<u64, ConfigError> {
-        let fits = |n: &u64| (1..=1 << 24).contains(n);
-        let found = self.0.get(key).and_then(Value::as_u64).filter(fits);
+        let found = self.0.get(key).and_then(Value::as_u64).filter(|n| (1..=1 << 24).contains(n));
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
     }
 

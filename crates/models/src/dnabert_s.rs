@@ -2,8 +2,8 @@
 //! symmetric ALiBi and a gated MLP. DNABERT-2 and MosaicBERT have this architecture too. The numerical
 //! reference is `bert_layers.py` of the model's hub repository, run in f32.
 
-use crate::config::{ConfigError, Keys, Output};
-use crate::layers::{Batch, Wanted};
+use crate::config::{ConfigError, ConfigKeys, Output};
+use crate::layers::{EncoderInputs, RequestedOutputs};
 use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
 use plimsoll_graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
@@ -27,7 +27,7 @@ pub struct DnabertConfig {
 }
 
 impl DnabertConfig {
-    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    pub(crate) fn from_keys(keys: &ConfigKeys<'_>) -> Result<Self, ConfigError> {
         keys.one_of("hidden_act", &[Some("gelu"), None])?;
         let hidden_size = keys.size("hidden_size")?;
         Ok(Self {
@@ -62,29 +62,29 @@ pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 }
 /// Builds the inference graph of the encoder with `outputs`. [`Output::Logits`] is ignored: only training graphs
 /// have a masked-language-model head.
 pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = Wanted { outputs, mean: MEAN };
+    let requested = RequestedOutputs { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
-    let batch = &mut Batch::inputs(g);
-    let (x, _) = encode(g, c, batch, &wanted);
-    wanted.last(g, batch, x, c.layers);
+    let batch = &mut EncoderInputs::inputs(g);
+    let (x, _) = encode(g, c, batch, &requested);
+    requested.last(g, batch, x, c.layers);
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// Builds the encoder, with the `wanted` outputs of all layers but the last. Returns the last hidden state: (T,
+/// Builds the encoder, with the `requested` outputs of all layers but the last. Returns the last hidden state: (T,
 /// D) and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &DnabertConfig,
-    batch: &mut Batch,
-    wanted: &Wanted<'_>,
+    batch: &mut EncoderInputs,
+    requested: &RequestedOutputs<'_>,
 ) -> (ValueId, ValueId) {
     g.scope("embeddings.", None);
     let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
-    let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], (0, 1));
+    let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], 0..1);
     let x = g.one(Op::Embed(Embed { token_dropout: None, row: true }), &[batch.ids, table, row]);
     let mut x = g.layer_norm(x, "LayerNorm", c.eps); // (T, D)
     for i in 0..c.layers {
-        wanted.layer(g, batch, x, i);
+        requested.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
         x = block(g, c, x, batch);
     }
@@ -93,7 +93,7 @@ pub(crate) fn encode(
 }
 
 /// One post-LN transformer block. (T, D) -> (T, D).
-fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> ValueId {
+fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &EncoderInputs) -> ValueId {
     let qkv = g.linear(x, "attention.self.Wqkv", 3 * c.hidden_size, true);
     let a = g.one(Op::Attention(c.attention()), &[qkv, batch.spans]);
     let a = g.linear(a, "attention.output.dense", c.hidden_size, true);

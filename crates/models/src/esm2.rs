@@ -5,8 +5,8 @@
 //! Shapes in comments: T tokens of all sequences of a step, packed without padding; D the hidden size; F the width of
 //! the feed-forward network; V the vocabulary size.
 
-use crate::config::{ConfigError, Keys, Output};
-use crate::layers::{Batch, Wanted};
+use crate::config::{ConfigError, ConfigKeys, Output};
+use crate::layers::{EncoderInputs, RequestedOutputs};
 use plimsoll_graph::ops::{
     Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout,
 };
@@ -49,7 +49,7 @@ impl Esm2Config {
     }
 
     /// Reads the configuration from the keys of a `config.json`. Refuses variants that the graph does not compute.
-    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    pub(crate) fn from_keys(keys: &ConfigKeys<'_>) -> Result<Self, ConfigError> {
         keys.one_of("position_embedding_type", &[Some("rotary")])?;
         keys.one_of("hidden_act", &[Some("gelu"), None])?;
         keys.must_be("emb_layer_norm_before", false)?;
@@ -92,11 +92,11 @@ pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 1, skip_last: 1 }
 
 /// Builds the inference graph of the encoder with `outputs`; [`Output::Logits`] adds the masked-language-model head.
 pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = Wanted { outputs, mean: MEAN };
+    let requested = RequestedOutputs { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
-    let batch = &mut Batch::inputs(g);
-    let (x, table) = encode(g, c, batch, &wanted);
-    wanted.last(g, batch, x, c.layers);
+    let batch = &mut EncoderInputs::inputs(g);
+    let (x, table) = encode(g, c, batch, &requested);
+    requested.last(g, batch, x, c.layers);
     if outputs.contains(&Output::Logits) {
         let h = lm_transform(g, c, x);
         let bias = g.param("bias", &[c.vocab_size]);
@@ -108,13 +108,13 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// Builds the encoder, with the `wanted` outputs of all layers except the last, which [`Wanted::last`] adds. Returns
+/// Builds the encoder, with the `requested` outputs of all layers except the last, which [`RequestedOutputs::last`] adds. Returns
 /// the last hidden state, after the final layer norm: (T, D), and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &Esm2Config,
-    batch: &mut Batch,
-    wanted: &Wanted<'_>,
+    batch: &mut EncoderInputs,
+    requested: &RequestedOutputs<'_>,
 ) -> (ValueId, ValueId) {
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let mut x = embed(g, c, batch, table); // (T, D)
@@ -124,7 +124,7 @@ pub(crate) fn encode(
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
     for i in 0..c.layers {
-        wanted.layer(g, batch, x, i);
+        requested.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
         x = block(g, c, x, batch, &rotary);
     }
@@ -135,7 +135,7 @@ pub(crate) fn encode(
 }
 
 /// Looks up the token embeddings: (T, D), scaled by ESM-2's token dropout if the model has it.
-fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> ValueId {
+fn embed(g: &mut Builder, c: &Esm2Config, batch: &EncoderInputs, table: ValueId) -> ValueId {
     // 0.88 = 1 - 0.15 * 0.8: pretraining selected 15 % of the tokens and replaced 80 % of the selected by `<mask>`.
     let dropout = TokenDropout { mask_id: c.mask_token_id as i32, keep: 0.88 };
     if c.token_dropout {
@@ -146,7 +146,7 @@ fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> Valu
 }
 
 /// One pre-LN transformer block. (T, D) -> (T, D). `rotary` holds the cosine and sine tables.
-fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[ValueId]) -> ValueId {
+fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &EncoderInputs, rotary: &[ValueId]) -> ValueId {
     let h = g.layer_norm(x, "attention.LayerNorm", c.eps);
     let [q, k, v] =
         ["query", "key", "value"].map(|n| g.linear(h, &format!("attention.self.{n}"), c.hidden_size, true));

@@ -3,6 +3,7 @@
 //! checkpoint without missing or unexpected tensors.
 
 use crate::config::decimal;
+use crate::names::esm2_inv_freq;
 use crate::{Encoder, TrainingTask};
 use plimsoll_graph::ParamPiece;
 use serde_json::{Map, Value, json};
@@ -35,9 +36,10 @@ const OF_THE_SOURCE: [&str; 9] = [
 /// Merges configurations: the keys of `own`, and the other keys of `source` except [`OF_THE_SOURCE`].
 pub(crate) fn merge_config(source: &str, own: Value) -> Map<String, Value> {
     let source: Map<String, Value> = serde_json::from_str(source).unwrap_or_default();
-    let kept = source.into_iter().filter(|(key, _)| !OF_THE_SOURCE.contains(&key.as_str()));
+    let copied = source.into_iter().filter(|(key, _)| !OF_THE_SOURCE.contains(&key.as_str()));
     let own = own.as_object().cloned().unwrap_or_default();
-    kept.chain(own).collect()
+    // `own` comes last, so its values replace equal keys of the source.
+    copied.chain(own).collect()
 }
 
 impl Encoder {
@@ -54,13 +56,15 @@ impl Encoder {
         value.insert("architectures".to_owned(), json!([self.architecture(task)]));
         if let TrainingTask::Classes(classes) = task {
             let same = labels.filter(|l| l.as_object().is_some_and(|l| l.len() as u64 == classes));
-            let numbers = || (0..classes).map(|c| (c.to_string(), json!(c.to_string()))).collect();
-            let names = same.unwrap_or_else(|| Value::Object(numbers()));
-            let back = names.as_object().into_iter().flatten().filter_map(|(number, name)| {
+            let names = same.unwrap_or_else(|| {
+                let numbers = (0..classes).map(|c| (c.to_string(), json!(c.to_string())));
+                Value::Object(numbers.collect())
+            });
+            let numbers_by_name = names.as_object().into_iter().flatten().filter_map(|(number, name)| {
                 Some((name.as_str()?.to_owned(), json!(number.parse::<u64>().ok()?)))
             });
             value.insert(POOLING.0.to_owned(), json!(POOLING.1));
-            value.insert("label2id".to_owned(), Value::Object(back.collect()));
+            value.insert("label2id".to_owned(), Value::Object(numbers_by_name.collect()));
             value.insert("id2label".to_owned(), names);
         }
         format!("{:#}\n", Value::Object(value))
@@ -134,15 +138,15 @@ impl Encoder {
     /// rotary frequencies in all layers after the first, and the contact prediction head.
     pub fn carried_tensors(&self) -> Vec<CarriedTensor> {
         let Self::Esm2(c) = self else { return vec![] };
-        let kept = |name: String, tensor: &str, shape: &[u64]| CarriedTensor {
-            name: self.hub_name(&name),
-            piece: ParamPiece::whole(tensor.to_owned(), shape.to_vec()),
-        };
-        let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
-        let mut all: Vec<CarriedTensor> =
-            (1..c.layers).map(|i| kept(rotary(i), &rotary(0), &[c.hidden_size / c.heads / 2])).collect();
-        for (name, shape) in [(CONTACTS[0], &[1, c.layers * c.heads][..]), (CONTACTS[1], &[1])] {
-            all.push(kept(name.to_owned(), name, shape));
+        let mut all: Vec<CarriedTensor> = vec![];
+        for i in 1..c.layers {
+            // All layers have the same frequencies, of which the graph reads the first layer's alone.
+            let piece = ParamPiece::whole(esm2_inv_freq(0), vec![c.hidden_size / c.heads / 2]);
+            all.push(CarriedTensor { name: self.hub_name(&esm2_inv_freq(i)), piece });
+        }
+        for (name, shape) in [(CONTACTS[0], vec![1, c.layers * c.heads]), (CONTACTS[1], vec![1])] {
+            let piece = ParamPiece::whole(name.to_owned(), shape);
+            all.push(CarriedTensor { name: self.hub_name(name), piece });
         }
         all
     }

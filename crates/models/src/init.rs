@@ -58,18 +58,19 @@ pub fn init_param(
 /// # Panics
 /// With [`Init::Values`] if `first + out.len()` exceeds the number of values.
 pub fn init(rule: &Init, seed: u64, name: &str, first: u64, out: &mut [f32]) {
+    // Mixed, so that the keys of close seeds, whose bits differ in few places, are far apart in the generator's sequence.
     let key = mix(seed ^ fnv(name));
     match rule {
         Init::Zeros => out.fill(0.0),
         Init::Ones => out.fill(1.0),
-        Init::Normal(deviation) => each(first, out, |i| f64::from(*deviation) * quantile(uniform(key, i))),
-        Init::Uniform(bound) => each(first, out, |i| f64::from(*bound) * (2.0 * uniform(key, i) - 1.0)),
+        Init::Normal(deviation) => fill_with(first, out, |i| f64::from(*deviation) * quantile(uniform(key, i))),
+        Init::Uniform(bound) => fill_with(first, out, |i| f64::from(*bound) * (2.0 * uniform(key, i) - 1.0)),
         Init::Values(values) => out.copy_from_slice(&values[first as usize..first as usize + out.len()]),
     }
 }
 
 /// Sets `out[j]` to `value(first + j)`, rounded to f32.
-fn each(first: u64, out: &mut [f32], value: impl Fn(u64) -> f64) {
+fn fill_with(first: u64, out: &mut [f32], value: impl Fn(u64) -> f64) {
     for (i, x) in (first..).zip(out) {
         *x = value(i) as f32;
     }
@@ -84,19 +85,20 @@ fn quantile(p: f64) -> f64 {
     let q = p - 0.5;
     if q.abs() <= 0.425 {
         let r = 0.180_625 - q * q;
-        let above = ((59.109_374_720 * r + 159.291_132_02) * r + 50.434_271_938) * r + 3.387_132_717_9;
-        let below = ((67.187_563_600 * r + 78.757_757_664) * r + 17.895_169_469) * r + 1.0;
-        return q * above / below;
+        let numerator = ((59.109_374_720 * r + 159.291_132_02) * r + 50.434_271_938) * r + 3.387_132_717_9;
+        let denominator = ((67.187_563_600 * r + 78.757_757_664) * r + 17.895_169_469) * r + 1.0;
+        return q * numerator / denominator;
     }
     let r = sqrt(-log(p.min(1.0 - p)));
     let tail = if r <= 5.0 {
         let r = r - 1.6;
-        let above = ((0.170_238_211_03 * r + 1.306_728_481_6) * r + 2.756_815_390_0) * r + 1.423_437_277_7;
-        above / ((0.120_211_329_75 * r + 0.737_001_642_50) * r + 1.0)
+        let numerator = ((0.170_238_211_03 * r + 1.306_728_481_6) * r + 2.756_815_390_0) * r + 1.423_437_277_7;
+        numerator / ((0.120_211_329_75 * r + 0.737_001_642_50) * r + 1.0)
     } else {
         let r = r - 5.0;
-        let above = ((0.017_337_203_997 * r + 0.428_682_943_37) * r + 3.081_226_386_0) * r + 6.657_905_115_0;
-        above / ((0.012_258_202_635 * r + 0.241_978_942_25) * r + 1.0)
+        let numerator =
+            ((0.017_337_203_997 * r + 0.428_682_943_37) * r + 3.081_226_386_0) * r + 6.657_905_115_0;
+        numerator / ((0.012_258_202_635 * r + 0.241_978_942_25) * r + 1.0)
     };
     if q < 0.0 { -tail } else { tail }
 }
@@ -120,8 +122,11 @@ fn mix(mut z: u64) -> u64 {
 /// The 64-bit FNV-1a hash (Fowler, Noll and Vo). Its definition is fixed, whereas std's hasher may change, so initial
 /// values do not depend on the Rust version.
 fn fnv(name: &str) -> u64 {
-    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
-    name.bytes().fold(0xCBF2_9CE4_8422_2325, fold)
+    let mut hash: u64 = 0xCBF2_9CE4_8422_2325;
+    for byte in name.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    }
+    hash
 }
 
 #[cfg(test)]

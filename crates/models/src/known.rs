@@ -19,7 +19,6 @@ pub const KNOWN: &[(&str, &str)] = &[
 
 /// Configuration of a hub id, in which `facebook/` is optional; `None` if it is not known.
 pub fn known(id: &str) -> Option<Encoder> {
-    let esm2 = |layers, hidden, heads| Some(Encoder::Esm2(Esm2Config::released(layers, hidden, heads)));
     match id.strip_prefix("facebook/").unwrap_or(id) {
         "esm2_t6_8M_UR50D" => esm2(6, 320, 20),
         "esm2_t12_35M_UR50D" => esm2(12, 480, 20),
@@ -38,6 +37,10 @@ pub fn known(id: &str) -> Option<Encoder> {
         })),
         _ => None,
     }
+}
+
+fn esm2(layers: u64, hidden_size: u64, heads: u64) -> Option<Encoder> {
+    Some(Encoder::Esm2(Esm2Config::released(layers, hidden_size, heads)))
 }
 
 /// The mixture-of-experts language models `tiny`, `small`, `base` and `large`: LayerNorm, GELU experts, rotary

@@ -69,32 +69,32 @@ impl std::error::Error for TrainingError {
 pub(crate) struct Adapted {
     pub(crate) builder: Builder,
     /// Dropout for the head, with random streams that the rewritten graph does not use.
-    pub(crate) dropping: DropoutBuilder,
+    pub(crate) dropout: DropoutBuilder,
     /// For each value of the original graph, by index, the value of the rewritten graph that replaces it.
     pub(crate) values: Vec<ValueId>,
 }
 
 /// Copies `graph` node by node, adds an adapter to every linear map that `lora` targets, and adds dropout to the
-/// output of every linear map that matches a name in `adding`: the maps whose outputs are added to the residual stream.
+/// output of every linear map that matches a name in `residual_maps`: the maps whose outputs are added to the residual stream.
 pub(crate) fn adapt(
     graph: &Graph,
     training: &Training,
     lora: Option<&Lora>,
-    adding: &[&str],
+    residual_maps: &[&str],
 ) -> Result<Adapted, TrainingError> {
     check(graph, lora)?;
     let (mut g, mut values) = sources(graph);
-    let mut dropping = DropoutBuilder::new(&mut g, training, &mut PacksInput::default());
+    let mut dropout = DropoutBuilder::new(&mut g, training, &mut PacksInput::default());
     for node in &graph.nodes {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v.index()]).collect();
         g.in_layer(node.layer);
         let mut outputs = g.node(node.op, &inputs);
         if let Some(module) = module(graph, node) {
-            if let Some(lora) = lora.filter(|l| l.targets.iter().any(|t| ends(module, t))) {
+            if let Some(lora) = lora.filter(|l| l.targets.iter().any(|t| is_called(module, t))) {
                 outputs[0] = lora.add(&mut g, module, inputs[0], outputs[0]);
             }
-            if adding.iter().any(|a| ends(module, a)) {
-                outputs[0] = dropping.apply(&mut g, outputs[0]);
+            if residual_maps.iter().any(|a| is_called(module, a)) {
+                outputs[0] = dropout.apply(&mut g, outputs[0]);
             }
         }
         for (old, new) in node.outputs.iter().zip(outputs) {
@@ -104,7 +104,7 @@ pub(crate) fn adapt(
         }
     }
     g.in_layer(None);
-    Ok(Adapted { builder: g, dropping, values })
+    Ok(Adapted { builder: g, dropout, values })
 }
 
 impl Lora {
@@ -161,7 +161,7 @@ fn module<'a>(graph: &'a Graph, node: &plimsoll_graph::Node) -> Option<&'a str> 
 }
 
 /// Whether the last dot-separated components of `module` are `name`.
-fn ends(module: &str, name: &str) -> bool {
+fn is_called(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
@@ -172,7 +172,7 @@ fn check(graph: &Graph, lora: Option<&Lora>) -> Result<(), TrainingError> {
         return Err(TrainingError::Rank);
     }
     let modules: Vec<&str> = graph.nodes.iter().filter_map(|n| module(graph, n)).collect();
-    let missing = lora.targets.iter().find(|t| !modules.iter().any(|m| ends(m, t)));
+    let missing = lora.targets.iter().find(|t| !modules.iter().any(|m| is_called(m, t)));
     let Some(target) = missing else { return Ok(()) };
     let mut known: Vec<String> = modules.iter().map(|m| without_layer(m)).collect();
     known.sort_unstable();
@@ -182,8 +182,7 @@ fn check(graph: &Graph, lora: Option<&Lora>) -> Result<(), TrainingError> {
 
 /// The components after the last number in a module's name: `encoder.layer.3.output.dense` -> `output.dense`.
 fn without_layer(module: &str) -> String {
-    let number = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
     let parts: Vec<&str> = module.split('.').collect();
-    let first = parts.iter().rposition(|p| number(p)).map_or(0, |i| i + 1);
-    parts[first..].join(".")
+    let layer = parts.iter().rposition(|part| part.bytes().all(|b| b.is_ascii_digit()));
+    parts[layer.map_or(0, |i| i + 1)..].join(".")
 }

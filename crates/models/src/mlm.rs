@@ -4,7 +4,7 @@
 use crate::config::Encoder;
 use crate::hub::CONTACTS;
 use crate::init::{Init, default_init};
-use crate::layers::{Batch, Wanted};
+use crate::layers::{EncoderInputs, RequestedOutputs};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
 use plimsoll_graph::ops::{SegmentMean, Softmax};
@@ -31,11 +31,12 @@ impl Encoder {
         lora: Option<&Lora>,
     ) -> Result<Graph, TrainingError> {
         let mut plain = Builder::new(bounds);
-        let batch = &mut Batch::inputs(&mut plain);
-        let wanted = Wanted { outputs: &[], mean: self.mean() };
-        let (x, table) = self.encode(&mut plain, batch, &wanted);
-        let adding = ["output.dense", "mlp.wo"];
-        let Adapted { builder: mut g, mut dropping, values } = adapt(plain.graph(), training, lora, &adding)?;
+        let batch = &mut EncoderInputs::inputs(&mut plain);
+        let requested = RequestedOutputs { outputs: &[], mean: self.mean() };
+        let (x, table) = self.encode(&mut plain, batch, &requested);
+        let residual_maps = ["output.dense", "mlp.wo"];
+        let Adapted { builder: mut g, mut dropout, values } =
+            adapt(plain.graph(), training, lora, &residual_maps)?;
         let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
         match task {
             TrainingTask::MaskedLm => {
@@ -46,7 +47,7 @@ impl Encoder {
             TrainingTask::Classes(classes) => {
                 let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
                 let x = g.one(Op::SegmentMean(self.mean()), &[x, spans]); // (S, D)
-                let x = dropping.apply(&mut g, x);
+                let x = dropout.apply(&mut g, x);
                 let [w, b] = classifier(&mut g, classes, self.hidden_size());
                 training.loss(&mut g, x, w, Some(b), targets);
             }
@@ -58,9 +59,9 @@ impl Encoder {
     /// (S, C), the softmax of the logits.
     pub fn classifier_graph(&self, bounds: Bounds, classes: u64) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
-        let batch = &mut Batch::inputs(g);
-        let wanted = Wanted { outputs: &[], mean: self.mean() };
-        let (x, _) = self.encode(g, batch, &wanted);
+        let batch = &mut EncoderInputs::inputs(g);
+        let requested = RequestedOutputs { outputs: &[], mean: self.mean() };
+        let (x, _) = self.encode(g, batch, &requested);
         let x = g.one(Op::SegmentMean(self.mean()), &[x, batch.spans]); // (S, D)
         g.scope("", None);
         let x = g.linear(x, "classifier", classes, true);
@@ -70,10 +71,15 @@ impl Encoder {
     }
 
     /// Builds the encoder; returns the last hidden state (T, D) and the embedding table (V, D).
-    fn encode(&self, g: &mut Builder, batch: &mut Batch, wanted: &Wanted<'_>) -> (ValueId, ValueId) {
+    fn encode(
+        &self,
+        g: &mut Builder,
+        batch: &mut EncoderInputs,
+        requested: &RequestedOutputs<'_>,
+    ) -> (ValueId, ValueId) {
         match self {
-            Self::Esm2(c) => esm2::encode(g, c, batch, wanted),
-            Self::DnabertS(c) => dnabert_s::encode(g, c, batch, wanted),
+            Self::Esm2(c) => esm2::encode(g, c, batch, requested),
+            Self::DnabertS(c) => dnabert_s::encode(g, c, batch, requested),
         }
     }
 
@@ -82,8 +88,8 @@ impl Encoder {
         if CONTACTS.contains(&piece.tensor.as_str()) {
             return Init::Zeros;
         }
-        let given = derived(self, &piece.tensor).map(Init::Values);
-        given.or_else(|| Lora::init(piece)).unwrap_or_else(|| default_init(piece))
+        let computed = derived(self, &piece.tensor).map(Init::Values);
+        computed.or_else(|| Lora::init(piece)).unwrap_or_else(|| default_init(piece))
     }
 
     /// Builds the masked-language-model head before its output projection, which is tied to the embedding

@@ -47,14 +47,14 @@ impl HeadConfig {
         let g = &mut Builder::new(bounds);
         let x = hidden(g, self);
         let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
-        let mut dropping = DropoutBuilder::new(g, training, &mut PacksInput::default());
+        let mut dropout = DropoutBuilder::new(g, training, &mut PacksInput::default());
         let norm = norm(g, self);
         let op = BatchNormTrain { eps: EPS, momentum: MOMENTUM };
         let outs = g.node(Op::BatchNormTrain(op), &[&[x], &norm[..]].concat());
         g.update(norm[2], outs[3]);
         g.update(norm[3], outs[4]);
         let x = g.one(Op::Relu(Relu {}), &[outs[0]]);
-        let x = dropping.apply(g, x);
+        let x = dropout.apply(g, x);
         let [w, b] = output(g, self);
         training.loss(g, x, w, Some(b), targets);
         std::mem::replace(g, Builder::new(bounds)).finish()

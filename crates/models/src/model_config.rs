@@ -1,7 +1,7 @@
 //! Decides which models are known: the only code that reads the family of a model from its config.json. Invariant: all
 //! commands read a config.json through [`ModelConfig::from_json`], so that a model that one of them knows is known to all.
 
-use crate::config::{ConfigError, Keys, shown};
+use crate::config::{ConfigError, ConfigKeys, shown};
 use crate::decoder::DECODERS;
 use crate::{CallerConfig, DecoderConfig, DnabertConfig, Encoder, Esm2Config};
 use serde_json::{Map, Value};
@@ -26,7 +26,7 @@ impl ModelConfig {
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
         let empty = Map::new();
-        let keys = Keys(value.as_object().unwrap_or(&empty));
+        let keys = ConfigKeys(value.as_object().unwrap_or(&empty));
         if CallerConfig::is_caller(text) {
             return CallerConfig::from_json(text).map(Self::Caller);
         }
@@ -41,10 +41,10 @@ impl ModelConfig {
                 return Err(ConfigError::Kind(found));
             }
         };
-        match keys.has("quantization_config") {
-            true => Err(keys.bad("quantization_config", UNQUANTIZED)),
-            false => Ok(model),
+        if keys.has("quantization_config") {
+            return Err(keys.bad("quantization_config", UNQUANTIZED));
         }
+        Ok(model)
     }
 
     /// The family with its article, for messages.
@@ -58,7 +58,7 @@ impl ModelConfig {
     }
 }
 
-/// What is wanted in place of quantized weights.
+/// Message for quantized weights: the configurations that are accepted.
 const UNQUANTIZED: &str = "left out: quantized checkpoints (GPTQ, AWQ, bitsandbytes, FP8 and others) are not read; take the \
                            checkpoint in bf16 or f32";
 

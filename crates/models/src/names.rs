@@ -33,18 +33,26 @@ pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
 /// second, because the graph reads only the second.
 pub fn tied_tensors(encoder: &Encoder) -> Vec<(String, String)> {
     let Encoder::Esm2(c) = encoder else { return vec![] };
-    let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
-    let mut twins: Vec<_> = (1..c.layers).map(|i| (rotary(i), rotary(0))).collect();
+    let mut tied: Vec<_> = (1..c.layers).map(|i| (esm2_inv_freq(i), esm2_inv_freq(0))).collect();
     let table = "embeddings.word_embeddings.weight";
-    twins.push(("lm_head.decoder.weight".to_owned(), table.to_owned()));
-    twins
+    tied.push(("lm_head.decoder.weight".to_owned(), table.to_owned()));
+    tied
+}
+
+/// Canonical name of the rotary frequencies of a layer of ESM-2.
+pub(crate) fn esm2_inv_freq(layer: u64) -> String {
+    format!("encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq")
 }
 
 /// Rotary frequencies `10000^(-2j/d)`, computed in f32 and rounded to binary16, because the released
 /// checkpoints store them in binary16.
 fn inv_freq(head_dim: u64) -> Vec<f32> {
-    let exponent = |j: u64| (2 * j) as f32 / head_dim as f32;
-    (0..head_dim / 2).map(|j| f16::from_f32(1.0 / 10_000f32.powf(exponent(j))).to_f32()).collect()
+    let mut frequencies = vec![];
+    for j in 0..head_dim / 2 {
+        let exponent = (2 * j) as f32 / head_dim as f32;
+        frequencies.push(f16::from_f32(1.0 / 10_000f32.powf(exponent)).to_f32());
+    }
+    frequencies
 }
 
 /// Candidates for ESM-2: names of transformers with and without the prefix `esm.`, each with present and legacy

@@ -20,16 +20,16 @@ pub enum Group {
 /// A parameter without pieces is a [`Group::Buffer`].
 pub fn group(param: &Param) -> Group {
     let Some(piece) = param.pieces.first() else { return Group::Buffer };
-    let ends = |names: &[&str]| names.iter().any(|n| piece.tensor.ends_with(n));
-    if ends(&["inv_freq", "running_mean", "running_var"]) {
-        Group::Buffer
-    } else if piece.shape.len() < 2 {
-        Group::Vector
-    } else if ends(&["embeddings.weight", "embed_tokens.weight"]) {
-        Group::Embedding
-    } else {
-        Group::Matrix
+    if ["inv_freq", "running_mean", "running_var"].iter().any(|n| piece.tensor.ends_with(n)) {
+        return Group::Buffer;
     }
+    if piece.shape.len() < 2 {
+        return Group::Vector;
+    }
+    if ["embeddings.weight", "embed_tokens.weight"].iter().any(|n| piece.tensor.ends_with(n)) {
+        return Group::Embedding;
+    }
+    Group::Matrix
 }
 
 /// The part of a fine-tuned model that a tensor belongs to. [`TunedPart::of`] is the only code that derives it from the
@@ -81,10 +81,10 @@ pub enum Tuning {
 /// Whether `param` is trained under `tuning`. Buffers never are.
 pub fn trains(tuning: Tuning, param: &Param) -> bool {
     let part = TunedPart::of(&param.name);
-    let chosen = match tuning {
+    let is_selected = match tuning {
         Tuning::Full => true,
         Tuning::Head => part == TunedPart::Classifier,
         Tuning::Adapters => part != TunedPart::Base,
     };
-    chosen && group(param) != Group::Buffer
+    is_selected && group(param) != Group::Buffer
 }

@@ -24,6 +24,16 @@ pub struct CheckError {
     pub what: String,
 }
 
+impl CheckError {
+    fn of_plan(what: String) -> Self {
+        Self { instr: None, what }
+    }
+
+    fn of_instr(instr: usize, graph: &Graph, id: NodeId, what: &str) -> Self {
+        Self { instr: Some(instr), what: format!("{}: {what}", node_label(graph, id)) }
+    }
+}
+
 impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.instr {
@@ -43,18 +53,25 @@ struct Content {
 }
 
 impl Content {
-    /// The bytes behind the first `bytes`.
-    fn behind(self, bytes: u64) -> Self {
+    /// The content without its first `bytes`.
+    fn skip(self, bytes: u64) -> Self {
         Self { from: self.from.saturating_add(bytes), ..self }
     }
 }
 
-/// Contents of a region, as disjoint ranges: start -> (end, content). Workspace, and the destination of a move in flight, have
-/// no content.
-#[derive(Default)]
-struct Holders(BTreeMap<u64, (u64, Option<Content>)>);
+/// A range of addresses, without its start.
+#[derive(Clone, Copy)]
+struct ContentRange {
+    end: u64,
+    /// `None` for a workspace, and for the destination of a move in flight.
+    content: Option<Content>,
+}
 
-impl Holders {
+/// Contents of a region, as disjoint ranges by their start.
+#[derive(Default)]
+struct RegionContents(BTreeMap<u64, ContentRange>);
+
+impl RegionContents {
     /// Assigns the bytes of `slice` to `value`; every earlier content keeps the bytes outside of it.
     fn write(&mut self, slice: Slice, value: Option<ValueId>) {
         if slice.bytes.0 == 0 {
@@ -62,63 +79,63 @@ impl Holders {
         }
         // The ranges are disjoint, so walking down from the end of `slice` their ends decrease too, and the
         // walk can stop at the first range that ends before `slice`.
-        let below = self.0.range(..slice.end()).rev();
-        let hit: Vec<(u64, (u64, Option<Content>))> = below
-            .take_while(|(_, (end, _))| *end > slice.offset)
+        let descending = self.0.range(..slice.end()).rev();
+        let overlapping: Vec<(u64, ContentRange)> = descending
+            .take_while(|(_, range)| range.end > slice.offset)
             .map(|(start, range)| (*start, *range))
             .collect();
-        for (start, (end, content)) in hit {
+        for (start, range) in overlapping {
             self.0.remove(&start);
             if start < slice.offset {
-                self.0.insert(start, (slice.offset, content));
+                self.0.insert(start, ContentRange { end: slice.offset, ..range });
             }
-            if end > slice.end() {
-                let rest = content.map(|content| content.behind(slice.end().saturating_sub(start)));
-                self.0.insert(slice.end(), (end, rest));
+            if range.end > slice.end() {
+                let content = range.content.map(|content| content.skip(slice.end().saturating_sub(start)));
+                self.0.insert(slice.end(), ContentRange { end: range.end, content });
             }
         }
-        self.0.insert(slice.offset, (slice.end(), value.map(|value| Content { value, from: 0 })));
+        let content = value.map(|value| Content { value, from: 0 });
+        self.0.insert(slice.offset, ContentRange { end: slice.end(), content });
     }
 
     /// Whether the bytes from `offset` to `end` are those of `content`; always true for an empty range. What was written in
     /// one piece may have been cut, so several ranges may hold it.
     fn holds(&self, mut offset: u64, end: u64, mut content: Content) -> bool {
         while offset < end {
-            let Some((start, (held_end, Some(held)))) = self.0.range(..=offset).next_back() else {
-                return false;
-            };
-            if *held_end <= offset || held.behind(offset.saturating_sub(*start)) != content {
+            let Some((start, range)) = self.0.range(..=offset).next_back() else { return false };
+            let Some(held) = range.content else { return false };
+            if range.end <= offset || held.skip(offset.saturating_sub(*start)) != content {
                 return false;
             }
-            content = content.behind(held_end.saturating_sub(offset));
-            offset = *held_end;
+            content = content.skip(range.end.saturating_sub(offset));
+            offset = range.end;
         }
         true
     }
 }
 
 /// State of the replay of a plan.
-struct Replay<'a> {
+struct PlanReplay<'a> {
     graph: &'a Graph,
     memory: &'a MemoryPlan,
     /// Contents of the regions of all spaces.
-    regions: BTreeMap<(Space, Region), Holders>,
+    regions: BTreeMap<(Space, Region), RegionContents>,
     /// Moves that were started and not waited for, with the slices that they read and write.
-    in_flight: BTreeMap<NodeId, Copying>,
-    /// How many instructions each node has had so far, indexed by node.
+    in_flight: BTreeMap<NodeId, MoveSlices>,
+    /// Number of replayed instructions of each node, indexed by node.
     issued: Vec<u32>,
-    /// The new value that the storage of each state holds at the end of the step, indexed by value; `None` if
-    /// it keeps its own.
-    news: Vec<Option<ValueId>>,
-    /// The updates, as pairs (new value, state).
-    homes: BTreeSet<(ValueId, ValueId)>,
+    /// The new value that the storage of each state holds at the end of the step, indexed by value; `None` if the state is not
+    /// updated.
+    new_values: Vec<Option<ValueId>>,
+    /// The updates, as pairs (new value, state): the states that a new value updates are a range.
+    updated_states: BTreeSet<(ValueId, ValueId)>,
     /// The result of the join that each value is an operand of.
     joined: BTreeMap<ValueId, ValueId>,
 }
 
 /// Slices of a move in flight.
 #[derive(Clone, Copy)]
-struct Copying {
+struct MoveSlices {
     from: Slice,
     to: Slice,
 }
@@ -126,22 +143,22 @@ struct Copying {
 /// Replays a plan: every read must find the expected value in its slice, and no value may be overwritten before
 /// its last read.
 pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<(), CheckError> {
-    let (values, instrs) = (graph.values.len(), schedule.instrs.len());
+    let values = graph.values.len();
+    let instrs = schedule.instrs.len();
     if memory.slices.len() != values || memory.workspaces.len() != instrs {
         let what = format!("the memory plan is not one of {values} values and {instrs} instructions");
-        return Err(CheckError { instr: None, what });
+        return Err(CheckError::of_plan(what));
     }
-    let mut news = vec![None; values];
-    graph.updates.iter().for_each(|&(state, new)| news[state.index()] = Some(new));
-    let homes = graph.updates.iter().map(|&(state, new)| (new, state)).collect();
-    let mut replay = Replay {
+    let mut new_values = vec![None; values];
+    graph.updates.iter().for_each(|&(state, new)| new_values[state.index()] = Some(new));
+    let mut replay = PlanReplay {
         graph,
         memory,
         regions: BTreeMap::new(),
         in_flight: BTreeMap::new(),
         issued: vec![0; graph.nodes.len()],
-        news,
-        homes,
+        new_values,
+        updated_states: graph.updates.iter().map(|&(state, new)| (new, state)).collect(),
         joined: BTreeMap::new(),
     };
     replay.check_views()?;
@@ -156,53 +173,57 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
             Instr::Start(_) => replay.start(id, workspace),
             Instr::Wait(_) => replay.wait(id, workspace),
         };
-        let fail = |what| CheckError { instr: Some(i), what: format!("{}: {what}", node_label(graph, id)) };
-        done.map_err(fail)?;
+        done.map_err(|what| CheckError::of_instr(i, graph, id, &what))?;
     }
-    replay.end().map_err(|what| CheckError { instr: None, what })
+    replay.end().map_err(CheckError::of_plan)
 }
 
 /// Checks what kernels rely on: every node's kernel is the kernel of the target's table, slices have the target's
 /// alignment, and every launch has a large enough workspace.
 pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
-    let Plan { graph, schedule, kernels, memory, .. } = plan;
+    let Plan { graph, schedule, memory, .. } = plan;
     let all = memory.slices.iter().chain(&memory.workspaces).flatten();
     for slice in all {
         if !slice.offset.is_multiple_of(target.alignment) {
-            return Err(CheckError { instr: None, what: format!("{slice:?} is not aligned") });
+            return Err(CheckError::of_plan(format!("{slice:?} is not aligned")));
         }
     }
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let Instr::Launch(id) = *instr else { continue };
-        let fail =
-            |what: String| CheckError { instr: Some(i), what: format!("{}: {what}", node_label(graph, id)) };
-        let node = graph.node(id);
-        let Some(&kernel) = kernels.get(id.index()) else { return Err(fail("it has no kernel".to_owned())) };
-        if target.kernels.of(graph, node) != Some(kernel) {
-            return Err(fail(format!("`{}` is not its kernel on `{}`", kernel.name(), target.name)));
-        }
-        let wanted = target.kernels.workspace(kernel, graph, node, target.workers);
-        let given = memory.workspaces[i].map_or(Bytes::ZERO, |s| s.bytes);
-        if given < wanted {
-            return Err(fail(format!("its workspace is {given}, not {wanted}")));
-        }
+        check_kernel(plan, target, i, id).map_err(|what| CheckError::of_instr(i, graph, id, &what))?;
     }
     Ok(())
 }
 
-impl Replay<'_> {
+/// Checks the kernel and the workspace of instruction `i`, which launches node `id`.
+fn check_kernel(plan: &Plan, target: &Target, i: usize, id: NodeId) -> Result<(), String> {
+    let Plan { graph, kernels, memory, .. } = plan;
+    let node = graph.node(id);
+    let Some(&kernel) = kernels.get(id.index()) else { return Err("it has no kernel".to_owned()) };
+    if target.kernels.of(graph, node) != Some(kernel) {
+        return Err(format!("`{}` is not its kernel on `{}`", kernel.name(), target.name));
+    }
+    let needed = target.kernels.workspace(kernel, graph, node, target.workers);
+    let planned = memory.workspaces[i].map_or(Bytes::ZERO, |s| s.bytes);
+    if planned < needed {
+        return Err(format!("its workspace is {planned}, not {needed}"));
+    }
+    Ok(())
+}
+
+impl PlanReplay<'_> {
     fn slice(&self, v: ValueId) -> Result<Slice, String> {
         let slice = self.memory.slices[v.index()].ok_or_else(|| format!("{v} has no address"))?;
         let spec = self.graph.spec(v);
         let wanted = spec.bytes(&self.graph.bounds);
-        let region = self.memory.extent(slice.space).of(slice.region);
+        let region = self.memory.region_sizes(slice.space).of(slice.region);
         if slice.bytes != wanted || slice.space != spec.space || slice.end() > region.0 {
             return Err(format!("{v} needs {wanted} in {}, has {slice:?} of {region}", spec.space.name()));
         }
         Ok(slice)
     }
 
-    fn holders(&mut self, slice: Slice) -> &mut Holders {
+    fn contents_at(&mut self, slice: Slice) -> &mut RegionContents {
         self.regions.entry((slice.space, slice.region)).or_default()
     }
 
@@ -222,7 +243,7 @@ impl Replay<'_> {
         self.contents(v, 0, slice.bytes.0, &mut written)?;
         for (content, bytes) in written {
             let end = offset.saturating_add(bytes);
-            if !self.holders(slice).holds(offset, end, content) {
+            if !self.contents_at(slice).holds(offset, end, content) {
                 return Ok(false);
             }
             offset = end;
@@ -273,23 +294,22 @@ impl Replay<'_> {
     /// Checks that every part lies at its rows of its operand, and that the operands of a join lie in its result, one behind
     /// another.
     fn check_views(&mut self) -> Result<(), CheckError> {
-        let fail = |what: String| CheckError { instr: None, what };
         for (id, node) in self.graph.nodes().filter(|(_, node)| node.op.is_view()) {
             let Some(result) = node.outputs.first().copied().flatten() else { continue };
-            let whole = self.slice(result).map_err(fail)?;
-            let mut offset = whole.offset;
+            let result_slice = self.slice(result).map_err(CheckError::of_plan)?;
+            let mut offset = result_slice.offset;
             for &operand in &node.inputs {
-                let slice = self.slice(operand).map_err(fail)?;
+                let slice = self.slice(operand).map_err(CheckError::of_plan)?;
                 // The offset of the value inside the other one, as it is and as it must be.
                 let (found, wanted) = if let Op::Part(part) = &node.op {
-                    (whole.offset, slice.offset.saturating_add(self.row_offset(operand, part.first)))
+                    (result_slice.offset, slice.offset.saturating_add(self.row_offset(operand, part.first)))
                 } else {
                     (slice.offset, offset)
                 };
-                if found != wanted || (slice.space, slice.region) != (whole.space, whole.region) {
+                if found != wanted || (slice.space, slice.region) != (result_slice.space, result_slice.region) {
                     let label = node_label(self.graph, id);
-                    return Err(fail(format!(
-                        "{label} ({id}): {result} at {whole:?} is no view of {operand} at {slice:?}"
+                    return Err(CheckError::of_plan(format!(
+                        "{label} ({id}): {result} at {result_slice:?} is no view of {operand} at {slice:?}"
                     )));
                 }
                 if matches!(node.op, Op::Join(_)) {
@@ -303,33 +323,32 @@ impl Replay<'_> {
 
     /// Checks that no move in flight reads or writes bytes that are about to be written.
     fn may_write(&self, slice: Slice) -> Result<(), String> {
-        let used = |copying: &Copying| copying.from.overlaps(&slice) || copying.to.overlaps(&slice);
-        match self.in_flight.iter().find(|(_, copying)| used(copying)) {
-            Some((id, _)) => {
-                Err(format!("{slice:?} is written while `{}` is in flight", node_label(self.graph, *id)))
+        for (id, copy) in &self.in_flight {
+            if copy.from.overlaps(&slice) || copy.to.overlaps(&slice) {
+                let label = node_label(self.graph, *id);
+                return Err(format!("{slice:?} is written while `{label}` is in flight"));
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// Parameters and states are in memory from the start; inputs are uploaded into their slices before the first
     /// instruction. The second loop detects sources that overlap each other.
     fn load_sources(&mut self) -> Result<(), CheckError> {
         let sources: Vec<ValueId> = self.graph.sources().map(|(id, _)| id).collect();
-        let fail = |what: String| CheckError { instr: None, what };
         for &v in &sources {
-            let slice = self.slice(v).map_err(fail)?;
+            let slice = self.slice(v).map_err(CheckError::of_plan)?;
             let region = match self.graph.spec(v).role {
                 Role::Param(_) | Role::State(_) => Region::Persistent,
                 Role::Input | Role::Activation | Role::Grad => Region::Transient,
             };
             if slice.region != region {
-                return Err(fail(format!("{v} lies in the wrong region")));
+                return Err(CheckError::of_plan(format!("{v} lies in the wrong region")));
             }
-            self.holders(slice).write(slice, Some(v));
+            self.contents_at(slice).write(slice, Some(v));
         }
         for &v in &sources {
-            self.expect(v).map_err(fail)?;
+            self.expect(v).map_err(CheckError::of_plan)?;
         }
         Ok(())
     }
@@ -337,7 +356,7 @@ impl Replay<'_> {
     /// The slice that a node writes its result `v` to: in a transient region, or the storage of a state that `v` updates.
     fn written(&self, v: ValueId) -> Result<Slice, String> {
         let slice = self.slice(v)?;
-        if slice.region == Region::Transient || self.is_home(slice, v)? {
+        if slice.region == Region::Transient || self.is_storage_of(slice, v)? {
             return Ok(slice);
         }
         Err(format!("{v} is written outside of the transient region"))
@@ -376,11 +395,11 @@ impl Replay<'_> {
                 return Err(format!("its scratch {space:?} overlaps an operand or the end"));
             }
             self.may_write(space)?;
-            self.holders(space).write(space, None);
+            self.contents_at(space).write(space, None);
         }
         let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         for (v, slice) in outputs.into_iter().zip(written) {
-            self.holders(slice).write(slice, Some(v));
+            self.contents_at(slice).write(slice, Some(v));
         }
         self.issued[id.index()] += 1;
         Ok(())
@@ -409,8 +428,8 @@ impl Replay<'_> {
             return Err(format!("{result} is written over its operand {operand}"));
         }
         self.may_write(to)?;
-        self.holders(to).write(to, None);
-        self.in_flight.insert(id, Copying { from, to });
+        self.contents_at(to).write(to, None);
+        self.in_flight.insert(id, MoveSlices { from, to });
         self.issued[id.index()] = 1;
         Ok(())
     }
@@ -418,22 +437,22 @@ impl Replay<'_> {
     /// Replays the wait for a move: from here on the destination holds the result.
     fn wait(&mut self, id: NodeId, workspace: Option<Slice>) -> Result<(), String> {
         let (_, result) = self.operands(id, workspace)?;
-        let Some(Copying { to, .. }) = self.in_flight.remove(&id) else {
+        let Some(MoveSlices { to, .. }) = self.in_flight.remove(&id) else {
             return Err("it is waited for without a start, or twice".to_owned());
         };
-        self.holders(to).write(to, Some(result));
+        self.contents_at(to).write(to, Some(result));
         self.issued[id.index()] = 2;
         Ok(())
     }
 
     /// Whether `slice` is the storage of a state that is updated to `v`, or the place of `v` in that of a state that is updated
     /// to a join.
-    fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
+    fn is_storage_of(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
         if let Some(&join) = self.joined.get(&v) {
             // `check_views` has found `v` at its place in the join.
-            return self.is_home(self.slice(join)?, join);
+            return self.is_storage_of(self.slice(join)?, join);
         }
-        for &(_, state) in self.homes.range((v, ValueId::at(0))..).take_while(|(new, _)| *new == v) {
+        for &(_, state) in self.updated_states.range((v, ValueId::at(0))..).take_while(|(new, _)| *new == v) {
             if self.slice(state)? == slice {
                 return Ok(true);
             }
@@ -469,7 +488,7 @@ impl Replay<'_> {
                 Role::Param(_) | Role::State(_) => true,
                 Role::Input | Role::Activation | Role::Grad => false,
             };
-            let wanted = self.news[v.index()].unwrap_or(v);
+            let wanted = self.new_values[v.index()].unwrap_or(v);
             let slice = self.slice(v)?;
             if survives && !self.is_at(wanted, slice)? {
                 return Err(format!("at the end of the step the storage of {v} does not hold {wanted}"));

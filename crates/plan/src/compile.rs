@@ -7,12 +7,12 @@ use crate::pack::{PackItem, Packing, Problem, solve};
 use crate::schedule::{full_window, moved, schedule};
 use crate::views::Views;
 use crate::{
-    Extent, Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
-    PrecisionPolicy, RecomputePolicy, Region, Schedule, Slice, Target, Weights, Window, check, check_target,
-    passes,
+    Fuse, Fusions, Instr, KernelId, MemoryPlan, Offload, Persistent, PlanError, Policy, Precision,
+    PrecisionPolicy, RecomputePolicy, Region, RegionSizes, Schedule, Slice, Target, Weights, Window, check,
+    check_target, passes,
 };
 use plimsoll_graph::ops::OperandFormat;
-use plimsoll_graph::{Bytes, DType, Graph, Node, Op, Role, Space, TooLarge, ValueId};
+use plimsoll_graph::{Bytes, DType, Graph, Op, Role, Space, TooLarge, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// A compiled step: everything that is needed to execute, print, compare and hash it.
@@ -26,7 +26,7 @@ pub struct Plan {
     pub kernels: Vec<KernelId>,
     /// Address of every value.
     pub memory: MemoryPlan,
-    /// Where parameters are stored between uses.
+    /// Storage of the parameters between uses.
     pub weights: Weights,
 }
 
@@ -34,8 +34,9 @@ impl Plan {
     /// Name of the type in which matmuls are computed, taken from the first linear: the element type of its
     /// weight, or TF32.
     pub fn matmul_dtype(&self) -> &'static str {
-        let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
-        let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
+        let Some(first) = self.graph.nodes.iter().find(|node| matches!(node.op, Op::Linear(_))) else {
+            return DType::F32.name();
+        };
         match first.op.operands() {
             OperandFormat::Tf32 => Precision::Tf32.name(),
             OperandFormat::Stored | OperandFormat::E4m3 | OperandFormat::Int8 => {
@@ -46,10 +47,9 @@ impl Plan {
 
     /// Bytes of the parameters that each step copies into the arena; zero if all parameters are resident.
     pub fn streamed(&self) -> Bytes {
-        let is_param = |v: ValueId| matches!(self.graph.spec(v).role, Role::Param(_));
         let moves = self.graph.nodes().filter_map(|(id, _)| moved(&self.graph, id));
         let into_arena = moves.filter(|&(from, to)| {
-            is_param(from)
+            matches!(self.graph.spec(from).role, Role::Param(_))
                 && self.graph.spec(from).space != Space::Device
                 && self.graph.spec(to).space == Space::Device
         });
@@ -112,20 +112,15 @@ pub(crate) fn lowered(
     target: &Target,
     dump: Dump<'_>,
 ) -> Result<(Graph, Schedule), PlanError> {
-    let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
-        graph.verify().map_err(|source| PlanError::of_graph(after, source))?;
-        dump(after, &graph);
-        Ok(graph)
-    };
     // "build" is no pass: the graph as the model built it, for `--dump-after build`.
-    let mut graph = verified("build", graph)?;
+    let mut graph = verified("build", graph, dump)?;
     has_precision(policy, target)?;
     let formats = policy.precision.policy();
     if formats.storage != DType::F32 {
-        graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
+        graph = verified("precision", passes::inference(&graph, policy.precision)?, dump)?;
     }
     if let Some(policy) = &policy.autodiff {
-        graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
+        graph = verified("autodiff", passes::autodiff(&graph, policy)?, dump)?;
     }
     let offload = match policy.weights {
         Weights::Streamed { from, .. } => Offload::parameters(from),
@@ -135,48 +130,53 @@ pub(crate) fn lowered(
         return Err(PlanError::NoSpace { space: offload.to, target: target.name.clone() });
     }
     if policy.remat != RecomputePolicy::None {
-        graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
+        graph = verified("remat", passes::remat(&graph, &policy.remat)?, dump)?;
     }
     // Before fusion, so that the forward nodes have the numbers that the search for the fastest plan has seen.
     if offload.activations {
         let which = &policy.activations;
         let moved = passes::offload_activations(&graph, which, offload.to, target.arena_in_host());
-        graph = verified("offload_activations", moved)?;
+        graph = verified("offload_activations", moved, dump)?;
     }
     if policy.fuse != Fuse::Nothing {
-        graph = verified("fuse", passes::fuse(graph, policy.weights))?;
+        graph = verified("fuse", passes::fuse(graph, policy.weights), dump)?;
     }
     // Fusions that depend on the kernels of the target. They are for inference only, because fused ops have no
-    // gradient. `norms` is the maximum number of columns of a norm that a matmul can absorb; 0 if it can absorb none.
-    let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
-    let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
-    let sixteen_bit = fused && formats.storage.size() == 2 && formats.forward == OperandFormat::Stored;
-    if let Some(gates) = gates.filter(|_| sixteen_bit) {
-        graph = verified("fuse_gates", passes::fuse_gates(&graph, gates))?;
+    // gradient.
+    let Fusions { fuse_gates, fuse_norms } = target.kernels.fusions();
+    let fuses_for_kernels = policy.fuse == Fuse::Kernels
+        && policy.autodiff.is_none()
+        && formats.storage.size() == 2
+        && formats.forward == OperandFormat::Stored;
+    if let Some(gates) = fuse_gates.filter(|_| fuses_for_kernels) {
+        graph = verified("fuse_gates", passes::fuse_gates(&graph, gates), dump)?;
     }
-    if sixteen_bit && norms > 0 {
-        graph = verified("fuse_norms", passes::fuse_norms(&graph, norms))?;
+    if fuses_for_kernels && fuse_norms > 0 {
+        graph = verified("fuse_norms", passes::fuse_norms(&graph, fuse_norms), dump)?;
     }
     // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
     // it.
-    graph = verified("dce", if policy.fuse != Fuse::Nothing { graph } else { passes::dce(&graph) })?;
+    if policy.fuse == Fuse::Nothing {
+        graph = passes::dce(&graph);
+    }
+    graph = verified("dce", graph, dump)?;
     // After fusion: quantization takes the place of the ops that compute its inputs, and no fusion depends on operands.
     if formats.forward != OperandFormat::Stored {
-        graph = verified("operands", passes::operands(&graph, policy.precision)?)?;
+        graph = verified("operands", passes::operands(&graph, policy.precision)?, dump)?;
     }
     match policy.weights {
         Weights::Trained => {}
         Weights::Resident | Weights::Streamed { .. } => {
-            graph = verified("layout", passes::layout(&graph, target)?)?;
+            graph = verified("layout", passes::layout(&graph, target)?, dump)?;
         }
     }
     if !offload.is_empty() {
-        graph =
-            verified("split_updates", passes::split_updates(&graph, &offload, policy.block, target.alignment))?;
-        graph = verified("offload", passes::offload(&graph, &offload, target.arena_in_host()))?;
+        let split = passes::split_updates(&graph, &offload, policy.block, target.alignment);
+        graph = verified("split_updates", split, dump)?;
+        graph = verified("offload", passes::offload(&graph, &offload, target.arena_in_host()), dump)?;
     }
     if !graph.updates.is_empty() {
-        graph = verified("updates", passes::store_updates(graph))?;
+        graph = verified("updates", passes::store_updates(graph), dump)?;
     }
     let window = match (policy.weights, policy.window) {
         (Weights::Streamed { prefetch: false, .. }, _) => Bytes::ZERO,
@@ -186,6 +186,13 @@ pub(crate) fn lowered(
     };
     let schedule = schedule(&graph, window);
     Ok((graph, schedule))
+}
+
+/// Verifies the graph after a pass and dumps it.
+fn verified(after: &'static str, graph: Graph, dump: Dump<'_>) -> Result<Graph, PlanError> {
+    graph.verify().map_err(|source| PlanError::of_graph(after, source))?;
+    dump(after, &graph);
+    Ok(graph)
 }
 
 /// Checks that the target has the matmuls of a precision, and that a precision for inference has no gradients.
@@ -242,16 +249,9 @@ fn place(
         transient[k] = Bytes(packing.height);
     }
     let [host, file] = transient;
-    let persistent = |space| shared.bytes(space);
     let arena: Vec<&Buffer> = buffers.iter().filter(|buffer| buffer.space == Space::Device).collect();
     let scratch = workspaces(graph, schedule, kernels, target);
-    // Lifetimes are counted in instants (see `Buffer`): instant 0 is the upload of the inputs, so instruction i is
-    // instant i + 1, and a workspace lives for the instant of its launch only.
-    let during = |&(i, bytes): &(usize, Bytes)| {
-        let instant = i as u32 + 1;
-        PackItem { size: bytes.0, birth: instant, death: instant }
-    };
-    let items = arena.iter().copied().map(item).chain(scratch.iter().map(during)).collect();
+    let items = arena.iter().copied().map(item).chain(scratch.iter().map(Workspace::item)).collect();
     let problem = Problem { items, align: target.alignment };
     let packing = packed(&problem)?;
     for (buffer, &offset) in arena.iter().zip(&packing.offsets) {
@@ -259,8 +259,9 @@ fn place(
     }
     place_views(graph, &mut slices);
     let mut workspaces = vec![None; schedule.instrs.len()];
-    for (&(i, bytes), &offset) in scratch.iter().zip(&packing.offsets[arena.len()..]) {
-        workspaces[i] = Some(Slice { space: Space::Device, region: Region::Transient, offset, bytes });
+    for (workspace, &offset) in scratch.iter().zip(&packing.offsets[arena.len()..]) {
+        let slice = Slice { space: Space::Device, region: Region::Transient, offset, bytes: workspace.bytes };
+        workspaces[workspace.instr] = Some(slice);
     }
     // The bill names the values that are live at the instant of the peak. Items with an index past the buffers are
     // workspaces, which are no values.
@@ -269,9 +270,9 @@ fn place(
     let live_at_peak: Vec<ValueId> =
         live.iter().filter_map(|&k| arena.get(k)).map(|buffer| buffer.holder(bound.instant)).collect();
     Ok(MemoryPlan {
-        device: Extent { persistent: persistent(Space::Device), transient: Bytes(packing.height) },
-        host: Extent { persistent: persistent(Space::Host), transient: host },
-        file: Extent { persistent: persistent(Space::File), transient: file },
+        device: RegionSizes { persistent: shared.bytes(Space::Device), transient: Bytes(packing.height) },
+        host: RegionSizes { persistent: shared.bytes(Space::Host), transient: host },
+        file: RegionSizes { persistent: shared.bytes(Space::File), transient: file },
         slices,
         workspaces,
         lower_bound: Bytes(bound.bytes),
@@ -289,8 +290,8 @@ pub(crate) fn item(buffer: &Buffer) -> PackItem {
 
 /// Solves a packing problem.
 pub(crate) fn packed(problem: &Problem) -> Result<Packing, PlanError> {
-    let too_large = || TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX));
-    Ok(solve(problem).ok_or_else(too_large)?)
+    let packing = solve(problem);
+    Ok(packing.ok_or_else(|| TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX)))?)
 }
 
 /// Gives all values of a buffer the address of the buffer.
@@ -322,19 +323,36 @@ fn place_persistent(graph: &Graph, target: &Target, shared: &mut Persistent, sli
     }
 }
 
-/// Returns (index of the instruction, bytes of workspace) for each launch whose kernel needs a workspace.
+/// The workspace of a launch.
+pub(crate) struct Workspace {
+    /// Index of the instruction.
+    pub(crate) instr: usize,
+    pub(crate) bytes: Bytes,
+}
+
+impl Workspace {
+    /// The workspace as an item of a packing. Lifetimes are counted in instants (see [`Buffer`]): instant 0 is the upload of
+    /// the inputs, so instruction i is instant i + 1, and a workspace lives for the instant of its launch only.
+    pub(crate) fn item(&self) -> PackItem {
+        let instant = self.instr as u32 + 1;
+        PackItem { size: self.bytes.0, birth: instant, death: instant }
+    }
+}
+
+/// The workspaces of all launches whose kernels need one.
 pub(crate) fn workspaces(
     graph: &Graph,
     schedule: &Schedule,
     kernels: &[KernelId],
     target: &Target,
-) -> Vec<(usize, Bytes)> {
-    let workspace = |(i, instr): (usize, &Instr)| match *instr {
-        Instr::Launch(id) => {
-            let kernel = kernels[id.index()];
-            Some((i, target.kernels.workspace(kernel, graph, graph.node(id), target.workers)))
+) -> Vec<Workspace> {
+    let mut workspaces = vec![];
+    for (i, instr) in schedule.instrs.iter().enumerate() {
+        let Instr::Launch(id) = *instr else { continue };
+        let bytes = target.kernels.workspace(kernels[id.index()], graph, graph.node(id), target.workers);
+        if bytes > Bytes::ZERO {
+            workspaces.push(Workspace { instr: i, bytes });
         }
-        Instr::Start(_) | Instr::Wait(_) => None,
-    };
-    schedule.instrs.iter().enumerate().filter_map(workspace).filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
+    }
+    workspaces
 }

@@ -39,39 +39,42 @@ pub fn instruction_seconds(plan: &Plan, target: &Target, counts: Counts) -> Vec<
 
 /// As [`instruction_seconds`], of a schedule without kernels and addresses.
 pub(crate) fn replayed(graph: &Graph, schedule: &Schedule, target: &Target, counts: Counts) -> Vec<f64> {
-    let mut replay = Replay::new(target.rates.link.unwrap_or_default());
-    let mut delay = |instr: &Instr| match *instr {
-        Instr::Launch(id) => replay.launch(node_seconds(graph, graph.node(id), target, counts)),
-        Instr::Start(id) => {
-            let seconds = node_seconds(graph, graph.node(id), target, counts);
-            match queue(graph, id) {
-                Some(Queue::Compute) | None => replay.launch(seconds),
-                Some(queue) => {
-                    replay.queues[queue as usize].push_back(CopyLeft { id, seconds });
-                    0.0
+    let mut queues = CopyQueues::new(target.rates.link.unwrap_or_default());
+    let mut delays = Vec::with_capacity(schedule.instrs.len());
+    for instr in &schedule.instrs {
+        delays.push(match *instr {
+            Instr::Launch(id) => queues.launch(node_seconds(graph, graph.node(id), target, counts)),
+            Instr::Start(id) => {
+                let seconds = node_seconds(graph, graph.node(id), target, counts);
+                match queue(graph, id) {
+                    Some(Queue::Compute) | None => queues.launch(seconds),
+                    Some(queue) => {
+                        queues.queues[queue as usize].push_back(RunningCopy { id, seconds });
+                        0.0
+                    }
                 }
             }
-        }
-        Instr::Wait(id) => replay.wait(id),
-    };
-    schedule.instrs.iter().map(&mut delay).collect()
+            Instr::Wait(id) => queues.wait(id),
+        });
+    }
+    delays
 }
 
 /// The copies of a step that were started and are not complete.
-struct Replay {
+struct CopyQueues {
     link: Link,
     /// By queue, the oldest first. Only the oldest of each queue runs.
-    queues: [VecDeque<CopyLeft>; Queue::ALL.len()],
+    queues: [VecDeque<RunningCopy>; Queue::ALL.len()],
 }
 
-/// What is left of a copy.
-struct CopyLeft {
+/// A copy that is not complete.
+struct RunningCopy {
     id: NodeId,
-    /// Seconds if nothing runs beside it.
+    /// Remaining seconds if nothing else runs.
     seconds: f64,
 }
 
-impl Replay {
+impl CopyQueues {
     fn new(link: Link) -> Self {
         Self { link, queues: Default::default() }
     }
@@ -80,32 +83,32 @@ impl Replay {
         !self.queues[queue as usize].is_empty()
     }
 
-    /// Seconds of a launch that takes `alone` seconds without copies.
-    fn launch(&mut self, alone: f64) -> f64 {
-        let mut left = alone;
-        let mut passed = 0.0;
-        while left > 0.0 {
+    /// Seconds of a launch that takes `seconds_alone` without copies.
+    fn launch(&mut self, seconds_alone: f64) -> f64 {
+        let mut remaining = seconds_alone;
+        let mut elapsed = 0.0;
+        while remaining > 0.0 {
             let link_is_busy = self.is_busy(Queue::In) || self.is_busy(Queue::Out);
             let slower = if link_is_busy { self.link.slower_kernels } else { 1.0 };
-            let seconds = self.pass(left * slower);
-            passed += seconds;
+            let seconds = self.advance(remaining * slower);
+            elapsed += seconds;
             // Not subtracted when the launch is complete: rounding could leave a remainder, and the loop one more turn.
-            left = if seconds < left * slower { left - seconds / slower } else { 0.0 };
+            remaining = if seconds < remaining * slower { remaining - seconds / slower } else { 0.0 };
         }
-        passed
+        elapsed
     }
 
     /// Seconds until a copy is complete.
     fn wait(&mut self, id: NodeId) -> f64 {
-        let mut passed = 0.0;
+        let mut elapsed = 0.0;
         while self.queues.iter().flatten().any(|copy| copy.id == id) {
-            passed += self.pass(f64::INFINITY);
+            elapsed += self.advance(f64::INFINITY);
         }
-        passed
+        elapsed
     }
 
-    /// Lets time pass until a copy is complete, at most `most` seconds. Returns the seconds that passed.
-    fn pass(&mut self, most: f64) -> f64 {
+    /// Advances to the completion of the next copy, at most by `limit` seconds. Returns the elapsed seconds.
+    fn advance(&mut self, limit: f64) -> f64 {
         let slower = Queue::ALL.map(|queue| {
             let other = match queue {
                 Queue::In => Queue::Out,
@@ -115,17 +118,18 @@ impl Replay {
             if self.is_busy(other) { self.link.slower_copies } else { 1.0 }
         });
         let running = self.queues.iter().zip(slower);
-        let next = running.filter_map(|(queue, slower)| Some(queue.front()?.seconds * slower));
-        let passed = next.fold(most, f64::min);
+        let completions = running.filter_map(|(queue, slower)| Some(queue.front()?.seconds * slower));
+        let elapsed = completions.fold(limit, f64::min);
         for (queue, slower) in self.queues.iter_mut().zip(slower) {
             let Some(copy) = queue.front_mut() else { continue };
-            if copy.seconds * slower <= passed {
+            // Compared, not subtracted: the copy that decided `elapsed` is complete whatever the rounding.
+            if copy.seconds * slower <= elapsed {
                 queue.pop_front();
             } else {
-                copy.seconds -= passed / slower;
+                copy.seconds -= elapsed / slower;
             }
         }
-        passed
+        elapsed
     }
 }
 

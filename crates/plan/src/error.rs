@@ -10,11 +10,11 @@ use std::fmt;
 pub enum PlanError {
     /// The plan exceeds the memory limit.
     OverBudget(Box<Bill>),
-    /// What is kept outside the arena exceeds the room there.
+    /// Tensors stored outside the arena exceed the limit of their space.
     OverRoom {
         /// The space.
         space: Space,
-        /// Bytes that the program keeps there.
+        /// Bytes that the program stores there.
         needed: Bytes,
         /// Bytes that it may use.
         room: Bytes,
@@ -77,10 +77,10 @@ pub enum PlanError {
 impl PlanError {
     /// The error for a graph that is too large or, which is a bug in this program, invalid after the pass `after`.
     pub fn of_graph(after: &'static str, source: VerifyError) -> Self {
-        match source.is_too_large {
-            true => Self::TooLarge { what: source.rule },
-            false => Self::Verify { after, source },
+        if source.is_too_large {
+            return Self::TooLarge { what: source.rule };
         }
+        Self::Verify { after, source }
     }
 }
 

@@ -34,7 +34,7 @@ pub enum Direction {
     Out,
 }
 
-/// Where the inputs or outputs of an in-flight step are.
+/// Positions of the inputs or outputs of an in-flight step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlightPlace {
     /// Position in the arena.
@@ -44,10 +44,9 @@ pub struct InFlightPlace {
 }
 
 impl InFlightPlace {
-    /// The place of what follows `bytes` bytes, which are padded.
+    /// The place `bytes` bytes, which are padded, after this one.
     pub fn behind(self, bytes: Bytes) -> Self {
-        let moved = |from: Location| Location { at: (Bytes(from.at) + bytes).0, ..from };
-        Self { arena: moved(self.arena), host: moved(self.host) }
+        Self { arena: self.arena.behind(bytes), host: self.host.behind(bytes) }
     }
 }
 
@@ -58,17 +57,19 @@ impl Program {
             return self;
         }
         let depth = depth.clamp(1, MAX_IN_FLIGHT);
-        let inputs = |g: &Graph| self.all_padded(g, &g.inputs);
-        let outputs = |g: &Graph| self.all_padded(g, &g.outputs);
-        let widest = |of: &dyn Fn(&Graph) -> Bytes| self.plans().iter().map(|(_, p)| of(&p.graph)).max();
-        let step = [widest(&inputs).unwrap_or_default(), widest(&outputs).unwrap_or_default()];
+        let mut step = [Bytes::ZERO; 2];
+        for (_, plan) in self.plans() {
+            let inputs = self.padded_sum(&plan.graph, &plan.graph.inputs);
+            let outputs = self.padded_sum(&plan.graph, &plan.graph.outputs);
+            step = [step[0].max(inputs), step[1].max(outputs)];
+        }
         // A repeated call replaces the buffers of the previous one, which are the last of the list.
         let first = self.in_flight.map_or(self.staging.len(), |buffers| buffers.first);
         self.staging.truncate(first);
         if depth > 1 {
-            let waits =
-                |label: &str, bytes: Bytes| Staging { label: label.to_owned(), bytes: bytes * depth as u64 };
-            self.staging.extend([waits("inputs ahead", step[0]), waits("outputs waiting", step[1])]);
+            let [inputs, outputs] = step.map(|bytes| bytes * depth as u64);
+            self.staging.push(Staging { label: "inputs ahead".to_owned(), bytes: inputs });
+            self.staging.push(Staging { label: "outputs waiting".to_owned(), bytes: outputs });
         }
         self.in_flight = Some(InFlightBuffers { depth, first, step });
         self
@@ -83,13 +84,14 @@ impl Program {
     pub fn in_flight_place(&self, number: u64, direction: Direction) -> Option<InFlightPlace> {
         let buffers = self.in_flight.filter(|buffers| buffers.depth > 1)?;
         let slot = number.checked_rem(buffers.depth as u64)?;
-        let each = buffers.step[direction as usize];
-        let in_arena = Bytes(self.staging_address(buffers.first + direction as usize)) + each * slot;
+        let step_bytes = buffers.step[direction as usize];
+        let in_arena = Bytes(self.staging_address(buffers.first + direction as usize)) + step_bytes * slot;
+        // In host memory the outputs of all slots follow the inputs of all slots.
         let before = match direction {
             Direction::In => Bytes::ZERO,
             Direction::Out => buffers.step[0] * buffers.depth as u64,
         };
-        let in_host = self.in_flight_base() + before + each * slot;
+        let in_host = self.in_flight_base() + before + step_bytes * slot;
         Some(InFlightPlace {
             arena: Location::in_arena(in_arena.0),
             host: Location { space: Space::Host, at: in_host.0 },
@@ -112,7 +114,7 @@ impl Program {
     }
 
     /// Sum of the padded sizes of values.
-    fn all_padded<N>(&self, graph: &Graph, values: &[(N, ValueId)]) -> Bytes {
+    fn padded_sum<N>(&self, graph: &Graph, values: &[(N, ValueId)]) -> Bytes {
         values.iter().map(|&(_, v)| self.padded(graph.spec(v).bytes(&graph.bounds))).sum()
     }
 }

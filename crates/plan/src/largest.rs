@@ -13,17 +13,14 @@ impl Program {
         let mut seen = BTreeSet::new();
         let mut tensors: Vec<LedgerEntry> = vec![];
         for (i, (name, plan)) in self.plans().iter().enumerate() {
-            let mut add = |v: ValueId| {
-                let at = plan.memory.slice(v).map(|slice| self.location(i, slice));
-                if at.is_none_or(|at| seen.insert(at)) {
+            let live_at_peak: &[ValueId] = if i == peak { &plan.memory.live_at_peak } else { &[] };
+            for v in persistent_values(plan).chain(live_at_peak.iter().copied()) {
+                let location = plan.memory.slice(v).map(|slice| self.location(i, slice));
+                if location.is_none_or(|location| seen.insert(location)) {
                     let label = label(&plan.graph, v);
                     let label = if self.plans().len() == 1 { label } else { format!("{name}: {label}") };
                     tensors.push(LedgerEntry { label, bytes: plan.graph.spec(v).bytes(&plan.graph.bounds) });
                 }
-            };
-            persistent(plan).for_each(&mut add);
-            if i == peak {
-                plan.memory.live_at_peak.iter().copied().for_each(&mut add);
             }
         }
         let waiting = self.staging().iter().map(|s| LedgerEntry { label: s.label.clone(), bytes: s.bytes });
@@ -34,9 +31,12 @@ impl Program {
     }
 }
 
-fn persistent(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
-    let stays = |v| plan.memory.persistent_slice(v).is_some_and(|slice| slice.space == Space::Device);
-    plan.graph.sources().map(|(v, _)| v).filter(move |v| stays(*v))
+/// The parameters and states in the arena.
+fn persistent_values(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
+    plan.graph
+        .sources()
+        .map(|(v, _)| v)
+        .filter(move |v| plan.memory.persistent_slice(*v).is_some_and(|slice| slice.space == Space::Device))
 }
 
 /// Label of a value: its own name, or the name of the node that computes it.

@@ -45,7 +45,7 @@ pub use kernels::{
     router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
-pub use memory::{Extent, MemoryPlan, Persistent, Region, Slice};
+pub use memory::{MemoryPlan, Persistent, Region, RegionSizes, Slice};
 pub use passes::{ActivationOffload, Offload, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights, Window};
 pub use precision::{Precision, PrecisionPolicy};
@@ -56,6 +56,6 @@ pub use sharing::Sharing;
 pub use target::{ArenaMemory, Link, Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{
-    ActivationPolicy, Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training,
-    TrainingChoice, TrainingSearch,
+    ActivationPolicy, Candidate, Optimizer, ParameterGroup, RejectedCandidate, RematChoice, TRAINING_DEPTH,
+    Training, TrainingChoice, TrainingSearch,
 };

@@ -22,29 +22,37 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Returns the value that the buffer holds at an instant of its lifetime.
     pub(crate) fn holder(&self, instant: u32) -> ValueId {
-        let held = self.values.iter().rev().find(|(from, _)| *from <= instant);
-        held.unwrap_or(&self.values[0]).1
+        let holder = self.values.iter().rev().find(|(from, _)| *from <= instant);
+        holder.unwrap_or(&self.values[0]).1
     }
 }
 
-/// Instants of the instructions of each node.
+/// Instants of a node: the same for a launch, the start and the wait of a move. Zero for a node without instructions.
+#[derive(Clone, Copy, Default)]
+struct NodeInstants {
+    /// Instant at which the outputs begin to be written.
+    start: u32,
+    /// Instant at which the inputs have been read.
+    end: u32,
+}
+
+/// Instants of the instructions of a schedule.
 struct Instants {
-    /// Instant at which the outputs of a node begin to be written, and that at which its inputs have been read, indexed by
-    /// node: the same for a launch, the start and the wait of a move. Zero for a node without instructions.
-    of_node: Vec<(u32, u32)>,
+    /// Indexed by node.
+    of_node: Vec<NodeInstants>,
     /// The instant after all instructions.
     end: u32,
 }
 
 impl Instants {
     fn of(graph: &Graph, schedule: &Schedule) -> Self {
-        let mut of_node = vec![(0, 0); graph.nodes.len()];
+        let mut of_node = vec![NodeInstants::default(); graph.nodes.len()];
         for (i, instr) in schedule.instrs.iter().enumerate() {
             let instant = i as u32 + 1;
             match *instr {
-                Instr::Launch(id) => of_node[id.index()] = (instant, instant),
-                Instr::Start(id) => of_node[id.index()].0 = instant,
-                Instr::Wait(id) => of_node[id.index()].1 = instant,
+                Instr::Launch(id) => of_node[id.index()] = NodeInstants { start: instant, end: instant },
+                Instr::Start(id) => of_node[id.index()].start = instant,
+                Instr::Wait(id) => of_node[id.index()].end = instant,
             }
         }
         Self { of_node, end: schedule.instrs.len() as u32 + 1 }
@@ -54,10 +62,10 @@ impl Instants {
     fn deaths(&self, graph: &Graph) -> Vec<u32> {
         let mut deaths = vec![0; graph.values.len()];
         for (id, node) in graph.nodes() {
-            let (_, done) = self.of_node[id.index()];
+            let end = self.of_node[id.index()].end;
             let outputs = node.outputs.iter().flatten();
             for v in node.inputs.iter().chain(outputs) {
-                deaths[v.index()] = done.max(deaths[v.index()]);
+                deaths[v.index()] = end.max(deaths[v.index()]);
             }
         }
         // Outputs are downloaded after the last instruction.
@@ -68,6 +76,36 @@ impl Instants {
     }
 }
 
+/// Buffers under construction.
+struct BufferList<'a> {
+    graph: &'a Graph,
+    buffers: Vec<Buffer>,
+    /// Buffer that each value opened, indexed by value.
+    of_value: Vec<Option<usize>>,
+}
+
+impl BufferList<'_> {
+    /// Adds the buffer whose first value is `v`.
+    fn open(&mut self, v: ValueId, birth: u32, death: u32) {
+        let spec = self.graph.spec(v);
+        self.of_value[v.index()] = Some(self.buffers.len());
+        self.buffers.push(Buffer {
+            values: vec![(birth, v)],
+            space: spec.space,
+            bytes: spec.bytes(&self.graph.bounds),
+            birth,
+            death,
+        });
+    }
+}
+
+/// A value that a launch writes over one of its inputs.
+struct InPlaceWrite {
+    instant: u32,
+    old: ValueId,
+    new: ValueId,
+}
+
 /// Computes the transient buffers of a schedule, in all spaces. With `reuses_operands`, a launch writes an output over an
 /// input that is not read later, if the op's alias rule allows it.
 pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool) -> Vec<Buffer> {
@@ -75,32 +113,21 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool)
     let views = Views::of(graph);
     let deaths = views.largest(instants.deaths(graph));
     let home = homes(graph);
-    let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
-    let mut buffers: Vec<Buffer> = vec![];
-    let mut open = |values: &mut [Option<usize>], v: ValueId, birth: u32, death: u32| {
-        values[v.index()] = Some(buffers.len());
-        buffers.push(Buffer {
-            values: vec![(birth, v)],
-            space: graph.spec(v).space,
-            bytes: graph.spec(v).bytes(&graph.bounds),
-            birth,
-            death,
-        });
-    };
+    let mut list = BufferList { graph, buffers: vec![], of_value: vec![None; graph.values.len()] };
     for &(_, v) in &graph.inputs {
         // An input lives at least until the first instruction, even if it is never read. Everything alive at
         // the upload is therefore also alive at that instruction, and the peak always falls on an instruction.
-        open(&mut of_value, v, 0, deaths[v.index()].max(1));
+        list.open(v, 0, deaths[v.index()].max(1));
     }
-    let mut merges: Vec<(u32, ValueId, ValueId)> = vec![];
+    let mut in_place: Vec<InPlaceWrite> = vec![];
     for instr in &schedule.instrs {
         let (id, is_launch) = match *instr {
             Instr::Launch(id) => (id, true),
             Instr::Start(id) => (id, false),
             Instr::Wait(_) => continue,
         };
-        let (instant, _) = instants.of_node[id.index()];
-        let mut taken = vec![];
+        let instant = instants.of_node[id.index()].start;
+        let mut taken: Vec<ValueId> = vec![];
         for (k, out) in graph.node(id).outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
             let root = views.root(v);
@@ -110,30 +137,35 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, reuses_operands: bool)
             }
             // The instructions are visited in order, so the first value of a group is the first that is written.
             if views.is_shared(v) {
-                if of_value[root.index()].is_none() {
-                    open(&mut of_value, root, instant, deaths[root.index()].max(instant));
+                if list.of_value[root.index()].is_none() {
+                    list.open(root, instant, deaths[root.index()].max(instant));
                 }
                 continue;
             }
             // An old value that was written into a state's storage is in the persistent region, so its storage is not
             // available. That of a group is not reused, because the other values lie around the old one.
-            let free = |old: ValueId| {
-                deaths[old.index()] == instant && home[old.index()].is_none() && !views.is_shared(old)
-            };
-            match reusable(graph, id, k, v, free, &taken).filter(|_| reuses_operands && is_launch) {
+            let reused = overwritable_inputs(graph, id, k).find(|old| {
+                !taken.contains(old)
+                    && deaths[old.index()] == instant
+                    && home[old.index()].is_none()
+                    && !views.is_shared(*old)
+            });
+            match reused.filter(|_| reuses_operands && is_launch) {
                 Some(old) => {
                     taken.push(old);
-                    merges.push((instant, old, v));
+                    in_place.push(InPlaceWrite { instant, old, new: v });
                 }
-                None => open(&mut of_value, v, instant, deaths[v.index()].max(instant)),
+                None => list.open(v, instant, deaths[v.index()].max(instant)),
             }
         }
     }
-    for (instant, old, v) in merges {
+    // Writes are in order of time, so a buffer that several values take over in turn is found through the last one.
+    let BufferList { mut buffers, mut of_value, .. } = list;
+    for InPlaceWrite { instant, old, new } in in_place {
         let buffer = of_value[old.index()].expect("an earlier value has its buffer");
-        of_value[v.index()] = Some(buffer);
-        buffers[buffer].values.push((instant, v));
-        buffers[buffer].death = buffers[buffer].death.max(deaths[v.index()]);
+        of_value[new.index()] = Some(buffer);
+        buffers[buffer].values.push((instant, new));
+        buffers[buffer].death = buffers[buffer].death.max(deaths[new.index()]);
     }
     buffers
 }
@@ -150,7 +182,7 @@ pub(crate) fn new_states(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     });
     computed
         .map(|(state, new)| {
-            let births = views.writers(graph, new).into_iter().map(|id| instants.of_node[id.index()].0);
+            let births = views.writers(graph, new).into_iter().map(|id| instants.of_node[id.index()].start);
             let birth = births.min().unwrap_or(0);
             Buffer {
                 values: vec![(birth, new)],
@@ -172,30 +204,22 @@ pub(crate) fn homes(graph: &Graph) -> Vec<Option<ValueId>> {
     homes
 }
 
-/// Returns the input whose storage output `k` = `v` of a node may reuse, among the values that are `free` after
-/// this instruction.
-fn reusable(
-    graph: &Graph,
-    id: NodeId,
-    k: usize,
-    v: ValueId,
-    free: impl Fn(ValueId) -> bool,
-    taken: &[ValueId],
-) -> Option<ValueId> {
+/// The inputs of a node over which its output `k` may be written if they are not read later.
+fn overwritable_inputs(graph: &Graph, id: NodeId, k: usize) -> impl Iterator<Item = ValueId> {
     let node: &Node = graph.node(id);
+    let output = node.outputs[k].map(|v| graph.spec(v));
     let allowed = node.op.rules().alias(k);
-    let bytes = graph.spec(v).bytes(&graph.bounds);
-    allowed.iter().map(|&j| node.inputs[j]).find(|old| {
+    allowed.iter().map(move |&j| node.inputs[j]).filter(move |&old| {
         // A fetched copy of a state may be overwritten; what exists before the step may not.
-        let computed = graph.value(*old).def != Def::Source;
+        let computed = graph.value(old).def != Def::Source;
         // If the value is also an operand at a position without an alias rule, it may still be read after its
         // storage has been overwritten.
-        let elsewhere = (0..node.inputs.len()).any(|j| node.inputs[j] == *old && !allowed.contains(&j));
+        let elsewhere = (0..node.inputs.len()).any(|j| node.inputs[j] == old && !allowed.contains(&j));
+        let spec = graph.spec(old);
         computed
             && !elsewhere
-            && !taken.contains(old)
-            && free(*old)
-            && graph.spec(*old).bytes(&graph.bounds) == bytes
-            && graph.spec(*old).shape == graph.spec(v).shape
+            && output.is_some_and(|output| {
+                spec.bytes(&graph.bounds) == output.bytes(&graph.bounds) && spec.shape == output.shape
+            })
     })
 }

@@ -44,14 +44,14 @@ impl Slice {
 
 /// Sizes of the two regions of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
+pub struct RegionSizes {
     /// Size of the persistent region.
     pub persistent: Bytes,
     /// Size of the transient region.
     pub transient: Bytes,
 }
 
-impl Extent {
+impl RegionSizes {
     /// Size of one of the regions.
     pub fn of(&self, region: Region) -> Bytes {
         match region {
@@ -65,11 +65,11 @@ impl Extent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// Sizes of the regions of the arena.
-    pub device: Extent,
+    pub device: RegionSizes,
     /// Sizes of the regions of pinned host memory.
-    pub host: Extent,
+    pub host: RegionSizes,
     /// Sizes of the regions of the scratch file.
-    pub file: Extent,
+    pub file: RegionSizes,
     /// Slice of each value, indexed by value; `None` for a value without storage because nothing reads it.
     pub slices: Vec<Option<Slice>>,
     /// Workspace of each instruction, indexed by instruction; `None` if it needs none.
@@ -94,7 +94,7 @@ impl MemoryPlan {
     }
 
     /// Sizes of the regions of a space.
-    pub fn extent(&self, space: Space) -> Extent {
+    pub fn region_sizes(&self, space: Space) -> RegionSizes {
         match space {
             Space::Device => self.device,
             Space::Host => self.host,
@@ -107,9 +107,10 @@ impl MemoryPlan {
 /// of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
-    rows: Vec<(PersistentSlot, Slice)>,
-    /// Indices in `rows`.
+    slots: Vec<(PersistentSlot, Slice)>,
+    /// Indices in `slots`.
     by_name: BTreeMap<PersistentName, Vec<usize>>,
+    /// Size of the region in each space.
     ends: BTreeMap<Space, Bytes>,
 }
 
@@ -147,17 +148,17 @@ impl Persistent {
         };
         // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is
         // replaced by a role without an index before comparing.
-        let resident = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Input) };
+        let slot = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Input) };
         let named = self.by_name.entry(name).or_default();
-        if let Some(&known) = named.iter().find(|&&k| self.rows[k].0 == resident) {
-            return Some(self.rows[known].1);
+        if let Some(&known) = named.iter().find(|&&k| self.slots[k].0 == slot) {
+            return Some(self.slots[known].1);
         }
-        named.push(self.rows.len());
+        named.push(self.slots.len());
         let bytes = spec.bytes(&graph.bounds);
         let end = self.ends.entry(spec.space).or_default();
         let slice = Slice { space: spec.space, region: Region::Persistent, offset: end.0, bytes };
         *end = (*end + bytes).align_up(align);
-        self.rows.push((resident, slice));
+        self.slots.push((slot, slice));
         Some(slice)
     }
 

@@ -11,15 +11,15 @@ pub struct Policy {
     pub precision: Precision,
     /// Outputs to differentiate; `None` for inference.
     pub autodiff: Option<AutodiffPolicy>,
-    /// Values that the backward pass recomputes instead of keeping.
+    /// Values that the backward pass recomputes instead of reading stored ones.
     pub remat: RecomputePolicy,
     /// Ops to fuse.
     pub fuse: Fuse,
-    /// Where parameters are stored between uses, and in which layout.
+    /// Storage and layout of the parameters between uses.
     pub weights: Weights,
-    /// What a training graph keeps outside the arena.
+    /// Tensors that a training graph stores outside the arena between their uses.
     pub offload: Offload,
-    /// The activations that it keeps outside the arena, if `offload` has activations.
+    /// The activations that it stores outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
     /// Limit on the bytes of moves that run ahead of the launches that read them, or behind the launches that wrote them.
     pub window: Window,
@@ -58,7 +58,7 @@ pub enum Fuse {
     Kernels,
 }
 
-/// Where parameters are stored between uses.
+/// Storage of the parameters between uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weights {

@@ -7,7 +7,7 @@ use crate::{
     Bill, Instr, Ledger, LimitKind, Offload, Plan, PlanError, Region, Remedy, Slice, Target, Weights,
     plan_seconds,
 };
-use plimsoll_graph::{Bytes, Graph, OutputRole, Param, ParamId, Role, Space, ValueId, node_label};
+use plimsoll_graph::{Bytes, Graph, OutputRole, Pieces, Role, Space, TensorSpec, ValueId, node_label};
 use plimsoll_setting::Setting;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -94,6 +94,20 @@ impl Location {
     pub fn in_arena(at: u64) -> Self {
         Self { space: Space::Device, at }
     }
+
+    /// The position `bytes` bytes after this one.
+    pub(crate) fn behind(self, bytes: Bytes) -> Self {
+        Self { at: (Bytes(self.at) + bytes).0, ..self }
+    }
+}
+
+/// A parameter of a plan with its type and its address; programs of equal ones can share their weights.
+#[derive(PartialEq)]
+struct PlacedParam {
+    name: String,
+    pieces: Pieces,
+    spec: TensorSpec,
+    location: Option<(Location, Bytes)>,
 }
 
 /// An input of one of a program's plans, resolved from its name by [`Program::input`].
@@ -137,8 +151,8 @@ impl Program {
 
     /// Adds memory that a run uses outside the arena, in the memory space to which the budget applies. It
     /// counts towards the peak like the arena.
-    pub fn host_extra(self, beside: Vec<Staging>) -> Self {
-        Self { host_extra: beside, ..self }
+    pub fn host_extra(self, host_extra: Vec<Staging>) -> Self {
+        Self { host_extra, ..self }
     }
 
     /// Sets the number of replicas. Replicas share their weights; each has its own staging and transient
@@ -169,25 +183,27 @@ impl Program {
     /// Whether the plans are those of `other` for steps of another size: the same names, and every resident parameter at the
     /// same address in the same layout, so that weights loaded for one program serve the other.
     pub fn has_weights_of(&self, other: &Self) -> bool {
-        let weights = |program: &Self| -> Vec<_> {
-            let of_plan = |(i, (name, plan)): (usize, &(String, Plan))| {
-                let of_param = |(v, _, param): (ValueId, ParamId, &Param)| {
-                    let slice = plan.memory.persistent_slice(v);
-                    let at = slice.map(|slice| (program.location(i, slice), slice.bytes));
-                    // The role holds an index into the tables of one graph.
-                    (
-                        param.name.clone(),
-                        param.pieces.clone(),
-                        plan.graph.spec(v).clone().with_role(Role::Input),
-                        at,
-                    )
-                };
-                (name.clone(), plan.graph.param_values().map(of_param).collect::<Vec<_>>())
-            };
-            program.plans.iter().enumerate().map(of_plan).collect()
-        };
-        (self.persistent(), self.replicas) == (other.persistent(), other.replicas)
-            && weights(self) == weights(other)
+        self.persistent() == other.persistent()
+            && self.replicas == other.replicas
+            && self.plans.iter().map(|(name, _)| name).eq(other.plans.iter().map(|(name, _)| name))
+            && (0..self.plans.len()).all(|plan| self.placed_params(plan) == other.placed_params(plan))
+    }
+
+    /// The parameters of plan number `plan` with their types and addresses.
+    fn placed_params(&self, plan: usize) -> Vec<PlacedParam> {
+        let (_, Plan { graph, memory, .. }) = &self.plans[plan];
+        let mut params = vec![];
+        for (v, _, param) in graph.param_values() {
+            let slice = memory.persistent_slice(v);
+            params.push(PlacedParam {
+                name: param.name.clone(),
+                pieces: param.pieces.clone(),
+                // The role holds an index into the tables of one graph.
+                spec: graph.spec(v).clone().with_role(Role::Input),
+                location: slice.map(|slice| (self.location(plan, slice), slice.bytes)),
+            });
+        }
+        params
     }
 
     /// Number of replicas that execute steps concurrently.
@@ -254,7 +270,7 @@ impl Program {
         }
     }
 
-    /// What a space other than the arena holds, by purpose; the entries sum to [`Program::space_bytes`].
+    /// Contents of a space other than the arena, by purpose; the entries sum to [`Program::space_bytes`].
     pub fn space_ledger(&self, space: Space) -> Ledger {
         let mut ledger = Ledger::new();
         let counted = self.add_persistent(space, &mut ledger);
@@ -268,12 +284,12 @@ impl Program {
 
     /// Total memory use: the arena, the memory outside it, and the memory reserved by the target.
     pub fn peak(&self) -> Bytes {
-        self.arena_bytes() + self.more_replicas() + self.outside_bytes()
+        self.arena_bytes() + self.further_replicas_bytes() + self.outside_bytes()
     }
 
     /// Memory outside the arenas.
     fn outside_bytes(&self) -> Bytes {
-        self.kept_beside() + self.page_tables() + self.target.reserved()
+        self.host_extra_bytes() + self.page_tables() + self.target.reserved()
     }
 
     /// Memory of the device for the page tables of the pinned host memory.
@@ -283,39 +299,39 @@ impl Program {
 
     /// Size of the arenas of all replicas, with the shared weights counted once.
     pub fn all_arenas_bytes(&self) -> Bytes {
-        self.arena_bytes() + self.more_replicas()
+        self.arena_bytes() + self.further_replicas_bytes()
     }
 
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
-    fn more_replicas(&self) -> Bytes {
-        let each = self.arena_bytes() - self.persistent();
-        each * (self.replicas as u64).saturating_sub(1)
+    fn further_replicas_bytes(&self) -> Bytes {
+        let of_replica = self.arena_bytes() - self.persistent();
+        of_replica * (self.replicas as u64).saturating_sub(1)
     }
 
     /// Smallest memory use that any packing could reach: weights, staging, memory outside the arena, reserved
     /// memory, and the largest sum of live bytes.
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
-        let each = self.transient_base(Space::Device) - self.persistent() + live;
-        let all = each * self.replicas as u64;
-        self.persistent() + all + self.outside_bytes()
+        let of_replica = self.transient_base(Space::Device) - self.persistent() + live;
+        self.persistent() + of_replica * self.replicas as u64 + self.outside_bytes()
     }
 
     /// Fragmentation of the arena: the share by which the peak exceeds [`Program::lower_bound`], the memory of a packing
     /// without gaps.
     pub fn packing_waste(&self) -> f64 {
-        let (peak, bound) = (self.peak(), self.lower_bound());
-        peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64
+        let bound = self.lower_bound();
+        self.peak().saturating_sub(bound).0 as f64 / bound.0.max(1) as f64
     }
 
     /// Index of the plan with the largest transient region, and the label of the instruction at its peak.
     pub fn peak_at(&self) -> (usize, String) {
         // On equal sizes the first plan is chosen, hence the reversed index.
-        let by_size =
-            |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.device.transient, std::cmp::Reverse(*i));
-        let Some((i, (name, plan))) = self.plans.iter().enumerate().max_by_key(by_size) else {
-            return (0, "nothing".to_owned());
-        };
+        let largest = self
+            .plans
+            .iter()
+            .enumerate()
+            .max_by_key(|(i, (_, plan))| (plan.memory.device.transient, std::cmp::Reverse(*i)));
+        let Some((i, (name, plan))) = largest else { return (0, "nothing".to_owned()) };
         let label = match plan.schedule.instrs.get(plan.memory.peak_instr) {
             Some(Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) => node_label(&plan.graph, *id),
             None => "load".to_owned(),
@@ -336,7 +352,7 @@ impl Program {
             ledger.add(&format!("staging: {}", s.label), s.bytes);
             padding += s.bytes.align_up(self.target.alignment) - s.bytes;
         }
-        for s in self.beside_arena() {
+        for s in self.extra_entries() {
             ledger.add(&s.label, s.bytes);
         }
         ledger.add("padding and packing", padding);
@@ -348,31 +364,36 @@ impl Program {
 
     /// Ledger entries of the memory outside the arena.
     pub(crate) fn outside(&self) -> Vec<Staging> {
-        let all = self.beside_arena().into_iter().chain(self.reserved());
+        let all = self.extra_entries().into_iter().chain(self.reserved());
         all.filter(|s| s.bytes > Bytes::ZERO).collect()
     }
 
     /// Ledger entries of buffers outside the arena and of the replicas after the first.
-    fn beside_arena(&self) -> Vec<Staging> {
-        let beside = |s: &Staging| Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes };
-        let mut entries: Vec<Staging> = self.host_extra.iter().map(beside).collect();
+    fn extra_entries(&self) -> Vec<Staging> {
+        let mut entries = vec![];
+        for s in &self.host_extra {
+            entries.push(Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes });
+        }
         if self.replicas > 1 {
-            let more = if self.replicas == 2 {
+            let further = if self.replicas == 2 {
                 "1 replica".to_owned()
             } else {
                 format!("{} replicas", self.replicas - 1)
             };
-            let label = format!("{more} beside the first");
-            entries.push(Staging { label, bytes: self.more_replicas() });
+            let label = format!("{further} beside the first");
+            entries.push(Staging { label, bytes: self.further_replicas_bytes() });
         }
         entries
     }
 
     /// Ledger entries of the memory reserved by the target, and by its driver.
     fn reserved(&self) -> Vec<Staging> {
-        let entry = |label: &str, bytes| Staging { label: format!("reserved: {label}"), bytes };
-        let mut entries: Vec<Staging> = self.target.reserved.iter().map(|r| entry(&r.label, r.bytes)).collect();
-        entries.push(entry("page tables of pinned host memory", self.page_tables()));
+        let mut entries = vec![];
+        for reserved in &self.target.reserved {
+            entries.push(Staging { label: format!("reserved: {}", reserved.label), bytes: reserved.bytes });
+        }
+        let label = "reserved: page tables of pinned host memory".to_owned();
+        entries.push(Staging { label, bytes: self.page_tables() });
         entries
     }
 
@@ -408,7 +429,7 @@ impl Program {
     }
 
     /// Largest token bound of all plans.
-    pub(crate) fn most_tokens(&self) -> u64 {
+    pub(crate) fn max_tokens(&self) -> u64 {
         self.plans.iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
     }
 
@@ -417,14 +438,14 @@ impl Program {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
     }
 
-    /// Where the parameters of the plans are stored between uses: streamed if those of any plan are.
+    /// Storage of the parameters between uses: streamed if any plan streams its parameters.
     pub fn weights(&self) -> Weights {
         let mut all = self.plans.iter().map(|(_, plan)| plan.weights);
         let first = all.clone().next().unwrap_or_default();
         all.find(|weights| matches!(weights, Weights::Streamed { .. })).unwrap_or(first)
     }
 
-    /// What the plans keep outside the arena.
+    /// Tensors that the plans store outside the arena between their uses.
     pub fn offload(&self) -> Offload {
         self.plans.iter().fold(Offload::default(), |all, (_, plan)| all.and(Offload::of(&plan.graph)))
     }
@@ -442,7 +463,7 @@ impl Program {
             budget,
             ledger: self.ledger(),
             peak_at: self.peak_at().1,
-            seconds_per_token: self.seconds() / self.most_tokens().max(1) as f64,
+            seconds_per_token: self.seconds() / self.max_tokens().max(1) as f64,
             memory: self.target.memory,
             budget_setting: Setting::MemoryBudget,
             notes: vec![],
@@ -488,12 +509,11 @@ impl Program {
     /// Offset of the weights of plan number `plan` in a space: plans that share their weights all start at 0,
     /// others follow each other. For the number of plans, the size of the persistent region.
     fn persistent_before(&self, space: Space, plan: usize) -> Bytes {
-        let all = self.plans.iter().map(|(_, p)| p.memory.extent(space).persistent);
-        match self.shared {
-            false => all.take(plan).sum(),
-            true if plan == self.plans.len() => all.max().unwrap_or_default(),
-            true => Bytes::ZERO,
+        let all = self.plans.iter().map(|(_, p)| p.memory.region_sizes(space).persistent);
+        if !self.shared {
+            return all.take(plan).sum();
         }
+        if plan == self.plans.len() { all.max().unwrap_or_default() } else { Bytes::ZERO }
     }
 
     /// Size of the staging buffers before buffer `k`.
@@ -502,7 +522,7 @@ impl Program {
     }
 
     /// Size of the memory outside the arena.
-    fn kept_beside(&self) -> Bytes {
+    fn host_extra_bytes(&self) -> Bytes {
         self.host_extra.iter().map(|s| s.bytes).sum()
     }
 
@@ -522,7 +542,7 @@ impl Program {
 
     /// Size of the transient region of a space.
     fn transient_of(&self, space: Space) -> Bytes {
-        self.plans.iter().map(|(_, p)| p.memory.extent(space).transient).max().unwrap_or_default()
+        self.plans.iter().map(|(_, p)| p.memory.region_sizes(space).transient).max().unwrap_or_default()
     }
 
     /// Offset in pinned host memory of the buffers of steps in flight, which lie behind the regions of the plans.
@@ -535,24 +555,23 @@ impl Program {
 const STREAMED: &str = "streamed params";
 
 /// Serializes a value for the digest.
-fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
-    let unsaved = |e| PlanError::BadPolicy { field: "plan", why: format!("it cannot be saved: {e}") };
-    serde_json::to_vec(what).map_err(unsaved)
+fn saved(value: &impl Serialize) -> Result<Vec<u8>, PlanError> {
+    let bytes = serde_json::to_vec(value);
+    bytes.map_err(|e| PlanError::BadPolicy { field: "plan", why: format!("it cannot be saved: {e}") })
 }
 
 /// Adds the values that are live at the peak of a plan to the ledger, by kind.
 fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
     let graph = &plan.graph;
     let mut sum = Bytes::ZERO;
-    let mut add = |label: &str, bytes: Bytes| {
-        ledger.add(label, bytes);
-        sum += bytes;
-    };
     for &v in &plan.memory.live_at_peak {
-        add(transient_label(graph, v), graph.spec(v).bytes(&graph.bounds));
+        let bytes = graph.spec(v).bytes(&graph.bounds);
+        ledger.add(transient_label(graph, v), bytes);
+        sum += bytes;
     }
-    if let Some(Some(scratch)) = plan.memory.workspaces.get(plan.memory.peak_instr) {
-        add("workspace", scratch.bytes);
+    if let Some(Some(workspace)) = plan.memory.workspaces.get(plan.memory.peak_instr) {
+        ledger.add("workspace", workspace.bytes);
+        sum += workspace.bytes;
     }
     sum
 }

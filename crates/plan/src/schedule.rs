@@ -91,6 +91,7 @@ pub fn queue(graph: &Graph, id: NodeId) -> Option<Queue> {
 /// mean weighted by bytes: the embedding of a large vocabulary alone would demand several times the memory of a layer.
 pub fn full_window(graph: &Graph) -> Bytes {
     let mut of_layer: BTreeMap<(u32, u8), u64> = BTreeMap::new();
+    // Mean weighted by bytes: the sum of squares divided by the sum.
     let mut sum = 0.0;
     let mut squares = 0.0;
     let fetched: Vec<bool> = fetched_values(graph);
@@ -101,10 +102,10 @@ pub fn full_window(graph: &Graph) -> Bytes {
             if !fetched[v.index()] || node.inputs[..k].contains(&v) {
                 continue;
             }
-            let of_value = graph.spec(v).bytes(&graph.bounds).0;
-            bytes = bytes.saturating_add(of_value);
+            let value_bytes = graph.spec(v).bytes(&graph.bounds).0;
+            bytes = bytes.saturating_add(value_bytes);
             if matches!(graph.spec(v).role, Role::Param(_) | Role::State(_)) {
-                persistent = persistent.saturating_add(of_value);
+                persistent = persistent.saturating_add(value_bytes);
             }
         }
         sum += bytes as f64;
@@ -114,8 +115,8 @@ pub fn full_window(graph: &Graph) -> Bytes {
             *sum = sum.saturating_add(persistent);
         }
     }
-    let of_two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
-    Bytes(of_layer.into_values().max().unwrap_or(0).max(of_two_readers as u64))
+    let two_readers = if sum > 0.0 { 2.0 * squares / sum } else { 0.0 };
+    Bytes(of_layer.into_values().max().unwrap_or(0).max(two_readers as u64))
 }
 
 fn phase_index(phase: Phase) -> u8 {
@@ -141,9 +142,9 @@ fn fetched_values(graph: &Graph) -> Vec<bool> {
     fetched
 }
 
-/// What a move does for the launches around it.
+/// Direction of a move relative to the kernels.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MoveKind {
     /// Brings a value closer to the kernels: started before its first reader.
     Fetch,
     /// Takes a value away: waited for after its start.
@@ -165,9 +166,9 @@ pub(crate) fn schedule(graph: &Graph, window: Bytes) -> Schedule {
                 scheduler.read_by(id);
                 scheduler.prefetch();
             }
-            Some(Kind::Fetch) => {}
-            Some(Kind::Store) => scheduler.store(id),
-            Some(Kind::Local) => {
+            Some(MoveKind::Fetch) => {}
+            Some(MoveKind::Store) => scheduler.store(id),
+            Some(MoveKind::Local) => {
                 scheduler.wait_for_inputs(id);
                 scheduler.emit(Instr::Start(id));
                 scheduler.emit(Instr::Wait(id));
@@ -182,7 +183,7 @@ pub(crate) fn schedule(graph: &Graph, window: Bytes) -> Schedule {
 /// Progress of a move node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MoveState {
-    Open,
+    NotStarted,
     Started,
     Done,
 }
@@ -196,14 +197,14 @@ struct Scheduler<'a> {
     state: Vec<MoveState>,
     /// Fetches that were not started, in the order of their nodes, by queue.
     fetches: BTreeMap<Queue, VecDeque<NodeId>>,
-    /// Bytes of each queue that were fetched, or are on their way, and not read yet.
-    ahead: BTreeMap<Queue, u64>,
-    /// Number of nodes that are still to read the result of each fetch, through views or not, indexed by node.
-    readers: Vec<u32>,
+    /// Bytes of each queue that were fetched, or are being fetched, and not read yet.
+    bytes_ahead: BTreeMap<Queue, u64>,
+    /// Number of nodes that have not yet read the result of each fetch, through views or not, indexed by node.
+    unread_by: Vec<u32>,
     /// Started stores that were not waited for, oldest first.
     stores: VecDeque<NodeId>,
     /// Bytes of `stores`.
-    storing: u64,
+    store_bytes: u64,
     /// Stores whose operand is still on its way to an intermediate space, by that move.
     next_hops: BTreeMap<NodeId, Vec<NodeId>>,
 }
@@ -215,22 +216,22 @@ impl<'a> Scheduler<'a> {
             views: Views::of(graph),
             window,
             instrs: Vec::with_capacity(graph.nodes.len()),
-            state: vec![MoveState::Open; graph.nodes.len()],
+            state: vec![MoveState::NotStarted; graph.nodes.len()],
             fetches: BTreeMap::new(),
-            ahead: BTreeMap::new(),
-            readers: vec![0; graph.nodes.len()],
+            bytes_ahead: BTreeMap::new(),
+            unread_by: vec![0; graph.nodes.len()],
             stores: VecDeque::new(),
-            storing: 0,
+            store_bytes: 0,
             next_hops: BTreeMap::new(),
         };
         for (id, _) in graph.nodes() {
-            if let (Some(Kind::Fetch), Some(queue)) = (scheduler.kind(id), queue(graph, id)) {
+            if let (Some(MoveKind::Fetch), Some(queue)) = (scheduler.kind(id), queue(graph, id)) {
                 scheduler.fetches.entry(queue).or_default().push_back(id);
             }
         }
         for (id, _) in graph.nodes().filter(|(_, node)| !node.op.is_view()) {
             for from in scheduler.operands(id) {
-                scheduler.readers[from.index()] += 1;
+                scheduler.unread_by[from.index()] += 1;
             }
         }
         scheduler
@@ -244,14 +245,14 @@ impl<'a> Scheduler<'a> {
     }
 
     /// `None` for a launch.
-    fn kind(&self, id: NodeId) -> Option<Kind> {
+    fn kind(&self, id: NodeId) -> Option<MoveKind> {
         let (from, to) = moved(self.graph, id)?;
         // Spaces are ordered by their distance from the kernels.
         let [from, to] = [from, to].map(|v| self.graph.spec(v).space);
         Some(match from.cmp(&to) {
-            std::cmp::Ordering::Greater => Kind::Fetch,
-            std::cmp::Ordering::Less => Kind::Store,
-            std::cmp::Ordering::Equal => Kind::Local,
+            std::cmp::Ordering::Greater => MoveKind::Fetch,
+            std::cmp::Ordering::Less => MoveKind::Store,
+            std::cmp::Ordering::Equal => MoveKind::Local,
         })
     }
 
@@ -286,18 +287,18 @@ impl<'a> Scheduler<'a> {
 
     /// Starts a fetch that was not started.
     fn start_fetch(&mut self, id: NodeId) {
-        if self.kind(id) != Some(Kind::Fetch) || self.state[id.index()] != MoveState::Open {
+        if self.kind(id) != Some(MoveKind::Fetch) || self.state[id.index()] != MoveState::NotStarted {
             return;
         }
         let Some(queue) = queue(self.graph, id) else { return };
         self.wait_for_inputs(id);
         self.emit(Instr::Start(id));
         self.state[id.index()] = MoveState::Started;
-        if let Some(open) = self.fetches.get_mut(&queue) {
-            open.retain(|&other| other != id);
+        if let Some(waiting) = self.fetches.get_mut(&queue) {
+            waiting.retain(|&other| other != id);
         }
         let bytes = self.bytes(id);
-        let ahead = self.ahead.entry(queue).or_default();
+        let ahead = self.bytes_ahead.entry(queue).or_default();
         *ahead = ahead.saturating_add(bytes);
         // The bytes of an intermediate space were read by this move.
         self.read_by(id);
@@ -305,9 +306,11 @@ impl<'a> Scheduler<'a> {
 
     /// Waits for a started move, or for a store that follows a started one.
     fn wait_for(&mut self, id: NodeId) {
-        let before = self.next_hops.iter().find(|(_, next)| next.contains(&id)).map(|(before, _)| *before);
-        if let Some(before) = before {
-            self.wait_for(before);
+        // A store to a file is started only when its hop to host memory is waited for.
+        let previous =
+            self.next_hops.iter().find(|(_, next)| next.contains(&id)).map(|(previous, _)| *previous);
+        if let Some(previous) = previous {
+            self.wait_for(previous);
         }
         if self.state[id.index()] != MoveState::Started {
             return;
@@ -316,7 +319,7 @@ impl<'a> Scheduler<'a> {
         self.state[id.index()] = MoveState::Done;
         if let Some(at) = self.stores.iter().position(|&store| store == id) {
             self.stores.remove(at);
-            self.storing = self.storing.saturating_sub(self.bytes(id));
+            self.store_bytes = self.store_bytes.saturating_sub(self.bytes(id));
         }
         for next in self.next_hops.remove(&id).unwrap_or_default() {
             self.store(next);
@@ -326,28 +329,28 @@ impl<'a> Scheduler<'a> {
     /// Counts the fetched inputs of a node, which was emitted, as read, if no other node is to read them.
     fn read_by(&mut self, id: NodeId) {
         for from in self.operands(id) {
-            let readers = &mut self.readers[from.index()];
-            *readers = readers.saturating_sub(1);
-            if *readers == 0
-                && self.kind(from) == Some(Kind::Fetch)
+            let unread_by = &mut self.unread_by[from.index()];
+            *unread_by = unread_by.saturating_sub(1);
+            if *unread_by == 0
+                && self.kind(from) == Some(MoveKind::Fetch)
                 && let Some(queue) = queue(self.graph, from)
             {
                 let bytes = self.bytes(from);
-                let ahead = self.ahead.entry(queue).or_default();
+                let ahead = self.bytes_ahead.entry(queue).or_default();
                 *ahead = ahead.saturating_sub(bytes);
             }
         }
     }
 
     /// Starts the next fetches of every queue, in order, as far as the window allows. The queue that is farthest from the
-    /// kernels is last: it fills the room that the others have made.
+    /// kernels is last: it fills the space that the others have freed.
     fn prefetch(&mut self) {
         if self.window == 0 {
             return;
         }
         for queue in Queue::ALL {
             while let Some(&next) = self.fetches.get(&queue).and_then(VecDeque::front) {
-                let ahead = self.ahead.get(&queue).copied().unwrap_or(0);
+                let ahead = self.bytes_ahead.get(&queue).copied().unwrap_or(0);
                 let fits = ahead.saturating_add(self.bytes(next)) <= self.window;
                 if !fits || !self.is_available(next) {
                     break;
@@ -359,11 +362,10 @@ impl<'a> Scheduler<'a> {
 
     /// Whether the operand of a fetch is there, or on its way to the space it is fetched from by an earlier fetch.
     fn is_available(&self, id: NodeId) -> bool {
-        let is_ready = |from: NodeId| match self.kind(from) {
-            Some(Kind::Fetch) => self.state[from.index()] != MoveState::Open,
-            Some(Kind::Store | Kind::Local) | None => self.state[from.index()] == MoveState::Done,
-        };
-        self.operands(id).into_iter().all(is_ready)
+        self.operands(id).into_iter().all(|from| match self.kind(from) {
+            Some(MoveKind::Fetch) => self.state[from.index()] != MoveState::NotStarted,
+            Some(MoveKind::Store | MoveKind::Local) | None => self.state[from.index()] == MoveState::Done,
+        })
     }
 
     /// Starts a store, after making room for it in the window. A store from an intermediate space follows when the move
@@ -371,19 +373,19 @@ impl<'a> Scheduler<'a> {
     fn store(&mut self, id: NodeId) {
         // A join has several operands, for which this move would have to wait one after another: it waits for all at once.
         if let [from] = self.operands(id)[..]
-            && self.kind(from) == Some(Kind::Store)
+            && self.kind(from) == Some(MoveKind::Store)
             && self.state[from.index()] == MoveState::Started
         {
             self.next_hops.entry(from).or_default().push(id);
             return;
         }
         let bytes = self.bytes(id);
-        while self.storing.saturating_add(bytes) > self.window && self.wait_for_oldest_store() {}
+        while self.store_bytes.saturating_add(bytes) > self.window && self.wait_for_oldest_store() {}
         self.wait_for_inputs(id);
         self.emit(Instr::Start(id));
         self.state[id.index()] = MoveState::Started;
         self.stores.push_back(id);
-        self.storing = self.storing.saturating_add(bytes);
+        self.store_bytes = self.store_bytes.saturating_add(bytes);
         if self.window == 0 {
             self.wait_for(id);
         }

@@ -18,7 +18,7 @@ pub struct Search {
     pub step: u64,
     /// Memory budget.
     pub budget: Bytes,
-    /// Room for what is kept outside the arena.
+    /// Limits on the bytes stored outside the arena.
     pub room: Room,
 }
 
@@ -32,7 +32,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// As much as any program needs.
+    /// No limits.
     pub const UNLIMITED: Self = Self { host: Bytes(u64::MAX), file: Bytes(u64::MAX) };
 
     /// The limit of a space; `None` for the arena, whose limit is the memory budget.
@@ -44,7 +44,7 @@ impl Room {
         }
     }
 
-    /// Checks that a program has room outside the arena.
+    /// Checks that a program fits the limits outside the arena.
     ///
     /// # Errors
     /// [`PlanError::OverRoom`] with the first space that is too small.
@@ -59,10 +59,10 @@ impl Room {
     }
 }
 
-/// When weights are streamed.
+/// Whether weights are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streaming {
-    /// If no step fits with resident weights.
+    /// Streamed if no step fits with resident weights.
     #[default]
     Auto,
     /// Never: a step that does not fit with resident weights is refused.
@@ -109,7 +109,7 @@ pub fn fit(
     };
     if stream == Streaming::Auto && refused.remedies.is_empty() {
         return match streamed(tokens, search, build) {
-            // What the arena lacks is the reason for both.
+            // The arena is too small for resident weights, and the other spaces for streamed ones; the first is reported.
             Err(PlanError::OverRoom { .. }) => Err(PlanError::OverBudget(refused)),
             other => other,
         };
@@ -132,13 +132,13 @@ fn streamed(tokens: Option<u64>, search: Search, build: Build<'_>) -> Result<Pro
     let smallest = tokens.unwrap_or(search.floor);
     let mut refused = None;
     for from in [Space::Host, Space::File] {
-        let least = match build(smallest, Weights::Streamed { from, prefetch: false }) {
+        let program = match build(smallest, Weights::Streamed { from, prefetch: false }) {
             Ok(program) => program,
             // An arena in host memory has no other host memory to stream from.
             Err(PlanError::NoSpace { .. }) if from == Space::Host => continue,
             Err(error) => return Err(error),
         };
-        if let Err(error) = search.room.admits(&least) {
+        if let Err(error) = search.room.admits(&program) {
             refused.get_or_insert(error);
             continue;
         }
@@ -173,32 +173,35 @@ fn offer(bill: &mut Bill, remedy: Remedy) {
     bill.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
 }
 
-/// Finds the largest number from `least` to `most` that fits, by doubling and then by bisection, if every number below one that
-/// fits fits too. Returns it with the next number, which does not fit, or `None` if that is above `most`; `least` also if it does
+/// Finds the largest number from `min` to `max` that fits, by doubling and then by bisection, if every number below one that
+/// fits fits too. Returns it with the next number, which does not fit, or `None` if that is above `max`; `min` also if it does
 /// not fit itself.
-#[expect(clippy::arithmetic_side_effects, reason = "numbers between `least` and `most`")]
+#[expect(clippy::arithmetic_side_effects, reason = "numbers between `min` and `max`")]
 pub fn grow<E>(
-    least: u64,
-    most: u64,
+    min: u64,
+    max: u64,
     fits: &mut dyn FnMut(u64) -> Result<bool, E>,
 ) -> Result<(u64, Option<u64>), E> {
     // The invariant of the loops is that `low` fits and `high` does not.
-    let (mut low, mut high) = (least, least.saturating_add(1));
-    if fits(least)? {
+    let mut low = min;
+    let mut high = min.saturating_add(1);
+    if fits(min)? {
         let mut gap = 1_u64;
-        while high <= most && fits(high)? {
-            (low, gap) = (high, gap.saturating_mul(2));
-            high = low.saturating_add(gap).min(most.saturating_add(1));
+        while high <= max && fits(high)? {
+            low = high;
+            gap = gap.saturating_mul(2);
+            high = low.saturating_add(gap).min(max.saturating_add(1));
         }
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            match fits(middle)? {
-                true => low = middle,
-                false => high = middle,
+            if fits(middle)? {
+                low = middle;
+            } else {
+                high = middle;
             }
         }
     }
-    Ok((low, Some(high).filter(|&high| high <= most.max(least))))
+    Ok((low, Some(high).filter(|&high| high <= max.max(min))))
 }
 
 /// Returns the program with the most tokens that fits, or the bill of the smallest one.
@@ -213,23 +216,22 @@ pub fn largest(
     let step = search.step.max(1);
     // A step of more tokens than a graph may have is never tried.
     let ceiling = search.ceiling.min(MAX_ROWS).max(search.floor);
-    // Candidate k: the floor for k = 0, then the multiples of `step` above the floor, and the ceiling as the last
-    // one.
-    let tokens = |k: u64| if k == 0 { search.floor } else { ((search.floor / step + k) * step).min(ceiling) };
-    let last = if ceiling == search.floor { 0 } else { ceiling.div_ceil(step) - search.floor / step };
     // The largest candidate is tried first: if it fits, no other program is built.
-    let widest = build(tokens(last))?;
-    if last == 0 || widest.peak() <= search.budget {
-        return widest.within(search.budget);
+    let largest = build(ceiling)?;
+    if ceiling == search.floor || largest.peak() <= search.budget {
+        return largest.within(search.budget);
     }
-    let mut best = build(tokens(0))?.within(search.budget)?;
-    // Peak memory grows with the number of tokens, so bisection finds the largest step that fits.
-    let (mut low, mut high) = (0, last);
+    let mut best = build(search.floor)?.within(search.budget)?;
+    // Candidate 0 is the floor, candidate k the k-th multiple of `step` above the floor, and the last one the ceiling. Peak
+    // memory grows with the number of tokens, so bisection finds the largest candidate that fits.
+    let mut low = 0;
+    let mut high = ceiling.div_ceil(step) - search.floor / step;
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        let program = build(tokens(middle))?;
+        let program = build(((search.floor / step + middle) * step).min(ceiling))?;
         if program.peak() <= search.budget {
-            (low, best) = (middle, program);
+            low = middle;
+            best = program;
         } else {
             high = middle;
         }
@@ -259,7 +261,7 @@ impl Program {
         let smaller = Search { ceiling: tokens, ..search };
         let remedies = match largest(smaller, build) {
             Ok(fitting) => {
-                vec![remedy(Setting::Tokens.to(fitting.most_tokens()), &program, &fitting)]
+                vec![remedy(Setting::Tokens.to(fitting.max_tokens()), &program, &fitting)]
             }
             Err(PlanError::OverBudget(_)) => vec![],
             Err(error) => return Err(error),
@@ -268,13 +270,17 @@ impl Program {
     }
 }
 
+/// Predicted seconds per token of a full step.
+fn seconds_per_token(program: &Program) -> f64 {
+    program.seconds() / program.max_tokens().max(1) as f64
+}
+
 /// Memory saved and time lost by running `fitting`, which `setting` gives, instead of `refused`.
 fn remedy(setting: Assignment, refused: &Program, fitting: &Program) -> Remedy {
-    let per_token = |p: &Program| p.seconds() / p.most_tokens().max(1) as f64;
     Remedy {
         settings: vec![setting],
         saves: refused.peak().saturating_sub(fitting.peak()),
-        slower: per_token(fitting) / per_token(refused) - 1.0,
+        slower: seconds_per_token(fitting) / seconds_per_token(refused) - 1.0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The memory of a program whose values share less: `plimsoll plan --explain` prints what each kind of sharing saves.
 //! Invariant: only sizes are computed here; every plan that runs shares memory in all ways.
 
-use crate::compile::{item, packed, workspaces};
+use crate::compile::{Workspace, item, packed, workspaces};
 use crate::liveness::{Buffer, buffers, new_states};
 use crate::pack::{PackItem, Problem};
 use crate::{Plan, PlanError, Program};
@@ -45,10 +45,7 @@ impl Program {
         }
         let mut items: Vec<PackItem> =
             all.iter().filter(|buffer: &&Buffer| buffer.space == Space::Device).map(item).collect();
-        for (i, bytes) in workspaces(graph, schedule, kernels, target) {
-            let instant = i as u32 + 1;
-            items.push(PackItem { size: bytes.0, birth: instant, death: instant });
-        }
+        items.extend(workspaces(graph, schedule, kernels, target).iter().map(Workspace::item));
         if sharing == Sharing::Lifetimes {
             let end = schedule.instrs.len() as u32 + 1;
             items.iter_mut().for_each(|item| (item.birth, item.death) = (0, end));

@@ -172,18 +172,16 @@ impl Target {
 
     /// Returns the built-in target named `name`.
     pub fn named(name: &str) -> Result<Self, PlanError> {
-        let bad = |why: String| PlanError::BadTarget { target: name.to_owned(), why };
         let Some((_, text)) = FILES.iter().find(|(n, _)| *n == name) else {
             let known: Vec<&str> = Self::names().collect();
-            return Err(bad(format!("not known; known are {}", known.join(", "))));
+            return Err(bad_target(name, format!("not known; known are {}", known.join(", "))));
         };
         Self::parse(name, text)
     }
 
     /// Parses the text of a target file; `file` is its name in errors.
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
-        let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
-        let old = if text.contains("kernels_of") {
+        let hint = if text.contains("kernels_of") {
             format!(
                 "it was written by an earlier version of plimsoll; write it again with {} {}\n",
                 Command::Bench,
@@ -192,8 +190,9 @@ impl Target {
         } else {
             String::new()
         };
-        let target: Self = toml::from_str(text).map_err(|e| bad(format!("{old}{}", shown(&e.to_string()))))?;
-        target.check().map_err(bad)?;
+        let target: Self = toml::from_str(text)
+            .map_err(|e| bad_target(file, format!("{hint}{}", printable(&e.to_string()))))?;
+        target.check().map_err(|why| bad_target(file, why))?;
         Ok(target)
     }
 
@@ -244,27 +243,23 @@ impl Target {
         }
         self.check_sizes()?;
         self.check_texts()?;
-        match self.alignment.is_power_of_two() {
-            true => Ok(()),
-            false => Err(format!("alignment = {} is not a power of two", self.alignment)),
+        if !self.alignment.is_power_of_two() {
+            return Err(format!("alignment = {} is not a power of two", self.alignment));
         }
+        Ok(())
     }
 
     /// Limits sizes such that sums and products of them fit into 64 bits for any model.
     fn check_sizes(&self) -> Result<(), String> {
-        let at_most = |key: &str, number: u64, most: u64| match number <= most {
-            true => Ok(()),
-            false => Err(format!("{key} = {number}; at most {most} is taken")),
-        };
         at_most("alignment", self.alignment, 1 << 30)?;
         at_most("workers", self.workers, 1 << 16)?;
         at_most("saturation", self.saturation, 1 << 40)?;
         if let Kernels::Cuda(Capability(major, minor)) = self.kernels
             && Capability(major, minor) < Capability::MIN
         {
-            let Capability(least, _) = Capability::MIN;
+            let Capability(min_major, _) = Capability::MIN;
             return Err(format!(
-                "kernels.cuda = [{major}, {minor}]; the kernels need compute capability {least}.0"
+                "kernels.cuda = [{major}, {minor}]; the kernels need compute capability {min_major}.0"
             ));
         }
         let reserved = self.reserved.iter().fold(0, |sum: u64, row| sum.saturating_add(row.bytes.0));
@@ -277,7 +272,7 @@ impl Target {
         let mut texts = [&self.name, &self.about].into_iter().chain(labels);
         match texts.find(|text| text.chars().any(char::is_control) || text.len() > 1000) {
             Some(text) => {
-                Err(format!("the text {} is not printable, or too long", shown(&format!("{text:?}"))))
+                Err(format!("the text {} is not printable, or too long", printable(&format!("{text:?}"))))
             }
             None => Ok(()),
         }
@@ -285,10 +280,10 @@ impl Target {
 
     /// Returns the machine with `workers` workers, each of which computes and moves as much as before.
     pub fn with_workers(mut self, workers: u64) -> Self {
-        let more = workers as f64 / self.workers.max(1) as f64;
+        let factor = workers as f64 / self.workers.max(1) as f64;
         let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _, link: _ } = &mut self.rates;
         let rates = [f32, bf16, memory].into_iter().chain([tf32, fp8, int8].into_iter().flatten());
-        rates.for_each(|rate| *rate *= more);
+        rates.for_each(|rate| *rate *= factor);
         self.workers = workers;
         self
     }
@@ -324,10 +319,10 @@ impl Target {
         }
         ops.sort_unstable_by_key(|(op, dtype)| (*op, dtype.name()));
         ops.dedup();
-        match ops.is_empty() {
-            true => Ok(()),
-            false => Err(PlanError::Unsupported { ops, target: self.name.clone() }),
+        if ops.is_empty() {
+            return Ok(());
         }
+        Err(PlanError::Unsupported { ops, target: self.name.clone() })
     }
 
     /// Workspace of a node in bytes.
@@ -350,10 +345,25 @@ impl Target {
     }
 }
 
+fn bad_target(target: &str, why: String) -> PlanError {
+    PlanError::BadTarget { target: target.to_owned(), why }
+}
+
+/// Checks the upper limit of a number of a target file.
+fn at_most(key: &str, number: u64, limit: u64) -> Result<(), String> {
+    if number <= limit {
+        return Ok(());
+    }
+    Err(format!("{key} = {number}; at most {limit} is taken"))
+}
+
 /// Shortens a parser message that quotes lines of a file: printable characters only, and no long lines.
-fn shown(text: &str) -> String {
-    let line = |line: &str| line.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
-    text.lines().map(line).collect::<Vec<String>>().join("\n")
+fn printable(text: &str) -> String {
+    let mut lines: Vec<String> = vec![];
+    for line in text.lines() {
+        lines.push(line.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect());
+    }
+    lines.join("\n")
 }
 
 #[cfg(test)]

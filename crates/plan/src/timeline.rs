@@ -5,7 +5,7 @@
 
 use crate::liveness::buffers;
 use crate::program::transient_label;
-use crate::{Instr, Plan, Program, Slice, Staging, instruction_seconds};
+use crate::{Instr, Plan, Program, Staging, instruction_seconds};
 use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, Space, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -139,23 +139,14 @@ impl Program {
 
     /// Parameters, states and staging buffers.
     fn lasting(&self, last: usize) -> Vec<TimelineTensor> {
-        let tensor = |name: String, address, bytes, layer, line: String| TimelineTensor {
-            name,
-            plan: None,
-            birth: 0,
-            death: last,
-            address,
-            bytes,
-            layer,
-            phase: None,
-            line,
-        };
-        let (mut tensors, mut seen, mut of_params) = (vec![], BTreeSet::new(), BTreeMap::new());
+        let mut tensors = vec![];
+        let mut seen = BTreeSet::new();
+        let mut param_layers = BTreeMap::new();
         for (index, (_, plan)) in self.plans().iter().enumerate() {
             let graph = &plan.graph;
             let layers = layers_of_readers(graph);
             for (v, _, param) in graph.param_values() {
-                of_params.entry(param.name.clone()).or_insert(layers[v.index()]);
+                param_layers.entry(param.name.clone()).or_insert(layers[v.index()]);
             }
             for (v, value) in graph.sources() {
                 let slice = plan.memory.persistent_slice(v).filter(|slice| slice.space == Space::Device);
@@ -171,15 +162,33 @@ impl Program {
                 };
                 let address = self.location(index, slice).at;
                 if seen.insert(address) {
-                    let of_param = param.and_then(|param| of_params.get(param).copied()).flatten();
-                    let layer = layers[v.index()].or(of_param);
-                    tensors.push(tensor(name, address, slice.bytes, layer, line.to_owned()));
+                    let of_param = param.and_then(|param| param_layers.get(param).copied()).flatten();
+                    tensors.push(TimelineTensor {
+                        name,
+                        plan: None,
+                        birth: 0,
+                        death: last,
+                        address,
+                        bytes: slice.bytes,
+                        layer: layers[v.index()].or(of_param),
+                        phase: None,
+                        line: line.to_owned(),
+                    });
                 }
             }
         }
         for (k, s) in self.staging().iter().enumerate().filter(|(_, s)| s.bytes > Bytes::ZERO) {
-            let line = format!("staging: {}", s.label);
-            tensors.push(tensor(s.label.clone(), self.staging_address(k), s.bytes, None, line));
+            tensors.push(TimelineTensor {
+                name: s.label.clone(),
+                plan: None,
+                birth: 0,
+                death: last,
+                address: self.staging_address(k),
+                bytes: s.bytes,
+                layer: None,
+                phase: None,
+                line: format!("staging: {}", s.label),
+            });
         }
         tensors
     }
@@ -190,22 +199,6 @@ impl Program {
         let last = plan.schedule.instrs.len().saturating_sub(1);
         let layers = layers_of_readers(graph);
         let mut tensors = vec![];
-        let mut push =
-            |name: String, (birth, death): (usize, usize), slice: Slice, layer, phase, line: &str| {
-                if slice.bytes > Bytes::ZERO {
-                    tensors.push(TimelineTensor {
-                        name,
-                        plan: Some(index),
-                        birth: first + birth,
-                        death: first + death,
-                        address: self.location(index, slice).at,
-                        bytes: slice.bytes,
-                        layer,
-                        phase: Some(phase),
-                        line: line.to_owned(),
-                    });
-                }
-            };
         for buffer in buffers(graph, &plan.schedule, true).iter().filter(|buffer| buffer.space == Space::Device)
         {
             for (k, &(from, v)) in buffer.values.iter().enumerate() {
@@ -216,18 +209,43 @@ impl Program {
                 let birth = (from as usize).saturating_sub(1).min(last);
                 let death = (until as usize).saturating_sub(1).min(last);
                 let Some(slice) = plan.memory.slice(v).filter(|_| from <= until) else { continue };
+                if slice.bytes == Bytes::ZERO {
+                    continue;
+                }
                 let (name, layer, phase) = match graph.values[v.index()].def {
                     Def::Node(id, k) => written_by(graph, id, k),
                     Def::Source => (source_name(graph, v), layers[v.index()], Phase::Forward),
                 };
-                push(name, (birth, death), slice, layer, phase, transient_label(graph, v));
+                tensors.push(TimelineTensor {
+                    name,
+                    plan: Some(index),
+                    birth: first + birth,
+                    death: first + death,
+                    address: self.location(index, slice).at,
+                    bytes: slice.bytes,
+                    layer,
+                    phase: Some(phase),
+                    line: transient_label(graph, v).to_owned(),
+                });
             }
         }
         for (i, workspace) in plan.memory.workspaces.iter().enumerate() {
             let (Some(slice), Instr::Launch(id)) = (workspace, plan.schedule.instrs[i]) else { continue };
+            if slice.bytes == Bytes::ZERO {
+                continue;
+            }
             let node = graph.node(id);
-            let name = format!("workspace of {}", node_label(graph, id));
-            push(name, (i, i), *slice, node.layer, node.phase, "workspace");
+            tensors.push(TimelineTensor {
+                name: format!("workspace of {}", node_label(graph, id)),
+                plan: Some(index),
+                birth: first + i,
+                death: first + i,
+                address: self.location(index, *slice).at,
+                bytes: slice.bytes,
+                layer: node.layer,
+                phase: Some(node.phase),
+                line: "workspace".to_owned(),
+            });
         }
         tensors
     }
@@ -238,27 +256,18 @@ impl Timeline {
     /// taken from the highest end down, so the first one that reaches an instruction decides, and each instruction is visited
     /// once.
     fn raise_to_ends(&self, tops: &mut [u64]) {
-        let end = |t: &TimelineTensor| Bytes(t.address + t.bytes.0).align_up(self.alignment).0;
-        let mut ends: Vec<(u64, &TimelineTensor)> =
-            self.tensors.iter().filter(|t| t.plan.is_some()).map(|t| (end(t), t)).collect();
+        let mut ends: Vec<(u64, &TimelineTensor)> = vec![];
+        for tensor in self.tensors.iter().filter(|tensor| tensor.plan.is_some()) {
+            ends.push((Bytes(tensor.address + tensor.bytes.0).align_up(self.alignment).0, tensor));
+        }
         ends.sort_by_key(|(end, _)| std::cmp::Reverse(*end));
-        // The next instruction from each one on that no tensor has reached; paths are halved when they are followed.
-        let mut next: Vec<usize> = (0..=tops.len()).collect();
-        let mut open = |mut i: usize, reached: Option<usize>| {
-            if let Some(reached) = reached {
-                next[reached] = reached + 1;
-            }
-            while next[i] != i {
-                next[i] = next[next[i]];
-                i = next[i];
-            }
-            i
-        };
+        let mut unreached = UnreachedInstructions::new(tops.len());
         for (end, tensor) in ends {
-            let mut i = open(tensor.birth, None);
+            let mut i = unreached.next_from(tensor.birth);
             while i <= tensor.death && i < tops.len() {
                 tops[i] = tops[i].max(end);
-                i = open(i, Some(i));
+                unreached.remove(i);
+                i = unreached.next_from(i);
             }
         }
     }
@@ -286,15 +295,8 @@ impl Timeline {
             dead[line][tensor.death + 1] += tensor.bytes.0;
         }
         self.raise_to_ends(&mut padding);
-        let running = |(born, dead): (&Vec<u64>, &Vec<u64>)| {
-            let mut sum = 0;
-            let step = |(b, d): (&u64, &u64)| {
-                sum = sum + b - d;
-                sum
-            };
-            born.iter().zip(dead).take(count).map(step).collect()
-        };
-        let mut bytes: Vec<Vec<u64>> = born.iter().zip(&dead).map(running).collect();
+        let mut bytes: Vec<Vec<u64>> =
+            born.iter().zip(&dead).map(|(born, dead)| running_sums(&born[..count], &dead[..count])).collect();
         let inside = self.outside.len()..lines.len();
         for (i, top) in padding.iter_mut().enumerate() {
             *top -= bytes[inside.clone()].iter().map(|line| line[i]).sum::<u64>();
@@ -302,6 +304,44 @@ impl Timeline {
         lines.push(PADDING.to_owned());
         bytes.push(padding);
         TimelineLines { lines, bytes }
+    }
+}
+
+/// Running sums of `born - dead`.
+fn running_sums(born: &[u64], dead: &[u64]) -> Vec<u64> {
+    let mut sum = 0;
+    let mut sums = vec![];
+    for (born, dead) in born.iter().zip(dead) {
+        sum = sum + born - dead;
+        sums.push(sum);
+    }
+    sums
+}
+
+/// Instructions that no tensor has reached: a disjoint-set forest, in which an instruction that was reached points to a later
+/// one.
+struct UnreachedInstructions {
+    next: Vec<usize>,
+}
+
+impl UnreachedInstructions {
+    fn new(count: usize) -> Self {
+        Self { next: (0..=count).collect() }
+    }
+
+    /// The first unreached instruction from `i` on; their number if there is none.
+    fn next_from(&mut self, mut i: usize) -> usize {
+        while self.next[i] != i {
+            // Paths are halved when they are followed, so that all calls together take almost linear time.
+            self.next[i] = self.next[self.next[i]];
+            i = self.next[i];
+        }
+        i
+    }
+
+    /// Marks instruction `i` as reached.
+    fn remove(&mut self, i: usize) {
+        self.next[i] = i + 1;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where values lie inside others: the results of parts inside their operand, and the operands of a join inside its result.
+//! Positions of values inside other values: the results of parts inside their operand, and the operands of a join inside its result.
 //! All values that lie in the bytes of one value, its *root*, form a group, which has one address and one lifetime.
 
 use crate::Slice;

@@ -7,7 +7,9 @@ use crate::TrainError;
 use crate::confirm::Trial;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
-use plimsoll_plan::{Candidate, Optimizer, Precision, Program, Rejected, Staging, Target, TrainingChoice};
+use plimsoll_plan::{
+    Candidate, Optimizer, Precision, Program, RejectedCandidate, Staging, Target, TrainingChoice,
+};
 use plimsoll_runtime::explain::Effect;
 use plimsoll_runtime::largest::{ConfirmationReport, LargestReport};
 use plimsoll_runtime::price::PlanReport;
@@ -164,7 +166,7 @@ pub fn report(
     process: Vec<Staging>,
 ) -> Result<TrainPlanReport, TrainError> {
     let graph = &found.program.plans()[0].1.graph;
-    let rejected = |r: &Rejected| RejectedReport {
+    let rejected = |r: &RejectedCandidate| RejectedReport {
         candidate: candidate(&r.candidate),
         recomputed_nodes: r.recomputed,
         peak_bytes: r.peak,
@@ -381,7 +383,7 @@ fn rejected(found: &TrainingChoice) -> String {
     let mut text = "not taken, the fastest first:\n".to_owned();
     text += &row(["tokens", "rows", "optimizer", "recomputed", "bytes", "tokens/s"].map(str::to_owned), "");
     for fits in [true, false] {
-        let all: Vec<&Rejected> = rejected.iter().filter(|r| r.fits == fits).collect();
+        let all: Vec<&RejectedCandidate> = rejected.iter().filter(|r| r.fits == fits).collect();
         let verdict = if fits { "fits" } else { "does not fit" };
         all.iter().take(SHOWN).for_each(|r| {
             let verdict = why_not(found, r).unwrap_or_else(|| verdict.to_owned());
@@ -396,13 +398,13 @@ fn rejected(found: &TrainingChoice) -> String {
 
 /// Why a candidate that fits was not taken although it would be faster: an optimizer that is preferred fits. `None` for other
 /// candidates.
-fn why_not(found: &TrainingChoice, r: &Rejected) -> Option<String> {
+fn why_not(found: &TrainingChoice, r: &RejectedCandidate) -> Option<String> {
     let [taken, other] = [name(&found.candidate.optimizer), name(&r.candidate.optimizer)];
     (r.fits && taken != other)
         .then(|| format!("fits; optimizer.kind auto prefers {taken}, set {other} to take it"))
 }
 
-fn cells(r: &Rejected) -> [String; 6] {
+fn cells(r: &RejectedCandidate) -> [String; 6] {
     let c = &r.candidate;
     [
         format!("{} x {}", c.accumulation, c.tokens),

@@ -37,7 +37,7 @@ pub struct Attention {
     pub bias: Bias,
     /// Whether rotary embedding is applied to q and k.
     pub rotary: bool,
-    /// How q, k and v are stored.
+    /// Storage of q, k and v.
     pub qkv: Qkv,
 }
 
@@ -65,11 +65,16 @@ pub enum Qkv {
 /// power of two below `heads`, followed by every second slope of twice that power (Press et al. 2022, reference
 /// code).
 pub fn alibi_slopes(heads: u32) -> impl Iterator<Item = f32> {
-    let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
-    let slope = |i: u32, n: u32| (-8.0 * f64::from(i) / f64::from(n)).exp2() as f32;
-    let first = (1..=whole).map(move |i| slope(i, whole));
-    let rest = (0..heads - whole).map(move |i| slope(2 * i + 1, 2 * whole));
+    let power = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    let first = (1..=power).map(move |i| alibi_slope(i, power));
+    // The slopes with odd numbers of twice the power lie between those of the first heads, so no slope occurs twice.
+    let rest = (0..heads - power).map(move |i| alibi_slope(2 * i + 1, 2 * power));
     first.chain(rest)
+}
+
+/// Slope `i` of `n` heads, where n is a power of two.
+fn alibi_slope(i: u32, n: u32) -> f32 {
+    (-8.0 * f64::from(i) / f64::from(n)).exp2() as f32
 }
 
 impl Attention {
@@ -87,7 +92,8 @@ impl Attention {
 
     /// Columns of the matrices that hold q, k and v.
     pub fn columns(&self) -> Vec<u64> {
-        let (q, kv) = (self.width(), self.kv_width());
+        let q = self.width();
+        let kv = self.kv_width();
         match self.qkv {
             Qkv::Separate => vec![q, kv, kv],
             // A saturated sum is above the limit of a dimension, which the graph is checked against.
@@ -119,15 +125,17 @@ impl Attention {
 
     fn check(&self) -> Result<(), RuleError> {
         if self.width() > MAX_DIM || self.kv_width() > MAX_DIM {
-            let (heads, kv_heads) = (self.heads, self.kv_heads);
-            return Err(RuleError(format!("cannot have {heads} and {kv_heads} heads of {}", self.head_dim)));
+            let Self { heads, kv_heads, head_dim, .. } = self;
+            return Err(RuleError(format!("cannot have {heads} and {kv_heads} heads of {head_dim}")));
         }
         if self.heads == 0 || self.head_dim == 0 || (self.rotary && !self.head_dim.is_multiple_of(2)) {
             return Err(RuleError(format!("cannot have {} heads of {}", self.heads, self.head_dim)));
         }
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            let (q, kv) = (self.heads, self.kv_heads);
-            return Err(RuleError(format!("cannot share {kv} heads of keys and values among {q} heads")));
+            let Self { heads, kv_heads, .. } = self;
+            return Err(RuleError(format!(
+                "cannot share {kv_heads} heads of keys and values among {heads} heads"
+            )));
         }
         self.mask.check()
     }

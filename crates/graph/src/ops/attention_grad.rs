@@ -31,8 +31,8 @@ impl OpRules for AttentionGrad {
         if ins[forward + 2].dtype != DType::F32 {
             return Err(RuleError(format!("lse must be f32, not {}", ins[forward + 2])));
         }
-        let of = |x: &&TensorSpec| TensorSpec::activation(x.shape.clone(), x.dtype);
-        Ok(ins[1..=self.forward.operands()].iter().map(of).collect())
+        let operands = ins[1..=self.forward.operands()].iter();
+        Ok(operands.map(|x| TensorSpec::activation(x.shape.clone(), x.dtype)).collect())
     }
 
     fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {

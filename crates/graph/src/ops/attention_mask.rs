@@ -39,6 +39,8 @@ impl Mask {
             Self::Window(width) => [0..0, (i + 1).saturating_sub(width as usize)..i + 1],
             Self::BlockSparse { block, local, global } => {
                 let block = block as usize;
+                // The last `local` blocks up to the query's own. Saturating: `local` blocks may exceed the sequence, and the sizes
+                // any integer.
                 let start = (i / block + 1).saturating_sub(local as usize).saturating_mul(block);
                 let global = block.saturating_mul(global as usize);
                 if global < start { [0..global, start..i + 1] } else { [0..0, 0..i + 1] }
@@ -66,18 +68,22 @@ impl Mask {
         let n = u128::from(n);
         match *self {
             Self::Full => n * n,
-            Self::Causal => n + ramp(n, n),
+            Self::Causal => causal_pairs(n),
             Self::Window(width) => n + ramp(n, u128::from(width) - 1),
             Self::BlockSparse { block, local, global } => {
-                let (block, behind) = (u128::from(block), u128::from(local) - 1);
-                let (blocks, rest) = (n / block, n % block);
-                let far = |b: u128| b.saturating_sub(behind);
-                // Number of blocks that the queries of block b attend to in full, besides their own: local
-                // blocks, then global blocks.
-                let others = |b: u128| b.min(behind) + far(b).min(global.into());
-                let all = ramp(blocks, behind) + ramp(far(blocks), global.into());
-                let own = |rows: u128| rows + ramp(rows, rows);
-                blocks * own(block) + own(rest) + block * (block * all + rest * others(blocks))
+                let block = u128::from(block);
+                let global = u128::from(global);
+                // Number of local blocks before a query's own block.
+                let previous = u128::from(local) - 1;
+                let blocks = n / block;
+                let rest = n % block;
+                // Pairs within the query's own block, which is causal.
+                let own = blocks * causal_pairs(block) + causal_pairs(rest);
+                // Block b attends in full to `min(b, previous)` local blocks and `min(b - previous, global)` global ones.
+                // These are their sums over the whole blocks, and their number for the last, shorter block.
+                let of_whole_blocks = ramp(blocks, previous) + ramp(blocks.saturating_sub(previous), global);
+                let of_last_block = blocks.min(previous) + blocks.saturating_sub(previous).min(global);
+                own + block * (block * of_whole_blocks + rest * of_last_block)
             }
         }
     }
@@ -96,10 +102,16 @@ impl Mask {
     }
 }
 
-/// `sum over i in 0..n of min(i, most)`.
-fn ramp(n: u128, most: u128) -> u128 {
-    let rising = n.min(most);
-    rising * rising.saturating_sub(1) / 2 + (n - rising) * most
+/// Pairs of `n` queries that attend to all keys up to and including their own.
+fn causal_pairs(n: u128) -> u128 {
+    n + ramp(n, n)
+}
+
+/// `sum over i in 0..n of min(i, limit)`.
+fn ramp(n: u128, limit: u128) -> u128 {
+    // 0 + 1 + ... below the limit, then the limit for every other i.
+    let rising = n.min(limit);
+    rising * rising.saturating_sub(1) / 2 + (n - rising) * limit
 }
 
 #[cfg(test)]

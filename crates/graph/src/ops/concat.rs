@@ -68,12 +68,10 @@ impl GradientOrUpdateOp for ConcatGrad {
         arity(ins, 1)?;
         float("dy", ins[0])?;
         let (rows, columns) = matrix("dy", ins[0])?;
-        match self.first.checked_add(self.count).is_some_and(|end| end <= columns) {
-            true => Ok(vec![TensorSpec::activation([rows, Dim::Fixed(self.count)], ins[0].dtype)]),
-            false => {
-                Err(RuleError(format!("{} has no columns {} and {} more", ins[0], self.first, self.count)))
-            }
+        if self.first.checked_add(self.count).is_none_or(|end| end > columns) {
+            return Err(RuleError(format!("{} has no columns {} and {} more", ins[0], self.first, self.count)));
         }
+        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(self.count)], ins[0].dtype)])
     }
 
     fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> f64 {

@@ -88,10 +88,10 @@ impl OpRules for LinearCrossEntropy {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
         let per_logit = 2.0 * columns(ins[0]) + TRANSCENDENTAL;
-        let once = streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts);
+        let one_read = streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts);
         // Every chunk of rows reads the whole weight.
-        let again = ins[0].rows(counts).div_ceil(u64::from(self.chunk)).saturating_sub(1);
-        Cost { bytes: once.bytes + again as f64 * traffic(ins[1], counts), ..once }
+        let further_reads = ins[0].rows(counts).div_ceil(u64::from(self.chunk)).saturating_sub(1);
+        Cost { bytes: one_read.bytes + further_reads as f64 * traffic(ins[1], counts), ..one_read }
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

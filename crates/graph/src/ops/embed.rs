@@ -45,7 +45,8 @@ impl OpRules for Embed {
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
         let table = cx.builder.graph().spec(cx.input(1));
-        let (vocab, dtype) = (table.shape[0].fixed().ok_or(NotDifferentiable)?, table.dtype);
+        let vocab = table.shape[0].fixed().ok_or(NotDifferentiable)?;
+        let dtype = table.dtype;
         let op = EmbedGrad { token_dropout: self.token_dropout, row: self.row, vocab, dtype };
         let mut inputs = vec![cx.dy()?, cx.input(0)];
         if self.token_dropout.is_some() {

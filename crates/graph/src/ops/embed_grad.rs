@@ -31,8 +31,12 @@ impl GradientOrUpdateOp for EmbedGrad {
         if self.token_dropout.is_some() {
             spans(ins[2])?;
         }
-        let grad = |rows| TensorSpec::activation([Dim::Fixed(rows), Dim::Fixed(columns)], self.dtype);
-        Ok(if self.row { vec![grad(self.vocab), grad(1)] } else { vec![grad(self.vocab)] })
+        let columns = Dim::Fixed(columns);
+        let mut outs = vec![TensorSpec::activation([Dim::Fixed(self.vocab), columns], self.dtype)];
+        if self.row {
+            outs.push(TensorSpec::activation([Dim::Fixed(1), columns], self.dtype));
+        }
+        Ok(outs)
     }
 
     fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {

@@ -68,8 +68,11 @@ impl OpRules for GroupedLinear {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        let (experts, bias) = (self.experts, self.bias);
-        let (dy, x, w, offsets) = (cx.dy()?, cx.input(0), cx.input(1), cx.input(2 + usize::from(bias)));
+        let Self { experts, bias } = *self;
+        let dy = cx.dy()?;
+        let x = cx.input(0);
+        let w = cx.input(1);
+        let offsets = cx.input(2 + usize::from(bias));
         let op = Op::GroupedLinearInputGrad(GroupedLinearInputGrad { experts });
         cx.input_grads[0] = Some(cx.builder.one(op, &[dy, w, offsets]));
         let op = Op::GroupedLinearWeightGrad(GroupedLinearWeightGrad { experts, bias });

@@ -201,7 +201,9 @@ impl OpRules for Linear {
         if *self != Self::new(bias, Epilogue::None) {
             return Err(NotDifferentiable);
         }
-        let (dy, x, w) = (cx.dy()?, cx.input(0), cx.input(1));
+        let dy = cx.dy()?;
+        let x = cx.input(0);
+        let w = cx.input(1);
         let operands = OperandFormat::Stored;
         let dx = cx.builder.node(Op::LinearInputGrad(LinearInputGrad { operands }), &[dy, w]);
         let dw = cx.builder.node(Op::LinearWeightGrad(LinearWeightGrad { bias, operands }), &[dy, x]);

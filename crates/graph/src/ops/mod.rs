@@ -89,7 +89,7 @@ pub trait OpRules {
     /// output is written only after everything that depends on the same element of the input has been computed.
     fn alias(&self, output: usize) -> &'static [usize];
 
-    /// How the precision pass treats the op.
+    /// Class of the op in the precision pass.
     fn precision(&self) -> PrecisionClass;
 }
 
@@ -119,7 +119,7 @@ pub struct Cost {
     pub bytes: f64,
 }
 
-/// How the precision pass treats an op.
+/// Class of an op in the precision pass: in which element type it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrecisionClass {
     /// Matmul with f32 accumulation: runs in the low precision of the policy.
@@ -229,10 +229,10 @@ fn shape_is(what: &str, spec: &TensorSpec, wanted: &[Dim]) -> Result<(), RuleErr
 /// Checks that `spec` has the shape and element type of `other`, as elementwise operands must.
 fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleError> {
     shape_is(what, spec, &other.shape)?;
-    match spec.dtype == other.dtype {
-        true => Ok(()),
-        false => Err(RuleError(format!("{what} must be {} as the other, not {spec}", other.dtype.name()))),
+    if spec.dtype == other.dtype {
+        return Ok(());
     }
+    Err(RuleError(format!("{what} must be {} as the other, not {spec}", other.dtype.name())))
 }
 
 /// Checks that `spec` holds the row range (start, end) of every sequence: i32 (S, 2).

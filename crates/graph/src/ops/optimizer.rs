@@ -113,10 +113,11 @@ impl GradientOrUpdateOp for AdamW8bit {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         around(ins, 4, 3)?;
         let blocks = [Dim::Fixed(parameter_elements(ins[0])?.div_ceil(BLOCK))];
-        for (codes, absmax) in [(2, 3), (4, 5)] {
-            shape_is("codes", ins[codes], &ins[0].shape)?;
-            if ins[codes].dtype != DType::U8 {
-                return Err(RuleError(format!("codes must be u8, not {}", ins[codes])));
+        // The quantized values of each moment are followed by their scales.
+        for (quantized, absmax) in [(2, 3), (4, 5)] {
+            shape_is("codes", ins[quantized], &ins[0].shape)?;
+            if ins[quantized].dtype != DType::U8 {
+                return Err(RuleError(format!("codes must be u8, not {}", ins[quantized])));
             }
             f32_is("absmax", ins[absmax], &blocks)?;
         }

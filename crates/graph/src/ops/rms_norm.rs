@@ -47,17 +47,18 @@ fn by_heads(rows: Dim, columns: u64, heads: u32) -> Result<(Dim, u64), RuleError
     let width = columns.checked_div(heads).filter(|_| columns.is_multiple_of(heads));
     let width = width
         .ok_or_else(|| RuleError(format!("rows of {columns} columns have no {heads} heads of equal width")))?;
-    let times = |rows: u64| {
-        let all = rows.checked_mul(heads);
-        all.ok_or_else(|| RuleError(format!("{rows} rows of {heads} heads are too many")))
-    };
     let rows = match rows {
-        Dim::Fixed(rows) => Dim::Fixed(times(rows)?),
-        Dim::Tokens(rows) => Dim::Tokens(times(rows)?),
-        Dim::Sequences(rows) => Dim::Sequences(times(rows)?),
-        Dim::Packs(rows) => Dim::Packs(times(rows)?),
+        Dim::Fixed(rows) => Dim::Fixed(heads_of_rows(rows, heads)?),
+        Dim::Tokens(rows) => Dim::Tokens(heads_of_rows(rows, heads)?),
+        Dim::Sequences(rows) => Dim::Sequences(heads_of_rows(rows, heads)?),
+        Dim::Packs(rows) => Dim::Packs(heads_of_rows(rows, heads)?),
     };
     Ok((rows, width))
+}
+
+fn heads_of_rows(rows: u64, heads: u64) -> Result<u64, RuleError> {
+    let all = rows.checked_mul(heads);
+    all.ok_or_else(|| RuleError(format!("{rows} rows of {heads} heads are too many")))
 }
 
 impl OpRules for RmsNorm {

@@ -31,6 +31,7 @@ pub struct Route {
 impl Route {
     /// Largest number of rows of one expert from a pack of `tokens` tokens, if there is a limit.
     pub fn limit(&self, tokens: u64) -> Option<u64> {
+        // In u128, which holds the product of a 64-bit and two 32-bit numbers.
         let rows = u128::from(self.capacity) * u128::from(tokens) * u128::from(self.top_k);
         let limit = rows.div_ceil(1000 * u128::from(self.experts));
         (self.capacity > 0).then_some(u64::try_from(limit).unwrap_or(u64::MAX))
@@ -77,20 +78,20 @@ impl OpRules for Route {
         arity(ins, 1 + usize::from(self.capacity > 0))?;
         float("logits", ins[0])?;
         ins[1..].iter().try_for_each(|spec| packs(spec))?;
-        let (e, k) = (u64::from(self.experts), u64::from(self.top_k));
+        let e = u64::from(self.experts);
+        let k = u64::from(self.top_k);
         shape_is("logits", ins[0], &[Dim::Tokens(1), Dim::Fixed(e)])?;
         if k == 0 || k > e {
             return Err(RuleError(format!("cannot choose {k} of {e} experts")));
         }
         let choices = [Dim::Tokens(1), Dim::Fixed(k)];
-        let i32s = |shape: &[Dim]| TensorSpec::activation(shape, DType::I32);
         Ok(vec![
             TensorSpec::activation(choices, DType::F32),
-            i32s(&choices),
-            i32s(&[Dim::Tokens(k)]),
-            i32s(&[Dim::Tokens(k)]),
-            i32s(&[Dim::Fixed(e.saturating_add(1))]),
-            i32s(&[Dim::Fixed(1)]),
+            TensorSpec::activation(choices, DType::I32),
+            TensorSpec::activation([Dim::Tokens(k)], DType::I32),
+            TensorSpec::activation([Dim::Tokens(k)], DType::I32),
+            TensorSpec::activation([Dim::Fixed(e.saturating_add(1))], DType::I32),
+            TensorSpec::activation([Dim::Fixed(1)], DType::I32),
         ])
     }
 
@@ -142,7 +143,8 @@ impl GradientOrUpdateOp for RouteGrad {
 /// Checks logits: (T, E) and experts: i32 (T, k) of one step.
 fn choices(ins: &[&TensorSpec]) -> Result<(), RuleError> {
     float("logits", ins[0])?;
-    let ((_, e), (_, k)) = (matrix("logits", ins[0])?, matrix("experts", ins[1])?);
+    let (_, e) = matrix("logits", ins[0])?;
+    let (_, k) = matrix("experts", ins[1])?;
     shape_is("logits", ins[0], &[Dim::Tokens(1), Dim::Fixed(e)])?;
     i32_is("experts", ins[1], &[Dim::Tokens(1), Dim::Fixed(k)])
 }

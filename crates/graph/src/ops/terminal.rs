@@ -15,7 +15,7 @@ pub(super) trait GradientOrUpdateOp {
     /// Inputs that an output may overwrite; see [`OpRules::alias`].
     fn in_place(&self, output: usize) -> &'static [usize];
 
-    /// How the precision pass treats the op; see [`OpRules::precision`].
+    /// Class of the op in the precision pass; see [`OpRules::precision`].
     fn class(&self) -> PrecisionClass;
 }
 

@@ -81,7 +81,7 @@ impl OpRules for Part {
         Cost::default()
     }
 
-    /// The result is in the operand whatever else happens, which is no matter of this rule: it is for launches.
+    /// None: alias rules are for launches, and a view has none. The planner gives its result an address in the operand.
     fn alias(&self, _: usize) -> &'static [usize] {
         &[]
     }
@@ -120,7 +120,7 @@ impl OpRules for Join {
         Cost::default()
     }
 
-    /// As for [`Part`].
+    /// None, as for [`Part`].
     fn alias(&self, _: usize) -> &'static [usize] {
         &[]
     }

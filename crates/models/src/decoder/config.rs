@@ -1,9 +1,9 @@
 //! Configuration of decoders, read from and written to config.json. Invariant: a key that changes the
 //! computation is either implemented, or an error names it.
 
-use super::rope::{self, Rope, RopeDefaults, RopeScaling};
+use super::rope::{self, RopeConfig, RopeDefaults, RopeScaling};
 use crate::ModelConfig;
-use crate::config::{ConfigError, Keys, WIDEST_HEAD, decimal};
+use crate::config::{ConfigError, ConfigKeys, WIDEST_HEAD, decimal};
 use crate::hub::merge_config;
 use plimsoll_graph::ops::Mask;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ impl DecoderConfig {
     }
 
     /// Reads the keys of a configuration whose `model_type` is one of [`DECODERS`].
-    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    pub(crate) fn from_keys(keys: &ConfigKeys<'_>) -> Result<Self, ConfigError> {
         match keys.0.get("model_type").and_then(Value::as_str) {
             Some(OWN) => Self::own(keys),
             other => Self::hub(keys, other.unwrap_or_default()),
@@ -181,7 +181,7 @@ impl DecoderConfig {
 
     /// Reads the keys that all kinds share; `kv_heads` is the default for `num_key_value_heads`, `None` for
     /// `heads`; `head_dim` that for `head_dim`, `None` for an even share of the hidden size.
-    fn sizes(keys: &Keys<'_>, kv_heads: Option<u64>, head_dim: Option<u64>) -> Result<Self, ConfigError> {
+    fn sizes(keys: &ConfigKeys<'_>, kv_heads: Option<u64>, head_dim: Option<u64>) -> Result<Self, ConfigError> {
         let hidden_size = keys.size("hidden_size")?;
         let heads = keys.size("num_attention_heads")?;
         let head_dim = keys.or("head_dim", head_dim.unwrap_or(hidden_size / heads))?;
@@ -215,12 +215,13 @@ impl DecoderConfig {
     }
 
     /// Reads a configuration of an architecture of transformers.
-    fn hub(keys: &Keys<'_>, model_type: &str) -> Result<Self, ConfigError> {
+    fn hub(keys: &ConfigKeys<'_>, model_type: &str) -> Result<Self, ConfigError> {
         let mixtral = model_type == "mixtral";
         let qwen = matches!(model_type, "qwen2" | "qwen3");
         keys.one_of("hidden_act", &[Some("silu"), None])?;
         keys.plain_attention()?;
-        let (llama, qwen3) = (model_type == "llama", model_type == "qwen3");
+        let llama = model_type == "llama";
+        let qwen3 = model_type == "qwen3";
         // Other architectures have no such biases; classes of transformers ignore the key there.
         let attention = keys.flag("attention_bias", false)?;
         if attention && !llama && !qwen3 {
@@ -248,7 +249,7 @@ impl DecoderConfig {
             "qwen2" | "qwen3" => 32_768,
             _ => 131_072,
         };
-        let Rope { theta, scaling } = rope::read(keys, RopeDefaults { theta, longest })?;
+        let RopeConfig { theta, scaling } = rope::read(keys, RopeDefaults { theta, longest })?;
         c.positions = Positions::Rotary(theta);
         c.scaling = scaling;
         if qwen {
@@ -274,7 +275,7 @@ impl DecoderConfig {
     }
 
     /// Reads a configuration of `plimsoll_decoder`.
-    fn own(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    fn own(keys: &ConfigKeys<'_>) -> Result<Self, ConfigError> {
         let mut c = Self::sizes(keys, None, None)?;
         c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
         c.eps = keys.eps("norm_eps", 1e-5)?;
@@ -312,7 +313,7 @@ impl DecoderConfig {
     }
 
     /// Checks the limits of the experts.
-    fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    fn checked(self, keys: &ConfigKeys<'_>) -> Result<Self, ConfigError> {
         match &self.experts {
             Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
             Some(e) if e.experts.saturating_mul(self.layers) > MAX_EXPERTS => {
@@ -356,29 +357,29 @@ impl DecoderConfig {
             None => return None,
         };
         let mut value = self.common(kind);
-        let more = value.as_object_mut()?;
-        more.insert("architectures".to_owned(), json!([class]));
-        more.insert("hidden_act".to_owned(), json!("silu"));
-        more.insert("rms_norm_eps".to_owned(), decimal(self.eps));
-        more.insert("rope_theta".to_owned(), decimal(theta));
+        let keys = value.as_object_mut()?;
+        keys.insert("architectures".to_owned(), json!([class]));
+        keys.insert("hidden_act".to_owned(), json!("silu"));
+        keys.insert("rms_norm_eps".to_owned(), decimal(self.eps));
+        keys.insert("rope_theta".to_owned(), decimal(theta));
         match kind {
-            "mistral" | "mixtral" => drop(more.insert("sliding_window".to_owned(), json!(window))),
-            "qwen2" | "qwen3" => drop(more.insert("use_sliding_window".to_owned(), json!(false))),
+            "mistral" | "mixtral" => drop(keys.insert("sliding_window".to_owned(), json!(window))),
+            "qwen2" | "qwen3" => drop(keys.insert("use_sliding_window".to_owned(), json!(false))),
             _ => {}
         }
         if attention_output {
-            more.insert("attention_bias".to_owned(), json!(true));
+            keys.insert("attention_bias".to_owned(), json!(true));
         }
         if mlp {
-            more.insert("mlp_bias".to_owned(), json!(true));
+            keys.insert("mlp_bias".to_owned(), json!(true));
         }
         if let Some(scaling) = self.scaling.to_json() {
-            more.insert("rope_scaling".to_owned(), scaling);
+            keys.insert("rope_scaling".to_owned(), scaling);
         }
         if let Some(e) = mixtral {
-            more.insert("num_local_experts".to_owned(), json!(e.experts));
-            more.insert("num_experts_per_tok".to_owned(), json!(e.top_k));
-            more.insert("router_aux_loss_coef".to_owned(), decimal(e.balance));
+            keys.insert("num_local_experts".to_owned(), json!(e.experts));
+            keys.insert("num_experts_per_tok".to_owned(), json!(e.top_k));
+            keys.insert("router_aux_loss_coef".to_owned(), decimal(e.balance));
         }
         Some(value)
     }
@@ -386,38 +387,37 @@ impl DecoderConfig {
     /// The keys of a `plimsoll_decoder` configuration.
     fn as_own(&self) -> Value {
         let mut value = self.common(OWN);
-        let mut put = |key: &str, x: Value| value[key] = x;
-        put("norm", json!(if self.norm == Norm::Rms { "rms_norm" } else { "layer_norm" }));
-        put("norm_eps", decimal(self.eps));
+        value["norm"] = json!(if self.norm == Norm::Rms { "rms_norm" } else { "layer_norm" });
+        value["norm_eps"] = decimal(self.eps);
         match self.positions {
             Positions::Rotary(theta) => {
-                put("positions", json!("rotary"));
-                put("rope_theta", decimal(theta));
+                value["positions"] = json!("rotary");
+                value["rope_theta"] = decimal(theta);
             }
-            Positions::Alibi => put("positions", json!("alibi")),
+            Positions::Alibi => value["positions"] = json!("alibi"),
         }
-        put("mask", json!(self.mask));
-        put("mlp", json!(if self.mlp == Mlp::SwiGlu { "swiglu" } else { "gelu" }));
+        value["mask"] = json!(self.mask);
+        value["mlp"] = json!(if self.mlp == Mlp::SwiGlu { "swiglu" } else { "gelu" });
         let Biases { qkv, attention_output, mlp } = self.bias;
-        put("bias", json!(mlp));
+        value["bias"] = json!(mlp);
         if self.bias != Biases::all(mlp) {
-            put("qkv_bias", json!(qkv));
-            put("attention_output_bias", json!(attention_output));
+            value["qkv_bias"] = json!(qkv);
+            value["attention_output_bias"] = json!(attention_output);
         }
         if self.qk_norm {
-            put("qk_norm", json!(true));
+            value["qk_norm"] = json!(true);
         }
         if let Some(scaling) = self.scaling.to_json() {
-            put("rope_scaling", scaling);
+            value["rope_scaling"] = scaling;
         }
         if let Some(e) = &self.experts {
-            put("num_local_experts", json!(e.experts));
-            put("num_experts_per_tok", json!(e.top_k));
-            put("num_shared_experts", json!(e.shared));
-            put("norm_topk_prob", json!(e.renormalise));
-            put("capacity_factor", json!(f64::from(e.capacity) / 1000.0));
-            put("router_aux_loss_coef", decimal(e.balance));
-            put("router_z_loss_coef", decimal(e.z));
+            value["num_local_experts"] = json!(e.experts);
+            value["num_experts_per_tok"] = json!(e.top_k);
+            value["num_shared_experts"] = json!(e.shared);
+            value["norm_topk_prob"] = json!(e.renormalise);
+            value["capacity_factor"] = json!(f64::from(e.capacity) / 1000.0);
+            value["router_aux_loss_coef"] = decimal(e.balance);
+            value["router_z_loss_coef"] = decimal(e.z);
         }
         value
     }
@@ -439,7 +439,7 @@ impl DecoderConfig {
 }
 
 /// Reads the key `mask`; causal if it is missing.
-fn mask(keys: &Keys<'_>) -> Result<Mask, ConfigError> {
+fn mask(keys: &ConfigKeys<'_>) -> Result<Mask, ConfigError> {
     let wanted = r#""causal", {"window": n} or {"block_sparse": {"block": n, "local": n, "global": n}}"#;
     match keys.0.get("mask") {
         None => Ok(Mask::Causal),

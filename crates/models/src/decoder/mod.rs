@@ -14,7 +14,7 @@ pub use rope::RopeScaling;
 
 use crate::Output;
 use crate::init::{DEVIATION, Init, default_init};
-use crate::layers::{Batch, Wanted};
+use crate::layers::{EncoderInputs, RequestedOutputs};
 use crate::training::{DropoutBuilder, PacksInput, Training};
 use plimsoll_graph::ops::{
     Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable, SegmentMean,
@@ -26,13 +26,13 @@ use plimsoll_graph::{
 /// Mean pooling of decoders: over all tokens of a sequence.
 const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
 
-/// Values that all blocks of a decoder share.
-struct Stack<'a> {
+/// Builder of the blocks of a decoder, with the values that all blocks share.
+struct DecoderBuilder<'a> {
     c: &'a DecoderConfig,
     spans: ValueId,
     /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
-    dropping: DropoutBuilder,
+    dropout: DropoutBuilder,
     packs: PacksInput,
     /// Auxiliary losses of each block's router; `None` for inference, which has none.
     aux: Option<Vec<moe::RouterLosses>>,
@@ -53,24 +53,18 @@ impl DecoderConfig {
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
         let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
         let mut packs = PacksInput::default();
-        let dropping = DropoutBuilder::new(g, training, &mut packs);
-        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, packs, aux: Some(vec![]) };
-        let x = stack.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
+        let dropout = DropoutBuilder::new(g, training, &mut packs);
+        let mut decoder = DecoderBuilder { c: self, spans, rotary: vec![], dropout, packs, aux: Some(vec![]) };
+        let x = decoder.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
         let head = self.head(g);
         training.loss(g, x, head, None, targets);
-        let aux = stack.aux.unwrap_or_default();
-        let mut total = |role: OutputRole, of: fn(&moe::RouterLosses) -> ValueId| {
-            if let Some(sum) = aux.iter().map(of).reduce(|a, b| g.add(a, b)) {
-                g.output(role, sum);
-            }
-        };
-        total(OutputRole::Auxiliary, |losses| losses.sum);
-        let weights = self.experts.as_ref().map_or((0.0, 0.0), |e| (e.balance, e.z));
-        if weights.0 != 0.0 {
-            total(OutputRole::BalanceLoss, |losses| losses.balance);
+        let aux = decoder.aux.unwrap_or_default();
+        output_sum(g, OutputRole::Auxiliary, aux.iter().map(|losses| losses.sum));
+        if self.experts.as_ref().is_some_and(|e| e.balance != 0.0) {
+            output_sum(g, OutputRole::BalanceLoss, aux.iter().map(|losses| losses.balance));
         }
-        if weights.1 != 0.0 {
-            total(OutputRole::RouterZLoss, |losses| losses.z);
+        if self.experts.as_ref().is_some_and(|e| e.z != 0.0) {
+            output_sum(g, OutputRole::RouterZLoss, aux.iter().map(|losses| losses.z));
         }
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
@@ -82,14 +76,14 @@ impl DecoderConfig {
         let experts = self.experts.clone().map(|e| Experts { capacity: 0, ..e });
         let c = &Self { experts, ..self.clone() };
         let g = &mut Builder::new(bounds);
-        let batch = &mut Batch::inputs(g);
-        let wanted = Wanted { outputs, mean: MEAN };
+        let batch = &mut EncoderInputs::inputs(g);
+        let requested = RequestedOutputs { outputs, mean: MEAN };
         let mut packs = PacksInput::default();
-        let dropping = DropoutBuilder::new(g, &Training::default(), &mut packs);
-        let mut stack = Stack { c, spans: batch.spans, rotary: vec![], dropping, packs, aux: None };
+        let dropout = DropoutBuilder::new(g, &Training::default(), &mut packs);
+        let mut decoder = DecoderBuilder { c, spans: batch.spans, rotary: vec![], dropout, packs, aux: None };
         let ids = batch.ids;
-        let x = stack.hidden(g, ids, &mut |g, x, layer| wanted.layer(g, batch, x, layer)); // (T, D)
-        wanted.last(g, batch, x, self.layers);
+        let x = decoder.hidden(g, ids, &mut |g, x, layer| requested.layer(g, batch, x, layer)); // (T, D)
+        requested.last(g, batch, x, self.layers);
         if outputs.contains(&Output::Logits) {
             let head = self.head(g);
             let logits = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, head]); // (T, V)
@@ -134,7 +128,7 @@ impl DecoderConfig {
     }
 }
 
-impl Stack<'_> {
+impl DecoderBuilder<'_> {
     /// Builds the decoder; returns the last hidden state, after the final norm: (T, D). Calls `before` with the input of
     /// each layer and the number of the layer.
     fn hidden(
@@ -147,7 +141,7 @@ impl Stack<'_> {
         g.scope("model.", None);
         let table = g.param("embed_tokens.weight", &[c.vocab_size, c.hidden_size]);
         let x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
-        let mut x = self.dropping.apply(g, x);
+        let mut x = self.dropout.apply(g, x);
         if c.positions != Positions::Alibi {
             let inv_freq = g.param("rotary_emb.inv_freq", &[c.head_dim / 2]);
             self.rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]);
@@ -178,7 +172,7 @@ impl Stack<'_> {
         inputs.extend(&self.rotary);
         let a = g.one(Op::Attention(c.attention()), &inputs);
         let a = g.linear(a, "self_attn.o_proj", c.hidden_size, c.bias.attention_output);
-        let a = self.dropping.apply(g, a);
+        let a = self.dropout.apply(g, a);
         g.add(x, a)
     }
 
@@ -192,7 +186,7 @@ impl Stack<'_> {
                 self.mlp(g, prefix, h, names, self.c.intermediate_size)
             }
         };
-        let y = self.dropping.apply(g, y);
+        let y = self.dropout.apply(g, y);
         g.add(x, y)
     }
 
@@ -215,13 +209,10 @@ impl Stack<'_> {
 
     /// Gate and up projections as one GEMM over the stacked weights of both: (T, D) -> (T, 2 `width`).
     fn gate_and_up(&self, g: &mut Builder, prefix: &str, x: ValueId, names: [&str; 2], width: u64) -> ValueId {
-        let stacked = |leaf: &str, shape: &[u64]| {
-            let pieces = names.map(|n| whole(format!("{prefix}{n}.{leaf}"), shape));
-            Param { name: format!("{prefix}{}+{}.{leaf}", names[0], last(names[1])), pieces: pieces.into() }
-        };
-        let mut inputs = vec![x, g.param_of(stacked("weight", &[width, self.c.hidden_size]), DType::F32)];
+        let weight = stacked(prefix, names, "weight", &[width, self.c.hidden_size]);
+        let mut inputs = vec![x, g.param_of(weight, DType::F32)];
         if self.c.bias.mlp {
-            inputs.push(g.param_of(stacked("bias", &[width]), DType::F32));
+            inputs.push(g.param_of(stacked(prefix, names, "bias", &[width]), DType::F32));
         }
         g.one(Op::Linear(Linear::new(self.c.bias.mlp, Epilogue::None)), &inputs)
     }
@@ -234,9 +225,22 @@ impl Stack<'_> {
     }
 }
 
+/// Adds the sum of `terms` as an output, if there are any.
+fn output_sum(g: &mut Builder, role: OutputRole, terms: impl Iterator<Item = ValueId>) {
+    if let Some(sum) = terms.reduce(|a, b| g.add(a, b)) {
+        g.output(role, sum);
+    }
+}
+
 /// The piece that holds all rows of a tensor.
 fn whole(tensor: String, shape: &[u64]) -> ParamPiece {
     ParamPiece { tensor, shape: shape.to_vec(), rows: (0, shape[0]) }
+}
+
+/// The parameter that stacks the tensors `leaf` of two modules.
+fn stacked(prefix: &str, names: [&str; 2], leaf: &str, shape: &[u64]) -> Param {
+    let pieces = names.map(|n| whole(format!("{prefix}{n}.{leaf}"), shape));
+    Param { name: format!("{prefix}{}+{}.{leaf}", names[0], last(names[1])), pieces: pieces.into() }
 }
 
 /// The last component of a module name.

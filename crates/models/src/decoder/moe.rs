@@ -1,7 +1,7 @@
 //! Mixture of experts of a decoder block: route, dispatch, grouped GEMM, combine. Invariant: without a capacity
 //! no token is dropped, so there are T k expert rows for every routing, and the plan is exact.
 
-use super::{Experts, Mlp, Stack, whole};
+use super::{DecoderBuilder, Experts, Mlp, whole};
 use plimsoll_graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
 use plimsoll_graph::{Builder, DType, Graph, Op, OutputRole, Param, ValueId};
 
@@ -17,7 +17,7 @@ pub(super) struct RouterLosses {
 }
 
 /// The experts of one block, computed with grouped GEMMs.
-struct Grouped<'a> {
+struct GroupedExperts<'a> {
     e: &'a Experts,
     /// Prefix of their tensor names.
     prefix: String,
@@ -26,7 +26,7 @@ struct Grouped<'a> {
     offsets: ValueId,
 }
 
-impl Stack<'_> {
+impl DecoderBuilder<'_> {
     /// Routes each token to its experts and adds their outputs, weighted by the gates, and the outputs of
     /// shared experts. h: (T, D) -> (T, D).
     pub(super) fn moe(
@@ -38,15 +38,20 @@ impl Stack<'_> {
         layer: u64,
     ) -> ValueId {
         let c = self.c;
-        let (experts, top_k) = (e.experts as u32, e.top_k as u32);
+        let experts = e.experts as u32;
+        let top_k = e.top_k as u32;
         let logits = g.linear(h, "block_sparse_moe.gate", e.experts, c.bias.mlp); // (T, E)
         let route = Route { experts, top_k, renormalise: e.renormalise, capacity: e.capacity };
         let packs = (e.capacity > 0).then(|| self.packs.get(g));
         let inputs: Vec<ValueId> = [logits].into_iter().chain(packs).collect();
         let route = g.node(Op::Route(route), &inputs);
         let [gates, chosen, order, places, offsets, dropped] = route[..] else { return h };
-        let grouped =
-            Grouped { e, prefix: format!("{prefix}block_sparse_moe.experts."), bias: c.bias.mlp, offsets };
+        let grouped = GroupedExperts {
+            e,
+            prefix: format!("{prefix}block_sparse_moe.experts."),
+            bias: c.bias.mlp,
+            offsets,
+        };
         let rows = g.one(Op::Dispatch(Dispatch { top_k }), &[h, order, places]); // (kT, D)
         let rows = grouped.mlp(g, rows, c.mlp, c.hidden_size, c.intermediate_size);
         let mut y = g.one(Op::Combine(Combine { top_k }), &[rows, gates, order, places]); // (T, D)
@@ -59,8 +64,8 @@ impl Stack<'_> {
         if let Some(aux) = self.aux.as_mut().filter(|_| e.balance != 0.0 || e.z != 0.0) {
             // Divide the weights by the number of layers: the outputs are sums over the layers, and the losses
             // are means.
-            let share = |weight: f32| weight / c.layers as f32;
-            let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
+            let layers = c.layers as f32;
+            let loss = RouterLoss { balance: e.balance / layers, z: e.z / layers };
             let packs = self.packs.get(g);
             let losses = g.node(Op::RouterLoss(loss), &[logits, chosen, packs]);
             if let [sum, balance, z] = losses[..] {
@@ -79,7 +84,7 @@ impl Stack<'_> {
     }
 }
 
-impl Grouped<'_> {
+impl GroupedExperts<'_> {
     /// Applies each expert to its rows: (kT, D) -> (kT, D).
     fn mlp(&self, g: &mut Builder, x: ValueId, mlp: Mlp, d: u64, f: u64) -> ValueId {
         let h = match mlp {
@@ -98,34 +103,37 @@ impl Grouped<'_> {
     /// Grouped linear layer. The weights `names` of all experts, (`n`, `k`) each, are stacked, expert by
     /// expert.
     fn linear(&self, g: &mut Builder, x: ValueId, names: &[&str], [n, k]: [u64; 2]) -> ValueId {
-        let stacked = |leaf: &str, shape: &[u64]| {
-            let of = |e: u64, w: &str| whole(format!("{}{e}.{w}.{leaf}", self.prefix), shape);
-            // Expert-major: an expert's matrices are adjacent, so that each group of the GEMM reads one block.
-            let pieces = (0..self.e.experts).flat_map(|e| names.iter().map(move |w| (e, w)));
-            Param {
-                name: format!("{}{}.{leaf}", self.prefix, names.join("+")),
-                pieces: pieces.map(|(e, w)| of(e, w)).collect(),
-            }
-        };
-        let mut inputs = vec![x, g.param_of(stacked("weight", &[n, k]), DType::F32)];
+        let mut inputs = vec![x, g.param_of(self.stacked(names, "weight", &[n, k]), DType::F32)];
         if self.bias {
-            inputs.push(g.param_of(stacked("bias", &[n]), DType::F32));
+            inputs.push(g.param_of(self.stacked(names, "bias", &[n]), DType::F32));
         }
         inputs.push(self.offsets);
         let op = GroupedLinear { experts: self.e.experts as u32, bias: self.bias };
         g.one(Op::GroupedLinear(op), &inputs)
     }
+
+    /// The parameter that stacks the tensors `leaf` of the modules `names` of all experts.
+    fn stacked(&self, names: &[&str], leaf: &str, shape: &[u64]) -> Param {
+        // Expert-major: an expert's matrices are adjacent, so that each group of the GEMM reads one block.
+        let mut pieces = vec![];
+        for expert in 0..self.e.experts {
+            for name in names {
+                pieces.push(whole(format!("{}{expert}.{name}.{leaf}", self.prefix), shape));
+            }
+        }
+        Param { name: format!("{}{}.{leaf}", self.prefix, names.join("+")), pieces: pieces.into() }
+    }
 }
 
 /// Number of parameters that are used for one token: of the E experts only k count.
 pub fn active_parameters(graph: &Graph) -> u64 {
-    let elements = |v: ValueId| graph.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>();
     let top_k = graph.nodes.iter().find_map(|n| if let Op::Route(r) = n.op { Some(r.top_k) } else { None });
     let idle = graph.nodes.iter().filter_map(|n| {
         let Op::GroupedLinear(op) = n.op else { return None };
         let weights = &n.inputs[1..2 + usize::from(op.bias)];
-        let one = weights.iter().map(|&w| elements(w)).sum::<u64>() / u64::from(op.experts);
-        Some(one * u64::from(op.experts - top_k?))
+        let dims = |w: &ValueId| graph.spec(*w).shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+        let of_expert = weights.iter().map(dims).sum::<u64>() / u64::from(op.experts);
+        Some(of_expert * u64::from(op.experts - top_k?))
     });
     graph.parameter_count() - idle.sum::<u64>()
 }

@@ -1,11 +1,11 @@
 //! Rotary position embedding: its frequencies and their scaling for longer contexts, read from config.json. Invariant: a
 //! form of scaling whose frequencies are not a function of the configuration alone is refused by name.
 
-use crate::config::{ConfigError, Keys, decimal};
+use crate::config::{ConfigError, ConfigKeys, decimal};
 use serde_json::{Map, Value, json};
 use std::f32::consts::PI;
 
-/// How rotary frequencies are scaled for contexts that are longer than those of pretraining.
+/// Scaling of rotary frequencies for contexts that are longer than those of pretraining.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     /// The frequencies `theta^(-2j/d)`.
@@ -44,7 +44,7 @@ pub enum RopeScaling {
 }
 
 /// Rotary position embedding of a configuration.
-pub(super) struct Rope {
+pub(super) struct RopeConfig {
     pub(super) theta: f32,
     pub(super) scaling: RopeScaling,
 }
@@ -59,36 +59,42 @@ pub(super) struct RopeDefaults {
 impl RopeScaling {
     /// Frequencies in f32 of heads of `head_dim` columns, computed in the order of operations of transformers.
     pub(super) fn frequencies(self, theta: f32, head_dim: u64) -> Vec<f32> {
-        let turns = |j: u64| theta.powf((2 * j) as f32 / head_dim as f32);
-        let plain = (0..head_dim / 2).map(|j| 1.0 / turns(j));
+        let inverse = |j: u64| theta.powf((2 * j) as f32 / head_dim as f32);
+        let unscaled = (0..head_dim / 2).map(|j| 1.0 / inverse(j));
         match self {
-            Self::None => plain.collect(),
-            Self::Linear { factor } => plain.map(|f| f / factor).collect(),
+            Self::None => unscaled.collect(),
+            Self::Linear { factor } => unscaled.map(|f| f / factor).collect(),
             Self::Llama3 { factor, low, high, original } => {
                 let context = original as f32;
-                let scaled = |f: f32| {
+                let mut frequencies = vec![];
+                for f in unscaled {
                     let wavelength = 2.0 * PI / f;
                     if wavelength < context / high {
-                        return f;
+                        frequencies.push(f);
+                    } else if wavelength > context / low {
+                        frequencies.push(f / factor);
+                    } else {
+                        let smooth = (context / wavelength - low) / (high - low);
+                        frequencies.push((1.0 - smooth) * f / factor + smooth * f);
                     }
-                    if wavelength > context / low {
-                        return f / factor;
-                    }
-                    let smooth = (context / wavelength - low) / (high - low);
-                    (1.0 - smooth) * f / factor + smooth * f
-                };
-                plain.map(scaled).collect()
+                }
+                frequencies
             }
             Self::Yarn { factor, fast, slow, original, truncate, .. } => {
                 let [first, last] = transition(theta, head_dim, [fast, slow], original, truncate);
                 // Equal ends would divide by zero.
                 let width = if first == last { 0.001 } else { last - first };
-                let mixed = |j: u64| {
+                let mut frequencies = vec![];
+                for j in 0..head_dim / 2 {
                     let ramp = ((j as f32 - first as f32) / width as f32).clamp(0.0, 1.0);
-                    let kept = 1.0 - ramp;
-                    1.0 / (factor * turns(j)) * (1.0 - kept) + 1.0 / turns(j) * kept
-                };
-                (0..head_dim / 2).map(mixed).collect()
+                    let unscaled_share = 1.0 - ramp;
+                    // `1 - (1 - ramp)` is not `ramp` in f32; the reference computes the first.
+                    frequencies.push(
+                        1.0 / (factor * inverse(j)) * (1.0 - unscaled_share)
+                            + 1.0 / inverse(j) * unscaled_share,
+                    );
+                }
+                frequencies
             }
         }
     }
@@ -126,7 +132,7 @@ impl RopeScaling {
     }
 }
 
-/// The dimensions at which YaRN's transition begins and ends: those that rotate `rotations` times within the original
+/// The dimensions at which YaRN's transition begins and ends: they rotate `rotations` times within the original
 /// context. In f64, as in the reference, because they are rounded.
 fn transition(theta: f32, head_dim: u64, rotations: [f32; 2], original: u64, truncate: bool) -> [f64; 2] {
     let d = head_dim as f64;
@@ -140,28 +146,32 @@ fn transition(theta: f32, head_dim: u64, rotations: [f32; 2], original: u64, tru
 
 /// Reads the rotary embedding of an architecture of transformers: `rope_parameters` (version 5), or `rope_theta` and
 /// `rope_scaling` (version 4).
-pub(super) fn read(keys: &Keys<'_>, defaults: RopeDefaults) -> Result<Rope, ConfigError> {
-    let whole = |keys: &Keys<'_>| match keys.number("partial_rotary_factor", 1.0)? {
-        1.0 => Ok(()),
-        _ => Err(keys.bad("partial_rotary_factor", "1 or left out")),
-    };
-    whole(keys)?;
+pub(super) fn read(keys: &ConfigKeys<'_>, defaults: RopeDefaults) -> Result<RopeConfig, ConfigError> {
+    check_whole_heads(keys)?;
     let theta = keys.above_zero("rope_theta", defaults.theta)?;
     let longest = keys.or("max_position_embeddings", defaults.longest)?;
     let parts = [object(keys, "rope_parameters")?, object(keys, "rope_scaling")?];
     let inner = match parts {
-        [None, None] => return Ok(Rope { theta, scaling: RopeScaling::None }),
-        [Some(one), None] | [None, Some(one)] => Keys(one),
-        [Some(new), Some(old)] if new == old => Keys(new),
+        [None, None] => return Ok(RopeConfig { theta, scaling: RopeScaling::None }),
+        [Some(one), None] | [None, Some(one)] => ConfigKeys(one),
+        [Some(new), Some(old)] if new == old => ConfigKeys(new),
         [Some(_), Some(_)] => return Err(keys.bad("rope_scaling", "left out beside `rope_parameters`")),
     };
-    whole(&inner)?;
+    check_whole_heads(&inner)?;
     let theta = inner.above_zero("rope_theta", theta)?;
-    Ok(Rope { theta, scaling: scaling(&inner, longest)? })
+    Ok(RopeConfig { theta, scaling: scaling(&inner, longest)? })
+}
+
+/// Refuses heads of which only a part of the columns is rotated.
+fn check_whole_heads(keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
+    if keys.number("partial_rotary_factor", 1.0)? == 1.0 {
+        return Ok(());
+    }
+    Err(keys.bad("partial_rotary_factor", "1 or left out"))
 }
 
 /// The object at `key`; `None` if the key is missing or null.
-fn object<'a>(keys: &Keys<'a>, key: &'static str) -> Result<Option<&'a Map<String, Value>>, ConfigError> {
+fn object<'a>(keys: &ConfigKeys<'a>, key: &'static str) -> Result<Option<&'a Map<String, Value>>, ConfigError> {
     match keys.0.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(inner)) => Ok(Some(inner)),
@@ -170,7 +180,7 @@ fn object<'a>(keys: &Keys<'a>, key: &'static str) -> Result<Option<&'a Map<Strin
 }
 
 /// Reads the object that describes the scaling; `longest` is the longest context of the model.
-pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, ConfigError> {
+pub(super) fn scaling(inner: &ConfigKeys<'_>, longest: u64) -> Result<RopeScaling, ConfigError> {
     // Older files call the key `type`.
     let key = if inner.has("rope_type") { "rope_type" } else { "type" };
     let kind = match inner.0.get(key) {
@@ -178,7 +188,6 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
         None | Some(Value::Null) => return Err(inner.bad("rope_type", FORMS)),
         Some(kind) => kind.as_str().unwrap_or_default(),
     };
-    let original = || inner.or("original_max_position_embeddings", longest);
     match kind {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: factor(inner)? }),
@@ -188,7 +197,9 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
             if high <= low {
                 return Err(inner.bad("high_freq_factor", format!("above low_freq_factor {low}")));
             }
-            Ok(RopeScaling::Llama3 { factor: factor(inner)?, low, high, original: original()? })
+            let factor = factor(inner)?;
+            let original = inner.or("original_max_position_embeddings", longest)?;
+            Ok(RopeScaling::Llama3 { factor, low, high, original })
         }
         "yarn" => {
             let factor = factor(inner)?;
@@ -197,9 +208,10 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
             if fast <= slow {
                 return Err(inner.bad("beta_fast", format!("above beta_slow {slow}")));
             }
-            let attention = match inner.has("attention_factor") {
-                true => inner.above_zero("attention_factor", 1.0)?,
-                false => temperature(inner, factor)?,
+            let attention = if inner.has("attention_factor") {
+                inner.above_zero("attention_factor", 1.0)?
+            } else {
+                temperature(inner, factor)?
             };
             // Scores have its square as a factor.
             if !(attention.is_normal() && attention < LARGEST_ATTENTION_FACTOR) {
@@ -210,7 +222,7 @@ pub(super) fn scaling(inner: &Keys<'_>, longest: u64) -> Result<RopeScaling, Con
                 attention,
                 fast,
                 slow,
-                original: original()?,
+                original: inner.or("original_max_position_embeddings", longest)?,
                 truncate: inner.flag("truncate", true)?,
             })
         }
@@ -226,26 +238,34 @@ const FORMS: &str = "`default`, `linear`, `llama3` or `yarn` (in `rope_scaling` 
 const LARGEST_ATTENTION_FACTOR: f32 = 1e4;
 
 /// The required factor of the scaling, at least 1.
-fn factor(inner: &Keys<'_>) -> Result<f32, ConfigError> {
+fn factor(inner: &ConfigKeys<'_>) -> Result<f32, ConfigError> {
     let factor = inner.number("factor", 0.0)?;
     if factor >= 1.0 { Ok(factor) } else { Err(inner.bad("factor", "a number from 1 on")) }
 }
 
 /// A required number above 0.
-fn required(inner: &Keys<'_>, key: &'static str) -> Result<f32, ConfigError> {
-    match inner.has(key) {
-        true => inner.above_zero(key, 1.0),
-        false => Err(inner.bad(key, "a number above 0")),
+fn required(inner: &ConfigKeys<'_>, key: &'static str) -> Result<f32, ConfigError> {
+    if !inner.has(key) {
+        return Err(inner.bad(key, "a number above 0"));
     }
+    inner.above_zero(key, 1.0)
 }
 
 /// YaRN's default factor of cosines and sines.
-fn temperature(inner: &Keys<'_>, factor: f32) -> Result<f32, ConfigError> {
-    let of = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * f64::from(factor).ln() + 1.0 };
+fn temperature(inner: &ConfigKeys<'_>, factor: f32) -> Result<f32, ConfigError> {
     let scale = f64::from(inner.number("mscale", 0.0)?);
-    let all = f64::from(inner.number("mscale_all_dim", 0.0)?);
-    let found = if scale != 0.0 && all != 0.0 { of(scale) / of(all) } else { of(1.0) };
-    Ok(found as f32)
+    let scale_all_dim = f64::from(inner.number("mscale_all_dim", 0.0)?);
+    let temperature = if scale != 0.0 && scale_all_dim != 0.0 {
+        yarn_mscale(factor, scale) / yarn_mscale(factor, scale_all_dim)
+    } else {
+        yarn_mscale(factor, 1.0)
+    };
+    Ok(temperature as f32)
+}
+
+/// The function `get_mscale` of the reference.
+fn yarn_mscale(factor: f32, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * f64::from(factor).ln() + 1.0 }
 }
 
 #[cfg(test)]
@@ -282,7 +302,7 @@ mod tests {
             },
         ] {
             let value = scaling.to_json().expect("an object");
-            let read = super::scaling(&Keys(value.as_object().expect("an object")), 1).expect("read");
+            let read = super::scaling(&ConfigKeys(value.as_object().expect("an object")), 1).expect("read");
             assert_eq!(read, scaling);
         }
     }

@@ -5,7 +5,7 @@
     reason = "sizes of tensors within the limits of graphs, times constants"
 )]
 
-use super::{CACHE_LINE, Fusions, GateFusion, NodeContext, Row, chunk_words, table};
+use super::{CACHE_LINE, Fusions, GateFusion, KernelRow, NodeContext, chunk_words, table};
 use plimsoll_graph::ops::{Attention, Linear, LinearCrossEntropy, OperandFormat, Prologue};
 use plimsoll_graph::{Bytes, DType, Layout};
 use serde::{Deserialize, Serialize};
@@ -27,151 +27,151 @@ pub enum InstructionSet {
 table! {
     /// A kernel for CPUs.
     CpuKernel {
-        AccumulateF32 = "accumulate_f32": Accumulate Row::NATIVE,
-        AdafactorF32 = "adafactor_f32": Adafactor Row::NATIVE,
-        AdamWF32 = "adamw_f32": AdamW Row::NATIVE,
-        AdamW8bitF32 = "adamw_8bit_f32": AdamW8bit Row::NATIVE,
-        AddF32 = "add_f32": Add Row::WIDENED_F16,
-        AddBf16 = "add_bf16": Add Row::BF16,
-        FlashF32 = "flash_f32": Attention Row {
+        AccumulateF32 = "accumulate_f32": Accumulate KernelRow::NATIVE,
+        AdafactorF32 = "adafactor_f32": Adafactor KernelRow::NATIVE,
+        AdamWF32 = "adamw_f32": AdamW KernelRow::NATIVE,
+        AdamW8bitF32 = "adamw_8bit_f32": AdamW8bit KernelRow::NATIVE,
+        AddF32 = "add_f32": Add KernelRow::WIDENED_F16,
+        AddBf16 = "add_bf16": Add KernelRow::BF16,
+        FlashF32 = "flash_f32": Attention KernelRow {
             accepts: |op, _| accepts_heads(op),
             worker_workspace: |op, _| flash_workspace(op),
-            ..Row::WIDENED_F16
+            ..KernelRow::WIDENED_F16
         },
-        FlashBf16 = "flash_bf16": Attention Row {
+        FlashBf16 = "flash_bf16": Attention KernelRow {
             accepts: |op, _| accepts_heads(op),
             worker_workspace: |op, _| flash_workspace(op),
-            ..Row::BF16
+            ..KernelRow::BF16
         },
-        FlashGradF32 = "flash_grad_f32": AttentionGrad Row {
+        FlashGradF32 = "flash_grad_f32": AttentionGrad KernelRow {
             accepts: |op, _| accepts_heads(&op.forward),
             worker_workspace: |op, _| Bytes(flash_grad_bytes(op.forward.head_dim as usize) as u64),
-            ..Row::WIDENED
+            ..KernelRow::WIDENED
         },
-        BatchNormF32 = "batch_norm_f32": BatchNorm Row::WIDENED,
-        BatchNormGradF32 = "batch_norm_grad_f32": BatchNormGrad Row::WIDENED,
-        BatchNormTrainF32 = "batch_norm_train_f32": BatchNormTrain Row::WIDENED,
-        BatchNormTrainGradF32 = "batch_norm_train_grad_f32": BatchNormTrainGrad Row::WIDENED,
-        Cast = "cast": Cast Row::NATIVE,
-        CombineF32 = "combine_f32": Combine Row::WIDENED,
-        CombineGradF32 = "combine_grad_f32": CombineGrad Row::WIDENED,
-        CopyF32 = "copy_f32": Concat Row::WIDENED_F16,
-        CopyBf16 = "copy_bf16": Concat Row::BF16,
-        ConcatGradF32 = "concat_grad_f32": ConcatGrad Row::WIDENED,
-        CountStepsF32 = "count_steps_f32": CountSteps Row::NATIVE,
-        DispatchF32 = "dispatch_f32": Dispatch Row::WIDENED,
-        DispatchGradF32 = "dispatch_grad_f32": DispatchGrad Row::WIDENED,
-        DropoutF32 = "dropout_f32": Dropout Row::WIDENED,
-        EmaF32 = "ema_f32": Ema Row::NATIVE,
-        EmbedF32 = "gather_f32": Embed Row::WIDENED_F16,
-        EmbedBf16 = "gather_bf16": Embed Row::BF16,
-        EmbedGradF32 = "embed_grad_f32": EmbedGrad Row::WIDENED,
-        GeluF32 = "gelu_erf_f32": Gelu Row::WIDENED_F16,
-        GeluBf16 = "gelu_erf_bf16": Gelu Row::BF16,
-        GeluGradF32 = "gelu_grad_f32": GeluGrad Row::WIDENED,
-        GluF32 = "geglu_f32": Glu Row::WIDENED_F16,
-        GluBf16 = "geglu_bf16": Glu Row::BF16,
-        GluGradF32 = "glu_grad_f32": GluGrad Row::WIDENED,
-        GradScaleF32 = "grad_scale_f32": GradScale Row::NATIVE,
-        GroupedLinearF32 = "grouped_linear_f32": GroupedLinear Row::PRODUCT,
-        GroupedLinearInputGradF32 = "grouped_linear_input_grad_f32": GroupedLinearInputGrad Row::PRODUCT,
-        GroupedLinearWeightGradF32 = "grouped_linear_weight_grad_f32": GroupedLinearWeightGrad Row::PRODUCT,
-        KlDivergenceF32 = "kl_divergence_f32": KlDivergence Row::WIDENED,
-        KlDivergenceGradF32 = "kl_divergence_grad_f32": KlDivergenceGrad Row::WIDENED,
-        LayerNormF32 = "layer_norm_f32": LayerNorm Row::WIDENED_F16,
-        LayerNormBf16 = "layer_norm_bf16": LayerNorm Row::BF16,
-        LayerNormGradF32 = "layer_norm_grad_f32": LayerNormGrad Row::WIDENED,
-        GemmF32 = "gemm_f32": Linear Row {
+        BatchNormF32 = "batch_norm_f32": BatchNorm KernelRow::WIDENED,
+        BatchNormGradF32 = "batch_norm_grad_f32": BatchNormGrad KernelRow::WIDENED,
+        BatchNormTrainF32 = "batch_norm_train_f32": BatchNormTrain KernelRow::WIDENED,
+        BatchNormTrainGradF32 = "batch_norm_train_grad_f32": BatchNormTrainGrad KernelRow::WIDENED,
+        Cast = "cast": Cast KernelRow::NATIVE,
+        CombineF32 = "combine_f32": Combine KernelRow::WIDENED,
+        CombineGradF32 = "combine_grad_f32": CombineGrad KernelRow::WIDENED,
+        CopyF32 = "copy_f32": Concat KernelRow::WIDENED_F16,
+        CopyBf16 = "copy_bf16": Concat KernelRow::BF16,
+        ConcatGradF32 = "concat_grad_f32": ConcatGrad KernelRow::WIDENED,
+        CountStepsF32 = "count_steps_f32": CountSteps KernelRow::NATIVE,
+        DispatchF32 = "dispatch_f32": Dispatch KernelRow::WIDENED,
+        DispatchGradF32 = "dispatch_grad_f32": DispatchGrad KernelRow::WIDENED,
+        DropoutF32 = "dropout_f32": Dropout KernelRow::WIDENED,
+        EmaF32 = "ema_f32": Ema KernelRow::NATIVE,
+        EmbedF32 = "gather_f32": Embed KernelRow::WIDENED_F16,
+        EmbedBf16 = "gather_bf16": Embed KernelRow::BF16,
+        EmbedGradF32 = "embed_grad_f32": EmbedGrad KernelRow::WIDENED,
+        GeluF32 = "gelu_erf_f32": Gelu KernelRow::WIDENED_F16,
+        GeluBf16 = "gelu_erf_bf16": Gelu KernelRow::BF16,
+        GeluGradF32 = "gelu_grad_f32": GeluGrad KernelRow::WIDENED,
+        GluF32 = "geglu_f32": Glu KernelRow::WIDENED_F16,
+        GluBf16 = "geglu_bf16": Glu KernelRow::BF16,
+        GluGradF32 = "glu_grad_f32": GluGrad KernelRow::WIDENED,
+        GradScaleF32 = "grad_scale_f32": GradScale KernelRow::NATIVE,
+        GroupedLinearF32 = "grouped_linear_f32": GroupedLinear KernelRow::PRODUCT,
+        GroupedLinearInputGradF32 = "grouped_linear_input_grad_f32": GroupedLinearInputGrad KernelRow::PRODUCT,
+        GroupedLinearWeightGradF32 = "grouped_linear_weight_grad_f32": GroupedLinearWeightGrad KernelRow::PRODUCT,
+        KlDivergenceF32 = "kl_divergence_f32": KlDivergence KernelRow::WIDENED,
+        KlDivergenceGradF32 = "kl_divergence_grad_f32": KlDivergenceGrad KernelRow::WIDENED,
+        LayerNormF32 = "layer_norm_f32": LayerNorm KernelRow::WIDENED_F16,
+        LayerNormBf16 = "layer_norm_bf16": LayerNorm KernelRow::BF16,
+        LayerNormGradF32 = "layer_norm_grad_f32": LayerNormGrad KernelRow::WIDENED,
+        GemmF32 = "gemm_f32": Linear KernelRow {
             dtypes: &[DType::F32],
             weights: Layout::Packed { rows: PANEL, columns: 1 },
             accepts: |op, _| accepts_ungated(op, OperandFormat::Stored),
             worker_workspace: |_, cx| Bytes(cx.kernels.instructions().gemm_f32()),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        GemmBf16 = "gemm_bf16": Linear Row {
+        GemmBf16 = "gemm_bf16": Linear KernelRow {
             dtypes: &[DType::Bf16],
             weights: Layout::Packed { rows: TILE_STEP, columns: TILE_STEP },
             accepts: accepts_in_tiles,
             worker_workspace: |_, _| Bytes(GEMM_TILES),
             fusions: |kernels| Fusions { fuse_gates: gates(kernels.instructions()), ..Fusions::NONE },
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        GemmInt8 = "gemm_int8": Linear Row {
+        GemmInt8 = "gemm_int8": Linear KernelRow {
             dtypes: &[DType::I8, DType::Bf16],
             weights: Layout::Packed { rows: TILE_STEP, columns: INT8_STEP },
             accepts: |op, _| accepts_ungated(op, OperandFormat::Int8),
             worker_workspace: |_, _| Bytes(GEMM_TILES),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        ProductF32 = "product_f32": Linear Row {
+        ProductF32 = "product_f32": Linear KernelRow {
             accepts: |op, _| accepts_ungated(op, OperandFormat::Stored),
-            ..Row::PRODUCT
+            ..KernelRow::PRODUCT
         },
-        LinearCrossEntropyF32 = "linear_cross_entropy_f32": LinearCrossEntropy Row {
+        LinearCrossEntropyF32 = "linear_cross_entropy_f32": LinearCrossEntropy KernelRow {
             workspace: |op, cx| chunk_bytes(op, cx, 0),
-            ..Row::PRODUCT
+            ..KernelRow::PRODUCT
         },
-        LinearCrossEntropyGradF32 = "linear_cross_entropy_grad_f32": LinearCrossEntropyGrad Row {
+        LinearCrossEntropyGradF32 = "linear_cross_entropy_grad_f32": LinearCrossEntropyGrad KernelRow {
             // The gradient of the loss precedes the rows.
             workspace: |op, cx| chunk_bytes(&op.forward, cx, 1),
-            ..Row::PRODUCT
+            ..KernelRow::PRODUCT
         },
-        LinearInputGradF32 = "linear_input_grad_f32": LinearInputGrad Row {
+        LinearInputGradF32 = "linear_input_grad_f32": LinearInputGrad KernelRow {
             accepts: |op, _| op.operands == OperandFormat::Stored,
-            ..Row::PRODUCT
+            ..KernelRow::PRODUCT
         },
-        LinearWeightGradF32 = "linear_weight_grad_f32": LinearWeightGrad Row {
+        LinearWeightGradF32 = "linear_weight_grad_f32": LinearWeightGrad KernelRow {
             accepts: |op, _| op.operands == OperandFormat::Stored,
-            ..Row::PRODUCT
+            ..KernelRow::PRODUCT
         },
-        QuantizeF32 = "quantize_f32": Quantize Row {
+        QuantizeF32 = "quantize_f32": Quantize KernelRow {
             accepts: |op, _| op.to == DType::I8,
             worker_workspace: |_, cx| Bytes(WORD * cx.output_columns()),
-            ..Row::WIDENED_F16
+            ..KernelRow::WIDENED_F16
         },
-        QuantizeBf16 = "quantize_bf16": Quantize Row {
+        QuantizeBf16 = "quantize_bf16": Quantize KernelRow {
             accepts: |op, _| op.to == DType::I8,
             worker_workspace: |_, cx| Bytes(WORD * cx.output_columns()),
-            ..Row::BF16
+            ..KernelRow::BF16
         },
-        ReluF32 = "relu_f32": Relu Row::WIDENED_F16,
-        ReluBf16 = "relu_bf16": Relu Row::BF16,
-        ReluGradF32 = "relu_grad_f32": ReluGrad Row::WIDENED,
-        RmsNormF32 = "rms_norm_f32": RmsNorm Row::WIDENED_F16,
-        RmsNormBf16 = "rms_norm_bf16": RmsNorm Row::BF16,
-        RmsNormGradF32 = "rms_norm_grad_f32": RmsNormGrad Row::WIDENED,
-        RotaryTableF32 = "rotary_table_f32": RotaryTable Row::WIDENED,
-        RouteF32 = "route_f32": Route Row {
+        ReluF32 = "relu_f32": Relu KernelRow::WIDENED_F16,
+        ReluBf16 = "relu_bf16": Relu KernelRow::BF16,
+        ReluGradF32 = "relu_grad_f32": ReluGrad KernelRow::WIDENED,
+        RmsNormF32 = "rms_norm_f32": RmsNorm KernelRow::WIDENED_F16,
+        RmsNormBf16 = "rms_norm_bf16": RmsNorm KernelRow::BF16,
+        RmsNormGradF32 = "rms_norm_grad_f32": RmsNormGrad KernelRow::WIDENED,
+        RotaryTableF32 = "rotary_table_f32": RotaryTable KernelRow::WIDENED,
+        RouteF32 = "route_f32": Route KernelRow {
             worker_workspace: |_, cx| route_bytes(cx),
             workspace: |_, cx| route_bytes(cx) * route_packs(cx),
-            ..Row::WIDENED
+            ..KernelRow::WIDENED
         },
-        RouteGradF32 = "route_grad_f32": RouteGrad Row::WIDENED,
-        RouterLossF32 = "router_loss_f32": RouterLoss Row {
+        RouteGradF32 = "route_grad_f32": RouteGrad KernelRow::WIDENED,
+        RouterLossF32 = "router_loss_f32": RouterLoss KernelRow {
             // Two words for each row.
             workspace: |_, cx| Bytes(2 * WORD * cx.rows(0)),
-            ..Row::WIDENED
+            ..KernelRow::WIDENED
         },
-        RouterLossGradF32 = "router_loss_grad_f32": RouterLossGrad Row {
+        RouterLossGradF32 = "router_loss_grad_f32": RouterLossGrad KernelRow {
             // One word for each pack and expert.
             workspace: |_, cx| Bytes(WORD * cx.columns(1) * cx.rows(3)),
-            ..Row::WIDENED
+            ..KernelRow::WIDENED
         },
-        ScaleF32 = "scale_f32": Scale Row::WIDENED_F16,
-        ScaleBf16 = "scale_bf16": Scale Row::BF16,
-        SegmentMeanF32 = "segment_mean_f32": SegmentMean Row::WIDENED_F16,
-        SegmentMeanBf16 = "segment_mean_bf16": SegmentMean Row::BF16,
-        SegmentMeanGradF32 = "segment_mean_grad_f32": SegmentMeanGrad Row::WIDENED,
-        SelectRowsF32 = "gather_f32": SelectRows Row::WIDENED_F16,
-        SelectRowsBf16 = "gather_bf16": SelectRows Row::BF16,
-        SelectRowsGradF32 = "select_rows_grad_f32": SelectRowsGrad Row::WIDENED,
-        SgdF32 = "sgd_f32": Sgd Row::NATIVE,
-        SoftmaxF32 = "softmax_f32": Softmax Row::WIDENED,
-        SoftmaxGradF32 = "softmax_grad_f32": SoftmaxGrad Row::WIDENED,
+        ScaleF32 = "scale_f32": Scale KernelRow::WIDENED_F16,
+        ScaleBf16 = "scale_bf16": Scale KernelRow::BF16,
+        SegmentMeanF32 = "segment_mean_f32": SegmentMean KernelRow::WIDENED_F16,
+        SegmentMeanBf16 = "segment_mean_bf16": SegmentMean KernelRow::BF16,
+        SegmentMeanGradF32 = "segment_mean_grad_f32": SegmentMeanGrad KernelRow::WIDENED,
+        SelectRowsF32 = "gather_f32": SelectRows KernelRow::WIDENED_F16,
+        SelectRowsBf16 = "gather_bf16": SelectRows KernelRow::BF16,
+        SelectRowsGradF32 = "select_rows_grad_f32": SelectRowsGrad KernelRow::WIDENED,
+        SgdF32 = "sgd_f32": Sgd KernelRow::NATIVE,
+        SoftmaxF32 = "softmax_f32": Softmax KernelRow::WIDENED,
+        SoftmaxGradF32 = "softmax_grad_f32": SoftmaxGrad KernelRow::WIDENED,
     }
 }
 
-impl<O> Row<O> {
+impl<O> KernelRow<O> {
     /// Reads f32, bf16 and f16; 16-bit operands are converted to f32 copies.
     const WIDENED: Self = Self { widens: true, ..Self::PLAIN };
 
@@ -276,7 +276,7 @@ fn gates(set: InstructionSet) -> Option<GateFusion> {
         dtypes: &[DType::Bf16],
         silu: true,
         bias: true,
-        longest: LONGEST_GATED,
+        max_columns: LONGEST_GATED,
         multiple: u64::from(TILE_STEP),
     };
     match set {
@@ -298,10 +298,9 @@ fn accepts_in_tiles(op: &Linear, cx: &NodeContext<'_>) -> bool {
     if op.epilogue.gate().is_none() {
         return true;
     }
-    let fits = |gates: GateFusion| {
-        cx.columns(0) <= gates.longest && cx.output_columns().is_multiple_of(gates.multiple)
-    };
-    gates(cx.kernels.instructions()).is_some_and(fits)
+    gates(cx.kernels.instructions()).is_some_and(|gates| {
+        cx.columns(0) <= gates.max_columns && cx.output_columns().is_multiple_of(gates.multiple)
+    })
 }
 
 /// Whether a kernel that multiplies `operands` computes a linear except its gate: no CPU kernel fuses a preceding norm.

@@ -5,7 +5,7 @@
     reason = "sizes of tensors within the limits of graphs, times constants"
 )]
 
-use super::{Fusions, GateFusion, NodeContext, Row, table};
+use super::{Fusions, GateFusion, KernelRow, NodeContext, table};
 use plimsoll_graph::ops::{
     Attention, AttentionGrad, EmbedGrad, Epilogue, Linear, LinearCrossEntropy, LinearWeightGrad, OperandFormat,
     Prologue, RmsNormGrad, Route,
@@ -29,125 +29,125 @@ impl Capability {
 table! {
     /// A kernel for NVIDIA GPUs.
     CudaKernel {
-        Accumulate = "accumulate": Accumulate Row::PLAIN,
-        Adafactor = "adafactor": Adafactor Row { workspace: |_, cx| adafactor_bytes(cx), ..Row::PLAIN },
-        AdamW = "adamw": AdamW Row::PLAIN,
-        AdamW8bit = "adamw_8bit": AdamW8bit Row::PLAIN,
-        Add = "rows": Add Row::PLAIN,
-        Flash = "flash": Attention Row { accepts: |op, _| op.head_dim <= WIDEST_HEAD, ..Row::PLAIN },
-        FlashGrad = "flash_grad": AttentionGrad Row {
+        Accumulate = "accumulate": Accumulate KernelRow::PLAIN,
+        Adafactor = "adafactor": Adafactor KernelRow { workspace: |_, cx| adafactor_bytes(cx), ..KernelRow::PLAIN },
+        AdamW = "adamw": AdamW KernelRow::PLAIN,
+        AdamW8bit = "adamw_8bit": AdamW8bit KernelRow::PLAIN,
+        Add = "rows": Add KernelRow::PLAIN,
+        Flash = "flash": Attention KernelRow { accepts: |op, _| op.head_dim <= WIDEST_HEAD, ..KernelRow::PLAIN },
+        FlashGrad = "flash_grad": AttentionGrad KernelRow {
             accepts: |op, _| op.forward.head_dim <= WIDEST_HEAD,
             workspace: flash_grad_bytes,
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        BatchNorm = "rows": BatchNorm Row::PLAIN,
-        BatchNormGrad = "batch_norm_grad": BatchNormGrad Row {
+        BatchNorm = "rows": BatchNorm KernelRow::PLAIN,
+        BatchNormGrad = "batch_norm_grad": BatchNormGrad KernelRow {
             workspace: |_, cx| column_sums_of(cx, 2, 0),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        BatchNormTrain = "batch_norm_train": BatchNormTrain Row {
+        BatchNormTrain = "batch_norm_train": BatchNormTrain KernelRow {
             workspace: |_, cx| column_sums_of(cx, 1, 2),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Row {
+        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad KernelRow {
             // The rows of dx need the finished sums.
             workspace: |_, cx| column_sums_of(cx, 2, 2),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Cast = "rows": Cast Row::PLAIN,
-        Combine = "combine": Combine Row::PLAIN,
-        CombineGrad = "combine_grad": CombineGrad Row::PLAIN,
-        Concat = "rows": Concat Row::PLAIN,
-        ConcatGrad = "concat_grad": ConcatGrad Row::PLAIN,
-        CountSteps = "count_steps": CountSteps Row::PLAIN,
-        Dispatch = "dispatch": Dispatch Row::PLAIN,
-        DispatchGrad = "dispatch_grad": DispatchGrad Row::PLAIN,
-        Dropout = "dropout": Dropout Row::PLAIN,
-        Ema = "ema": Ema Row::PLAIN,
-        Embed = "rows": Embed Row::PLAIN,
-        EmbedGrad = "embed_grad": EmbedGrad Row { workspace: embed_grad_bytes, ..Row::PLAIN },
-        Gelu = "rows": Gelu Row::PLAIN,
-        GeluGrad = "gelu_grad": GeluGrad Row::PLAIN,
-        Glu = "rows": Glu Row::PLAIN,
-        GluGrad = "glu_grad": GluGrad Row::PLAIN,
-        GradScale = "grad_scale": GradScale Row { workspace: |_, cx| grad_scale_bytes(cx), ..Row::PLAIN },
-        GroupedGemm = "grouped_gemm": GroupedLinear Row::PLAIN,
-        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Row::PLAIN,
-        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Row::PLAIN,
-        KlDivergence = "kl_divergence": KlDivergence Row::PLAIN,
-        KlDivergenceGrad = "kl_divergence_grad": KlDivergenceGrad Row::PLAIN,
-        LayerNorm = "rows": LayerNorm Row::PLAIN,
-        LayerNormGrad = "layer_norm_grad": LayerNormGrad Row {
+        Cast = "rows": Cast KernelRow::PLAIN,
+        Combine = "combine": Combine KernelRow::PLAIN,
+        CombineGrad = "combine_grad": CombineGrad KernelRow::PLAIN,
+        Concat = "rows": Concat KernelRow::PLAIN,
+        ConcatGrad = "concat_grad": ConcatGrad KernelRow::PLAIN,
+        CountSteps = "count_steps": CountSteps KernelRow::PLAIN,
+        Dispatch = "dispatch": Dispatch KernelRow::PLAIN,
+        DispatchGrad = "dispatch_grad": DispatchGrad KernelRow::PLAIN,
+        Dropout = "dropout": Dropout KernelRow::PLAIN,
+        Ema = "ema": Ema KernelRow::PLAIN,
+        Embed = "rows": Embed KernelRow::PLAIN,
+        EmbedGrad = "embed_grad": EmbedGrad KernelRow { workspace: embed_grad_bytes, ..KernelRow::PLAIN },
+        Gelu = "rows": Gelu KernelRow::PLAIN,
+        GeluGrad = "gelu_grad": GeluGrad KernelRow::PLAIN,
+        Glu = "rows": Glu KernelRow::PLAIN,
+        GluGrad = "glu_grad": GluGrad KernelRow::PLAIN,
+        GradScale = "grad_scale": GradScale KernelRow { workspace: |_, cx| grad_scale_bytes(cx), ..KernelRow::PLAIN },
+        GroupedGemm = "grouped_gemm": GroupedLinear KernelRow::PLAIN,
+        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad KernelRow::PLAIN,
+        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad KernelRow::PLAIN,
+        KlDivergence = "kl_divergence": KlDivergence KernelRow::PLAIN,
+        KlDivergenceGrad = "kl_divergence_grad": KlDivergenceGrad KernelRow::PLAIN,
+        LayerNorm = "rows": LayerNorm KernelRow::PLAIN,
+        LayerNormGrad = "layer_norm_grad": LayerNormGrad KernelRow {
             workspace: |_, cx| column_sums_of(cx, 2, 0),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Gemm = "gemm": Linear Row {
+        Gemm = "gemm": Linear KernelRow {
             accepts: |op, cx| has_one_dtype(cx) && op.epilogue != Epilogue::SiluGate,
             workspace: |_, _| GEMM,
             fusions: |kernels| gemm_fusions(kernels.capability()),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        GemmFp8 = "gemm": Linear Row {
+        GemmFp8 = "gemm": Linear KernelRow {
             dtypes: &[DType::F8, DType::Bf16],
             weights: Layout::Scaled,
             accepts: accepts_fp8,
             workspace: |_, _| GEMM,
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Row {
+        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy KernelRow {
             workspace: |op, cx| total(&LossSizes::of(op, cx, 0).loss_parts()),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Row {
+        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad KernelRow {
             // The gradient of the loss precedes the rows.
             workspace: |op, cx| total(&LossSizes::of(&op.forward, cx, 1).grad_parts()),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        GemmInputGrad = "gemm_input_grad": LinearInputGrad Row {
+        GemmInputGrad = "gemm_input_grad": LinearInputGrad KernelRow {
             accepts: |_, cx| has_one_dtype(cx),
             workspace: |_, cx| gemm_input_grad_bytes(cx),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Row {
+        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad KernelRow {
             accepts: |_, cx| has_one_dtype(cx),
             workspace: gemm_weight_grad_bytes,
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Quantize = "rows": Quantize Row {
+        Quantize = "rows": Quantize KernelRow {
             accepts: |op, cx| op.to == DType::F8 && cx.kernels.capability() >= Capability::FP8,
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Relu = "rows": Relu Row::PLAIN,
-        ReluGrad = "relu_grad": ReluGrad Row::PLAIN,
-        RmsNorm = "rms_norm": RmsNorm Row::PLAIN,
-        RmsNormGrad = "rms_norm_grad": RmsNormGrad Row { workspace: rms_norm_grad_bytes, ..Row::PLAIN },
-        RotaryTable = "sequence": RotaryTable Row::PLAIN,
-        Route = "route": Route Row {
+        Relu = "rows": Relu KernelRow::PLAIN,
+        ReluGrad = "relu_grad": ReluGrad KernelRow::PLAIN,
+        RmsNorm = "rms_norm": RmsNorm KernelRow::PLAIN,
+        RmsNormGrad = "rms_norm_grad": RmsNormGrad KernelRow { workspace: rms_norm_grad_bytes, ..KernelRow::PLAIN },
+        RotaryTable = "sequence": RotaryTable KernelRow::PLAIN,
+        Route = "route": Route KernelRow {
             accepts: |op, _| op.experts <= MAX_EXPERTS,
             workspace: route_workspace,
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        RouteGrad = "route_grad": RouteGrad Row::PLAIN,
-        RouterLoss = "router_loss": RouterLoss Row {
+        RouteGrad = "route_grad": RouteGrad KernelRow::PLAIN,
+        RouterLoss = "router_loss": RouterLoss KernelRow {
             workspace: |_, cx| router_loss_bytes(router_counts(cx, 0), cx.columns(0)).bytes(),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        RouterLossGrad = "router_loss_grad": RouterLossGrad Row {
+        RouterLossGrad = "router_loss_grad": RouterLossGrad KernelRow {
             // The gradient of the loss precedes the logits.
             workspace: |_, cx| router_loss_grad_bytes(router_counts(cx, 1), cx.columns(1)).bytes(),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Scale = "scale": Scale Row::PLAIN,
-        SegmentMean = "sequence": SegmentMean Row::PLAIN,
-        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Row::PLAIN,
-        SelectRows = "rows": SelectRows Row::PLAIN,
-        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Row {
+        Scale = "scale": Scale KernelRow::PLAIN,
+        SegmentMean = "sequence": SegmentMean KernelRow::PLAIN,
+        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad KernelRow::PLAIN,
+        SelectRows = "rows": SelectRows KernelRow::PLAIN,
+        SelectRowsGrad = "select_rows_grad": SelectRowsGrad KernelRow {
             workspace: |_, cx| select_rows_grad_bytes(cx),
-            ..Row::PLAIN
+            ..KernelRow::PLAIN
         },
-        Sgd = "sgd": Sgd Row::PLAIN,
-        Softmax = "rows": Softmax Row::PLAIN,
-        SoftmaxGrad = "softmax_grad": SoftmaxGrad Row::PLAIN,
+        Sgd = "sgd": Sgd KernelRow::PLAIN,
+        Softmax = "rows": Softmax KernelRow::PLAIN,
+        SoftmaxGrad = "softmax_grad": SoftmaxGrad KernelRow::PLAIN,
     }
 }
 
@@ -169,7 +169,7 @@ fn gemm_fusions(capability: Capability) -> Fusions {
         dtypes: &[DType::Bf16, DType::F16],
         silu: false,
         bias: false,
-        longest: u64::MAX,
+        max_columns: u64::MAX,
         multiple: 8,
     };
     Fusions { fuse_gates: hopper.then_some(gates), fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
@@ -357,7 +357,9 @@ impl LossSizes {
     /// zeros in those that do not count, w transposed, the transposes of the gradient and of the rows, dw and db in f32,
     /// partial sums of db, and cuBLASLt's.
     pub fn grad_parts(&self) -> [Bytes; 10] {
-        let (rows, padded, size) = (self.chunk_rows(), self.padded(), self.dtype.size());
+        let rows = self.chunk_rows();
+        let padded = self.padded();
+        let size = self.dtype.size();
         let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype, OperandFormat::Stored);
         let wide = if self.dtype == DType::F32 { 0 } else { padded * self.k * DType::F32.size() };
         [
@@ -398,10 +400,11 @@ fn flash_grad_bytes(op: &AttentionGrad, cx: &NodeContext<'_>) -> Bytes {
 /// in f32; with rotary embedding the rotated q and k; two counters of work items.
 pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 4] {
     let stats = 2 * u64::from(op.heads) * DType::F32.size();
-    let rotated = |width: u64| if op.rotary { width * dtype.size() } else { 0 };
+    let rotated_size = if op.rotary { dtype.size() } else { 0 };
+    let rotated_q = op.width() * rotated_size;
+    let rotated_k = op.kv_width() * rotated_size;
     let counters = 2 * DType::I32.size();
-    let rows = [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| tokens * row);
-    [rows[0], rows[1], rows[2], counters].map(|bytes| Bytes(bytes).align_up(256))
+    [tokens * stats, tokens * rotated_q, tokens * rotated_k, counters].map(|bytes| Bytes(bytes).align_up(256))
 }
 
 /// Largest number of experts of routing on GPUs: a thread of a block has an expert.

@@ -1,6 +1,6 @@
 //! Kernel tables: for each kernel the op that it computes, the operands that it accepts, the layout of its
 //! weights, the fusions it supports and its workspace. Invariant: each of these facts is stated here only, in the
-//! [`Row`] of the kernel. A plan contains the [`KernelId`] of every node and devices `match` on it, so a kernel that
+//! [`KernelRow`] of the kernel. A plan contains the [`KernelId`] of every node and devices `match` on it, so a kernel that
 //! can be planned but is not implemented is a compile error.
 //!
 //! A kernel id denotes the arithmetic together with the instruction set or compute capability of its table,
@@ -29,7 +29,7 @@ use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
 
 /// Defines a kernel table: an enum with one variant per kernel, its name in records and target files, the op
-/// that it computes, and its [`Row`]. Where several kernels accept a node, earlier ones are preferred.
+/// that it computes, and its [`KernelRow`]. Where several kernels accept a node, earlier ones are preferred.
 macro_rules! table {
     ($(#[$about:meta])* $Kernel:ident { $($variant:ident = $name:literal: $op:ident $row:expr,)* }) => {
         $(#[$about])*
@@ -58,10 +58,10 @@ macro_rules! table {
                 }
             }
 
-            pub(super) fn row(self) -> &'static dyn super::KernelRow {
+            pub(super) fn row(self) -> &'static dyn super::AnyKernelRow {
                 match self {
                     $(Self::$variant => {
-                        static ROW: Row<plimsoll_graph::ops::$op> = $row;
+                        static ROW: KernelRow<plimsoll_graph::ops::$op> = $row;
                         &ROW
                     })*
                 }
@@ -117,7 +117,7 @@ impl KernelId {
     }
 
     /// The kernel's row; `None` for copies and views.
-    fn row(self) -> Option<&'static dyn KernelRow> {
+    fn row(self) -> Option<&'static dyn AnyKernelRow> {
         match self {
             Self::Reference(kernel) => Some(kernel.row()),
             Self::Cpu(kernel) => Some(kernel.row()),
@@ -163,7 +163,7 @@ pub struct GateFusion {
     /// Matmuls with a bias are supported.
     pub bias: bool,
     /// Maximum columns of x.
-    pub longest: u64,
+    pub max_columns: u64,
     /// The columns of y must be a multiple of this number.
     pub multiple: u64,
 }
@@ -191,12 +191,11 @@ impl Kernels {
         if node.op.is_view() {
             return Some(KernelId::View);
         }
-        let weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).layout);
-        let as_wanted = |id: &KernelId| match node.op.weights() {
+        let weights = node.op.weights();
+        self.accepting(graph, node).find(|id| match weights {
             [] => id.weights() == Layout::RowMajor,
-            _ => weights.clone().all(|layout| layout == id.weights()),
-        };
-        self.accepting(graph, node).find(as_wanted)
+            _ => weights.iter().all(|&i| graph.spec(node.inputs[i]).layout == id.weights()),
+        })
     }
 
     /// Fusions that the kernels support.
@@ -246,6 +245,7 @@ impl Kernels {
 
     fn accepts(self, id: KernelId, graph: &Graph, node: &Node) -> bool {
         let Some(row) = id.row() else { return false };
+        // A kernel is chosen by the types of its floating-point inputs, so an op without any has none.
         let mut dtypes =
             node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
         row.accepts(&NodeContext { kernels: self, graph, node })
@@ -258,8 +258,8 @@ impl Kernels {
 const CACHE_LINE: u64 = 64;
 
 /// Properties of a kernel that computes the op `O`, or every op if `O` is [`Op`]. A row of a table states the
-/// properties that differ from those of [`Row::PLAIN`].
-struct Row<O> {
+/// properties that differ from those of [`KernelRow::PLAIN`].
+struct KernelRow<O> {
     /// Element types of floating-point inputs that the kernel accepts.
     dtypes: &'static [DType],
     /// Whether the kernel always computes in f32, on f32 copies of 16-bit operands.
@@ -276,7 +276,7 @@ struct Row<O> {
     fusions: fn(Kernels) -> Fusions,
 }
 
-impl<O> Row<O> {
+impl<O> KernelRow<O> {
     /// A kernel that reads every floating-point type by rows, accepts all nodes of its op, and needs no workspace.
     const PLAIN: Self = Self {
         dtypes: &[DType::F32, DType::Bf16, DType::F16],
@@ -331,8 +331,8 @@ impl NodeContext<'_> {
     }
 }
 
-/// A [`Row`] of any op: the same properties, without the op in their types.
-trait KernelRow {
+/// A [`KernelRow`] of any op: the same properties, without the op in their types.
+trait AnyKernelRow {
     fn dtypes(&self) -> &'static [DType];
     fn widens(&self) -> bool;
     fn weights(&self) -> Layout;
@@ -345,7 +345,7 @@ trait KernelRow {
     fn fusions(&self, kernels: Kernels) -> Fusions;
 }
 
-impl<O> KernelRow for Row<O>
+impl<O> AnyKernelRow for KernelRow<O>
 where
     for<'a> &'a O: TryFrom<&'a Op>,
 {

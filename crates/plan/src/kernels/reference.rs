@@ -1,6 +1,6 @@
 //! Kernel table of the reference. Invariant: it accepts every op in every element type and needs no workspace.
 
-use super::{KernelRow, Row};
+use super::{AnyKernelRow, KernelRow};
 use plimsoll_graph::{DType, Layout, Op};
 use serde::{Deserialize, Serialize};
 
@@ -15,20 +15,20 @@ pub enum ReferenceKernel {
 }
 
 /// Row of [`ReferenceKernel::Any`].
-static ANY: Row<Op> = Row::PLAIN;
+static ANY: KernelRow<Op> = KernelRow::PLAIN;
 
 /// Row of [`ReferenceKernel::Quantized`].
-static QUANTIZED: Row<Op> = Row {
+static QUANTIZED: KernelRow<Op> = KernelRow {
     dtypes: &[DType::F8, DType::I8, DType::Bf16],
     weights: Layout::Scaled,
     accepts: |op, _| matches!(op, Op::Linear(_)) && op.operands().quantized().is_some(),
-    ..Row::PLAIN
+    ..KernelRow::PLAIN
 };
 
 impl ReferenceKernel {
     pub(super) const ALL: &[Self] = &[Self::Any, Self::Quantized];
 
-    pub(super) fn row(self) -> &'static dyn KernelRow {
+    pub(super) fn row(self) -> &'static dyn AnyKernelRow {
         match self {
             Self::Any => &ANY,
             Self::Quantized => &QUANTIZED,

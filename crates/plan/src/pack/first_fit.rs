@@ -2,13 +2,13 @@
 //!
 //! Invariant: no block overlaps an earlier one.
 
-use super::solve::Block;
+use super::solve::PackBlock;
 
 /// Packs `blocks` in `order` and returns the offset of each; `None` if a block would end above `limit`.
-pub(super) fn pack(blocks: &[Block], order: &[u32], limit: u64) -> Option<Vec<u64>> {
+pub(super) fn pack(blocks: &[PackBlock], order: &[u32], limit: u64) -> Option<Vec<u64>> {
     let mut offsets = vec![0; blocks.len()];
     // Sorted by offset, so that one walk passes the gaps from the lowest to the highest.
-    let mut placed: Vec<(u64, Block)> = Vec::with_capacity(blocks.len());
+    let mut placed: Vec<(u64, PackBlock)> = Vec::with_capacity(blocks.len());
     for &i in order {
         let block = blocks[i as usize];
         let mut offset = 0;

@@ -75,7 +75,11 @@ impl Problem {
 
     /// Indices of the items of nonzero size that are live at `instant`, ascending.
     pub fn live_at(&self, instant: u32) -> Vec<usize> {
-        let alive = |item: &PackItem| item.size > 0 && item.birth <= instant && instant <= item.death;
-        (0..self.items.len()).filter(|&i| alive(&self.items[i])).collect()
+        let live = self
+            .items
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| item.size > 0 && item.birth <= instant && instant <= item.death);
+        live.map(|(i, _)| i).collect()
     }
 }

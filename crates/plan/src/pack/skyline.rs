@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::solve::Block;
+use super::solve::PackBlock;
 
 /// Packs `blocks` with the given priority and returns the offset of each block; `None` if a block would end above
 /// `limit`. Takes O(n log n) for lifetimes as in layers; for random long lifetimes the time is quadratic.
-pub(super) fn pack(blocks: &[Block], priority: &[u32], limit: u64) -> Option<Vec<u64>> {
+pub(super) fn pack(blocks: &[PackBlock], priority: &[u32], limit: u64) -> Option<Vec<u64>> {
     let mut waiting = Waiting::new(blocks, priority);
     let last = blocks.iter().map(|b| b.death).max().unwrap_or(0);
     let mut skyline = Skyline::new(last);
@@ -44,30 +44,29 @@ struct SkylineStep {
 
 /// Partition of all time into steps; adjacent steps differ in height.
 struct Skyline {
-    /// Steps by first instant, as (last instant, height).
-    by_time: BTreeMap<u32, (u32, u64)>,
-    /// Steps by height, as (height, first instant).
+    /// Steps by first instant.
+    by_time: BTreeMap<u32, SkylineStep>,
+    /// Steps by height, as (height, first instant): the first is the earliest of the lowest ones.
     by_floor: BTreeSet<(u64, u32)>,
 }
 
 impl Skyline {
     fn new(last: u32) -> Self {
-        Self { by_time: BTreeMap::from([(0, (last, 0))]), by_floor: BTreeSet::from([(0, 0)]) }
+        let ground = SkylineStep { first: 0, last, floor: 0 };
+        Self { by_time: BTreeMap::from([(0, ground)]), by_floor: BTreeSet::from([(0, 0)]) }
     }
 
     /// The lowest step; the earliest of equally low ones.
     fn lowest(&self) -> SkylineStep {
-        let &(floor, first) = self.by_floor.first().expect("time has a step");
-        SkylineStep { first, last: self.by_time[&first].0, floor }
+        let (_, first) = self.by_floor.first().expect("time has a step");
+        self.by_time[first]
     }
 
     /// The steps before and after a step.
     fn neighbours(&self, step: &SkylineStep) -> [Option<SkylineStep>; 2] {
-        let of = |(&first, &(last, floor)): (&u32, &(u32, u64))| SkylineStep { first, last, floor };
-        [
-            self.by_time.range(..step.first).next_back().map(of),
-            self.by_time.range(step.last + 1..).next().map(of),
-        ]
+        let before = self.by_time.range(..step.first).next_back();
+        let after = self.by_time.range(step.last + 1..).next();
+        [before, after].map(|neighbour| neighbour.map(|(_, step)| *step))
     }
 
     fn remove(&mut self, step: &SkylineStep) {
@@ -76,7 +75,7 @@ impl Skyline {
     }
 
     fn insert(&mut self, step: &SkylineStep) {
-        self.by_time.insert(step.first, (step.last, step.floor));
+        self.by_time.insert(step.first, *step);
         self.by_floor.insert((step.floor, step.first));
     }
 
@@ -88,7 +87,7 @@ impl Skyline {
     }
 
     /// Places a block on a step, which divides it into up to three steps.
-    fn build(&mut self, old: SkylineStep, block: &Block, end: u64) {
+    fn build(&mut self, old: SkylineStep, block: &PackBlock, end: u64) {
         self.remove(&old);
         if old.first < block.birth {
             self.insert(&SkylineStep { last: block.birth - 1, ..old });
@@ -104,8 +103,8 @@ impl Skyline {
         let floor = step.floor;
         for neighbour in self.neighbours(&step).into_iter().flatten().filter(|s| s.floor == floor) {
             self.remove(&neighbour);
-            let (first, last) = (step.first.min(neighbour.first), step.last.max(neighbour.last));
-            step = SkylineStep { first, last, floor };
+            step.first = step.first.min(neighbour.first);
+            step.last = step.last.max(neighbour.last);
         }
         self.insert(&step);
     }
@@ -113,27 +112,41 @@ impl Skyline {
 
 /// The blocks that are not placed yet, in a segment tree.
 struct Waiting<'a> {
-    blocks: &'a [Block],
+    blocks: &'a [PackBlock],
     /// Number of leaves of the tree; node 1 is the root, and block i is leaf `leaves + i`.
     leaves: usize,
-    /// Least priority rank and least death in the subtree of each node; [`NONE`] if all of its blocks are placed.
-    tree: Vec<(u32, u32)>,
-    /// Block of each rank.
+    /// Minima of the subtree of each node; [`Minima::NONE`] if all of its blocks are placed.
+    tree: Vec<Minima>,
+    /// Index of the block of each rank.
     priority: &'a [u32],
 }
 
-/// Node without blocks: neutral element of [`both`].
-const NONE: (u32, u32) = (u32::MAX, u32::MAX);
+/// Least priority rank and least death of the waiting blocks of a subtree.
+#[derive(Clone, Copy)]
+struct Minima {
+    rank: u32,
+    death: u32,
+}
+
+impl Minima {
+    /// Minima of no blocks: the neutral element of [`Minima::join`].
+    const NONE: Self = Self { rank: u32::MAX, death: u32::MAX };
+
+    /// Minima of the blocks of two subtrees.
+    fn join(self, other: Self) -> Self {
+        Self { rank: self.rank.min(other.rank), death: self.death.min(other.death) }
+    }
+}
 
 impl<'a> Waiting<'a> {
-    fn new(blocks: &'a [Block], priority: &'a [u32]) -> Self {
+    fn new(blocks: &'a [PackBlock], priority: &'a [u32]) -> Self {
         let leaves = blocks.len().next_power_of_two();
-        let mut tree = vec![NONE; 2 * leaves];
+        let mut tree = vec![Minima::NONE; 2 * leaves];
         for (rank, &i) in (0..).zip(priority) {
-            tree[leaves + i as usize] = (rank, blocks[i as usize].death);
+            tree[leaves + i as usize] = Minima { rank, death: blocks[i as usize].death };
         }
         for node in (1..leaves).rev() {
-            tree[node] = both(tree[2 * node], tree[2 * node + 1]);
+            tree[node] = tree[2 * node].join(tree[2 * node + 1]);
         }
         Self { blocks, leaves, tree, priority }
     }
@@ -148,10 +161,10 @@ impl<'a> Waiting<'a> {
         let next = (best < u32::MAX).then(|| self.priority[best as usize] as usize);
         if let Some(i) = next {
             let mut node = self.leaves + i;
-            self.tree[node] = NONE;
+            self.tree[node] = Minima::NONE;
             while node > 1 {
                 node /= 2;
-                self.tree[node] = both(self.tree[2 * node], self.tree[2 * node + 1]);
+                self.tree[node] = self.tree[2 * node].join(self.tree[2 * node + 1]);
             }
         }
         next
@@ -160,7 +173,7 @@ impl<'a> Waiting<'a> {
     /// Lowers `best` to the least rank among the blocks of `range` in this subtree that die by `last`. `span` is the
     /// range of blocks of the subtree.
     fn search(&self, node: usize, span: Range<usize>, range: &Range<usize>, last: u32, best: &mut u32) {
-        let (rank, death) = self.tree[node];
+        let Minima { rank, death } = self.tree[node];
         if span.end <= range.start || range.end <= span.start || death > last || rank >= *best {
             return;
         }
@@ -171,14 +184,9 @@ impl<'a> Waiting<'a> {
         let middle = span.start.midpoint(span.end);
         let mut halves = [(2 * node, span.start..middle), (2 * node + 1, middle..span.end)];
         // Searching the half with the lower rank first may prune the other half.
-        halves.sort_by_key(|(node, _)| self.tree[*node].0);
+        halves.sort_by_key(|(node, _)| self.tree[*node].rank);
         for (node, span) in halves {
             self.search(node, span, range, last, best);
         }
     }
-}
-
-/// Element-wise minimum: the tree entry of the parent of two nodes.
-fn both(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
-    (a.0.min(b.0), a.1.min(b.1))
 }

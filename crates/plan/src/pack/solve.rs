@@ -24,13 +24,13 @@ pub struct Packing {
 
 /// An item inside the solver: size in units of the alignment, renumbered instants, `death` inclusive.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct PackBlock {
     pub(super) size: u64,
     pub(super) birth: u32,
     pub(super) death: u32,
 }
 
-impl Block {
+impl PackBlock {
     /// End of the block if it starts at `offset`.
     pub(super) fn end(&self, offset: u64) -> u64 {
         offset + self.size
@@ -50,19 +50,16 @@ impl Block {
 pub fn solve(problem: &Problem) -> Option<Packing> {
     assert!(problem.items.iter().all(|i| i.birth <= i.death), "an item dies before its birth");
     problem.total()?;
-    let units = |i: usize| problem.footprint(i) / problem.align;
-    let mut entries: Vec<IndexedBlock> = (0..problem.items.len())
-        .filter(|&i| problem.items[i].size > 0)
-        .map(|i| IndexedBlock {
-            item: i,
-            block: Block { size: units(i), birth: problem.items[i].birth, death: problem.items[i].death },
-        })
-        .collect();
+    let mut entries: Vec<IndexedBlock> = vec![];
+    for (i, item) in problem.items.iter().enumerate().filter(|(_, item)| item.size > 0) {
+        let size = problem.footprint(i) / problem.align;
+        entries.push(IndexedBlock { item: i, block: PackBlock { size, birth: item.birth, death: item.death } });
+    }
     renumber(&mut entries);
-    let blocks: Vec<Block> = entries.iter().map(|e| e.block).collect();
-    let found = pack(&blocks);
+    let blocks: Vec<PackBlock> = entries.iter().map(|e| e.block).collect();
+    let offsets = pack(&blocks);
     let mut packing = Packing { offsets: vec![0; problem.items.len()], height: 0 };
-    for (entry, offset) in entries.iter().zip(found) {
+    for (entry, offset) in entries.iter().zip(offsets) {
         packing.offsets[entry.item] = offset * problem.align;
         packing.height = packing.height.max(entry.block.end(offset) * problem.align);
     }
@@ -73,27 +70,28 @@ pub fn solve(problem: &Problem) -> Option<Packing> {
 #[derive(Clone, Copy)]
 struct IndexedBlock {
     item: usize,
-    block: Block,
+    block: PackBlock,
 }
 
 /// A way to place blocks in an order below a limit.
-type Heuristic = fn(&[Block], &[u32], u64) -> Option<Vec<u64>>;
+type Heuristic = fn(&[PackBlock], &[u32], u64) -> Option<Vec<u64>>;
 
 /// Maximum number of blocks for first fit: it compares each block with all blocks before it, which takes 0.1 s for as many.
 const MAX_FIRST_FIT: usize = 1 << 13;
 
 /// Returns the offset of each block in the lowest packing found. The heuristics are tried in turn, and the first
 /// packing that reaches the lower bound is optimal and ends the search.
-fn pack(blocks: &[Block]) -> Vec<u64> {
+fn pack(blocks: &[PackBlock]) -> Vec<u64> {
     let loads = loads(blocks);
     let bound = loads.iter().copied().max().unwrap_or(0);
-    let (mut best, mut height) = (vec![], u64::MAX);
+    let mut best = vec![];
+    let mut height = u64::MAX;
     for order in ORDERS {
         let order = order.of(blocks, &loads);
         // First fit takes quadratic time.
-        let few = blocks.len() <= MAX_FIRST_FIT;
-        for (heuristic, wanted) in [(skyline::pack as Heuristic, true), (first_fit::pack, few)] {
-            if wanted
+        let tries_first_fit = blocks.len() <= MAX_FIRST_FIT;
+        for (heuristic, is_tried) in [(skyline::pack as Heuristic, true), (first_fit::pack, tries_first_fit)] {
+            if is_tried
                 && height > bound
                 && let Some(offsets) = heuristic(blocks, &order, height - 1)
             {
@@ -108,7 +106,7 @@ fn pack(blocks: &[Block]) -> Vec<u64> {
 
 /// Order in which blocks are placed: by the first key, then by the second, then by birth.
 #[derive(Clone, Copy)]
-enum Order {
+enum BlockOrder {
     /// Longest lifetime, largest size.
     Life,
     /// Nearest to the instant of the peak, longest lifetime.
@@ -116,11 +114,11 @@ enum Order {
 }
 
 /// The orders that are tried. The first gives an optimal packing of nearly all graphs of transformers.
-const ORDERS: [Order; 2] = [Order::Life, Order::PeakLife];
+const ORDERS: [BlockOrder; 2] = [BlockOrder::Life, BlockOrder::PeakLife];
 
-impl Order {
+impl BlockOrder {
     /// Returns the indices of the blocks in this order; `loads` is the sum of live sizes at each instant.
-    fn of(self, blocks: &[Block], loads: &[u64]) -> Vec<u32> {
+    fn of(self, blocks: &[PackBlock], loads: &[u64]) -> Vec<u32> {
         let peak = (0u32..).zip(loads).max_by_key(|&(i, load)| (load, Reverse(i))).map_or(0, |(i, _)| i);
         let mut order: Vec<(Reverse<(u64, u64)>, u32)> =
             blocks.iter().zip(0u32..).map(|(b, i)| (Reverse(self.key(b, peak)), i)).collect();
@@ -129,7 +127,7 @@ impl Order {
     }
 
     /// Sort key of a block; larger keys come first.
-    fn key(self, b: &Block, peak: u32) -> (u64, u64) {
+    fn key(self, b: &PackBlock, peak: u32) -> (u64, u64) {
         let life = u64::from(b.death - b.birth) + 1;
         let distance = b.birth.saturating_sub(peak).max(peak.saturating_sub(b.death));
         match self {
@@ -143,32 +141,34 @@ impl Order {
 /// time exactly if they share a maximal set (intervals have the Helly property), so the problem is unchanged, and
 /// lifetimes that differ only in irrelevant instants become equal. Sorts the entries by birth, then longest lifetime,
 /// then largest size.
-fn renumber(part: &mut [IndexedBlock]) {
-    let mut events: Vec<(u32, bool, usize)> = Vec::with_capacity(2 * part.len());
-    for (i, IndexedBlock { block, .. }) in part.iter().enumerate() {
+fn renumber(entries: &mut [IndexedBlock]) {
+    let mut events: Vec<(u32, bool, usize)> = Vec::with_capacity(2 * entries.len());
+    for (i, IndexedBlock { block, .. }) in entries.iter().enumerate() {
         events.push((block.birth, false, i));
         events.push((block.death, true, i));
     }
     events.sort_unstable();
-    let (mut set, mut shrunk) = (0, false);
+    let mut set = 0;
+    let mut shrunk = false;
     for (_, dies, i) in events {
         // Births sort before deaths at the same instant, because lifetimes include their last instant.
         if dies {
-            part[i].block.death = set;
+            entries[i].block.death = set;
             shrunk = true;
         } else {
             set += u32::from(shrunk);
-            part[i].block.birth = set;
+            entries[i].block.birth = set;
             shrunk = false;
         }
     }
-    part.sort_by_key(|e| (e.block.birth, std::cmp::Reverse((e.block.death, e.block.size)), e.item));
+    entries.sort_by_key(|e| (e.block.birth, std::cmp::Reverse((e.block.death, e.block.size)), e.item));
 }
 
 /// Sum of live sizes at each instant.
-fn loads(blocks: &[Block]) -> Vec<u64> {
+fn loads(blocks: &[PackBlock]) -> Vec<u64> {
     let instants = blocks.iter().map(|b| b.death as usize + 1).max().unwrap_or(0);
-    let (mut born, mut dead) = (vec![0u64; instants], vec![0u64; instants + 1]);
+    let mut born = vec![0u64; instants];
+    let mut dead = vec![0u64; instants + 1];
     for block in blocks {
         born[block.birth as usize] += block.size;
         dead[block.death as usize + 1] += block.size;

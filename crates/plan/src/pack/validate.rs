@@ -14,7 +14,7 @@ use std::fmt;
 use super::problem::Problem;
 use super::solve::Packing;
 
-/// Why a packing is not a solution of its problem. Indicates a bug in the code that computed the packing.
+/// Error for a packing that is not a solution of its problem. Indicates a bug in the code that computed the packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PackingError {
@@ -74,7 +74,8 @@ impl Error for PackingError {}
 /// The first violation in this order: number of offsets, alignment and end of each item, height, overlaps in order of
 /// time.
 pub fn validate(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
-    let (items, offsets) = (problem.items.len(), packing.offsets.len());
+    let items = problem.items.len();
+    let offsets = packing.offsets.len();
     if items != offsets {
         return Err(PackingError::Count { items, offsets });
     }
@@ -85,7 +86,8 @@ pub fn validate(problem: &Problem, packing: &Packing) -> Result<(), PackingError
 /// Checks that each offset is aligned, that every item ends within the height, and that the height is the aligned end
 /// of the highest item.
 fn check_bounds(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
-    let (align, height) = (problem.align, packing.height);
+    let align = problem.align;
+    let height = packing.height;
     let mut top = 0;
     for (item, (it, &offset)) in problem.items.iter().zip(&packing.offsets).enumerate() {
         if offset % align != 0 {

@@ -1,25 +1,26 @@
-//! Keeps activations outside the arena from the forward to the backward pass: a move takes each away behind the node that
+//! Stores activations outside the arena from the forward to the backward pass: a move takes each away behind the node that
 //! computes it, and another brings a copy back before the first node that reads it after the forward pass. Invariant: the
 //! graph computes the same function, and no node of the forward pass reads a copy.
 
-use super::offload::{Place, push_move, route};
+use super::offload::{LayerPhase, push_move, route};
 use super::push_node;
 use plimsoll_graph::{Def, Graph, NodeId, Phase, Role, Space, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which activations are kept outside the arena from the forward to the backward pass.
+/// Which activations are stored outside the arena from the forward to the backward pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ActivationOffload {
-    /// Those of all layers but the last, whose backward pass follows its forward pass at once. Of each layer, those of at
-    /// least a 16th of the bytes of its largest: a copy of a small one takes longer than its bytes are worth.
+    /// The activations of all layers but the last, whose backward pass follows its forward pass at once. Of each layer, the
+    /// activations of at least a 16th of the bytes of its largest: a copy of a small one takes longer than its bytes are
+    /// worth.
     #[default]
     All,
     /// The results of these forward nodes.
     Nodes(BTreeSet<NodeId>),
 }
 
-/// How much smaller than the largest activation of its layer one may be that [`ActivationOffload::All`] moves.
-const SMALLEST: u64 = 16;
+/// Largest ratio of the largest activation of a layer to one that [`ActivationOffload::All`] moves.
+const MAX_SIZE_RATIO: u64 = 16;
 
 impl ActivationOffload {
     /// No activations.
@@ -33,22 +34,24 @@ impl ActivationOffload {
                 stored.into_iter().filter(|(_, id)| nodes.contains(id)).map(|(v, _)| v).collect()
             }
             Self::All => {
-                let layer = |id: NodeId| graph.node(id).layer;
-                let bytes = |v: ValueId| graph.spec(v).bytes(&graph.bounds).0;
                 let mut largest: BTreeMap<u32, u64> = BTreeMap::new();
                 for &(v, id) in &stored {
-                    if let Some(layer) = layer(id) {
+                    if let Some(layer) = graph.node(id).layer {
                         let most = largest.entry(layer).or_default();
-                        *most = bytes(v).max(*most);
+                        *most = graph.spec(v).bytes(&graph.bounds).0.max(*most);
                     }
                 }
                 let last = largest.keys().next_back().copied();
-                let is_moved = |&(v, id): &(ValueId, NodeId)| {
-                    layer(id)
-                        .filter(|&layer| Some(layer) != last)
-                        .is_some_and(|layer| bytes(v) >= largest[&layer] / SMALLEST)
-                };
-                stored.into_iter().filter(is_moved).map(|(v, _)| v).collect()
+                let mut values = BTreeSet::new();
+                for (v, id) in stored {
+                    let Some(layer) = graph.node(id).layer.filter(|&layer| Some(layer) != last) else {
+                        continue;
+                    };
+                    if graph.spec(v).bytes(&graph.bounds).0 >= largest[&layer] / MAX_SIZE_RATIO {
+                        values.insert(v);
+                    }
+                }
+                values
             }
         }
     }
@@ -87,20 +90,20 @@ pub fn offload_activations(graph: &Graph, which: &ActivationOffload, to: Space, 
     let mut back: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     for node in &graph.nodes {
         let mut node = node.clone();
-        let place = Place { layer: node.layer, phase: node.phase };
+        let position = LayerPhase::of(&node);
         if node.phase != Phase::Forward {
             for input in &mut node.inputs {
                 if let Some(&stored) = away.get(input) {
-                    let fetch =
-                        || route[1..].iter().fold(stored, |from, &to| push_move(&mut g, from, to, place));
-                    *input = *back.entry(*input).or_insert_with(fetch);
+                    *input = *back.entry(*input).or_insert_with(|| {
+                        route[1..].iter().fold(stored, |from, &to| push_move(&mut g, from, to, position))
+                    });
                 }
             }
         }
         let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         push_node(&mut g, node);
         for v in outputs.into_iter().filter(|v| values.contains(v)) {
-            let stored = route.iter().rev().skip(1).fold(v, |from, &to| push_move(&mut g, from, to, place));
+            let stored = route.iter().rev().skip(1).fold(v, |from, &to| push_move(&mut g, from, to, position));
             away.insert(v, stored);
         }
     }

@@ -6,7 +6,7 @@ use crate::{AutodiffPolicy, PlanError};
 use plimsoll_graph::{Builder, Graph, NodeId, OutputRole, Param, Phase, Role, ValueId, Vjp, node_label};
 
 /// Callback `(builder, parameter, gradient)`, called for each trained parameter as soon as its gradient is complete.
-pub(crate) type Sink<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);
+pub(crate) type OnGradient<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);
 
 /// Name of the input that is the cotangent of an output: the gradient with respect to it.
 pub fn cotangent(output: &OutputRole) -> String {
@@ -15,12 +15,12 @@ pub fn cotangent(output: &OutputRole) -> String {
 
 /// Returns the graph with its backward nodes. The inputs and outputs that this adds are named in [`AutodiffPolicy`].
 pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanError> {
-    let mut whole = vec![];
+    let mut gradients = vec![];
     let mut builder =
-        differentiate(graph, &policy.outputs, &|_| true, &mut |_, p, grad| whole.push((p, grad)))?;
+        differentiate(graph, &policy.outputs, &|_| true, &mut |_, p, grad| gradients.push((p, grad)))?;
     // Gradients are complete in the reverse order of use; outputs are declared in the order of the parameters.
     for (v, _, param) in graph.param_values() {
-        if let Some(&(_, grad)) = whole.iter().find(|(p, _)| *p == v) {
+        if let Some(&(_, grad)) = gradients.iter().find(|(p, _)| *p == v) {
             builder.output(OutputRole::Gradient { param: param.name.clone() }, grad);
         }
     }
@@ -28,13 +28,13 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
 }
 
 /// Returns a builder of the graph with the backward nodes of `outputs`, for the parameters for which `trained` is
-/// true. `sink` is called immediately after the node that completes a gradient, so that the nodes it appends can
+/// true. `on_gradient` is called immediately after the node that completes a gradient, so that the nodes it appends can
 /// consume the gradient there and its memory is free for later ones.
 pub(crate) fn differentiate(
     graph: &Graph,
     outputs: &[OutputRole],
     trained: &dyn Fn(&Param) -> bool,
-    sink: Sink<'_>,
+    on_gradient: OnGradient<'_>,
 ) -> Result<Builder, PlanError> {
     let wanted = depends_on_params(graph, trained);
     let mut grads: Vec<Option<ValueId>> = vec![None; graph.values.len()];
@@ -65,9 +65,9 @@ pub(crate) fn differentiate(
             }
         }
         for (k, v) in node.inputs.iter().enumerate() {
-            let whole = first_reader[v.index()] == Some(id) && !node.inputs[..k].contains(v);
-            if let (true, Role::Param(_), Some(grad)) = (whole, graph.spec(*v).role, grads[v.index()]) {
-                sink(&mut builder, *v, grad);
+            let is_complete = first_reader[v.index()] == Some(id) && !node.inputs[..k].contains(v);
+            if let (true, Role::Param(_), Some(grad)) = (is_complete, graph.spec(*v).role, grads[v.index()]) {
+                on_gradient(&mut builder, *v, grad);
             }
         }
     }
@@ -101,11 +101,13 @@ fn accumulate(builder: &mut Builder, sum: &mut Option<ValueId>, grad: ValueId) {
 
 /// Whether each value depends on a trained parameter, and therefore needs a gradient. Indexed by value.
 fn depends_on_params(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Vec<bool> {
-    let is_trained = |role: Role| match role {
-        Role::Param(p) => trained(&graph.params[p.index()]),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
-    };
-    let mut depends: Vec<bool> = graph.values.iter().map(|v| is_trained(v.spec.role)).collect();
+    let mut depends = vec![];
+    for value in &graph.values {
+        depends.push(match value.spec.role {
+            Role::Param(p) => trained(&graph.params[p.index()]),
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
+        });
+    }
     for node in &graph.nodes {
         if node.inputs.iter().any(|v| depends[v.index()]) {
             for v in node.outputs.iter().flatten() {

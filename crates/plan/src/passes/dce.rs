@@ -24,11 +24,15 @@ pub fn dce(graph: &Graph) -> Graph {
     for (_, node) in graph.nodes().filter(|(id, _)| nodes[id.index()]) {
         rebuild(graph, node, &values, &mut renamed, &mut new);
     }
-    let name = |v: ValueId| renamed[v.index()].expect("what is read was kept");
-    new.inputs = graph.inputs.iter().map(|(n, v)| (n.clone(), name(*v))).collect();
-    new.outputs = graph.outputs.iter().map(|(n, v)| (n.clone(), name(*v))).collect();
-    new.updates = graph.updates.iter().map(|&(s, n)| (name(s), name(n))).collect();
+    new.inputs = graph.inputs.iter().map(|(name, v)| (name.clone(), new_id(&renamed, *v))).collect();
+    new.outputs = graph.outputs.iter().map(|(role, v)| (role.clone(), new_id(&renamed, *v))).collect();
+    new.updates = graph.updates.iter().map(|&(s, n)| (new_id(&renamed, s), new_id(&renamed, n))).collect();
     new
+}
+
+/// Id in the new graph of a value that is not removed.
+fn new_id(renamed: &[Option<ValueId>], v: ValueId) -> ValueId {
+    renamed[v.index()].expect("what is read was kept")
 }
 
 /// Marks the needed nodes and values, walking backwards from the inputs, outputs and updates of the graph.
@@ -73,9 +77,9 @@ fn rebuild(graph: &Graph, node: &Node, values: &[bool], renamed: &mut [Option<Va
                 spec.role = new.spec(operand).role;
             }
             let value = Value { spec, def: Def::Node(id, i as u32) };
-            let v2 = push(new, value);
-            renamed[v.index()] = Some(v2);
-            v2
+            let new_v = push(new, value);
+            renamed[v.index()] = Some(new_v);
+            new_v
         }));
     }
     new.nodes.push(Node { inputs, outputs, ..node.clone() });

@@ -73,18 +73,18 @@ impl Fusion {
     /// the linear, because the residual may be computed after the linear.
     fn epilogue(&mut self, i: usize, gelu: bool) {
         let node = &self.g.nodes[i];
-        let found = if let (Op::Gelu(_), true) = (node.op, gelu) {
-            self.plain_linear(node.inputs[0]).map(|found| (found, Epilogue::Gelu, None))
+        let fusion = if let (Op::Gelu(_), true) = (node.op, gelu) {
+            self.plain_linear(node.inputs[0]).map(|linear| (linear, Epilogue::Gelu, None))
         } else if let Op::Add(_) = node.op {
             // If both operands are linears, the later one is fused and the result of the earlier one is the residual.
-            let sides = [(1, 0), (0, 1)].into_iter();
-            let found =
-                sides.filter_map(|(lin, res)| Some((self.plain_linear(node.inputs[lin])?, node.inputs[res])));
-            found.max_by_key(|((id, _), _)| *id).map(|(found, res)| (found, Epilogue::Residual, Some(res)))
+            let sides = [(node.inputs[1], node.inputs[0]), (node.inputs[0], node.inputs[1])].into_iter();
+            let candidates = sides.filter_map(|(v, residual)| Some((self.plain_linear(v)?, residual)));
+            let later = candidates.max_by_key(|((id, _), _)| *id);
+            later.map(|(linear, residual)| (linear, Epilogue::Residual, Some(residual)))
         } else {
             None
         };
-        let Some(((id, linear), epilogue, residual)) = found else { return };
+        let Some(((id, linear), epilogue, residual)) = fusion else { return };
         let inputs = self.g.node(id).inputs.iter().copied().chain(residual).collect();
         self.g.nodes[i].op = Op::Linear(Linear { epilogue, ..linear });
         self.set_inputs(i, inputs);
@@ -97,12 +97,12 @@ impl Fusion {
         let Some((id, linear)) = self.plain_linear(self.g.nodes[i].inputs[0]) else { return };
         let inputs = self.g.node(id).inputs.clone();
         let columns = [inputs[0], self.g.nodes[i].inputs[0]].map(|v| self.g.spec(v).row_elements());
-        let narrow = gates.dtypes.contains(&self.g.spec(inputs[0]).dtype);
-        let supported = (gates.silu || activation == Activation::Gelu) && (gates.bias || !linear.bias);
-        let sized = columns[0].is_multiple_of(8)
-            && columns[0] <= gates.longest
+        let is_dtype_supported = gates.dtypes.contains(&self.g.spec(inputs[0]).dtype);
+        let is_op_supported = (gates.silu || activation == Activation::Gelu) && (gates.bias || !linear.bias);
+        let is_shape_supported = columns[0].is_multiple_of(8)
+            && columns[0] <= gates.max_columns
             && columns[1].is_multiple_of(gates.multiple.saturating_mul(2));
-        if !(supported && narrow && sized) {
+        if !(is_op_supported && is_dtype_supported && is_shape_supported) {
             return;
         }
         self.g.nodes[i].op = Op::Linear(Linear { epilogue: Epilogue::of_gate(activation), ..linear });
@@ -116,19 +116,19 @@ impl Fusion {
         let normed = inputs[0];
         let Def::Node(id, 0) = self.g.value(normed).def else { return };
         let Op::LayerNorm(norm) = self.g.node(id).op else { return };
-        let narrow = [DType::Bf16, DType::F16].contains(&self.g.spec(normed).dtype);
+        let is_16_bit = [DType::Bf16, DType::F16].contains(&self.g.spec(normed).dtype);
         let columns = self.g.spec(normed).row_elements();
-        let plain = match linear.epilogue {
+        let is_fusable = match linear.epilogue {
             Epilogue::None | Epilogue::Gelu => linear.prologue == Prologue::None,
             Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => false,
         };
         // The fused op outputs neither the normalised rows nor their mean and reciprocal deviation, so nothing else
         // may read them.
-        let alone = self.reads[normed.index()] == 1
+        let is_only_reader = self.reads[normed.index()] == 1
             && self.g.node(id).outputs[1..].iter().flatten().all(|v| self.reads[v.index()] == 0);
-        let whole = columns.is_multiple_of(8)
+        let is_aligned = columns.is_multiple_of(8)
             && matches!(self.g.spec(inputs[1]).shape[0], Dim::Fixed(n) if n.is_multiple_of(8));
-        if !(narrow && plain && alone && columns <= widest && whole) {
+        if !(is_16_bit && is_fusable && is_only_reader && columns <= widest && is_aligned) {
             return;
         }
         let [x, gamma, beta] = self.g.node(id).inputs[..] else { return };

@@ -12,7 +12,7 @@ use plimsoll_graph::{Def, Graph, Layout, Role, Value, ValueId};
 /// misread the row-major elements.
 pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     let mut g = graph.clone();
-    let (updated, by_others) = readers(graph);
+    let uses = weight_uses(graph);
     for i in 0..g.nodes.len() {
         for &k in g.nodes[i].op.weights() {
             let weight = g.nodes[i].inputs[k];
@@ -22,11 +22,12 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
             if found == wanted {
                 continue;
             }
-            if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
-                let (op, dtype) = ("linear with a weight that is computed or updated", g.spec(weight).dtype);
-                return Err(PlanError::Unsupported { ops: vec![(op, dtype)], target: target.name.clone() });
+            if !matches!(g.spec(weight).role, Role::Param(_)) || uses[weight.index()].is_updated {
+                let op = "linear with a weight that is computed or updated";
+                let ops = vec![(op, g.spec(weight).dtype)];
+                return Err(PlanError::Unsupported { ops, target: target.name.clone() });
             }
-            if by_others[weight.index()] {
+            if uses[weight.index()].has_other_readers {
                 let copy = packed_copy(&mut g, weight, wanted);
                 g.nodes[i].inputs[k] = copy;
             } else {
@@ -37,23 +38,30 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     Ok(g)
 }
 
-/// Two flags for each value: whether it is updated, and whether it is read other than as the weight of an op. Graph
-/// outputs and new values of updates count as such reads.
-fn readers(g: &Graph) -> (Vec<bool>, Vec<bool>) {
-    let (mut updated, mut by_others) = (vec![false; g.values.len()], vec![false; g.values.len()]);
+/// Uses of a value other than as the weight of an op.
+#[derive(Clone, Copy, Default)]
+struct WeightUses {
+    is_updated: bool,
+    /// Whether it is read other than as a weight: by a node, as an output of the graph, or as the new value of an update.
+    has_other_readers: bool,
+}
+
+/// Uses of each value, indexed by value.
+fn weight_uses(g: &Graph) -> Vec<WeightUses> {
+    let mut uses = vec![WeightUses::default(); g.values.len()];
     for node in &g.nodes {
         for (j, v) in node.inputs.iter().enumerate() {
-            by_others[v.index()] |= !node.op.weights().contains(&j);
+            uses[v.index()].has_other_readers |= !node.op.weights().contains(&j);
         }
     }
     for (_, v) in &g.outputs {
-        by_others[v.index()] = true;
+        uses[v.index()].has_other_readers = true;
     }
     for (state, new) in &g.updates {
-        updated[state.index()] = true;
-        by_others[new.index()] = true;
+        uses[state.index()].is_updated = true;
+        uses[new.index()].has_other_readers = true;
     }
-    (updated, by_others)
+    uses
 }
 
 /// Returns the packed copy of a weight. It has the role of the weight, that is, the same parameter. Created once and
@@ -61,8 +69,8 @@ fn readers(g: &Graph) -> (Vec<bool>, Vec<bool>) {
 fn packed_copy(g: &mut Graph, weight: ValueId, layout: Layout) -> ValueId {
     let mut spec = g.spec(weight).clone();
     spec.layout = layout;
-    let twin = g.values().find(|(_, v)| v.spec == spec).map(|(id, _)| id);
-    twin.unwrap_or_else(|| {
+    let known = g.values().find(|(_, v)| v.spec == spec).map(|(id, _)| id);
+    known.unwrap_or_else(|| {
         g.values.push(Value { spec, def: Def::Source });
         ValueId::at(g.values.len() - 1)
     })

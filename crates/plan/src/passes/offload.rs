@@ -1,4 +1,4 @@
-//! Keeps parameters and states outside the arena between their uses: each node reads a copy that a move fetches, and the
+//! Stores parameters and states outside the arena between their uses: each node reads a copy that a move fetches, and the
 //! new value of an update is stored by a move. Invariant: the graph computes the same function. A parameter that is an
 //! output of the graph stays in the arena, because its storage is read after the step. A part of a value lies in the space of
 //! the value: a node that reads it reads a copy of that part, and a new value that is joined from parts is stored by parts.
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is kept outside the arena, and where.
+/// Tensors that are stored outside the arena between their uses, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offload {
     /// Moments of the optimizer, with their quantization scales, and averages of the weights.
@@ -27,23 +27,23 @@ pub struct Offload {
     /// Activations, from the forward to the backward pass; which of them, [`ActivationOffload`](crate::ActivationOffload)
     /// says.
     pub activations: bool,
-    /// The space where they are kept.
+    /// The space where they are stored.
     pub to: Space,
 }
 
 impl Offload {
-    /// Keeps the parameters in `to`.
+    /// Stores the parameters in `to`.
     pub fn parameters(to: Space) -> Self {
         Self { parameters: true, to, ..Self::default() }
     }
 
-    /// Whether nothing is kept outside the arena.
+    /// Whether nothing is stored outside the arena.
     pub fn is_empty(&self) -> bool {
         let Self { optimizer, masters, gradients, parameters, activations, to } = *self;
         !(optimizer || masters || gradients || parameters || activations) || to == Space::Device
     }
 
-    /// What a graph keeps outside the arena.
+    /// The tensors that a graph stores outside the arena.
     pub fn of(graph: &Graph) -> Self {
         let mut offload = Self::default();
         for (_, value) in graph.sources().filter(|(_, value)| value.spec.space != Space::Device) {
@@ -72,7 +72,7 @@ impl Offload {
         offload
     }
 
-    /// What either keeps outside the arena; both keep it in the same space.
+    /// The tensors that either stores outside the arena; both use the same space.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             optimizer: self.optimizer || other.optimizer,
@@ -113,7 +113,7 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
         g.values[v].spec.space = what.to;
     }
     let route = route(what.to, arena_in_host);
-    let mut stores = Stores::of(graph, &g);
+    let mut stores = StateStores::of(graph, &g);
     stores.insert(&mut g, None, route);
     for (id, node) in graph.nodes() {
         let mut node = node.clone();
@@ -128,6 +128,7 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
             continue;
         }
         let mut fetched: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+        let position = LayerPhase::of(&node);
         for input in &mut node.inputs {
             // The moves of activations are in the graph already.
             if g.spec(*input).space == Space::Device || matches!(node.op, Op::Move(_)) {
@@ -135,18 +136,17 @@ pub fn offload(graph: &Graph, what: &Offload, arena_in_host: bool) -> Graph {
             }
             // A node that reads a value as two of its inputs has one copy of it.
             *input = *fetched.entry(*input).or_insert_with(|| {
-                let place = Place { layer: node.layer, phase: node.phase };
-                route[1..].iter().fold(*input, |from, &to| push_move(&mut g, from, to, place))
+                route[1..].iter().fold(*input, |from, &to| push_move(&mut g, from, to, position))
             });
         }
         push_node(&mut g, node);
         stores.insert(&mut g, Some(id), route);
     }
-    in_order_of(graph, &mut g);
+    restore_update_order(graph, &mut g);
     g
 }
 
-/// The spaces through which what is kept in the space `from` comes into the arena, from the first to the last.
+/// The spaces through which a value in the space `from` comes into the arena, from the first to the last.
 pub(super) fn route(from: Space, arena_in_host: bool) -> &'static [Space] {
     match (from, arena_in_host) {
         (Space::File, false) => &[Space::File, Space::Host, Space::Device],
@@ -157,67 +157,80 @@ pub(super) fn route(from: Space, arena_in_host: bool) -> &'static [Space] {
 }
 
 /// Brings the updates of `g` into the order of those of `graph`, which are of the same states.
-fn in_order_of(graph: &Graph, g: &mut Graph) {
+fn restore_update_order(graph: &Graph, g: &mut Graph) {
     let of_state: BTreeMap<ValueId, usize> =
         graph.updates.iter().enumerate().map(|(k, (state, _))| (*state, k)).collect();
     g.updates.sort_by_key(|(state, _)| of_state.get(state).copied());
 }
 
-/// Layer and phase of the node for which a move is made.
+/// Layer and phase of a node, which the moves that are made for it get too.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) layer: Option<u32>,
-    pub(super) phase: Phase,
+pub(super) struct LayerPhase {
+    layer: Option<u32>,
+    phase: Phase,
 }
 
-/// Whether each value is a parameter or state that is kept outside the arena, indexed by value.
+impl LayerPhase {
+    /// Outside of all layers, in the update.
+    const UPDATE: Self = Self { layer: None, phase: Phase::Update };
+
+    pub(super) fn of(node: &Node) -> Self {
+        Self { layer: node.layer, phase: node.phase }
+    }
+}
+
+/// Whether each value is a parameter or state that is stored outside the arena, indexed by value.
 pub(super) fn fetched_sources(graph: &Graph, what: &Offload) -> Vec<bool> {
     let mut is_fetched = vec![false; graph.values.len()];
     for (v, value) in graph.sources() {
         is_fetched[v.index()] = what.home(graph, value.spec.role) != Space::Device;
     }
-    let reads = Reads::of(graph);
-    let kept = graph.outputs.iter().map(|(_, v)| *v).chain(graph.updates.iter().map(|(_, new)| *new));
-    for v in kept {
+    // Outputs and the new values of updates are read from their storage after the last node, so a source that is one of them
+    // stays in the arena.
+    let reads = ByteReads::of(graph);
+    let outputs = graph.outputs.iter().map(|(_, v)| *v);
+    let new_values = graph.updates.iter().map(|(_, new)| *new);
+    for v in outputs.chain(new_values) {
         let (whole, _) = reads.wholes[v.index()];
         is_fetched[whole.index()] = false;
     }
     is_fetched
 }
 
-/// What is stored behind a node.
-enum Store {
-    /// The new value of a state: an update (state, new).
-    Whole(ValueId, ValueId),
+/// A value that is stored after a node.
+enum StateStore {
+    /// The new value of a state.
+    Whole { state: ValueId, new: ValueId },
     /// One of the values that the new value of the state is joined from.
-    Part(ValueId, ValueId),
+    Part { state: ValueId, operand: ValueId },
     /// The new value of the state, joined from values that were stored before it.
-    Join(ValueId, ValueId),
+    Join { state: ValueId, new: ValueId },
 }
 
 /// The updates of a graph by the node after which the new value may be stored: it exists, and no later node reads the bytes
 /// that it replaces.
-struct Stores {
-    /// What is stored after each node; `None` is before the first.
-    after: BTreeMap<Option<NodeId>, Vec<Store>>,
+struct StateStores {
+    /// The stores after each node; `None` is before the first.
+    after: BTreeMap<Option<NodeId>, Vec<StateStore>>,
     /// The operands of each new value that is stored by parts.
     joins: BTreeMap<ValueId, Vec<ValueId>>,
     /// The stored copy of each operand.
     stored: BTreeMap<ValueId, ValueId>,
 }
 
-impl Stores {
+impl StateStores {
     /// The stores of all updates of `graph`, whose states have the spaces of `g`.
     fn of(graph: &Graph, g: &Graph) -> Self {
         let mut stores = Self { after: BTreeMap::new(), joins: BTreeMap::new(), stored: BTreeMap::new() };
-        let reads = Reads::of(graph);
-        let readers = graph.reads();
+        let reads = ByteReads::of(graph);
+        let read_counts = graph.reads();
         for &(state, new) in &graph.updates {
             let is_moved = g.spec(state).space != Space::Device;
             // A new value that only the state holds is never whole in the arena.
-            let by_parts = joined_from(graph, new).filter(|_| is_moved && readers[new.index()] == 1);
+            let by_parts = joined_from(graph, new).filter(|_| is_moved && read_counts[new.index()] == 1);
             let Some(operands) = by_parts else {
-                stores.push(reads.last(state, 0..u64::MAX).max(definer(graph, new)), Store::Whole(state, new));
+                let after = reads.last(state, 0..u64::MAX).max(definer(graph, new));
+                stores.push(after, StateStore::Whole { state, new });
                 continue;
             };
             let mut last = None;
@@ -225,17 +238,17 @@ impl Stores {
             for &operand in operands {
                 let end = start.saturating_add(graph.spec(operand).bytes(&graph.bounds).0);
                 let after = reads.last(state, start..end).max(definer(graph, operand));
-                stores.push(after, Store::Part(state, operand));
+                stores.push(after, StateStore::Part { state, operand });
                 last = last.max(after);
                 start = end;
             }
-            stores.push(last, Store::Join(state, new));
+            stores.push(last, StateStore::Join { state, new });
             stores.joins.insert(new, operands.to_vec());
         }
         stores
     }
 
-    fn push(&mut self, after: Option<NodeId>, store: Store) {
+    fn push(&mut self, after: Option<NodeId>, store: StateStore) {
         self.after.entry(after).or_default().push(store);
     }
 
@@ -247,32 +260,22 @@ impl Stores {
     /// Adds the updates behind a node to the new graph, with the moves that store the new values of offloaded states.
     fn insert(&mut self, g: &mut Graph, after: Option<NodeId>, route: &[Space]) {
         for store in self.after.remove(&after).unwrap_or_default() {
-            let place = g.nodes.last().map_or(Place { layer: None, phase: Phase::Update }, |node| Place {
-                layer: node.layer,
-                phase: node.phase,
-            });
-            let home: &[Space] = match &store {
-                Store::Whole(state, _) | Store::Part(state, _) if g.spec(*state).space == Space::Device => &[],
-                Store::Whole(..) | Store::Part(..) | Store::Join(..) => route,
-            };
-            let push_moves = |g: &mut Graph, value: ValueId| {
-                home.iter().rev().skip(1).fold(value, |from, &to| push_move(g, from, to, place))
-            };
+            let position = g.nodes.last().map_or(LayerPhase::UPDATE, LayerPhase::of);
             match store {
-                Store::Whole(state, new) => {
-                    let stored = push_moves(g, new);
+                StateStore::Whole { state, new } => {
+                    let stored = push_store(g, state, new, route, position);
                     g.updates.push((state, stored));
                 }
-                Store::Part(_, operand) => {
-                    let stored = push_moves(g, operand);
+                StateStore::Part { state, operand } => {
+                    let stored = push_store(g, state, operand, route, position);
                     self.stored.insert(operand, stored);
                 }
-                Store::Join(state, new) => {
+                StateStore::Join { state, new } => {
                     let operands = self.joins.get(&new).map_or(&[][..], Vec::as_slice);
                     let inputs: Vec<ValueId> =
                         operands.iter().filter_map(|operand| self.stored.get(operand).copied()).collect();
                     g.values[new.index()].spec.space = g.spec(state).space;
-                    let Place { layer, phase } = place;
+                    let LayerPhase { layer, phase } = position;
                     let op = Op::Join(Join {});
                     push_node(g, Node { op, inputs, outputs: vec![Some(new)], layer, phase });
                     g.updates.push((state, new));
@@ -280,6 +283,15 @@ impl Stores {
             }
         }
     }
+}
+
+/// Adds the moves of `value` to the space of `state`, back along the route into the arena, and returns the last result. A
+/// state in the arena needs none.
+fn push_store(g: &mut Graph, state: ValueId, value: ValueId, route: &[Space], position: LayerPhase) -> ValueId {
+    if g.spec(state).space == Space::Device {
+        return value;
+    }
+    route.iter().rev().skip(1).fold(value, |from, &to| push_move(g, from, to, position))
 }
 
 /// The operands of the join that gives `v`; `None` if it is the result of another op.
@@ -297,25 +309,25 @@ fn definer(graph: &Graph, v: ValueId) -> Option<NodeId> {
 }
 
 /// A read of bytes of a value by a launch or a move.
-struct Read {
+struct ByteRead {
     node: NodeId,
     /// Index of the input.
     input: usize,
     bytes: Range<u64>,
 }
 
-/// The reads of all values, with those of their parts.
-struct Reads {
+/// The reads of all values, with the reads of their parts.
+struct ByteReads {
     /// The value that each value is a part of, and the offset there in bytes; the value itself if it is none.
     wholes: Vec<(ValueId, u64)>,
     /// The reads of each value that is no part, indexed by value, in the order of the nodes.
-    of_value: Vec<Vec<Read>>,
+    of_value: Vec<Vec<ByteRead>>,
 }
 
-impl Reads {
+impl ByteReads {
     fn of(graph: &Graph) -> Self {
         let mut wholes: Vec<(ValueId, u64)> = graph.values().map(|(v, _)| (v, 0)).collect();
-        let mut of_value: Vec<Vec<Read>> = graph.values.iter().map(|_| vec![]).collect();
+        let mut of_value: Vec<Vec<ByteRead>> = graph.values.iter().map(|_| vec![]).collect();
         for (id, node) in graph.nodes() {
             if let (Op::Part(part), &[operand], &[Some(result)]) =
                 (&node.op, &node.inputs[..], &node.outputs[..])
@@ -328,16 +340,16 @@ impl Reads {
             for (input, v) in node.inputs.iter().enumerate() {
                 let (whole, start) = wholes[v.index()];
                 let end = Bytes(start) + graph.spec(*v).bytes(&graph.bounds);
-                of_value[whole.index()].push(Read { node: id, input, bytes: start..end.0 });
+                of_value[whole.index()].push(ByteRead { node: id, input, bytes: start..end.0 });
             }
         }
         Self { wholes, of_value }
     }
 
     /// The reads of bytes of a value.
-    fn of_bytes(&self, v: ValueId, bytes: Range<u64>) -> impl Iterator<Item = &Read> {
-        let overlaps = move |read: &&Read| read.bytes.start < bytes.end && bytes.start < read.bytes.end;
-        self.of_value[v.index()].iter().filter(overlaps)
+    fn of_bytes(&self, v: ValueId, bytes: Range<u64>) -> impl Iterator<Item = &ByteRead> {
+        let reads = self.of_value[v.index()].iter();
+        reads.filter(move |read| read.bytes.start < bytes.end && bytes.start < read.bytes.end)
     }
 
     /// The last node that reads bytes of a value.
@@ -347,12 +359,12 @@ impl Reads {
 }
 
 /// Adds a move of `from` to the space `to`, and returns its result.
-pub(super) fn push_move(g: &mut Graph, from: ValueId, to: Space, place: Place) -> ValueId {
+pub(super) fn push_move(g: &mut Graph, from: ValueId, to: Space, position: LayerPhase) -> ValueId {
     let operand = g.spec(from).clone();
     let v = ValueId::at(g.values.len());
     let spec = operand.clone().with_role(Move::role(operand.role)).in_space(to);
     g.values.push(Value { spec, def: Def::Source });
-    let Place { layer, phase } = place;
+    let LayerPhase { layer, phase } = position;
     push_node(g, Node { op: Op::Move(Move { to }), inputs: vec![from], outputs: vec![Some(v)], layer, phase });
     v
 }
@@ -361,7 +373,7 @@ pub(super) fn push_move(g: &mut Graph, from: ValueId, to: Space, place: Place) -
 /// value is read later, or the new value is an input, a parameter, a part or an operand of a join, or the new value of
 /// another state too. In the returned graph the new value of every update is written there.
 pub fn store_updates(graph: Graph) -> Graph {
-    let reads = Reads::of(&graph);
+    let reads = ByteReads::of(&graph);
     let mut lies_elsewhere: Vec<bool> =
         reads.wholes.iter().enumerate().map(|(v, (whole, _))| whole.index() != v).collect();
     for node in graph.nodes.iter().filter(|node| matches!(node.op, Op::Join(_))) {
@@ -376,33 +388,34 @@ pub fn store_updates(graph: Graph) -> Graph {
             continue;
         }
         moved.push((state, new));
-        let behind = reads.last(state, 0..u64::MAX).max(definer(&graph, new));
-        after.entry(behind).or_default().push((state, new));
+        let last_use = reads.last(state, 0..u64::MAX).max(definer(&graph, new));
+        after.entry(last_use).or_default().push((state, new));
     }
     if moved.is_empty() {
         return graph;
     }
     let updates: Vec<_> = graph.updates.iter().copied().filter(|update| !moved.contains(update)).collect();
     let mut g = Graph { nodes: vec![], updates, ..graph.clone() };
-    let store = |g: &mut Graph, updates: Option<Vec<(ValueId, ValueId)>>, place: Place| {
-        for (state, new) in updates.unwrap_or_default() {
-            let stored = push_move(g, new, g.spec(state).space, place);
-            g.updates.push((state, stored));
-        }
-    };
-    store(&mut g, after.remove(&None), Place { layer: None, phase: Phase::Update });
+    push_updates(&mut g, after.remove(&None), LayerPhase::UPDATE);
     for (id, node) in graph.nodes() {
         push_node(&mut g, node.clone());
-        let place = Place { layer: node.layer, phase: node.phase };
-        store(&mut g, after.remove(&Some(id)), place);
+        push_updates(&mut g, after.remove(&Some(id)), LayerPhase::of(node));
     }
-    in_order_of(&graph, &mut g);
+    restore_update_order(&graph, &mut g);
     g
+}
+
+/// Adds updates (state, new), each with a move of the new value to the space of its state.
+fn push_updates(g: &mut Graph, updates: Option<Vec<(ValueId, ValueId)>>, position: LayerPhase) {
+    for (state, new) in updates.unwrap_or_default() {
+        let stored = push_move(g, new, g.spec(state).space, position);
+        g.updates.push((state, stored));
+    }
 }
 
 /// Whether `new` can be written directly into the storage of `state`: whatever writes bytes of it comes after the last read
 /// of the old bytes there, or is their last reader and may overwrite that operand.
-fn is_written_there(graph: &Graph, reads: &Reads, state: ValueId, new: ValueId) -> bool {
+fn is_written_there(graph: &Graph, reads: &ByteReads, state: ValueId, new: ValueId) -> bool {
     let mut open = vec![(new, 0_u64)];
     while let Some((v, start)) = open.pop() {
         let Def::Node(id, k) = graph.value(v).def else { return false };
@@ -417,12 +430,11 @@ fn is_written_there(graph: &Graph, reads: &Reads, state: ValueId, new: ValueId) 
             continue;
         }
         let allowed = node.op.rules().alias(k as usize);
-        let is_harmless = |read: &Read| {
+        for read in reads.of_bytes(state, start..end.0) {
             let in_place = read.node == id && allowed.contains(&read.input) && read.bytes == (start..end.0);
-            read.node < id || in_place
-        };
-        if !reads.of_bytes(state, start..end.0).all(is_harmless) {
-            return false;
+            if read.node >= id && !in_place {
+                return false;
+            }
         }
     }
     true

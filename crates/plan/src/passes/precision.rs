@@ -24,8 +24,8 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
     }
     let mut g = graph.clone();
     for (id, node) in graph.nodes() {
-        // Some ops return f32 whatever they are given (a mean over a sequence). What multiplies their result keeps f32
-        // weights too: kernels take operands of one type, and these matmuls have a row for each sequence, not each token.
+        // Some ops return f32 for inputs of any type (a mean over a sequence). A matmul of their result keeps f32 weights
+        // too: kernels take operands of one type, and these matmuls have a row for each sequence, not each token.
         let wide = matches!(node.inputs.first(), Some(&x) if is_f32_activation(g.spec(x)));
         if reads_weights(&node.op) && !wide {
             for &v in &node.inputs {
@@ -76,10 +76,9 @@ fn widen_last_norms(graph: &Graph) -> Graph {
     let mut g = Graph { nodes: vec![], ..graph.clone() };
     for (id, node) in graph.nodes() {
         let mut node = node.clone();
-        let norm = matches!(node.op, Op::LayerNorm(_) | Op::RmsNorm(_));
-        let given = graph.value(node.inputs[0]).def;
-        let from_last = matches!(given, Def::Node(from, _) if last[from.index()]);
-        if norm && last[id.index()] && !from_last {
+        let is_norm = matches!(node.op, Op::LayerNorm(_) | Op::RmsNorm(_));
+        let from_last = matches!(graph.value(node.inputs[0]).def, Def::Node(from, _) if last[from.index()]);
+        if is_norm && last[id.index()] && !from_last {
             node.inputs[0] = cast(&mut g, node.inputs[0], node.layer);
         }
         push_node(&mut g, node);

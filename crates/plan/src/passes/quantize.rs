@@ -51,8 +51,8 @@ pub(super) fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, Pla
 fn is_quantized(graph: &Graph, updated: &[bool], node: &Node) -> bool {
     let Op::Linear(Linear { prologue: Prologue::None, .. }) = node.op else { return false };
     let [x, w] = [node.inputs[0], node.inputs[1]].map(|v| graph.value(v));
-    let given = matches!((x.def, w.spec.role), (Def::Node(_, 0), Role::Param(_)));
-    given
+    let has_quantizable_operands = matches!((x.def, w.spec.role), (Def::Node(_, 0), Role::Param(_)));
+    has_quantizable_operands
         && node.layer.is_some()
         && (x.spec.dtype, w.spec.dtype) == (DType::Bf16, DType::Bf16)
         && !updated[node.inputs[1].index()]

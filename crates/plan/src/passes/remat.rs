@@ -51,12 +51,12 @@ pub fn remat(graph: &Graph, policy: &RecomputePolicy) -> Result<Graph, PlanError
             ..Graph::new(graph.bounds)
         },
         dropped,
-        twins: vec![None; graph.values.len()],
+        copies: vec![None; graph.values.len()],
     };
     for node in &graph.nodes {
         let mut node = node.clone();
         if node.phase == Phase::Backward {
-            node.inputs = node.inputs.iter().map(|&v| rewriter.again(v)).collect();
+            node.inputs = node.inputs.iter().map(|&v| rewriter.recomputed(v)).collect();
         }
         push_node(&mut rewriter.new, node);
     }
@@ -65,40 +65,44 @@ pub fn remat(graph: &Graph, policy: &RecomputePolicy) -> Result<Graph, PlanError
 
 /// Whether the results of each node are recomputed instead of stored. Indexed by node.
 fn dropped(graph: &Graph, policy: &RecomputePolicy) -> Result<Vec<bool>, PlanError> {
-    let bad = |why: String| Err(PlanError::BadPolicy { field: "remat", why });
-    let forward = |node: &Node| node.phase == Phase::Forward;
     Ok(match policy {
         RecomputePolicy::None => vec![false; graph.nodes.len()],
-        RecomputePolicy::Full => inner(graph, 1),
-        RecomputePolicy::EveryN(0) => return bad("groups of 0 layers".to_owned()),
-        RecomputePolicy::EveryN(n) => inner(graph, *n),
+        RecomputePolicy::Full => read_only_in_group(graph, 1),
+        RecomputePolicy::EveryN(0) => return Err(bad_remat("groups of 0 layers".to_owned())),
+        RecomputePolicy::EveryN(n) => read_only_in_group(graph, *n),
         RecomputePolicy::Selective(names) => {
             if let Some(name) = names.iter().find(|name| !Op::NAMES.contains(&name.as_str())) {
-                return bad(format!("there is no op `{name}`; ops are {}", Op::NAMES.join(", ")));
+                return Err(bad_remat(format!("there is no op `{name}`; ops are {}", Op::NAMES.join(", "))));
             }
-            graph.nodes.iter().map(|n| forward(n) && names.iter().any(|name| name == n.op.name())).collect()
+            let nodes = graph.nodes.iter();
+            nodes.map(|n| n.phase == Phase::Forward && names.iter().any(|name| name == n.op.name())).collect()
         }
         RecomputePolicy::Nodes(nodes) => {
-            graph.nodes().map(|(id, n)| forward(n) && nodes.contains(&id)).collect()
+            graph.nodes().map(|(id, n)| n.phase == Phase::Forward && nodes.contains(&id)).collect()
         }
         RecomputePolicy::Layers { first, last, of } => {
-            let inside = |node: &Node| node.layer.is_some_and(|layer| (*first..=*last).contains(&layer));
-            let of = dropped(graph, of)?;
-            graph.nodes.iter().zip(of).map(|(node, dropped)| dropped && inside(node)).collect()
+            let mut dropped = dropped(graph, of)?;
+            for (dropped, node) in dropped.iter_mut().zip(&graph.nodes) {
+                *dropped &= node.layer.is_some_and(|layer| (*first..=*last).contains(&layer));
+            }
+            dropped
         }
     })
 }
 
+fn bad_remat(why: String) -> PlanError {
+    PlanError::BadPolicy { field: "remat", why }
+}
+
 /// Forward nodes whose results are read in the forward pass only by their own group of `n` layers, and are no outputs
 /// of the graph. Indexed by node.
-fn inner(graph: &Graph, n: u32) -> Vec<bool> {
-    let group = |node: &Node| node.layer.map(|layer| layer / n);
+fn read_only_in_group(graph: &Graph, n: u32) -> Vec<bool> {
     let mut inner: Vec<bool> =
         graph.nodes.iter().map(|node| node.phase == Phase::Forward && node.layer.is_some()).collect();
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
         for v in &node.inputs {
             if let Def::Node(id, _) = graph.value(*v).def {
-                inner[id.index()] &= group(graph.node(id)) == group(node);
+                inner[id.index()] &= group(graph.node(id), n) == group(node, n);
             }
         }
     }
@@ -110,6 +114,11 @@ fn inner(graph: &Graph, n: u32) -> Vec<bool> {
     inner
 }
 
+/// Group of `n` layers that a node belongs to.
+fn group(node: &Node, n: u32) -> Option<u32> {
+    node.layer.map(|layer| layer / n)
+}
+
 /// State of the rewrite.
 struct Rewriter<'a> {
     old: &'a Graph,
@@ -117,32 +126,32 @@ struct Rewriter<'a> {
     /// Whether the results of each node are recomputed.
     dropped: Vec<bool>,
     /// Recomputed copy of each value, if it exists already.
-    twins: Vec<Option<ValueId>>,
+    copies: Vec<Option<ValueId>>,
 }
 
 impl Rewriter<'_> {
     /// Returns the value that the backward pass reads instead of `v`: `v` itself if it is stored, otherwise its
     /// recomputed copy. Appends the recomputing nodes on first use, so that they run immediately before the first
     /// backward node that needs them.
-    fn again(&mut self, v: ValueId) -> ValueId {
+    fn recomputed(&mut self, v: ValueId) -> ValueId {
         let Def::Node(id, _) = self.old.value(v).def else { return v };
         if !self.dropped[id.index()] {
             return v;
         }
-        if let Some(twin) = self.twins[v.index()] {
-            return twin;
+        if let Some(copy) = self.copies[v.index()] {
+            return copy;
         }
         let mut node = self.old.node(id).clone();
         node.phase = Phase::Recompute;
-        node.inputs = node.inputs.iter().map(|&v| self.again(v)).collect();
+        node.inputs = node.inputs.iter().map(|&v| self.recomputed(v)).collect();
         for out in node.outputs.iter_mut().flatten() {
             let spec = self.old.spec(*out).clone().with_role(Role::Activation);
-            let twin = ValueId::at(self.new.values.len());
+            let copy = ValueId::at(self.new.values.len());
             self.new.values.push(Value { spec, def: Def::Source });
-            self.twins[out.index()] = Some(twin);
-            *out = twin;
+            self.copies[out.index()] = Some(copy);
+            *out = copy;
         }
         push_node(&mut self.new, node);
-        self.twins[v.index()].unwrap_or(v)
+        self.copies[v.index()].unwrap_or(v)
     }
 }

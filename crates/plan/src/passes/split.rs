@@ -1,4 +1,4 @@
-//! Updates of large parameters by blocks of rows: an update whose operands are kept outside the arena reads and writes parts
+//! Updates of large parameters by blocks of rows: an update whose operands are stored outside the arena reads and writes parts
 //! of them, so that one block is fetched while another is updated and a third is stored, and only those are in the arena.
 //! Invariant: only ops that compute each element from the same element of their operands are split, in the same
 //! arithmetic, so no bit changes.
@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Updates that fetch less are never split: a copy of 64 MiB takes about a millisecond, against which the latency of a copy
 /// and of a launch is nothing.
-const LEAST_BLOCK: Bytes = Bytes(64 << 20);
+const MIN_BLOCK: Bytes = Bytes(64 << 20);
 
-/// The number of blocks in which all updates together are fetched at least, if they are not smaller than [`LEAST_BLOCK`].
-const LEAST_BLOCKS: u64 = 8;
+/// Minimum number of blocks in which all updates together are fetched, unless blocks would be smaller than [`MIN_BLOCK`].
+const MIN_BLOCKS: u64 = 8;
 
-/// How the operands of an op that is computed element by element follow the rows of a parameter.
+/// Operands of an elementwise update op that are split with the rows of its parameter.
 struct Blockwise {
     /// Number of inputs, at the end, that every block reads whole.
     shared: usize,
@@ -30,17 +30,19 @@ impl Blockwise {
     /// `None` for an op that is not computed element by element: an element of Adafactor depends on the sums of its row and
     /// column. Gradient scales, counters and all ops of the forward and backward pass are no updates of a parameter.
     fn of(op: &Op) -> Option<Self> {
-        let rows = |shared| Some(Self { shared, scales: &[], new_scales: &[] });
         if let Op::AdamW8bit(_) = op {
             return Some(Self { shared: 2, scales: &[3, 5], new_scales: &[2, 4] });
         }
-        if matches!(op, Op::AdamW(_) | Op::Sgd(_) | Op::Ema(_)) {
-            return rows(2);
-        }
-        if let Op::Accumulate(_) = op {
-            return rows(1);
-        }
-        if let Op::Cast(_) = op { rows(0) } else { None }
+        let shared = if matches!(op, Op::AdamW(_) | Op::Sgd(_) | Op::Ema(_)) {
+            2
+        } else if let Op::Accumulate(_) = op {
+            1
+        } else if let Op::Cast(_) = op {
+            0
+        } else {
+            return None;
+        };
+        Some(Self { shared, scales: &[], new_scales: &[] })
     }
 
     fn is_shared(&self, node: &Node, input: usize) -> bool {
@@ -60,14 +62,13 @@ fn is_update(op: &Op) -> bool {
 /// model: the byte-weighted median of what all updates fetch, at most an eighth of their sum, at least 64 MiB.
 pub fn split_updates(graph: &Graph, offload: &Offload, limit: Option<Bytes>, alignment: u64) -> Graph {
     let is_fetched = fetched_sources(graph, offload);
-    let bytes_of = |node: &Node| -> Bytes {
+    let mut updates: Vec<(NodeId, Bytes)> = vec![];
+    for (id, node) in graph.nodes().filter(|(_, node)| is_update(&node.op)) {
         let inputs: BTreeSet<ValueId> = node.inputs.iter().copied().filter(|v| is_fetched[v.index()]).collect();
-        inputs.into_iter().map(|v| graph.spec(v).bytes(&graph.bounds)).sum()
-    };
-    let updates: Vec<(NodeId, Bytes)> =
-        graph.nodes().filter(|(_, node)| is_update(&node.op)).map(|(id, node)| (id, bytes_of(node))).collect();
+        updates.push((id, inputs.into_iter().map(|v| graph.spec(v).bytes(&graph.bounds)).sum()));
+    }
     let limit = limit.unwrap_or_else(|| ordinary_block(updates.iter().map(|(_, bytes)| *bytes).collect()));
-    let mut splitter = Splitter {
+    let mut splitter = UpdateSplitter {
         graph,
         g: Graph { nodes: vec![], ..graph.clone() },
         readers: readers(graph),
@@ -102,26 +103,34 @@ fn ordinary_block(mut bytes: Vec<Bytes>) -> Bytes {
         sum += *bytes;
         sum.0 >= all.0.div_ceil(2)
     });
-    median.unwrap_or_default().min(Bytes(all.0.div_ceil(LEAST_BLOCKS))).max(LEAST_BLOCK)
+    median.unwrap_or_default().min(Bytes(all.0.div_ceil(MIN_BLOCKS))).max(MIN_BLOCK)
 }
 
-/// The nodes that read each value, and whether anything else does: an output or an update of the graph. Indexed by value.
-fn readers(graph: &Graph) -> Vec<(Vec<NodeId>, bool)> {
-    let mut readers = vec![(vec![], false); graph.values.len()];
+/// Readers of a value.
+#[derive(Clone, Default)]
+struct ValueReaders {
+    nodes: Vec<NodeId>,
+    /// Whether the value is an output of the graph or the new value of an update.
+    is_read_outside: bool,
+}
+
+/// Readers of each value, indexed by value.
+fn readers(graph: &Graph) -> Vec<ValueReaders> {
+    let mut readers = vec![ValueReaders::default(); graph.values.len()];
     for (id, node) in graph.nodes() {
-        node.inputs.iter().for_each(|v| readers[v.index()].0.push(id));
+        node.inputs.iter().for_each(|v| readers[v.index()].nodes.push(id));
     }
     let outside = graph.outputs.iter().map(|(_, v)| v).chain(graph.updates.iter().map(|(_, new)| new));
-    outside.for_each(|v| readers[v.index()].1 = true);
+    outside.for_each(|v| readers[v.index()].is_read_outside = true);
     readers
 }
 
-struct Splitter<'a> {
+struct UpdateSplitter<'a> {
     graph: &'a Graph,
     /// The new graph.
     g: Graph,
-    /// See [`readers`].
-    readers: Vec<(Vec<NodeId>, bool)>,
+    /// Readers of each value of `graph`, indexed by value.
+    readers: Vec<ValueReaders>,
     /// Multiple at which every part starts, in bytes; a power of two.
     alignment: u64,
     /// Nodes that were split together with an earlier node.
@@ -129,23 +138,26 @@ struct Splitter<'a> {
     is_split: bool,
 }
 
-/// Rows of a parameter.
+/// Consecutive rows of a parameter.
 #[derive(Clone, Copy)]
-struct Rows {
+struct RowBlock {
     first: u64,
     count: u64,
 }
 
-impl Rows {
-    /// The same elements in a tensor with one element for each [`BLOCK`] elements of a parameter whose rows have `columns`
-    /// elements. The first row begins at a multiple of [`BLOCK`].
+impl RowBlock {
+    /// The elements of the scales, of which there is one for each [`BLOCK`] elements of the parameter, that belong to these
+    /// rows of `columns` elements. The first row begins at a multiple of [`BLOCK`], so no scale belongs to two blocks of
+    /// rows.
     fn of_scales(self, columns: u64) -> Self {
-        let elements = |rows: u64| rows.saturating_mul(columns);
-        Self { first: elements(self.first).div_ceil(BLOCK), count: elements(self.count).div_ceil(BLOCK) }
+        Self {
+            first: self.first.saturating_mul(columns).div_ceil(BLOCK),
+            count: self.count.saturating_mul(columns).div_ceil(BLOCK),
+        }
     }
 }
 
-impl Splitter<'_> {
+impl UpdateSplitter<'_> {
     /// Shape of a parameter by its value: rows, and elements of a row. `None` if the rows are not fixed.
     fn rows_and_columns(&self, v: ValueId) -> Option<(u64, u64)> {
         let spec = self.graph.spec(v);
@@ -158,10 +170,10 @@ impl Splitter<'_> {
     fn rows_of_block(&self, id: NodeId, bytes: Bytes, limit: Bytes) -> Option<u64> {
         Blockwise::of(&self.graph.node(id).op)?;
         let (rows, _) = self.rows_and_columns(*self.graph.node(id).inputs.first()?)?;
-        let of_row = bytes.0.div_ceil(rows.max(1)).max(1);
+        let row_bytes = bytes.0.div_ceil(rows.max(1)).max(1);
         let granule = self.cluster(id).into_iter().map(|id| self.granule(id)).max().unwrap_or(1);
-        let most = limit.0.checked_div(of_row)?.checked_div(granule)?.max(1).checked_mul(granule)?;
-        let blocks = rows.div_ceil(most);
+        let max_rows = limit.0.checked_div(row_bytes)?.checked_div(granule)?.max(1).checked_mul(granule)?;
+        let blocks = rows.div_ceil(max_rows);
         let block = rows.div_ceil(blocks.max(1)).checked_next_multiple_of(granule)?;
         (block < rows).then_some(block)
     }
@@ -170,17 +182,17 @@ impl Splitter<'_> {
     /// is cut. All of these numbers are powers of two, so the largest is a multiple of the others.
     fn granule(&self, id: NodeId) -> u64 {
         let node = self.graph.node(id);
-        let Some(how) = Blockwise::of(&node.op) else { return 1 };
+        let Some(blockwise) = Blockwise::of(&node.op) else { return 1 };
         let Some((_, columns)) = node.inputs.first().and_then(|v| self.rows_and_columns(*v)) else { return 1 };
         // An element of the scales belongs to `BLOCK` elements, and has four bytes.
-        let of_scales = rows_between(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
-        let inputs = node.inputs.iter().enumerate().filter(|(k, _)| !how.is_shared(node, *k));
-        let inputs = inputs.map(|(k, &v)| (how.scales.contains(&k), v));
+        let scales_granule = rows_between(BLOCK.saturating_mul(self.alignment.div_ceil(4)), columns);
+        let inputs = node.inputs.iter().enumerate().filter(|(k, _)| !blockwise.is_shared(node, *k));
+        let inputs = inputs.map(|(k, &v)| (blockwise.scales.contains(&k), v));
         let outputs = node.outputs.iter().enumerate();
-        let outputs = outputs.filter_map(|(k, out)| Some((how.new_scales.contains(&k), (*out)?)));
+        let outputs = outputs.filter_map(|(k, out)| Some((blockwise.new_scales.contains(&k), (*out)?)));
         let operands = inputs.chain(outputs).map(|(is_scales, v)| {
             if is_scales {
-                return of_scales;
+                return scales_granule;
             }
             rows_between(self.alignment, columns.saturating_mul(self.graph.spec(v).dtype.size()))
         });
@@ -196,20 +208,27 @@ impl Splitter<'_> {
         let rows = node.inputs.first().and_then(|v| self.rows_and_columns(*v));
         let results: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         let all: BTreeSet<NodeId> =
-            results.iter().flat_map(|v| self.readers[v.index()].0.iter().copied()).collect();
+            results.iter().flat_map(|v| self.readers[v.index()].nodes.iter().copied()).collect();
         for reader in all {
             let other = self.graph.node(reader);
-            let fits = |(k, v): (usize, &ValueId)| {
-                let how = Blockwise::of(&other.op);
-                let is_shared = how.is_none_or(|how| how.is_shared(other, k));
+            if !matches!(other.op, Op::Cast(_) | Op::Ema(_)) {
+                continue;
+            }
+            let blockwise = Blockwise::of(&other.op);
+            let mut joins_cluster = true;
+            for (k, v) in other.inputs.iter().enumerate() {
                 // The node moves to the place of the update, where its other inputs must exist.
                 let exists = match self.graph.value(*v).def {
                     Def::Source => true,
                     Def::Node(definer, _) => definer < id || results.contains(v),
                 };
-                exists && if is_shared { !results.contains(v) } else { self.rows_and_columns(*v) == rows }
-            };
-            if matches!(other.op, Op::Cast(_) | Op::Ema(_)) && other.inputs.iter().enumerate().all(fits) {
+                // A block reads a shared input whole, and of the results there is only one block yet.
+                let is_shared = blockwise.as_ref().is_none_or(|blockwise| blockwise.is_shared(other, k));
+                let is_available =
+                    if is_shared { !results.contains(v) } else { self.rows_and_columns(*v) == rows };
+                joins_cluster &= exists && is_available;
+            }
+            if joins_cluster {
                 cluster.push(reader);
             }
         }
@@ -231,7 +250,7 @@ impl Splitter<'_> {
             let count = block.min(rows.saturating_sub(first));
             let mut parts: BTreeMap<ValueId, ValueId> = BTreeMap::new();
             for &member in &cluster {
-                self.push_block(member, Rows { first, count }, columns, &mut parts);
+                self.push_block(member, RowBlock { first, count }, columns, &mut parts);
                 for v in self.graph.node(member).outputs.iter().flatten() {
                     blocks.entry(*v).or_default().push(parts[v]);
                 }
@@ -241,8 +260,8 @@ impl Splitter<'_> {
         for &member in &cluster {
             let node = self.graph.node(member);
             for &v in node.outputs.iter().flatten() {
-                let (readers, is_read_outside) = &self.readers[v.index()];
-                if *is_read_outside || readers.iter().any(|reader| !cluster.contains(reader)) {
+                let readers = &self.readers[v.index()];
+                if readers.is_read_outside || readers.nodes.iter().any(|reader| !cluster.contains(reader)) {
                     let inputs = blocks.remove(&v).unwrap_or_default();
                     push_node(
                         &mut self.g,
@@ -255,16 +274,16 @@ impl Splitter<'_> {
     }
 
     /// Adds one block of a node. `parts` has the parts of all values in this block so far, and gets the new ones.
-    fn push_block(&mut self, id: NodeId, rows: Rows, columns: u64, parts: &mut BTreeMap<ValueId, ValueId>) {
+    fn push_block(&mut self, id: NodeId, rows: RowBlock, columns: u64, parts: &mut BTreeMap<ValueId, ValueId>) {
         let node = self.graph.node(id);
-        let Some(how) = Blockwise::of(&node.op) else { return };
+        let Some(blockwise) = Blockwise::of(&node.op) else { return };
         let mut inputs = vec![];
         for (k, &v) in node.inputs.iter().enumerate() {
-            if how.is_shared(node, k) {
+            if blockwise.is_shared(node, k) {
                 inputs.push(v);
                 continue;
             }
-            let rows = if how.scales.contains(&k) { rows.of_scales(columns) } else { rows };
+            let rows = if blockwise.scales.contains(&k) { rows.of_scales(columns) } else { rows };
             let part = match parts.get(&v) {
                 Some(&part) => part,
                 None => self.push_part(node, v, rows),
@@ -274,7 +293,7 @@ impl Splitter<'_> {
         }
         let mut outputs = vec![];
         for (k, out) in node.outputs.iter().enumerate() {
-            let rows = if how.new_scales.contains(&k) { rows.of_scales(columns) } else { rows };
+            let rows = if blockwise.new_scales.contains(&k) { rows.of_scales(columns) } else { rows };
             outputs.push(out.map(|v| {
                 let part = self.new_value(v, rows);
                 parts.insert(v, part);
@@ -285,7 +304,7 @@ impl Splitter<'_> {
     }
 
     /// Adds the part of `v` for a block of `reader`.
-    fn push_part(&mut self, reader: &Node, v: ValueId, rows: Rows) -> ValueId {
+    fn push_part(&mut self, reader: &Node, v: ValueId, rows: RowBlock) -> ValueId {
         let part = self.new_value(v, rows);
         let spec = &mut self.g.values[part.index()].spec;
         spec.role = plimsoll_graph::ops::Move::role(spec.role);
@@ -295,7 +314,7 @@ impl Splitter<'_> {
     }
 
     /// Adds a value with the type of rows of `v`, which is defined when its node is pushed.
-    fn new_value(&mut self, v: ValueId, rows: Rows) -> ValueId {
+    fn new_value(&mut self, v: ValueId, rows: RowBlock) -> ValueId {
         let mut spec: TensorSpec = self.graph.spec(v).clone();
         spec.shape[0] = Dim::Fixed(rows.count);
         let part = ValueId::at(self.g.values.len());
@@ -304,9 +323,9 @@ impl Splitter<'_> {
     }
 }
 
-/// The least number of rows that start at multiples of `unit`, a power of two, if a row has `of_row` of it.
-fn rows_between(unit: u64, of_row: u64) -> u64 {
-    unit.checked_div(power_of_two_factor(of_row).min(unit)).unwrap_or(1)
+/// The least number of rows of `row_size` whose size is a multiple of `unit`, a power of two.
+fn rows_between(unit: u64, row_size: u64) -> u64 {
+    unit.checked_div(power_of_two_factor(row_size).min(unit)).unwrap_or(1)
 }
 
 /// The largest power of two that divides `n`; of zero, the largest of all.

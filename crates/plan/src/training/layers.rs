@@ -12,8 +12,9 @@ use crate::liveness::{Buffer, buffers};
 use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target};
 use plimsoll_graph::{Bytes, Count, Graph, Node, Op, Phase, Space, TooLarge};
 
-/// Maximum number of units of a run in the small model.
-const SHOWN: u32 = 4;
+/// Maximum number of units of a run in the small model: the first and the last two differ from the others in what lives at
+/// their borders, and one represents the others.
+const MAX_SMALL_UNITS: u32 = 4;
 
 /// Index in its run of the unit that represents all units in the middle of a longer run.
 const MIDDLE: u32 = 1;
@@ -21,58 +22,57 @@ const MIDDLE: u32 = 1;
 /// The layers of a model as runs of equal units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layers {
-    runs: Vec<Run>,
+    runs: Vec<LayerRun>,
 }
 
 /// Consecutive equal units.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Run {
+struct LayerRun {
     /// Number of layers per unit.
     layers: u32,
     /// Number of units.
     units: u32,
 }
 
-impl Run {
+impl LayerRun {
     /// Number of units in the small model.
-    fn shown(&self) -> u32 {
-        self.units.min(SHOWN)
+    fn small_units(&self) -> u32 {
+        self.units.min(MAX_SMALL_UNITS)
     }
 }
 
 impl Layers {
     /// Layers that are all equal.
-    pub fn alike(layers: u32) -> Self {
-        Self { runs: vec![Run { layers: 1, units: layers }] }
+    pub fn uniform(layers: u32) -> Self {
+        Self { runs: vec![LayerRun { layers: 1, units: layers }] }
     }
 
-    /// Layers of which the small model contains each.
+    /// Layers that are all different, so that the small model is the full model.
     pub fn different(layers: u32) -> Self {
         Self::of(&(0..layers).collect::<Vec<_>>())
     }
 
     /// Layers of the given kinds; consecutive layers of equal kind form a run.
     pub fn of<T: PartialEq>(kinds: &[T]) -> Self {
-        let runs = kinds.chunk_by(|a, b| a == b).map(|run| Run { layers: 1, units: run.len() as u32 });
+        let runs = kinds.chunk_by(|a, b| a == b).map(|run| LayerRun { layers: 1, units: run.len() as u32 });
         Self { runs: runs.collect() }
     }
 
     /// Layers of a model with a recomputation policy: layers that it treats equally form runs.
-    pub fn under(remat: &RecomputePolicy, layers: u32) -> Self {
+    pub fn with_recomputation(remat: &RecomputePolicy, layers: u32) -> Self {
         match remat {
             RecomputePolicy::None | RecomputePolicy::Full | RecomputePolicy::Selective(_) => {
-                Self::alike(layers)
+                Self::uniform(layers)
             }
             RecomputePolicy::EveryN(n) => {
                 let n = (*n).clamp(1, layers.max(1));
-                let rest = Run { layers: layers % n, units: u32::from(!layers.is_multiple_of(n)) };
-                Self { runs: vec![Run { layers: n, units: layers / n }, rest] }
+                let rest = LayerRun { layers: layers % n, units: u32::from(!layers.is_multiple_of(n)) };
+                Self { runs: vec![LayerRun { layers: n, units: layers / n }, rest] }
             }
             RecomputePolicy::Layers { first, last, of }
                 if !matches!(**of, RecomputePolicy::EveryN(_) | RecomputePolicy::Nodes(_)) =>
             {
-                let inside = |layer: u32| (*first..=*last).contains(&layer);
-                Self::of(&(0..layers).map(inside).collect::<Vec<_>>())
+                Self::of(&(0..layers).map(|layer| (*first..=*last).contains(&layer)).collect::<Vec<_>>())
             }
             // Node ids refer to the full model, so every layer is its own run and the small model is the full model.
             RecomputePolicy::Layers { .. } | RecomputePolicy::Nodes(_) => Self::different(layers),
@@ -80,17 +80,18 @@ impl Layers {
     }
 
     /// Number of layers of the small model.
-    pub fn shown(&self) -> u32 {
-        self.runs.iter().map(|run| run.layers * run.shown()).sum()
+    pub fn small_layers(&self) -> u32 {
+        self.runs.iter().map(|run| run.layers * run.small_units()).sum()
     }
 
     /// For each layer of the small model, the corresponding layer of the full model.
     pub fn originals(&self) -> Vec<u32> {
-        let (mut originals, mut start) = (vec![], 0);
+        let mut originals = vec![];
+        let mut start = 0;
         for run in &self.runs {
-            let behind = run.units - run.shown();
-            for unit in 0..run.shown() {
-                let skipped = if unit > MIDDLE { behind } else { 0 };
+            let omitted = run.units - run.small_units();
+            for unit in 0..run.small_units() {
+                let skipped = if unit > MIDDLE { omitted } else { 0 };
                 let first = start + (unit + skipped) * run.layers;
                 originals.extend(first..first + run.layers);
             }
@@ -100,27 +101,29 @@ impl Layers {
     }
 
     /// For each layer of the full model, the layer of the small model that represents it.
-    pub fn likes(&self) -> Vec<usize> {
-        let (mut likes, mut first) = (vec![], 0);
+    pub fn representatives(&self) -> Vec<usize> {
+        let mut representatives = vec![];
+        let mut first = 0;
         for run in &self.runs {
+            let omitted = run.units - run.small_units();
             for unit in 0..run.units {
-                let behind = run.units - run.shown();
-                let like = if unit <= MIDDLE { unit } else { unit.saturating_sub(behind).max(MIDDLE) };
-                let start = (first + like * run.layers) as usize;
-                likes.extend(start..start + run.layers as usize);
+                // The omitted units follow the middle one, so each of them saturates to it, and the units after them move
+                // down by their number.
+                let small_unit = if unit <= MIDDLE { unit } else { unit.saturating_sub(omitted).max(MIDDLE) };
+                let start = (first + small_unit * run.layers) as usize;
+                representatives.extend(start..start + run.layers as usize);
             }
-            first += run.shown() * run.layers;
+            first += run.small_units() * run.layers;
         }
-        likes
+        representatives
     }
 
     /// Converts a recomputation policy of the full model to the layer numbers of the small model.
-    pub fn shrunk(&self, remat: &RecomputePolicy) -> RecomputePolicy {
+    pub fn small_policy(&self, remat: &RecomputePolicy) -> RecomputePolicy {
         let RecomputePolicy::Layers { first, last, of } = remat else { return remat.clone() };
         let originals = self.originals();
-        let inside = |layer: &u32| (first..=last).contains(&layer);
-        let start = originals.iter().position(inside);
-        let end = originals.iter().rposition(inside);
+        let start = originals.iter().position(|layer| (first..=last).contains(&layer));
+        let end = originals.iter().rposition(|layer| (first..=last).contains(&layer));
         match start.zip(end) {
             Some((start, end)) => {
                 RecomputePolicy::Layers { first: start as u32, last: end as u32, of: of.clone() }
@@ -131,9 +134,10 @@ impl Layers {
 
     /// Unit of each layer of the small model, counted over all runs.
     fn units(&self) -> Vec<usize> {
-        let (mut units, mut next) = (vec![], 0);
+        let mut units = vec![];
+        let mut next = 0;
         for run in &self.runs {
-            for _ in 0..run.shown() {
+            for _ in 0..run.small_units() {
                 units.extend(std::iter::repeat_n(next, run.layers as usize));
                 next += 1;
             }
@@ -143,34 +147,42 @@ impl Layers {
 
     /// Units of the small model that represent further units, as (unit, number of further units).
     fn repeated(&self) -> Vec<(usize, u64)> {
-        let (mut repeated, mut next) = (vec![], 0);
+        let mut repeated = vec![];
+        let mut next = 0;
         for run in &self.runs {
-            if run.units > SHOWN {
-                repeated.push((next + MIDDLE as usize, u64::from(run.units - SHOWN)));
+            if run.units > MAX_SMALL_UNITS {
+                repeated.push((next + MIDDLE as usize, u64::from(run.units - MAX_SMALL_UNITS)));
             }
-            next += run.shown() as usize;
+            next += run.small_units() as usize;
         }
         repeated
     }
 
     /// Returns a function that gives the number of nodes of the full model that a node of the small model represents.
-    fn times(&self) -> impl Fn(&Node) -> u64 {
-        let (units, repeated) = (self.units(), self.repeated());
+    fn multiplicity(&self) -> impl Fn(&Node) -> u64 {
+        let units = self.units();
+        let repeated = self.repeated();
         move |node| {
             let unit = node.layer.and_then(|layer| units.get(layer as usize));
-            repeated.iter().find(|(r, _)| Some(r) == unit).map_or(1, |(_, others)| others.saturating_add(1))
+            let represented = repeated.iter().find(|(middle, _)| Some(middle) == unit);
+            represented.map_or(1, |(_, others)| others.saturating_add(1))
         }
     }
 
     /// Number of recomputation nodes of the full model, and their predicted seconds.
     pub fn recomputed(&self, graph: &Graph, target: &Target) -> (usize, f64) {
-        let times = self.times();
-        let is_recomputed = |node: &&Node| node.phase == Phase::Recompute && !matches!(node.op, Op::Move(_));
-        let nodes = graph.nodes.iter().filter(is_recomputed);
-        nodes.fold((0, 0.0), |(count, seconds), node| {
-            let each = node_seconds(graph, node, target, graph.bounds.full());
-            (count + times(node) as usize, seconds + times(node) as f64 * each)
-        })
+        let multiplicity = self.multiplicity();
+        let mut count = 0;
+        let mut seconds = 0.0;
+        for node in graph.nodes.iter().filter(|node| node.phase == Phase::Recompute) {
+            if matches!(node.op, Op::Move(_)) {
+                continue;
+            }
+            let times = multiplicity(node);
+            count += times as usize;
+            seconds += times as f64 * node_seconds(graph, node, target, graph.bounds.full());
+        }
+        (count, seconds)
     }
 
     /// Checks that the sizes of the full model, of which `graph` has some layers, do not exceed 64 bits.
@@ -191,8 +203,8 @@ impl Layers {
                 all = all + Count::from(target.workspace(graph, graph.node(*id))?.0).next_multiple_of(align);
             }
         }
-        let most = self.runs.iter().map(|run| u64::from(run.units)).max().unwrap_or(1);
-        match (all * most).get() {
+        let most_units = self.runs.iter().map(|run| u64::from(run.units)).max().unwrap_or(1);
+        match (all * most_units).get() {
             Some(_) => Ok(()),
             None => Err(TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX)).into()),
         }
@@ -205,19 +217,18 @@ impl Layers {
         let buffers: Vec<Buffer> =
             buffers(graph, schedule, true).into_iter().filter(|buffer| buffer.space == Space::Device).collect();
         self.check(graph, schedule, &buffers, target)?;
-        let mut live = Timeline::new(schedule.instrs.len() + 2);
+        let mut live = IntervalSums::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
             if let Instr::Launch(id) = instr {
                 let bytes = target.workspace(graph, graph.node(*id))?.align_up(target.alignment);
                 live.add(i + 1, i + 1, bytes.0);
             }
         }
-        let size = |buffer: &Buffer| buffer.bytes.align_up(target.alignment).0;
         for buffer in &buffers {
-            live.add(buffer.birth as usize, buffer.death as usize, size(buffer));
+            live.add(buffer.birth as usize, buffer.death as usize, aligned_bytes(buffer, target));
         }
         let spans = spans(graph, schedule, &self.units());
-        let mut ends: Vec<(Span, Vec<u64>, Vec<u64>)> = vec![];
+        let mut backward_spans: Vec<RepeatedBackward> = vec![];
         for (unit, others) in self.repeated() {
             let [forward, backward] = spans[unit];
             let (Some(forward), Some(next)) = (forward, spans[unit + 1][0]) else { continue };
@@ -225,10 +236,12 @@ impl Layers {
             // first. At the first of them all activations stored for the backward passes are still live (`waiting`),
             // at the last of them all values left for later instructions (`left`). The larger sum is the peak of the
             // span.
-            let (mut waiting, mut left) = (Timeline::new(live.at.len()), Timeline::new(live.at.len()));
+            let mut waiting = IntervalSums::new(live.at.len());
+            let mut left = IntervalSums::new(live.at.len());
             for buffer in &buffers {
-                let (birth, death) = (buffer.birth as usize, buffer.death as usize);
-                let bytes = others * size(buffer);
+                let birth = buffer.birth as usize;
+                let death = buffer.death as usize;
+                let bytes = others * aligned_bytes(buffer, target);
                 if forward.contains(birth) && death > next.end {
                     match (backward, spans[unit + 1][1]) {
                         (Some(own), Some(first)) if death >= first.start && death <= own.end => {
@@ -245,11 +258,13 @@ impl Layers {
                     live.add(own.end + 1, death, bytes);
                 }
             }
-            ends.extend(backward.map(|own| (own, waiting.sums(), left.sums())));
+            if let Some(span) = backward {
+                backward_spans.push(RepeatedBackward { span, waiting: waiting.sums(), left: left.sums() });
+            }
         }
         let mut sums = live.sums();
-        for (own, waiting, left) in ends {
-            for t in own.start..=own.end {
+        for RepeatedBackward { span, waiting, left } in backward_spans {
+            for t in span.start..=span.end {
                 sums[t] += waiting[t].max(left[t]);
             }
         }
@@ -257,48 +272,65 @@ impl Layers {
     }
 }
 
-/// Quantities to which each layer of a model adds an equal amount.
+/// Bytes of a buffer, rounded up to the alignment.
+fn aligned_bytes(buffer: &Buffer, target: &Target) -> u64 {
+    buffer.bytes.align_up(target.alignment).0
+}
+
+/// Bytes that further units add during the backward span of the unit that represents them.
+struct RepeatedBackward {
+    span: InstantSpan,
+    /// Bytes at each instant that wait for the backward passes of the further units.
+    waiting: Vec<u64>,
+    /// Bytes at each instant that the backward passes of the further units left for later instructions.
+    left: Vec<u64>,
+}
+
+/// Memory and time of a model, to which each layer adds an equal amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Size {
+pub(super) struct ModelCost {
     /// Bytes of parameters and states in the arena.
     pub persistent: Bytes,
-    /// Those in pinned host memory.
+    /// Bytes of parameters and states in pinned host memory.
     pub pinned: Bytes,
     /// Predicted seconds.
     pub seconds: f64,
 }
 
-impl Size {
-    /// Extrapolates linearly to a model with `layers` layers from models with fewer layers, whose sizes `of` returns.
-    pub fn extended(layers: u32, of: impl Fn(u32) -> Result<Self, PlanError>) -> Result<Self, PlanError> {
-        let small = layers.min(SHOWN);
-        let size = of(small)?;
-        if layers == small {
-            return Ok(size);
+impl ModelCost {
+    /// Extrapolates linearly to a model with `layers` layers from models with fewer layers, whose costs `of` returns.
+    pub fn extrapolated(layers: u32, of: impl Fn(u32) -> Result<Self, PlanError>) -> Result<Self, PlanError> {
+        let small_layers = layers.min(MAX_SMALL_UNITS);
+        let small = of(small_layers)?;
+        if layers == small_layers {
+            return Ok(small);
         }
-        let (more, others) = (of(small + 1)?, layers - small);
-        // A model with more layers has no fewer parameters.
-        let extended = |small: Bytes, more: Bytes| {
-            let each = more.saturating_sub(small);
-            let all = (Count::from(each.0) * u64::from(others) + small.0).bytes();
-            all.ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))
-        };
+        let larger = of(small_layers + 1)?;
+        let others = layers - small_layers;
         Ok(Self {
-            persistent: extended(size.persistent, more.persistent)?,
-            pinned: extended(size.pinned, more.pinned)?,
-            seconds: size.seconds + f64::from(others) * (more.seconds - size.seconds),
+            persistent: extrapolated_bytes(small.persistent, larger.persistent, others)?,
+            pinned: extrapolated_bytes(small.pinned, larger.pinned, others)?,
+            seconds: small.seconds + f64::from(others) * (larger.seconds - small.seconds),
         })
     }
 }
 
+/// Bytes of a model with `others` more layers than a model of `small` bytes, given the bytes of the model with one more.
+fn extrapolated_bytes(small: Bytes, larger: Bytes, others: u32) -> Result<Bytes, TooLarge> {
+    // A model with more layers has no fewer parameters.
+    let of_layer = larger.saturating_sub(small);
+    let all = (Count::from(of_layer.0) * u64::from(others) + small.0).bytes();
+    all.ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))
+}
+
 /// Interval of instants, both ends inclusive.
 #[derive(Clone, Copy)]
-struct Span {
+struct InstantSpan {
     start: usize,
     end: usize,
 }
 
-impl Span {
+impl InstantSpan {
     fn contains(self, instant: usize) -> bool {
         (self.start..=self.end).contains(&instant)
     }
@@ -306,27 +338,27 @@ impl Span {
 
 /// Instants of the forward and of the backward pass of each unit; recomputation and updates belong to the backward
 /// pass.
-fn spans(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Vec<[Option<Span>; 2]> {
+fn spans(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Vec<[Option<InstantSpan>; 2]> {
     let mut spans = vec![[None; 2]; units.last().map_or(0, |last| last + 1)];
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let Instr::Launch(id) = instr else { continue };
         let node = graph.node(*id);
         let Some(&unit) = node.layer.and_then(|layer| units.get(layer as usize)) else { continue };
-        let span: &mut Option<Span> = &mut spans[unit][usize::from(node.phase != Phase::Forward)];
+        let span: &mut Option<InstantSpan> = &mut spans[unit][usize::from(node.phase != Phase::Forward)];
         let start = span.map_or(i + 1, |span| span.start);
-        *span = Some(Span { start, end: i + 1 });
+        *span = Some(InstantSpan { start, end: i + 1 });
     }
     spans
 }
 
 /// Sums over time of amounts that are added to intervals.
-struct Timeline {
+struct IntervalSums {
     /// Difference of each instant from the previous one, modulo 2^64: differences may be negative, and wrapping
     /// arithmetic gives the correct sums.
     at: Vec<u64>,
 }
 
-impl Timeline {
+impl IntervalSums {
     fn new(instants: usize) -> Self {
         Self { at: vec![0; instants + 1] }
     }

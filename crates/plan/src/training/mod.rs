@@ -6,8 +6,8 @@ mod frontier;
 mod layers;
 mod search;
 
-pub use frontier::{Frontier, LayerWay, Solver};
-pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearch};
+pub use frontier::{Frontier, LayerChoiceId, Solver};
+pub use search::{Candidate, RejectedCandidate, RematChoice, TrainingChoice, TrainingSearch};
 
 use crate::compile::{compile_owned, has_matmuls};
 use crate::passes::{RecomputePolicy, dce, differentiate, operands, precision, push_node};
@@ -46,7 +46,7 @@ pub mod plans {
 pub struct Training<'a> {
     /// Number formats; one with a backward pass.
     pub precision: Precision,
-    /// Values that the backward pass recomputes instead of keeping.
+    /// Values that the backward pass recomputes instead of reading stored ones.
     pub remat: RecomputePolicy,
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -60,9 +60,9 @@ pub struct Training<'a> {
     pub ema: Option<f32>,
     /// Ops to fuse.
     pub fuse: Fuse,
-    /// What is kept outside the arena between its uses.
+    /// Tensors that are stored outside the arena between their uses.
     pub offload: Offload,
-    /// The activations that are kept outside the arena, if `offload` has activations.
+    /// The activations that are stored outside the arena, if `offload` has activations.
     pub activations: ActivationOffload,
     /// Limit on the bytes of moves that run ahead of or behind launches ([`Policy::window`]).
     pub window: Window,
@@ -70,12 +70,13 @@ pub struct Training<'a> {
     pub block: Option<Bytes>,
 }
 
-/// What becomes of the activations that the backward pass reads and that do not stay in the arena.
+/// Policy for the activations that the backward pass reads: which are recomputed, which are offloaded; the others stay in
+/// the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivationPolicy {
-    /// Those that the backward pass recomputes.
+    /// Activations that the backward pass recomputes.
     pub recompute: RecomputePolicy,
-    /// Those that are kept outside the arena meanwhile, if [`Training::offload`] has activations.
+    /// Activations that are stored outside the arena from the forward to the backward pass, if [`Training::offload`] has activations.
     pub offload: ActivationOffload,
 }
 
@@ -84,7 +85,7 @@ impl ActivationPolicy {
     pub const STORED: Self = Self { recompute: RecomputePolicy::None, offload: ActivationOffload::NONE };
 }
 
-/// How a parameter is trained.
+/// Group of a parameter: whether it is trained, and with which weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterGroup {
     /// Not trained.
@@ -123,6 +124,12 @@ struct MomentSpec {
     dtype: DType,
 }
 
+impl MomentSpec {
+    fn new(which: Moment, shape: &[Dim], dtype: DType) -> Self {
+        Self { which, shape: shape.to_vec(), dtype }
+    }
+}
+
 impl Optimizer {
     /// Number of elements of the input `hyper`.
     pub fn hyper(&self) -> u64 {
@@ -149,33 +156,32 @@ impl Optimizer {
     /// The update op of a parameter, and its states in the order of the op's operands.
     fn of(self, p: &TensorSpec) -> (Op, Vec<MomentSpec>) {
         let elements: u64 = p.shape.iter().filter_map(|d| d.fixed()).product();
-        let of_shape = |which, shape: &[Dim], dtype| MomentSpec { which, shape: shape.to_vec(), dtype };
-        let like = |which| of_shape(which, &p.shape, DType::F32);
         match self {
             Self::AdamW8bit(adamw) if elements >= EIGHT_BIT_FLOOR => {
-                let codes = |which| of_shape(which, &p.shape, DType::U8);
-                let scales = |which| of_shape(which, &[Dim::Fixed(elements.div_ceil(BLOCK))], DType::F32);
+                let scales = [Dim::Fixed(elements.div_ceil(BLOCK))];
                 let states = vec![
-                    codes(Moment::First),
-                    scales(Moment::FirstScales),
-                    codes(Moment::Second),
-                    scales(Moment::SecondScales),
+                    MomentSpec::new(Moment::First, &p.shape, DType::U8),
+                    MomentSpec::new(Moment::FirstScales, &scales, DType::F32),
+                    MomentSpec::new(Moment::Second, &p.shape, DType::U8),
+                    MomentSpec::new(Moment::SecondScales, &scales, DType::F32),
                 ];
                 (Op::AdamW8bit(AdamW8bit { adamw }), states)
             }
             Self::AdamW(adamw) | Self::AdamW8bit(adamw) => {
-                (Op::AdamW(adamw), vec![like(Moment::First), like(Moment::Second)])
+                let first = MomentSpec::new(Moment::First, &p.shape, DType::F32);
+                let second = MomentSpec::new(Moment::Second, &p.shape, DType::F32);
+                (Op::AdamW(adamw), vec![first, second])
             }
             Self::Adafactor(op) => match p.shape[..] {
                 [r, c] => {
-                    let rows = of_shape(Moment::SecondRows, &[r], DType::F32);
-                    let columns = of_shape(Moment::SecondColumns, &[c], DType::F32);
+                    let rows = MomentSpec::new(Moment::SecondRows, &[r], DType::F32);
+                    let columns = MomentSpec::new(Moment::SecondColumns, &[c], DType::F32);
                     (Op::Adafactor(op), vec![rows, columns])
                 }
-                _ => (Op::Adafactor(op), vec![like(Moment::Second)]),
+                _ => (Op::Adafactor(op), vec![MomentSpec::new(Moment::Second, &p.shape, DType::F32)]),
             },
             Self::Sgd(op) if op.momentum == 0.0 => (Op::Sgd(op), vec![]),
-            Self::Sgd(op) => (Op::Sgd(op), vec![like(Moment::Momentum)]),
+            Self::Sgd(op) => (Op::Sgd(op), vec![MomentSpec::new(Moment::Momentum, &p.shape, DType::F32)]),
         }
     }
 }
@@ -185,7 +191,7 @@ impl Training<'_> {
     /// gradients are in memory at once. This is impossible with clipping, which needs the norm of all
     /// gradients, with several micro-batches, whose gradients are summed, and with a loss scale, which
     /// must check all gradients for overflow.
-    pub fn steps_at_once(&self) -> bool {
+    pub fn updates_immediately(&self) -> bool {
         self.accumulation == 1 && self.max_norm == 0.0 && !self.precision.policy().scales_loss
     }
 
@@ -197,7 +203,7 @@ impl Training<'_> {
         self.program_of(vec![(micro, stored)], evaluation, target)
     }
 
-    /// Builds the program from graphs returned by [`Training::micro_step`], each with what becomes of its activations: the
+    /// Builds the program from graphs returned by [`Training::micro_step`], each with the policy for its activations: the
     /// micro-steps between which a run switches, the largest first, or a single one. Gradients of several micro-steps
     /// have the same addresses, which requires an accumulation of more than one micro-batch.
     pub fn program_of(
@@ -208,26 +214,41 @@ impl Training<'_> {
     ) -> Result<Program, PlanError> {
         has_matmuls(self.precision, target)?;
         let mut micro_steps = micro_steps.into_iter();
-        let nothing = || PlanError::BadPolicy { field: "batch", why: "there is no micro-step".to_owned() };
-        let (micro, stored) = micro_steps.next().ok_or_else(nothing)?;
-        let mut persistent = Persistent::new();
-        let mut plan = |graph: Graph, stored: &ActivationPolicy| {
-            compile_owned(graph, &self.policy(stored), target, &mut persistent, &mut |_, _| {})
+        let Some((micro, stored)) = micro_steps.next() else {
+            return Err(PlanError::BadPolicy { field: "batch", why: "there is no micro-step".to_owned() });
         };
-        let apply = self.apply(&micro)?.map(|graph| plan(graph, &ActivationPolicy::STORED)).transpose()?;
-        let evaluate = plan(self.evaluation(evaluation, &micro)?, &ActivationPolicy::STORED)?;
-        let micro = plan(micro, &stored)?;
-        let smaller = micro_steps
-            .map(|(graph, stored)| Ok((plans::smaller(graph.bounds.tokens), plan(graph, &stored)?)))
-            .collect::<Result<Vec<_>, PlanError>>()?;
-        let named = |name: &str, plan: Plan| (name.to_owned(), plan);
-        let after =
-            apply.map(|plan| named(plans::APPLY, plan)).into_iter().chain([named(plans::EVALUATE, evaluate)]);
-        let mut plans: Vec<_> = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
+        let mut persistent = Persistent::new();
+        // Persistent addresses are assigned in the order of compilation: parameters and states of the update first.
+        let apply = match self.apply(&micro)? {
+            Some(graph) => Some(self.compiled(graph, &ActivationPolicy::STORED, target, &mut persistent)?),
+            None => None,
+        };
+        let evaluation = self.evaluation(evaluation, &micro)?;
+        let evaluate = self.compiled(evaluation, &ActivationPolicy::STORED, target, &mut persistent)?;
+        let micro = self.compiled(micro, &stored, target, &mut persistent)?;
+        let mut smaller = vec![];
+        for (graph, stored) in micro_steps {
+            let name = plans::smaller(graph.bounds.tokens);
+            smaller.push((name, self.compiled(graph, &stored, target, &mut persistent)?));
+        }
+        let mut plans = vec![(plans::MICRO.to_owned(), micro)];
+        plans.extend(apply.map(|plan| (plans::APPLY.to_owned(), plan)));
+        plans.push((plans::EVALUATE.to_owned(), evaluate));
         let alternatives = std::iter::once(0).chain(plans.len()..plans.len() + smaller.len()).collect();
         plans.extend(smaller);
         let program = Program::sharing(target.clone(), plans).with_alternatives(alternatives);
         Ok(program.with_pipeline_depth(TRAINING_DEPTH))
+    }
+
+    /// Compiles a graph with the parameters and states of the program.
+    fn compiled(
+        &self,
+        graph: Graph,
+        stored: &ActivationPolicy,
+        target: &Target,
+        persistent: &mut Persistent,
+    ) -> Result<Plan, PlanError> {
+        compile_owned(graph, &self.policy(stored), target, persistent, &mut |_, _| {})
     }
 
     /// Builds the micro-step: forward, backward, and accumulation of the gradients or the immediate optimizer
@@ -238,24 +259,24 @@ impl Training<'_> {
         let losses = [OutputRole::Loss, OutputRole::Auxiliary];
         let outputs: Vec<_> = losses.into_iter().filter(|role| graph.output(role).is_some()).collect();
         let trained = |param: &Param| (self.group)(param) != ParameterGroup::Frozen;
-        let mut common: Option<Common> = None;
-        // For immediate optimizer steps: the scale that guarded the last update, and its gradient norm.
-        let mut guard: Option<[ValueId; 2]> = None;
-        let mut sink = |g: &mut Builder, p: ValueId, grad: ValueId| {
-            let common = *common.get_or_insert_with(|| self.common(g));
+        let mut gradient_use: Option<GradientUse> = None;
+        let mut guard: Option<OverflowGuard> = None;
+        let mut on_gradient = |g: &mut Builder, p: ValueId, grad: ValueId| {
+            let gradient_use = *gradient_use.get_or_insert_with(|| self.gradient_use(g));
             let Role::Param(id) = g.graph().spec(p).role else { return };
             g.in_phase(Phase::Update);
-            self.use_up(g, &graph.params[id.index()], p, grad, common, &mut guard);
+            let param = TrainedParam { param: &graph.params[id.index()], value: p, grad };
+            self.use_gradient(g, param, gradient_use, &mut guard);
             g.in_phase(Phase::Backward);
         };
-        let mut builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
-        if let Some([scale, _]) = guard {
+        let mut builder = differentiate(&graph, &outputs, &trained, &mut on_gradient)?;
+        if let Some(OverflowGuard { scale, .. }) = guard {
             builder.output(OutputRole::GradientScale, scale);
             builder.in_phase(Phase::Update);
             builder.in_layer(None);
             self.count_step(&mut builder, scale);
         }
-        if common.is_none() {
+        if gradient_use.is_none() {
             let why = "no parameter is trained: all are frozen".to_owned();
             return Err(PlanError::BadPolicy { field: "group", why });
         }
@@ -301,48 +322,49 @@ impl Training<'_> {
         }
     }
 
-    /// Adds the inputs shared by the handling of all gradients.
-    fn common(&self, g: &mut Builder) -> Common {
-        let mut scalars = |name, n| g.input(name, &[Dim::Fixed(n)], DType::F32);
-        match (self.steps_at_once(), self.accumulation) {
-            (true, _) => {
-                Common::Step { unscale: scalars("unscale", 1), hyper: scalars("hyper", self.optimizer.hyper()) }
-            }
-            (false, 1) => Common::Keep,
-            (false, _) => Common::Add { keep: scalars("keep", 1) },
+    /// Use of the gradients of a micro-step; adds the inputs that it reads.
+    fn gradient_use(&self, g: &mut Builder) -> GradientUse {
+        if self.updates_immediately() {
+            let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
+            let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
+            return GradientUse::Step { unscale, hyper };
         }
+        if self.accumulation == 1 {
+            return GradientUse::Store;
+        }
+        GradientUse::Accumulate { keep: g.input("keep", &[Dim::Fixed(1)], DType::F32) }
     }
 
-    fn use_up(
+    /// Adds the nodes that use a gradient: the optimizer step of its parameter, or its storage for a later one.
+    fn use_gradient(
         &self,
         g: &mut Builder,
-        param: &Param,
-        p: ValueId,
-        grad: ValueId,
-        common: Common,
-        guard: &mut Option<[ValueId; 2]>,
+        trained: TrainedParam<'_>,
+        gradient_use: GradientUse,
+        guard: &mut Option<OverflowGuard>,
     ) {
-        let shape = g.graph().spec(p).shape.clone();
-        match common {
-            Common::Step { unscale, hyper } => {
+        let TrainedParam { param, value, grad } = trained;
+        let shape = g.graph().spec(value).shape.clone();
+        match gradient_use {
+            GradientUse::Step { unscale, hyper } => {
                 // The norm of the previous gradient is an additional operand: once a gradient is not finite,
                 // neither this parameter nor any later one is updated. Without clipping the factor is `unscale`
                 // for any norm.
-                let norm = guard.map(|[_, norm]| norm);
+                let norm = guard.map(|guard| guard.norm);
                 let inputs: Vec<ValueId> = [grad].into_iter().chain(norm).chain([unscale]).collect();
                 let outs = g.node(Op::GradScale(GradScale { max_norm: 0.0 }), &inputs);
                 if let [scale, norm] = outs[..] {
-                    *guard = Some([scale, norm]);
-                    self.step(g, param, p, grad, scale, hyper);
+                    *guard = Some(OverflowGuard { scale, norm });
+                    self.step(g, trained, scale, hyper);
                 }
             }
             // In the gradient's own element type with one micro-batch per step, in that of sums if several are summed.
-            Common::Keep => {
+            GradientUse::Store => {
                 let dtype = g.graph().spec(grad).dtype;
                 let state = g.state(gradient(param), &shape, dtype);
                 g.update(state, grad);
             }
-            Common::Add { keep } => {
+            GradientUse::Accumulate { keep } => {
                 let state = g.state(gradient(param), &shape, self.precision.policy().sums);
                 let sum = g.one(Op::Accumulate(Accumulate {}), &[state, grad, keep]);
                 g.update(state, sum);
@@ -353,27 +375,28 @@ impl Training<'_> {
     /// Builds the optimizer step over the gradients left by the micro-steps; `None` if gradients are applied
     /// immediately.
     fn apply(&self, micro: &Graph) -> Result<Option<Graph>, PlanError> {
-        if self.steps_at_once() {
+        if self.updates_immediately() {
             return Ok(None);
         }
         let g = &mut Builder::from_graph(Graph::new(micro.bounds), Phase::Update);
         let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
         let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
         let grads: BTreeMap<&StateRole, ValueId> = micro.state_values().map(|(v, _, s)| (&s.role, v)).collect();
-        let mut pairs = vec![];
+        let mut trained = vec![];
         for (v, _, param) in micro.param_values() {
             let wanted = gradient(param);
             let Some(&grad) = grads.get(&wanted.role) else { continue };
             let spec = micro.spec(grad);
             let grad = g.state(wanted, &spec.shape, spec.dtype);
-            pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param, grad));
+            let value = g.param_of(param.clone(), micro.spec(v).dtype);
+            trained.push(TrainedParam { param, value, grad });
         }
-        let inputs: Vec<ValueId> = pairs.iter().map(|(.., grad)| *grad).chain([unscale]).collect();
+        let inputs: Vec<ValueId> = trained.iter().map(|param| param.grad).chain([unscale]).collect();
         let scale = g.node(Op::GradScale(GradScale { max_norm: self.max_norm }), &inputs);
         g.output(OutputRole::GradientScale, scale[0]);
         g.output(OutputRole::GradientNorm, scale[1]);
-        for (p, param, grad) in pairs {
-            self.step(g, param, p, grad, scale[0], hyper);
+        for param in trained {
+            self.step(g, param, scale[0], hyper);
         }
         self.count_step(g, scale[0]);
         let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
@@ -381,19 +404,23 @@ impl Training<'_> {
     }
 
     /// Adds the update of one parameter, or of its master copy if the precision has masters and the parameter is narrower.
-    fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
-        let name = || param.name.clone();
-        let spec = g.graph().spec(p).clone();
+    fn step(&self, g: &mut Builder, trained: TrainedParam<'_>, scale: ValueId, hyper: ValueId) {
+        let TrainedParam { param, value, grad } = trained;
+        let spec = g.graph().spec(value).clone();
         let (op, states) = self.optimizer.with_decay((self.group)(param) == ParameterGroup::Decay).of(&spec);
         let wider = self.precision.policy().masters.filter(|dtype| *dtype != spec.dtype);
         let master = match wider {
-            Some(dtype) => g.state(StateDef::zeros(StateRole::Master { param: name() }), &spec.shape, dtype),
-            None => p,
+            Some(dtype) => {
+                let role = StateRole::Master { param: param.name.clone() };
+                g.state(StateDef::zeros(role), &spec.shape, dtype)
+            }
+            None => value,
         };
         let states: Vec<ValueId> = states
             .into_iter()
             .map(|MomentSpec { which, shape, dtype }| {
-                g.state(StateDef::zeros(StateRole::Moment { param: name(), which }), &shape, dtype)
+                let role = StateRole::Moment { param: param.name.clone(), which };
+                g.state(StateDef::zeros(role), &shape, dtype)
             })
             .collect();
         let inputs: Vec<ValueId> = [&[master, grad], &states[..], &[scale, hyper]].concat();
@@ -402,9 +429,9 @@ impl Training<'_> {
         for (&state, &new) in states.iter().zip(&outs[1..]) {
             g.update(state, new);
         }
-        if master != p {
+        if master != value {
             let narrow = g.one(Op::Cast(Cast { to: spec.dtype }), &[outs[0]]);
-            g.update(p, narrow);
+            g.update(value, narrow);
         }
         if let Some(decay) = self.ema {
             let average = g.state(average(param), &spec.shape, DType::F32);
@@ -468,8 +495,8 @@ fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
         for &v in &node.inputs {
             if let Some(wide) = narrow.remove(&v) {
                 let op = Op::Cast(Cast { to: graph.spec(v).dtype });
-                let (layer, phase) = (node.layer, node.phase);
-                push_node(&mut g, Node { op, inputs: vec![wide], outputs: vec![Some(v)], layer, phase });
+                let cast = Node { op, inputs: vec![wide], outputs: vec![Some(v)], ..node.clone() };
+                push_node(&mut g, cast);
             }
         }
         push_node(&mut g, node.clone());
@@ -477,15 +504,32 @@ fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
     g
 }
 
-/// Handling of a gradient.
+/// Use of the gradients of a micro-step.
 #[derive(Clone, Copy)]
-enum Common {
+enum GradientUse {
     /// The optimizer step follows immediately.
     Step { unscale: ValueId, hyper: ValueId },
     /// Stored for the optimizer step.
-    Keep,
+    Store,
     /// Added to the gradients of earlier micro-batches.
-    Add { keep: ValueId },
+    Accumulate { keep: ValueId },
+}
+
+/// A trained parameter with its value and its gradient in a graph.
+#[derive(Clone, Copy)]
+struct TrainedParam<'a> {
+    param: &'a Param,
+    value: ValueId,
+    grad: ValueId,
+}
+
+/// Results of the last immediate optimizer step, which keep later parameters from being updated after an overflow.
+#[derive(Clone, Copy)]
+struct OverflowGuard {
+    /// Factor on the gradient.
+    scale: ValueId,
+    /// Norm of all gradients so far.
+    norm: ValueId,
 }
 
 /// State that stores the gradient of a parameter between the micro-steps and the optimizer step.

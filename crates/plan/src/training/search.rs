@@ -4,7 +4,7 @@
 //! gives a slower plan of the same optimizer, nor a later optimizer.
 
 use super::frontier::Frontier;
-use super::layers::{Layers, Size};
+use super::layers::{Layers, ModelCost};
 use super::{ActivationPolicy, Optimizer, Solver, Training, plans};
 use crate::compile::{has_matmuls, lowered};
 use crate::cost::replayed;
@@ -38,7 +38,7 @@ pub struct TrainingSearch<'a> {
     pub optimizers: Vec<Optimizer>,
     /// Number of layers of the model, which must be alike in size and time; 0 for a model without layers.
     pub layers: u32,
-    /// How recomputation is decided.
+    /// Recomputation policy, or the request to choose one.
     pub remat: RematChoice,
     /// Tokens of micro-steps between which a run can switch; empty for a run that does not. The program has a micro-step for
     /// each of these numbers below the chosen one. All of them then add to the gradients of a step, and evaluations have the
@@ -48,11 +48,11 @@ pub struct TrainingSearch<'a> {
     pub stopped: &'a dyn Fn() -> bool,
 }
 
-/// How recomputation is decided.
+/// Recomputation policy: fixed, or chosen by the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RematChoice {
     /// Fixed by the caller.
-    Given(RecomputePolicy),
+    Fixed(RecomputePolicy),
     /// Chosen by the search.
     Auto,
 }
@@ -77,9 +77,9 @@ pub struct TrainingChoice {
     pub program: Program,
     /// Settings of the program.
     pub candidate: Candidate,
-    /// What is recomputed and offloaded of the activations.
+    /// Policy for the activations: which are recomputed and which are offloaded.
     pub activations: ActivationPolicy,
-    /// What is kept outside the memory of the device.
+    /// Tensors stored outside the memory of the device.
     pub offload: Offload,
     /// Limit on the bytes of moves that run ahead of or behind launches.
     pub window: Window,
@@ -88,12 +88,12 @@ pub struct TrainingChoice {
     /// Predicted tokens per second.
     pub tokens_per_second: f64,
     /// Other combinations, fastest first.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedCandidate>,
 }
 
 /// A combination that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rejected {
+pub struct RejectedCandidate {
     /// Settings of the combination.
     pub candidate: Candidate,
     /// Number of recomputed nodes.
@@ -111,20 +111,20 @@ pub struct Rejected {
 /// layers of the search.
 pub type BuildTraining<'a> = &'a dyn Fn(u64, u32, u32) -> Result<(Graph, Graph), PlanError>;
 
-/// A candidate under consideration.
+/// A candidate under consideration, with the costs of its plans.
 struct OpenCandidate {
     candidate: Candidate,
-    step: Rc<MicroStep>,
-    apply: Apply,
-    /// Recomputation choices from this index on are excluded, because a choice that was predicted to fit exceeded the
-    /// budget when it was planned.
-    below: Cell<usize>,
+    step: Rc<MicroStepCost>,
+    apply: ApplyCost,
+    /// Number of recomputation choices that are not excluded. A choice is excluded, with all later ones, if it was
+    /// predicted to fit and exceeded the budget when it was planned.
+    allowed: Cell<usize>,
 }
 
 /// Cost of the optimizer step. It depends on the tokens of a micro-batch only in whether one micro-batch is a
 /// whole step.
 #[derive(Clone, Copy)]
-struct Apply {
+struct ApplyCost {
     /// Predicted seconds.
     seconds: f64,
     /// Lower bound on the memory of every plan: parameters, states and reserved memory.
@@ -133,23 +133,25 @@ struct Apply {
     live: Bytes,
 }
 
-/// A micro-step and its evaluation; shared by all optimizers unless the optimizer step is part of it.
-struct MicroStep {
+/// Cost of a micro-step and its evaluation; shared by all optimizers unless the optimizer step is part of it.
+struct MicroStepCost {
     /// Graphs of models with fewer layers, by number of layers.
     graphs: RefCell<BTreeMap<u32, Rc<Graph>>>,
     evaluation: Rc<Graph>,
     /// Largest sum of live bytes of an evaluation, computed on first use.
-    evaluated: OnceCell<Bytes>,
+    evaluation_bytes: OnceCell<Bytes>,
     /// Predicted seconds, without recomputation chosen by the search.
     seconds: f64,
-    /// Recomputation choices, if the search decides, and the indices of the choices considered.
+    /// Recomputation choices, if the search decides.
     frontier: Option<Frontier>,
+    /// Indices in the frontier of the choices considered, the least stored bytes first.
     choices: Vec<usize>,
 }
 
 /// A recomputation choice of a candidate, with its predicted memory and time.
-struct Tried {
+struct ChoicePrediction {
     candidate: Candidate,
+    /// Index in [`MicroStepCost::choices`].
     choice: usize,
     recomputed: usize,
     peak: Bytes,
@@ -158,9 +160,9 @@ struct Tried {
 
 /// Number of sizes of a micro-batch of which the fastest is chosen. In descending order of the sizes, a smaller one is not faster
 /// than all larger ones unless these do not fit.
-const GROUP: usize = 6;
+const SIZES_PER_GROUP: usize = 6;
 
-/// Number of fitting, and of non-fitting, alternatives that are planned for the report.
+/// Number of fitting, and of non-fitting, alternatives that are reported.
 const REPORTED: usize = 5;
 
 impl TrainingSearch<'_> {
@@ -169,20 +171,24 @@ impl TrainingSearch<'_> {
     /// # Errors
     /// [`PlanError::OverBudget`] with the bill of the smallest program if none fits.
     pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<TrainingChoice, PlanError> {
-        let look = Look { search: self, target, build };
-        match look.searched()? {
-            Searched::Found(found) => Ok(*found),
-            Searched::Nothing { tried, too_large: Some(error) } if tried.is_empty() => Err(error),
-            Searched::Nothing { tried, .. } => Err(PlanError::OverBudget(Box::new(look.bill(&tried)?))),
+        let search = TargetSearch { search: self, target, build };
+        match search.run()? {
+            SearchOutcome::Found(choice) => Ok(*choice),
+            SearchOutcome::NothingFits { candidates, too_large: Some(error) } if candidates.is_empty() => {
+                Err(error)
+            }
+            SearchOutcome::NothingFits { candidates, .. } => {
+                Err(PlanError::OverBudget(Box::new(search.bill(&candidates)?)))
+            }
         }
     }
 
     /// Like [`Self::run`], but returns `None` if nothing fits.
     pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<TrainingChoice>, PlanError> {
-        let look = Look { search: self, target, build };
-        Ok(match look.searched()? {
-            Searched::Found(found) => Some(*found),
-            Searched::Nothing { .. } => None,
+        let search = TargetSearch { search: self, target, build };
+        Ok(match search.run()? {
+            SearchOutcome::Found(choice) => Some(*choice),
+            SearchOutcome::NothingFits { .. } => None,
         })
     }
 
@@ -190,11 +196,11 @@ impl TrainingSearch<'_> {
     pub fn fits(&self, target: &Target, build: BuildTraining<'_>) -> Result<bool, PlanError> {
         // The smallest micro-batch needs the least memory, except that one which is a whole step need not
         // accumulate gradients.
-        let look = Look { search: self, target, build };
-        let ends = self.tokens.iter().min().into_iter().chain(self.tokens.iter().max());
-        for tokens in ends.copied().collect::<BTreeSet<u64>>() {
-            match look.open(&[tokens]) {
-                Ok(open) if look.fitting(&open)?.is_some() => return Ok(true),
+        let search = TargetSearch { search: self, target, build };
+        let smallest_and_largest = self.tokens.iter().min().into_iter().chain(self.tokens.iter().max());
+        for tokens in smallest_and_largest.copied().collect::<BTreeSet<u64>>() {
+            match search.candidates(&[tokens]) {
+                Ok(candidates) if search.fastest_fitting(&candidates)?.is_some() => return Ok(true),
                 Ok(_) | Err(PlanError::TooLarge { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -203,94 +209,111 @@ impl TrainingSearch<'_> {
     }
 
     /// Tokens of the micro-steps of a program whose largest micro-step has `tokens` tokens, in descending order.
-    fn switched(&self, tokens: u64) -> Vec<u64> {
+    fn micro_step_sizes(&self, tokens: u64) -> Vec<u64> {
         let smaller = self.dynamic.iter().copied().filter(|&n| n < tokens);
         let sizes: BTreeSet<u64> = smaller.chain([tokens]).collect();
         sizes.into_iter().rev().collect()
     }
 
-    fn proceed(&self) -> Result<(), PlanError> {
+    /// Returns an error if the caller has stopped the search.
+    fn check_stopped(&self) -> Result<(), PlanError> {
         if (self.stopped)() { Err(PlanError::Stopped) } else { Ok(()) }
     }
 
     /// Training options of a candidate.
     fn training(&self, candidate: &Candidate) -> Training<'_> {
-        let least = if self.dynamic.is_empty() { 1 } else { 2 };
-        let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation.max(least));
+        // An accumulation of 1 stores no sums of gradients, to which micro-steps of several sizes must all add.
+        let min_accumulation = if self.dynamic.is_empty() { 1 } else { 2 };
         let ActivationPolicy { recompute: remat, offload: activations } = ActivationPolicy::STORED;
-        Training { optimizer, accumulation, remat, activations, ..self.training }
+        Training {
+            optimizer: candidate.optimizer,
+            accumulation: candidate.accumulation.max(min_accumulation),
+            remat,
+            activations,
+            ..self.training
+        }
     }
 }
 
-/// A search on one target.
-struct Look<'a> {
+/// A search for one target.
+struct TargetSearch<'a> {
     search: &'a TrainingSearch<'a>,
     target: &'a Target,
     build: BuildTraining<'a>,
 }
 
-/// The fastest candidate within the budget, planned, and the others considered for it.
-struct Fitting {
+/// The fastest candidate within the budget, planned, and the predictions for the others.
+struct FittingProgram {
     program: Program,
     activations: ActivationPolicy,
-    best: Tried,
-    others: Vec<Tried>,
+    best: ChoicePrediction,
+    others: Vec<ChoicePrediction>,
 }
 
 /// Result of a search over all groups of sizes.
-enum Searched {
+enum SearchOutcome {
     Found(Box<TrainingChoice>),
     /// Nothing fits.
-    Nothing {
+    NothingFits {
         /// The combinations that were considered.
-        tried: Vec<OpenCandidate>,
-        /// Why combinations were left out.
+        candidates: Vec<OpenCandidate>,
+        /// The size that excluded combinations.
         too_large: Option<PlanError>,
     },
 }
 
-impl Look<'_> {
+/// Memory and recomputation of a step, predicted from a small model.
+struct LivePrediction {
+    /// Largest sum of live bytes.
+    bytes: Bytes,
+    /// Number of recomputed nodes.
+    recomputed: usize,
+}
+
+impl TargetSearch<'_> {
     /// Searches the groups of micro-batch sizes until something fits.
-    fn searched(&self) -> Result<Searched, PlanError> {
-        let (mut tried, mut too_large) = (vec![], None);
-        for tokens in self.search.tokens.chunks(GROUP) {
-            let open = match self.open(tokens) {
-                Ok(open) => open,
+    fn run(&self) -> Result<SearchOutcome, PlanError> {
+        let mut all_candidates = vec![];
+        let mut too_large = None;
+        for tokens in self.search.tokens.chunks(SIZES_PER_GROUP) {
+            let candidates = match self.candidates(tokens) {
+                Ok(candidates) => candidates,
                 Err(error @ PlanError::TooLarge { .. }) => {
                     too_large = Some(error);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(found) = self.found(&open)? {
-                return Ok(Searched::Found(Box::new(found)));
+            if let Some(choice) = self.choose(&candidates)? {
+                return Ok(SearchOutcome::Found(Box::new(choice)));
             }
-            tried.extend(open);
+            all_candidates.extend(candidates);
         }
-        Ok(Searched::Nothing { tried, too_large })
+        Ok(SearchOutcome::NothingFits { candidates: all_candidates, too_large })
     }
 
     /// All combinations with these micro-batch sizes that are not too large for any machine, the potentially fastest first.
     ///
     /// # Errors
     /// [`PlanError::TooLarge`] if all combinations are too large.
-    fn open(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
+    fn candidates(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
         let search = self.search;
         has_matmuls(search.training.precision, self.target)?;
         let offload = &search.training.offload;
         let mut solver =
             if offload.activations { Solver::with_offload_to(offload.to) } else { Solver::default() };
-        let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
-        let mut open: Vec<(usize, OpenCandidate)> = vec![];
+        // By the rank of the optimizer, and whether one micro-batch is a whole step.
+        let mut apply_costs: BTreeMap<(usize, bool), ApplyCost> = BTreeMap::new();
+        let mut ranked: Vec<(usize, OpenCandidate)> = vec![];
         let mut too_large = None;
         for &tokens in tokens {
             let chunk = (search.chunk)(tokens);
-            let mut shared: Option<Rc<MicroStep>> = None;
+            let mut shared: Option<Rc<MicroStepCost>> = None;
             let accumulation = search.step_tokens.div_ceil(tokens).max(1);
             for (rank, &optimizer) in search.optimizers.iter().enumerate() {
-                search.proceed()?;
+                search.check_stopped()?;
                 let candidate = Candidate { tokens, chunk, optimizer, accumulation };
-                let step = match shared.take().filter(|_| !search.training(&candidate).steps_at_once()) {
+                let step = match shared.take().filter(|_| !search.training(&candidate).updates_immediately()) {
                     Some(step) => Ok(step),
                     None => self.micro_step(&candidate, &mut solver).map(Rc::new),
                 };
@@ -303,58 +326,60 @@ impl Look<'_> {
                     Err(error) => return Err(error),
                 };
                 shared = Some(Rc::clone(&step));
-                let apply = match applied.entry((rank, accumulation == 1)) {
+                let apply = match apply_costs.entry((rank, accumulation == 1)) {
                     Entry::Occupied(known) => *known.get(),
-                    Entry::Vacant(place) => *place.insert(self.apply(&candidate)?),
+                    Entry::Vacant(entry) => *entry.insert(self.apply(&candidate)?),
                 };
-                let below = Cell::new(step.choices.len());
-                open.push((rank, OpenCandidate { candidate, step, apply, below }));
+                let allowed = Cell::new(step.choices.len());
+                ranked.push((rank, OpenCandidate { candidate, step, apply, allowed }));
             }
         }
-        if let (true, Some(error)) = (open.is_empty(), too_large) {
+        if let (true, Some(error)) = (ranked.is_empty(), too_large) {
             return Err(error);
         }
-        open.sort_by_key(|(rank, _)| *rank);
-        let mut open: Vec<OpenCandidate> = open.into_iter().map(|(_, open)| open).collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        let mut candidates: Vec<OpenCandidate> = ranked.into_iter().map(|(_, candidate)| candidate).collect();
         // The sort is stable: among equal candidates the preferred one comes first.
-        open.sort_by(|a, b| b.most(search.budget).total_cmp(&a.most(search.budget)));
-        Ok(open)
+        candidates.sort_by(|a, b| b.max_rate(search.budget).total_cmp(&a.max_rate(search.budget)));
+        Ok(candidates)
     }
 
-    fn micro_step(&self, candidate: &Candidate, solver: &mut Solver) -> Result<MicroStep, PlanError> {
+    fn micro_step(&self, candidate: &Candidate, solver: &mut Solver) -> Result<MicroStepCost, PlanError> {
         let Self { search, target, .. } = *self;
         let training = search.training(candidate);
-        let all = Layers::alike(search.layers);
-        let sample = self.sample(all.clone()).shown();
-        let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, sample)?;
-        let sampled = Rc::new(training.micro_step(&forward)?);
-        let graph = match all.shown() {
-            layers if layers == sample => Rc::clone(&sampled),
+        let all = Layers::uniform(search.layers);
+        // The frontier needs few layers. Memory is predicted from more of them if there is offload.
+        let memory_layers = self.memory_layers(all.clone()).small_layers();
+        let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, memory_layers)?;
+        let memory_graph = Rc::new(training.micro_step(&forward)?);
+        let graph = match all.small_layers() {
+            layers if layers == memory_layers => Rc::clone(&memory_graph),
             layers => Rc::new(self.graph(candidate, layers)?),
         };
-        let evaluation = training.evaluation(&evaluation, &sampled)?;
+        let evaluation = training.evaluation(&evaluation, &memory_graph)?;
         // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
         target.supports([&*graph, &evaluation].into_iter().chain(&apply))?;
-        let step = Size::extended(search.layers, |layers| {
-            let seconds = self.seconds(&self.graph(candidate, layers)?, &self.given())?;
-            Ok(Size { persistent: Bytes::ZERO, pinned: Bytes::ZERO, seconds })
+        let step = ModelCost::extrapolated(search.layers, |layers| {
+            let seconds = self.seconds(&self.graph(candidate, layers)?, &self.fixed_policy())?;
+            Ok(ModelCost { persistent: Bytes::ZERO, pinned: Bytes::ZERO, seconds })
         })?;
-        let (again, frontier) = match &search.remat {
-            RematChoice::Given(remat) => {
-                let layers = Layers::under(remat, search.layers);
-                let graph = passes::remat(&self.graph(candidate, layers.shown())?, &layers.shrunk(remat))?;
+        let (recompute_seconds, frontier) = match &search.remat {
+            RematChoice::Fixed(remat) => {
+                let layers = Layers::with_recomputation(remat, search.layers);
+                let small_graph = self.graph(candidate, layers.small_layers())?;
+                let graph = passes::remat(&small_graph, &layers.small_policy(remat))?;
                 (layers.recomputed(&graph, target).1, None)
             }
-            RematChoice::Auto => (0.0, Some(solver.frontier(&graph, &all.likes(), target))),
+            RematChoice::Auto => (0.0, Some(solver.frontier(&graph, &all.representatives(), target))),
         };
         let frontier = frontier.filter(|f| !f.is_empty());
-        let choices = frontier.as_ref().map_or_else(|| vec![0], |f| thinned(f.len()));
-        Ok(MicroStep {
-            graphs: RefCell::new(BTreeMap::from([(all.shown(), graph), (sample, sampled)])),
+        let choices = frontier.as_ref().map_or_else(|| vec![0], |f| considered_choices(f.len()));
+        Ok(MicroStepCost {
+            graphs: RefCell::new(BTreeMap::from([(all.small_layers(), graph), (memory_layers, memory_graph)])),
             evaluation: Rc::new(evaluation),
-            evaluated: OnceCell::new(),
-            seconds: step.seconds + again,
+            evaluation_bytes: OnceCell::new(),
+            seconds: step.seconds + recompute_seconds,
             frontier,
             choices,
         })
@@ -367,11 +392,11 @@ impl Look<'_> {
     }
 
     /// Cost of the optimizer step, and the memory common to all steps.
-    fn apply(&self, candidate: &Candidate) -> Result<Apply, PlanError> {
+    fn apply(&self, candidate: &Candidate) -> Result<ApplyCost, PlanError> {
         let Self { search, target, .. } = *self;
         let training = search.training(candidate);
-        let live = Cell::new(Bytes::ZERO);
-        let size = Size::extended(search.layers, |layers| {
+        let live_bytes = Cell::new(Bytes::ZERO);
+        let cost = ModelCost::extrapolated(search.layers, |layers| {
             let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
             let micro = training.micro_step(&forward)?;
             let apply = training.apply(&micro)?;
@@ -384,29 +409,32 @@ impl Look<'_> {
                 }
             }
             if let Some(apply) = &apply {
-                live.set(self.live(apply, &Layers::alike(layers), &ActivationPolicy::STORED)?.0);
+                // The largest model is built last, so its bytes remain.
+                let live = self.live(apply, &Layers::uniform(layers), &ActivationPolicy::STORED)?;
+                live_bytes.set(live.bytes);
             }
             let stored = ActivationPolicy::STORED;
             let seconds = apply.as_ref().map_or(Ok(0.0), |graph| self.seconds(graph, &stored))?;
             let [persistent, pinned] = [Space::Device, Space::Host].map(|space| persistent.bytes(space));
-            Ok(Size { persistent, pinned, seconds })
+            Ok(ModelCost { persistent, pinned, seconds })
         })?;
         if search.training.offload.gradients {
-            // It fetches the gradients of all layers at once for their norm, of which a few layers show little.
+            // The norm fetches the gradients of all layers at once, so few layers do not predict its memory.
             let (forward, _) = (self.build)(candidate.tokens, candidate.chunk, search.layers)?;
             if let Some(apply) = training.apply(&training.micro_step(&forward)?)? {
-                live.set(self.live(&apply, &Layers::alike(search.layers), &ActivationPolicy::STORED)?.0);
+                let layers = Layers::uniform(search.layers);
+                live_bytes.set(self.live(&apply, &layers, &ActivationPolicy::STORED)?.bytes);
             }
         }
-        let base = size.persistent + target.page_tables(size.pinned) + target.reserved();
-        Ok(Apply { seconds: size.seconds, base, live: live.get() })
+        let base = cost.persistent + target.page_tables(cost.pinned) + target.reserved();
+        Ok(ApplyCost { seconds: cost.seconds, base, live: live_bytes.get() })
     }
 
-    /// What becomes of the activations where the search does not choose: with a given recomputation those that are not
+    /// Policy for the activations where the search does not choose: with fixed recomputation the activations that are not
     /// recomputed are offloaded, if offload has activations; otherwise all are stored.
-    fn given(&self) -> ActivationPolicy {
+    fn fixed_policy(&self) -> ActivationPolicy {
         match self.search.remat {
-            RematChoice::Given(_) => {
+            RematChoice::Fixed(_) => {
                 ActivationPolicy { offload: ActivationOffload::All, ..ActivationPolicy::STORED }
             }
             RematChoice::Auto => ActivationPolicy::STORED,
@@ -424,34 +452,37 @@ impl Look<'_> {
         Ok(replayed(&graph, &schedule, self.target, graph.bounds.full()).into_iter().sum())
     }
 
-    /// Largest sum of live bytes in a step of the full model, computed from the graph of the small model, and
-    /// the number of recomputed nodes.
+    /// Predicts the memory of a step of the full model from the graph of the small model.
     fn live(
         &self,
         graph: &Graph,
         layers: &Layers,
         stored: &ActivationPolicy,
-    ) -> Result<(Bytes, usize), PlanError> {
+    ) -> Result<LivePrediction, PlanError> {
         let (graph, schedule) =
             lowered(graph.clone(), &self.search.training.policy(stored), self.target, &mut |_, _| {})?;
-        let live = layers.live(&graph, &schedule, self.target)?;
-        Ok((live, layers.recomputed(&graph, self.target).0))
+        let bytes = layers.live(&graph, &schedule, self.target)?;
+        let (recomputed, _) = layers.recomputed(&graph, self.target);
+        Ok(LivePrediction { bytes, recomputed })
     }
 
-    fn found(&self, open: &[OpenCandidate]) -> Result<Option<TrainingChoice>, PlanError> {
-        let Some(Fitting { program, activations, mut best, others }) = self.fitting(open)? else {
+    /// The fastest program that fits among the candidates, with the candidates that were not chosen.
+    fn choose(&self, candidates: &[OpenCandidate]) -> Result<Option<TrainingChoice>, PlanError> {
+        let Some(FittingProgram { program, activations, mut best, others }) =
+            self.fastest_fitting(candidates)?
+        else {
             return Ok(None);
         };
         if !program.offload().is_empty() {
             // Copies hide behind the kernels of other layers, which only the whole plan has.
-            best.seconds = seconds_of(&program, &best.candidate);
+            best.seconds = optimizer_step_seconds(&program, &best.candidate);
         }
         Ok(Some(TrainingChoice {
             program,
             candidate: best.candidate,
             seconds: best.seconds,
             tokens_per_second: best.rate(),
-            rejected: self.rejected(open, &best, others)?,
+            rejected: self.rejected(candidates, &best, others)?,
             activations,
             offload: self.search.training.offload,
             window: self.search.training.window,
@@ -459,27 +490,30 @@ impl Look<'_> {
     }
 
     /// Fastest candidate that fits when planned, for the first optimizer that has one.
-    fn fitting(&self, open: &[OpenCandidate]) -> Result<Option<Fitting>, PlanError> {
+    fn fastest_fitting(&self, candidates: &[OpenCandidate]) -> Result<Option<FittingProgram>, PlanError> {
         let budget = self.search.budget;
         for &optimizer in &self.search.optimizers {
             loop {
-                let mut tried: Vec<Tried> = vec![];
-                for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
-                    // Skip a candidate if its best possible rate does not exceed the rate of a tried candidate.
-                    if tried.iter().any(|t| t.rate() >= open.most(budget)) {
+                let mut predictions: Vec<ChoicePrediction> = vec![];
+                for open in candidates.iter().filter(|open| open.candidate.optimizer == optimizer) {
+                    // Skip a candidate if its best possible rate does not exceed the rate of an earlier candidate.
+                    if predictions.iter().any(|earlier| earlier.rate() >= open.max_rate(budget)) {
                         continue;
                     }
-                    tried.extend(self.squeezed(open)?);
+                    predictions.extend(self.least_recomputation(open)?);
                 }
-                let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
-                let Some(k) = tried.iter().position(|t| t.rate() >= best) else { break };
-                let best = tried.swap_remove(k);
-                let (program, activations) = self.whole(open, &best)?;
+                let best_rate = predictions.iter().map(ChoicePrediction::rate).fold(0.0, f64::max);
+                let Some(k) = predictions.iter().position(|p| p.rate() >= best_rate) else { break };
+                let best = predictions.swap_remove(k);
+                let (program, activations) = self.plan_all_layers(candidates, &best)?;
                 if program.peak() <= budget {
-                    return Ok(Some(Fitting { program, activations, best, others: tried }));
+                    return Ok(Some(FittingProgram { program, activations, best, others: predictions }));
                 }
-                // Packing adds waste to the live bytes, so the choice may fail although its live bytes fit.
-                open.iter().filter(|o| o.candidate == best.candidate).for_each(|o| o.below.set(best.choice));
+                // Packing adds waste to the live bytes, so the choice may fail although its live bytes fit. The next round
+                // considers only choices with more recomputation, so the loop ends.
+                for open in candidates.iter().filter(|open| open.candidate == best.candidate) {
+                    open.allowed.set(best.choice);
+                }
             }
         }
         Ok(None)
@@ -488,208 +522,227 @@ impl Look<'_> {
     /// Finds the recomputation choice of a candidate that fits the budget with the least recomputation. The choices are
     /// sorted by stored bytes, and peak memory grows with them, so the search is a bisection. It tries the same
     /// positions for every budget, so a larger budget never gives a choice with more recomputation.
-    fn squeezed(&self, open: &OpenCandidate) -> Result<Option<Tried>, PlanError> {
-        let budget = self.search.budget;
-        let fitting = |k: usize| match open.floor(k) <= budget {
-            true => Ok(Some(self.tried(open, k)?).filter(|t| t.fits(budget))),
-            false => Ok(None),
-        };
+    fn least_recomputation(&self, open: &OpenCandidate) -> Result<Option<ChoicePrediction>, PlanError> {
         let Some(last) = open.last() else { return Ok(None) };
-        let whole = fitting(last)?;
-        if whole.is_some() || last == 0 {
-            return Ok(whole);
+        let most_stored = self.predict_fitting(open, last)?;
+        if most_stored.is_some() || last == 0 {
+            return Ok(most_stored);
         }
-        let (mut low, mut high, mut best) = (0, last, None);
+        // `high` does not fit; `best` is the prediction of `low`, if `low` was tried.
+        let mut low = 0;
+        let mut high = last;
+        let mut best = None;
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            match fitting(middle)? {
+            match self.predict_fitting(open, middle)? {
                 None => high = middle,
-                found @ Some(_) => (low, best) = (middle, found),
+                fitting @ Some(_) => {
+                    low = middle;
+                    best = fitting;
+                }
             }
         }
-        match best {
-            None => fitting(0),
-            Some(_) => Ok(best),
+        if best.is_some() {
+            return Ok(best);
         }
+        self.predict_fitting(open, 0)
+    }
+
+    /// Predicts memory and time of choice `k` of a candidate; `None` if it does not fit the budget.
+    fn predict_fitting(&self, open: &OpenCandidate, k: usize) -> Result<Option<ChoicePrediction>, PlanError> {
+        let budget = self.search.budget;
+        if open.memory_bound(k) > budget {
+            return Ok(None);
+        }
+        Ok(Some(self.predict(open, k)?).filter(|prediction| prediction.fits(budget)))
     }
 
     /// Reports the candidates not chosen: the fastest within and the fastest outside the budget, one per size
     /// and optimizer.
     fn rejected(
         &self,
-        open: &[OpenCandidate],
-        best: &Tried,
-        tried: Vec<Tried>,
-    ) -> Result<Vec<Rejected>, PlanError> {
+        candidates: &[OpenCandidate],
+        best: &ChoicePrediction,
+        mut others: Vec<ChoicePrediction>,
+    ) -> Result<Vec<RejectedCandidate>, PlanError> {
         let budget = self.search.budget;
-        let mut others = tried;
-        let like = |t: &Tried, o: &OpenCandidate| {
-            (t.candidate.tokens, t.candidate.optimizer) == (o.candidate.tokens, o.candidate.optimizer)
-        };
-        for open in open {
-            if others.len() < REPORTED && !others.iter().chain([best]).any(|t| like(t, open)) {
-                others.extend(self.squeezed(open)?);
+        for open in candidates {
+            if others.len() < REPORTED && !others.iter().chain([best]).any(|p| p.is_of_size_of(open)) {
+                others.extend(self.least_recomputation(open)?);
             }
         }
-        let fastest = |o: &OpenCandidate| o.rate(o.step.choices.len() - 1);
-        let mut faster: Vec<&OpenCandidate> = open.iter().filter(|o| fastest(o) > best.rate()).collect();
-        faster.sort_by(|a, b| fastest(b).total_cmp(&fastest(a)));
-        let mut outside: Vec<Tried> = vec![];
+        let mut faster: Vec<&OpenCandidate> =
+            candidates.iter().filter(|open| open.unlimited_rate() > best.rate()).collect();
+        faster.sort_by(|a, b| b.unlimited_rate().total_cmp(&a.unlimited_rate()));
+        let mut outside: Vec<ChoicePrediction> = vec![];
         for open in faster {
-            if outside.len() < REPORTED && !outside.iter().any(|t| like(t, open)) {
-                let tried = self.tried(open, open.step.choices.len() - 1)?;
-                outside.extend(Some(tried).filter(|t| !t.fits(budget)));
+            if outside.len() < REPORTED && !outside.iter().any(|p| p.is_of_size_of(open)) {
+                let prediction = self.predict(open, open.step.choices.len() - 1)?;
+                outside.extend(Some(prediction).filter(|p| !p.fits(budget)));
             }
         }
         others.extend(outside);
         others.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
-        Ok(others.iter().map(|t| t.rejected(budget)).collect())
+        Ok(others.iter().map(|prediction| prediction.rejected(budget)).collect())
     }
 
     /// Bill of the smallest program that the search considers: with one byte less the search fails.
-    fn bill(&self, open: &[OpenCandidate]) -> Result<Bill, PlanError> {
-        let mut ways: Vec<Tried> = vec![];
-        for open in open {
+    fn bill(&self, candidates: &[OpenCandidate]) -> Result<Bill, PlanError> {
+        let mut predictions: Vec<ChoicePrediction> = vec![];
+        for open in candidates {
             let last = open.step.choices.len() - 1;
             for k in std::iter::successors(Some(last), |k| (*k > 0).then_some(k / 2)) {
-                if ways.iter().all(|t| open.floor(k) < t.peak) {
-                    ways.push(self.tried(open, k)?);
+                if predictions.iter().all(|p| open.memory_bound(k) < p.peak) {
+                    predictions.push(self.predict(open, k)?);
                 }
             }
         }
         // A packed plan needs no less than its predicted peak.
-        ways.sort_by_key(|t| t.peak);
-        let mut least: Option<(Tried, Program)> = None;
-        for tried in ways {
-            if least.as_ref().is_none_or(|(_, program)| tried.peak < program.peak()) {
-                let (program, _) = self.whole(open, &tried)?;
-                let before = least.take().filter(|(_, before)| before.peak() <= program.peak());
-                least = before.or(Some((tried, program)));
+        predictions.sort_by_key(|p| p.peak);
+        let mut smallest: Option<(ChoicePrediction, Program)> = None;
+        for prediction in predictions {
+            if smallest.as_ref().is_none_or(|(_, program)| prediction.peak < program.peak()) {
+                let (program, _) = self.plan_all_layers(candidates, &prediction)?;
+                let before = smallest.take().filter(|(_, before)| before.peak() <= program.peak());
+                smallest = before.or(Some((prediction, program)));
             }
         }
-        let nothing = || PlanError::BadPolicy { field: "batch", why: "nothing to choose from".to_owned() };
-        let (least, program) = least.ok_or_else(nothing)?;
+        let (smallest, program) = smallest.ok_or_else(|| bad_batch("nothing to choose from"))?;
         let bill = program.bill(self.search.budget, vec![]);
-        Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_setting: Setting::Budget, ..bill })
+        Ok(Bill { seconds_per_token: 1.0 / smallest.rate(), budget_setting: Setting::Budget, ..bill })
     }
 
     /// Predicts memory and time of choice `k` of a candidate.
-    fn tried(&self, open: &OpenCandidate, k: usize) -> Result<Tried, PlanError> {
-        self.search.proceed()?;
+    fn predict(&self, open: &OpenCandidate, k: usize) -> Result<ChoicePrediction, PlanError> {
+        self.search.check_stopped()?;
         let step = &open.step;
         let all = self.search.layers;
         let (layers, graph, stored) = match (&step.frontier, &self.search.remat) {
             (Some(frontier), _) if k + 1 < step.choices.len() => {
-                let ways = frontier.ways(step.choices[k]);
-                let layers = self.sample(Layers::of(&ways));
-                let graph = self.small(open, &layers)?;
-                let shown: Vec<_> = layers.originals().into_iter().map(|layer| ways[layer as usize]).collect();
-                let stored = frontier.policy(&graph, &shown);
+                let choices = frontier.layer_choices(step.choices[k]);
+                let layers = self.memory_layers(Layers::of(&choices));
+                let graph = self.small_graph(open, &layers)?;
+                let originals = layers.originals().into_iter();
+                let small_choices: Vec<_> = originals.map(|layer| choices[layer as usize]).collect();
+                let stored = frontier.policy(&graph, &small_choices);
                 (layers, graph, stored)
             }
-            (None, RematChoice::Given(remat)) => {
-                let layers = self.sample(Layers::under(remat, all));
-                let stored = ActivationPolicy { recompute: layers.shrunk(remat), ..self.given() };
-                (layers.clone(), self.small(open, &layers)?, stored)
+            (None, RematChoice::Fixed(remat)) => {
+                let layers = self.memory_layers(Layers::with_recomputation(remat, all));
+                let stored = ActivationPolicy { recompute: layers.small_policy(remat), ..self.fixed_policy() };
+                (layers.clone(), self.small_graph(open, &layers)?, stored)
             }
             (_, _) => {
-                let layers = self.sample(Layers::alike(all));
-                (layers.clone(), self.small(open, &layers)?, ActivationPolicy::STORED)
+                let layers = self.memory_layers(Layers::uniform(all));
+                (layers.clone(), self.small_graph(open, &layers)?, ActivationPolicy::STORED)
             }
         };
-        let (live, recomputed) = self.live(&graph, &layers, &stored)?;
-        let live = live.max(open.apply.live).max(self.evaluated(step)?);
-        let (peak, candidate, seconds) = (open.apply.base + live, open.candidate, open.seconds(k));
-        debug_assert!(peak >= open.floor(k), "{candidate:?} {k}: {peak}, at least {}", open.floor(k));
-        Ok(Tried { candidate, choice: k, recomputed, peak, seconds })
+        let LivePrediction { bytes, recomputed } = self.live(&graph, &layers, &stored)?;
+        let live = bytes.max(open.apply.live).max(self.evaluation_bytes(step)?);
+        let peak = open.apply.base + live;
+        let candidate = open.candidate;
+        let bound = open.memory_bound(k);
+        debug_assert!(peak >= bound, "{candidate:?} {k}: {peak}, at least {bound}");
+        Ok(ChoicePrediction { candidate, choice: k, recomputed, peak, seconds: open.seconds(k) })
     }
 
-    /// The layers of the small model from which memory is predicted. What is copied ahead is limited in bytes, not in layers,
-    /// so with offload all layers are in it.
-    fn sample(&self, layers: Layers) -> Layers {
+    /// The layers of the small model from which memory is predicted. With offload these are all layers: copies run ahead by a
+    /// number of bytes, not of layers.
+    fn memory_layers(&self, layers: Layers) -> Layers {
         if self.search.training.offload.is_empty() { layers } else { Layers::different(self.search.layers) }
     }
 
     /// Graph of the small model, built once.
-    fn small(&self, open: &OpenCandidate, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
-        let shown = layers.shown();
-        if let Some(known) = open.step.graphs.borrow().get(&shown) {
+    fn small_graph(&self, open: &OpenCandidate, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
+        let layers = layers.small_layers();
+        if let Some(known) = open.step.graphs.borrow().get(&layers) {
             return Ok(Rc::clone(known));
         }
-        let graph = Rc::new(self.graph(&open.candidate, shown)?);
-        open.step.graphs.borrow_mut().insert(shown, Rc::clone(&graph));
+        let graph = Rc::new(self.graph(&open.candidate, layers)?);
+        open.step.graphs.borrow_mut().insert(layers, Rc::clone(&graph));
         Ok(graph)
     }
 
-    fn evaluated(&self, step: &MicroStep) -> Result<Bytes, PlanError> {
-        if let Some(&known) = step.evaluated.get() {
+    /// Largest sum of live bytes of an evaluation.
+    fn evaluation_bytes(&self, step: &MicroStepCost) -> Result<Bytes, PlanError> {
+        if let Some(&known) = step.evaluation_bytes.get() {
             return Ok(known);
         }
-        let (live, _) = self.live(
-            &step.evaluation,
-            &self.sample(Layers::alike(self.search.layers)),
-            &ActivationPolicy::STORED,
-        )?;
-        Ok(*step.evaluated.get_or_init(|| live))
+        let layers = self.memory_layers(Layers::uniform(self.search.layers));
+        let live = self.live(&step.evaluation, &layers, &ActivationPolicy::STORED)?;
+        Ok(*step.evaluation_bytes.get_or_init(|| live.bytes))
     }
 
-    /// Plans the full model for a tried choice, and returns what becomes of its activations.
-    fn whole(&self, open: &[OpenCandidate], tried: &Tried) -> Result<(Program, ActivationPolicy), PlanError> {
-        self.search.proceed()?;
-        let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
-        let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
-        let training = self.search.training(&tried.candidate);
-        let (mut evaluation, mut micro_steps) = (None, vec![]);
-        for tokens in self.search.switched(tried.candidate.tokens) {
-            let (forward, evaluated) = (self.build)(tokens, (self.search.chunk)(tokens), self.search.layers)?;
+    /// Plans the full model for a predicted choice, and returns the policy for its activations.
+    fn plan_all_layers(
+        &self,
+        candidates: &[OpenCandidate],
+        prediction: &ChoicePrediction,
+    ) -> Result<(Program, ActivationPolicy), PlanError> {
+        self.search.check_stopped()?;
+        let open = candidates.iter().find(|open| open.candidate == prediction.candidate);
+        let open = open.ok_or_else(|| bad_batch("it was never tried"))?;
+        let training = self.search.training(&prediction.candidate);
+        let mut evaluation = None;
+        let mut micro_steps = vec![];
+        for tokens in self.search.micro_step_sizes(prediction.candidate.tokens) {
+            let (forward, of_size) = (self.build)(tokens, (self.search.chunk)(tokens), self.search.layers)?;
             let micro = training.micro_step(&forward)?;
             let stored = match (&open.step.frontier, &self.search.remat) {
-                (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
-                    let ways = frontier.ways(open.step.choices[tried.choice]);
-                    frontier.policy(&micro, &ways)
+                (Some(frontier), _) if prediction.choice + 1 < open.step.choices.len() => {
+                    let choices = frontier.layer_choices(open.step.choices[prediction.choice]);
+                    frontier.policy(&micro, &choices)
                 }
-                (None, RematChoice::Given(remat)) => {
-                    ActivationPolicy { recompute: remat.clone(), ..self.given() }
+                (None, RematChoice::Fixed(remat)) => {
+                    ActivationPolicy { recompute: remat.clone(), ..self.fixed_policy() }
                 }
                 (_, _) => ActivationPolicy::STORED,
             };
             micro_steps.push((micro, stored));
-            evaluation = Some(evaluated);
+            // Sizes descend, so evaluations have the smallest one.
+            evaluation = Some(of_size);
         }
         let stored = micro_steps.first().map_or(ActivationPolicy::STORED, |(_, stored)| stored.clone());
-        let program = training.program_of(micro_steps, &evaluation.ok_or_else(nothing)?, self.target)?;
+        let evaluation = evaluation.ok_or_else(|| bad_batch("it was never tried"))?;
+        let program = training.program_of(micro_steps, &evaluation, self.target)?;
         Ok((program, stored))
     }
 }
 
+/// The error for a search without candidates.
+fn bad_batch(why: &str) -> PlanError {
+    PlanError::BadPolicy { field: "batch", why: why.to_owned() }
+}
+
 /// Predicted seconds of an optimizer step of a program: its micro-steps and its update.
-fn seconds_of(program: &Program, candidate: &Candidate) -> f64 {
-    let seconds = |name: &str| program.seconds_of(name).unwrap_or(0.0);
-    candidate.accumulation as f64 * seconds(plans::MICRO) + seconds(plans::APPLY)
+fn optimizer_step_seconds(program: &Program, candidate: &Candidate) -> f64 {
+    let micro_step = program.seconds_of(plans::MICRO).unwrap_or(0.0);
+    let apply = program.seconds_of(plans::APPLY).unwrap_or(0.0);
+    candidate.accumulation as f64 * micro_step + apply
 }
 
 impl OpenCandidate {
     /// Last choice that is not excluded: the one with the least recomputation.
     fn last(&self) -> Option<usize> {
-        self.below.get().checked_sub(1)
+        self.allowed.get().checked_sub(1)
     }
 
     /// Lower bound on the memory of every plan of choice `k`.
-    fn floor(&self, k: usize) -> Bytes {
+    fn memory_bound(&self, k: usize) -> Bytes {
         let step = &self.step;
-        self.apply.base + step.frontier.as_ref().map_or(Bytes::ZERO, |f| f.kept(step.choices[k]))
+        self.apply.base + step.frontier.as_ref().map_or(Bytes::ZERO, |f| f.stored_bytes(step.choices[k]))
     }
 
     /// Number of choices, from the first on, that may fit into a budget.
-    fn within(&self, budget: Bytes) -> usize {
-        (0..self.below.get()).take_while(|&k| self.floor(k) <= budget).count()
+    fn choices_within(&self, budget: Bytes) -> usize {
+        (0..self.allowed.get()).take_while(|&k| self.memory_bound(k) <= budget).count()
     }
 
     /// Predicted seconds of an optimizer step with choice `k`.
     fn seconds(&self, k: usize) -> f64 {
         let step = &self.step;
-        let again = step.frontier.as_ref().map_or(0.0, |f| f.seconds(step.choices[k]));
-        self.candidate.accumulation as f64 * (step.seconds + again) + self.apply.seconds
+        let recompute = step.frontier.as_ref().map_or(0.0, |f| f.seconds(step.choices[k]));
+        self.candidate.accumulation as f64 * (step.seconds + recompute) + self.apply.seconds
     }
 
     /// Predicted tokens per second with choice `k`.
@@ -698,8 +751,13 @@ impl OpenCandidate {
     }
 
     /// Upper bound on the tokens per second within a budget.
-    fn most(&self, budget: Bytes) -> f64 {
-        self.within(budget).checked_sub(1).map_or(0.0, |k| self.rate(k))
+    fn max_rate(&self, budget: Bytes) -> f64 {
+        self.choices_within(budget).checked_sub(1).map_or(0.0, |k| self.rate(k))
+    }
+
+    /// Predicted tokens per second without a budget: with the least recomputation.
+    fn unlimited_rate(&self) -> f64 {
+        self.rate(self.step.choices.len() - 1)
     }
 }
 
@@ -709,7 +767,12 @@ impl Candidate {
     }
 }
 
-impl Tried {
+impl ChoicePrediction {
+    /// Whether the prediction and a candidate have the same tokens per micro-batch and the same optimizer.
+    fn is_of_size_of(&self, open: &OpenCandidate) -> bool {
+        (self.candidate.tokens, self.candidate.optimizer) == (open.candidate.tokens, open.candidate.optimizer)
+    }
+
     fn rate(&self) -> f64 {
         self.candidate.step_tokens() / self.seconds
     }
@@ -718,8 +781,8 @@ impl Tried {
         self.peak <= budget
     }
 
-    fn rejected(&self, budget: Bytes) -> Rejected {
-        Rejected {
+    fn rejected(&self, budget: Bytes) -> RejectedCandidate {
+        RejectedCandidate {
             candidate: self.candidate,
             recomputed: self.recomputed,
             peak: self.peak,
@@ -730,14 +793,14 @@ impl Tried {
 }
 
 /// Maximum number of recomputation choices considered: finer steps are below the accuracy of the cost model.
-const CHOICES: usize = 32;
+const MAX_CHOICES: usize = 32;
 
-/// Positions of the considered choices among `n`.
-fn thinned(n: usize) -> Vec<usize> {
-    match n <= CHOICES {
-        true => (0..n).collect(),
-        false => (0..CHOICES).map(|i| i * (n - 1) / (CHOICES - 1)).collect(),
+/// Positions of the considered choices among `n`: at equal distances, with the first and the last.
+fn considered_choices(n: usize) -> Vec<usize> {
+    if n <= MAX_CHOICES {
+        return (0..n).collect();
     }
+    (0..MAX_CHOICES).map(|i| i * (n - 1) / (MAX_CHOICES - 1)).collect()
 }
 
 #[cfg(test)]
@@ -791,14 +854,14 @@ mod tests {
         let some = |of: RecomputePolicy| RecomputePolicy::Layers { first: 2, last: 8, of: Box::new(of) };
         let policies = [
             RematChoice::Auto,
-            RematChoice::Given(RecomputePolicy::None),
-            RematChoice::Given(RecomputePolicy::Full),
-            RematChoice::Given(selective.clone()),
-            RematChoice::Given(RecomputePolicy::EveryN(2)),
-            RematChoice::Given(RecomputePolicy::EveryN(3)),
-            RematChoice::Given(some(RecomputePolicy::Full)),
-            RematChoice::Given(some(selective)),
-            RematChoice::Given(some(RecomputePolicy::EveryN(2))),
+            RematChoice::Fixed(RecomputePolicy::None),
+            RematChoice::Fixed(RecomputePolicy::Full),
+            RematChoice::Fixed(selective.clone()),
+            RematChoice::Fixed(RecomputePolicy::EveryN(2)),
+            RematChoice::Fixed(RecomputePolicy::EveryN(3)),
+            RematChoice::Fixed(some(RecomputePolicy::Full)),
+            RematChoice::Fixed(some(selective)),
+            RematChoice::Fixed(some(RecomputePolicy::EveryN(2))),
         ];
         let mut compared = 0;
         for (config, precision) in [(decoder(None), Precision::F32), (decoder(Some(experts)), Precision::Bf16)]
@@ -844,18 +907,18 @@ mod tests {
                     dynamic: vec![],
                     stopped: &|| false,
                 };
-                let look = Look { search: &search, target: &target, build: &build };
-                let open = look.open(&search.tokens).unwrap();
-                for one in &open {
-                    for k in (0..one.step.choices.len()).step_by(7) {
-                        let tried = look.tried(one, k).unwrap();
-                        let (program, _) = look.whole(&open, &tried).unwrap();
-                        let said = (layers, remat, &tried.candidate, k);
-                        assert_eq!(tried.peak, program.lower_bound(), "{said:?}");
+                let on_target = TargetSearch { search: &search, target: &target, build: &build };
+                let candidates = on_target.candidates(&search.tokens).unwrap();
+                for open in &candidates {
+                    for k in (0..open.step.choices.len()).step_by(7) {
+                        let prediction = on_target.predict(open, k).unwrap();
+                        let (program, _) = on_target.plan_all_layers(&candidates, &prediction).unwrap();
+                        let context = (layers, remat, &prediction.candidate, k);
+                        assert_eq!(prediction.peak, program.lower_bound(), "{context:?}");
                         let micro = &program.plans()[0].1.graph;
                         let recomputed =
                             micro.nodes.iter().filter(|n| n.phase == plimsoll_graph::Phase::Recompute);
-                        assert_eq!(tried.recomputed, recomputed.count(), "{said:?}");
+                        assert_eq!(prediction.recomputed, recomputed.count(), "{context:?}");
                         compared += 1;
                     }
                 }

@@ -68,7 +68,7 @@ impl Recipe {
         };
         // Three of four recipes leave recomputation to the search.
         let remat = match self.remat {
-            0 => RematChoice::Given(RecomputePolicy::Full),
+            0 => RematChoice::Fixed(RecomputePolicy::Full),
             _ => RematChoice::Auto,
         };
         let base = search(budget, remat);

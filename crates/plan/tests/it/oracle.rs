@@ -119,7 +119,7 @@ pub fn fault(p: &Plan) -> Option<String> {
         let is_kept = value.def == Def::Source && matches!(value.spec.role, Role::Param(_) | Role::State(_));
         let survives = is_kept || home(p, &pieces, v).is_some();
         let region = if survives { Region::Persistent } else { Region::Transient };
-        let room = p.memory.extent(value.spec.space).of(region);
+        let room = p.memory.region_sizes(value.spec.space).of(region);
         let fits = slice.space == value.spec.space && slice.region == region && slice.end() <= room.0;
         if !fits || slice.bytes != value.spec.bytes(&p.graph.bounds) {
             return Some(format!("{v} lies at {slice:?}"));

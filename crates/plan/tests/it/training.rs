@@ -128,7 +128,7 @@ fn plans_share_what_survives() {
                     Err(e) => panic!("{optimizer:?} {precision:?}: {e}"),
                 };
                 let names: Vec<&str> = program.plans().iter().map(|(n, _)| n.as_str()).collect();
-                match t.steps_at_once() {
+                match t.updates_immediately() {
                     true => assert_eq!(names, [plans::MICRO, plans::EVALUATE]),
                     false => assert_eq!(names, [plans::MICRO, plans::APPLY, plans::EVALUATE]),
                 }
@@ -412,7 +412,7 @@ fn evaluations_read_the_averages() {
                 names.sort();
                 names
             };
-            let update = plan(if t.steps_at_once() { plans::MICRO } else { plans::APPLY });
+            let update = plan(if t.updates_immediately() { plans::MICRO } else { plans::APPLY });
             let (mut updated, read) = (averages(update), averages(plan(plans::EVALUATE)));
             updated.retain(|name| name != "steps of ema");
             assert_eq!(updated, read, "{precision:?}");
@@ -525,7 +525,7 @@ fn activations_are_stored_recomputed_or_offloaded() {
         let least = if to == Space::Host { 3 } else { 1 };
         assert!(moving >= least, "{to:?}: {moving} of 9 budgets");
         for remat in [RecomputePolicy::None, RecomputePolicy::Full] {
-            let given = with(Bytes(u64::MAX), RematChoice::Given(remat.clone())).run(&target, &build);
+            let given = with(Bytes(u64::MAX), RematChoice::Fixed(remat.clone())).run(&target, &build);
             let given = given.unwrap_or_else(|e| panic!("{e}"));
             let graph = &given.program.plans()[0].1.graph;
             let moved: BTreeSet<u32> = graph
@@ -571,7 +571,7 @@ fn the_search_is_monotone_in_the_budget() {
         before = found.tokens_per_second;
         recomputing += usize::from(found.activations != ActivationPolicy::STORED);
         // A recomputation policy fixed by the caller is not faster than the choice of the search.
-        let full = search(budget, RematChoice::Given(RecomputePolicy::Full)).run(&target, &build);
+        let full = search(budget, RematChoice::Fixed(RecomputePolicy::Full)).run(&target, &build);
         if let Ok(full) = full
             && full.candidate.optimizer == found.candidate.optimizer
         {
@@ -587,7 +587,7 @@ fn the_search_is_monotone_in_the_budget() {
 
 /// The stored bytes of a choice are a lower bound on its plan, so that a search may skip choices above the budget.
 #[test]
-fn what_is_kept_bounds_every_plan() {
+fn stored_bytes_bound_every_plan() {
     let target = without_workspace("4090");
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
@@ -597,11 +597,12 @@ fn what_is_kept_bounds_every_plan() {
         assert!(frontier.len() > 20, "{}", frontier.len());
         let mut tight = 0;
         for k in (0..frontier.len()).step_by(frontier.len() / 12) {
-            let stored = frontier.policy(&micro, &frontier.ways(k));
+            let stored = frontier.policy(&micro, &frontier.layer_choices(k));
             let program = t.program_of(vec![(micro.clone(), stored)], &graph, &target).expect("planned");
-            let (floor, peak) = (program.persistent() + target.reserved() + frontier.kept(k), program.peak());
+            let floor = program.persistent() + target.reserved() + frontier.stored_bytes(k);
+            let peak = program.peak();
             assert!(floor <= peak, "{k}: {floor}, {peak}");
-            tight += usize::from(10 * (peak - floor).0 < 4 * frontier.kept(k).0);
+            tight += usize::from(10 * (peak - floor).0 < 4 * frontier.stored_bytes(k).0);
         }
         assert!(tight > 6, "{tight}: a bound that is far below passes over nothing");
     }

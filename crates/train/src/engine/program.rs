@@ -490,7 +490,7 @@ pub(super) fn exactly(
 
 /// Whether the plan updates each parameter as soon as its gradient is complete.
 pub(super) fn updates_at_once(config: &TrainConfig, subject: &TrainedModel, exact: &Exact) -> bool {
-    exact.training(config, &|param| subject.group(config, param)).steps_at_once()
+    exact.training(config, &|param| subject.group(config, param)).updates_immediately()
 }
 
 /// Bounds of a micro-batch of `tokens` tokens: of as many packs as it has room for.
@@ -589,7 +589,7 @@ fn remat(config: &TrainConfig) -> RematChoice {
         Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
         Remat::Ops(names) => plimsoll_plan::RecomputePolicy::Selective(names.clone()),
     };
-    RematChoice::Given(match config.memory.remat_layers {
+    RematChoice::Fixed(match config.memory.remat_layers {
         None => of,
         Some([first, last]) => {
             plimsoll_plan::RecomputePolicy::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
