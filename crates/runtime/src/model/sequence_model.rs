@@ -2,10 +2,13 @@
 //! Face Hub has them. Invariant: as for encoders, every tensor that a graph reads was found with the expected shape
 //! before the first byte is allocated.
 
-use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::model::{Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, weights_of};
+use super::hub::{self, CONFIG, Need, TOKENIZER};
+use super::{
+    EncoderModel, Slice, Tokenizer, VOCABULARY, adapter, check_twin, check_vocabulary, leftovers, pieces,
+    read_pieces, sha256, weights_of,
+};
 use crate::session::{SessionModel, WeightSource};
-use crate::{EncoderModel, ModelError, Observer, RuntimeError, Silent, Tokenizer, adapter, leftovers};
+use crate::{ModelError, Observer, RuntimeError, Silent};
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::train::{IdWidth, TokenizerKind, Vocabulary};

@@ -1,9 +1,21 @@
 //! Opens models: configuration, weights and tokenizer under one name. Invariant: every tensor that a graph reads was
 //! found with the expected shape before the first byte is allocated.
 
-use crate::hub::{self, CONFIG, Need, TOKENIZER};
+pub mod adapter;
+mod bundle;
+mod caller;
+pub mod fair_esm;
+pub mod hub;
+pub mod identity;
+pub mod leftovers;
+mod sequence_model;
+
+pub use caller::CallerModel;
+pub use sequence_model::{DecoderModel, Model, OwnTokenizer, check_decoder, find_in_decoder};
+
 use crate::session::{SessionModel, WeightSource};
-use crate::{ModelError, Observer, RuntimeError, SequenceError, adapter, bundle, leftovers};
+use crate::{ModelError, Observer, RuntimeError, SequenceError};
+use hub::{CONFIG, Need, TOKENIZER};
 use plimsoll_data::alphabet::{Alphabet, Normalized, unknown_refusal};
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;

@@ -3,6 +3,11 @@
 //! end. Invariant: an interruption is heeded before each batch and while the run waits; what an engine has finished is its own
 //! to keep.
 
+pub mod lock;
+pub mod metrics;
+pub mod ordered;
+pub mod series;
+
 use crate::health::PlannedMemory;
 use crate::machine::Reading;
 use crate::observer::stopped;

@@ -1,7 +1,7 @@
 //! ESM-2 checkpoints of fair-esm, such as `esm2_t33_650M_UR50D.pt`: their location and configuration. Invariant: the
 //! sizes that the file states, or that a known model has, agree with the file's tensors, or the file is refused.
 
-use crate::hub::CONFIG;
+use super::hub::CONFIG;
 use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;

@@ -1,8 +1,8 @@
 //! Finds a model's files by name and downloads missing files. Invariant: a path, a model that is complete in the cache,
 //! and `HF_HUB_OFFLINE` never touch the network; only the files that the model's family needs are downloaded.
 
-use crate::model::{VOCABULARY, read_config};
-use crate::{Level, ModelError, Observer, RuntimeError, Transfer, fair_esm};
+use super::{VOCABULARY, fair_esm, read_config};
+use crate::{Level, ModelError, Observer, RuntimeError, Transfer};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::printable::EscapedPath;

@@ -1,11 +1,10 @@
 //! Opens callers: configuration and weights of a classifier of DNA windows. Invariant: every tensor that the inference
 //! graph reads was found with the expected shape before the first byte is allocated.
 
-use crate::RuntimeError;
-use crate::bundle;
-use crate::hub::CONFIG;
-use crate::model::{pieces, read_config, read_pieces};
+use super::hub::CONFIG;
+use super::{bundle, pieces, read_config, read_pieces};
 use crate::session::WeightSource;
+use crate::{ModelError, RuntimeError};
 use plimsoll_data::weights::Weights;
 use plimsoll_graph::{Bounds, Param};
 use plimsoll_models::CallerConfig;
@@ -66,7 +65,7 @@ impl CallerModel {
         weights: Weights,
     ) -> Result<Self, RuntimeError> {
         if config.tasks.is_empty() {
-            return Err(crate::ModelError::CallerWithoutTasks { name }.into());
+            return Err(ModelError::CallerWithoutTasks { name }.into());
         }
         // Shapes of parameters do not depend on the bounds.
         let graph = config.graph(Bounds { tokens: 6, sequences: 1, longest: 1, packs: 1 })?;
