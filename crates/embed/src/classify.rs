@@ -109,7 +109,8 @@ fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
     let Some(names) = config.and_then(|config| Encoder::classes(&config)) else {
         return Err(EmbedError::NoClassifier { model: model.name.clone() });
     };
-    let (classes, width) = (names.len() as u64, model.encoder.hidden_size());
+    let classes = names.len() as u64;
+    let width = model.encoder.hidden_size();
     model.weights.expect("classifier.weight", &[classes, width])?;
     model.weights.expect("classifier.bias", &[classes])?;
     Ok(names)
@@ -172,7 +173,8 @@ impl FileRows for Table {
         // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
-        let (id, label) = (Field(&sequence.id), Field(&self.names[best]));
+        let id = Field(&sequence.id);
+        let label = Field(&self.names[best]);
         writeln!(file, "{id}\t{label}{columns}").map_err(|e| file.error(e))?;
         self.sequences += 1;
         Ok(())

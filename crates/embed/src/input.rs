@@ -141,7 +141,9 @@ impl Batch {
     /// Replaces the letters by their tokens. A text without a token, such as one of blanks, is skipped like an empty one.
     fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let letters = std::mem::take(&mut self.letters);
-        let (mut start, mut first, mut empty) = (0, 0, vec![]);
+        let mut start = 0;
+        let mut first = 0;
+        let mut empty = vec![];
         for (place, (end, head)) in self.ends.iter_mut().zip(&self.heads).enumerate() {
             // `end` was an offset into `letters` and becomes an offset into `tokens`; `start` takes the old
             // value.

@@ -265,9 +265,10 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedRepo
     let guard = OutputGuard::new(options.input_files(), options.force);
     let listing = Listing::of(&options.inputs, None)?;
     // Of a folder with files of both alphabets the model decides which are read.
-    let early = match listing.is_mixed() {
-        true => None,
-        false => Some(output::lock(&options.output, &listing.paths(), options.pool, guard.clone())?),
+    let early = if listing.is_mixed() {
+        None
+    } else {
+        Some(output::lock(&options.output, &listing.paths(), options.pool, guard.clone())?)
     };
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(listing.paths())?;
@@ -310,7 +311,8 @@ impl ModelDigests {
     /// Starts to hash the weights; `described_by` has the digests of the other files.
     fn start(weights: &Arc<Weights>, described_by: &[(&'static str, String)]) -> Result<Self, RuntimeError> {
         let (sender, receiver) = channel();
-        let (weights, described_by) = (Arc::clone(weights), described_by.to_vec());
+        let weights = Arc::clone(weights);
+        let described_by = described_by.to_vec();
         // The receiver is gone if the run has failed meanwhile.
         let hash = move || drop(sender.send(identity::digests(&weights, &described_by)));
         spawn("digests", hash).map_err(RuntimeError::thread("digests"))?;
@@ -463,7 +465,9 @@ fn run<R: FileRows>(
     };
     same_inputs(measured.inputs.as_deref(), &counts.inputs)?;
     harness.watch.end_stage("computed", None);
-    let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let fill = engine.fill();
+    let tokens = engine.tokens();
+    let sequences = engine.sequences();
     let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
     let smaller = |budget: &Budget| Ok(plan(&measured, budget)?.into_stages());
     harness.end_session(planned.stages(), &end, || planned.stages().remedies(smaller));
@@ -555,7 +559,8 @@ fn journal_block(options: &Options, budget: &Budget) -> usize {
 /// Says how an interruption of the run ends.
 fn say_journal<R: FileRows>(options: &Options, results: &Journaled<R>, observer: &mut dyn Observer) {
     if let Some(replay) = results.replay.as_ref().filter(|replay| replay.rows > 0) {
-        let (rows, path) = (replay.rows, EscapedPath(results.inner.journal()));
+        let rows = replay.rows;
+        let path = EscapedPath(results.inner.journal());
         observer.say(Level::Info, &format!("{rows} sequences are finished ({path}): resuming after them"));
     }
     if results.journal.is_none() && options.journal {
@@ -687,7 +692,8 @@ fn measure(
         let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
         return Ok(Measured { longest, ..Measured::default() });
     }
-    let (mut longest, mut measured) = (0, Measured::default());
+    let mut longest = 0;
+    let mut measured = Measured::default();
     let mut sequences = 0;
     let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
@@ -813,7 +819,8 @@ impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
         }
         for Renamed { id, name, why } in &batch.renamed {
             counts.renamed += 1;
-            let (id, why) = (Name(id), why.reason());
+            let id = Name(id);
+            let why = why.reason();
             say(counts, format!("'{id}' {why}: in the results this record is named '{name}'"), observer);
         }
         strict(self.options, batch)?;

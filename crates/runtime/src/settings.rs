@@ -156,10 +156,7 @@ impl Settings {
 
     /// Number of tokenizer threads: a GPU needs several to be kept busy.
     pub fn tokenizers(&self) -> usize {
-        match self.is_on_host() {
-            true => 1,
-            false => machine::cores().min(TOKENIZERS * self.machines(1).len()),
-        }
+        if self.is_on_host() { 1 } else { machine::cores().min(TOKENIZERS * self.machines(1).len()) }
     }
 
     /// Pipeline depth: in-flight steps on each device.
@@ -183,7 +180,8 @@ impl Settings {
 
     /// The memory budget, based on the memory that is free at the time of the call; without entries of the process.
     pub fn read_budget(&self) -> Result<Budget, RuntimeError> {
-        let (on_host, host_memory) = (self.is_on_host(), self.host_memory);
+        let on_host = self.is_on_host();
+        let host_memory = self.host_memory;
         let bytes = match self.budget {
             Some(budget) => budget,
             None => machine::parse_budget("80%", self.free()?)?,

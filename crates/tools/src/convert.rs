@@ -81,9 +81,10 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Convert
     let mut guard = OutputGuard::new(options.input_files(), *force);
     guard.file(output)?;
     let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
-    let config = match fair_esm::is_checkpoint(&checkpoint)? {
-        true => Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?)),
-        false => None,
+    let config = if fair_esm::is_checkpoint(&checkpoint)? {
+        Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?))
+    } else {
+        None
     };
     if let Some((path, _)) = &config {
         guard.file(path)?;
@@ -119,11 +120,13 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
         let name = tensor.name();
         let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
         let Some(renamed) = renamed else {
-            let (path, tensor) = (weights.path().to_owned(), name.to_owned());
+            let path = weights.path().to_owned();
+            let tensor = name.to_owned();
             return Err(ToolError::NotOnHub { path, tensor });
         };
         if let Some(one) = sources.insert(renamed.clone(), name.to_owned()) {
-            let (path, other) = (weights.path().to_owned(), name.to_owned());
+            let path = weights.path().to_owned();
+            let other = name.to_owned();
             return Err(ToolError::SameTensor { path, one, other });
         }
         names.insert(name.to_owned(), renamed);
@@ -136,7 +139,8 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
 fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
     let mut tensors: Vec<&Tensor> = weights.tensors().collect();
     if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
-        let (path, tensor) = (weights.path().to_owned(), tensor.name().to_owned());
+        let path = weights.path().to_owned();
+        let tensor = tensor.name().to_owned();
         return Err(ToolError::ReservedName { path, tensor });
     }
     tensors.sort_by_key(|t| (Reverse(t.dtype().size()), t.name()));
@@ -173,14 +177,16 @@ fn compare(
     told: &mut Progress<'_>,
 ) -> Result<(), ToolError> {
     let differs = |name: &str| {
-        let (path, tensor) = (input.path().to_owned(), name.to_owned());
+        let path = input.path().to_owned();
+        let tensor = name.to_owned();
         ToolError::NotSameAfterWriting { path, tensor }
     };
     let expected: BTreeSet<&String> = names.values().collect();
     if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
         return Err(differs(more.name()));
     }
-    let (mut a, mut b) = (vec![], vec![]);
+    let mut a = vec![];
+    let mut b = vec![];
     for tensor in input.tensors() {
         let other = written.expect(&names[tensor.name()], tensor.shape())?;
         if other.dtype() != tensor.dtype() {

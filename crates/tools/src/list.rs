@@ -75,7 +75,8 @@ pub fn list() -> Result<List, ToolError> {
     });
     let checkpoints = fair_esm::cached(&env);
     let model = |(id, about, architecture): (String, _, SequenceModel)| {
-        let (parameters, cached) = (parameters(&architecture)?, cached_state(&id, &env));
+        let parameters = parameters(&architecture)?;
+        let cached = cached_state(&id, &env);
         let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
         Ok(Model { id, about, architecture, parameters, cached, checkpoint })
     };
@@ -122,9 +123,10 @@ fn weight_bytes(folder: &Path) -> u64 {
     let Some(file) = FOLDER_FILES.iter().map(|name| folder.join(name)).find(|path| path.exists()) else {
         return 0;
     };
-    let files = match file.to_string_lossy().ends_with(".index.json") {
-        true => shard_files(&file).unwrap_or_default(),
-        false => vec![file],
+    let files = if file.to_string_lossy().ends_with(".index.json") {
+        shard_files(&file).unwrap_or_default()
+    } else {
+        vec![file]
     };
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }

@@ -66,7 +66,8 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
     let name = base.clone().unwrap_or_else(|| adapter.base.clone());
     let model = EncoderModel::open(&name, &HubEnv::from_process(), observer)?;
     let merging = Merging::new(&model, &adapter, &tensors)?;
-    let (adapted, count) = (merging.pairs.len() as u64, merging.written().len() as u64);
+    let adapted = merging.pairs.len() as u64;
+    let count = merging.written().len() as u64;
     observer.say(Level::Info, &format!("{adapted} adapters of rank {} into {}", adapter.rank, model.name));
     // The folder is filled under a temporary name beside the output and then renamed, so that an interrupted
     // merge never leaves a partial model under the output's name.
@@ -139,10 +140,12 @@ impl<'a> Merging<'a> {
     /// shape that fits neither the rank nor the weight.
     fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, ToolError> {
         let foreign = |name: &str| {
-            let (path, tensor) = (tensors.path().to_owned(), name.to_owned());
+            let path = tensors.path().to_owned();
+            let tensor = name.to_owned();
             ToolError::AdapterTensor { path, tensor, model: model.name.clone() }
         };
-        let (mut modules, mut classifier) = (BTreeSet::new(), vec![]);
+        let mut modules = BTreeSet::new();
+        let mut classifier = vec![];
         for tensor in tensors.tensors() {
             let name = tensor.name().strip_prefix(adapter::PREFIX).ok_or_else(|| foreign(tensor.name()))?;
             match TunedPart::of(name) {
@@ -227,7 +230,8 @@ impl<'a> Merging<'a> {
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
         let pair = self.pairs.get(name);
         let part = pair.and_then(|_| tensor.shape().last().copied()).unwrap_or(PART);
-        let (mut buffer, mut values) = (vec![], vec![]);
+        let mut buffer = vec![];
+        let mut values = vec![];
         for (n, first) in (0..tensor.elements()).step_by(part.max(1) as usize).enumerate() {
             let range = first..(first + part).min(tensor.elements());
             weights.read_bytes(name, range.clone(), &mut buffer)?;

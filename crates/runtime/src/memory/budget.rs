@@ -51,10 +51,7 @@ impl Budget {
 
     /// Bytes that the process takes of the plans' budget; zero where plans are in GPU memory.
     pub(crate) fn process_bytes(&self) -> Bytes {
-        match self.on_host {
-            true => self.process.iter().map(|line| line.bytes).sum(),
-            false => Bytes::ZERO,
-        }
+        if self.on_host { self.process.iter().map(|line| line.bytes).sum() } else { Bytes::ZERO }
     }
 
     /// The budget of host memory; `None` without a limit.

@@ -184,7 +184,8 @@ pub fn holders(machine: &Arc<dyn Machine>, on_host: bool) -> String {
 /// must not end a run.
 pub fn card(machines: &[Arc<dyn Machine>]) -> Option<CardReading> {
     let readings = machines.iter().filter_map(|machine| {
-        let (process, all) = (machine.taken().ok()??, machine.usage().ok()?);
+        let process = machine.taken().ok()??;
+        let all = machine.usage().ok()?;
         Some(CardReading { process, all })
     });
     readings.min_by_key(|card| card.all.free)

@@ -46,7 +46,8 @@ impl CallerModel {
     /// # Errors
     /// Those of [`Self::open`]; none of them occurs with the files that the program contains.
     pub fn builtin() -> Result<Self, RuntimeError> {
-        let (name, text) = ("built-in caller", bundle::CALLER_CONFIG);
+        let name = "built-in caller";
+        let text = bundle::CALLER_CONFIG;
         let config = CallerConfig::from_json(text)
             .map_err(|source| RuntimeError::Config { path: format!("{name} {CONFIG}").into(), source })?;
         let weights = Weights::from_bytes(name, bundle::CALLER)?;

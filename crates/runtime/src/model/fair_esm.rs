@@ -34,7 +34,9 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
         [] => Ok(None),
         [file] => Ok(Some(file.clone())),
         [one, other, ..] => {
-            let (folder, one, other) = (folder.to_owned(), one.clone(), other.clone());
+            let folder = folder.to_owned();
+            let one = one.clone();
+            let other = other.clone();
             Err(ModelError::SeveralCheckpoints { folder, one, other }.into())
         }
     }
@@ -109,7 +111,8 @@ pub fn config(file: &Path) -> Result<String, RuntimeError> {
     };
     let is_there = |i: &u64| weights.get(&format!("{prefix}layers.{i}.self_attn.q_proj.weight")).is_some();
     let layers = (0..).take_while(is_there).count() as u64;
-    let (vocab_size, hidden_size) = (rows("embed_tokens.weight")?, rows("layers.0.self_attn.q_proj.weight")?);
+    let vocab_size = rows("embed_tokens.weight")?;
+    let hidden_size = rows("layers.0.self_attn.q_proj.weight")?;
     if vocab_size != esm::VOCAB as u64 {
         let wanted = esm::VOCAB;
         return Err(refused(format!("its embedding has {vocab_size} rows, ESM-2's alphabet {wanted} tokens")));

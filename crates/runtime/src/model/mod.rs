@@ -155,11 +155,9 @@ impl Tokenizer {
 
     /// Checks that a model with `rows` rows in its embedding table has a row for every token.
     pub(crate) fn fits(&self, name: &str, rows: u64) -> Result<(), RuntimeError> {
-        let (name, tokens) = (name.to_owned(), self.vocab_size());
-        match tokens as u64 > rows {
-            true => Err(ModelError::Tokenizer { name, tokens, rows }.into()),
-            false => Ok(()),
-        }
+        let name = name.to_owned();
+        let tokens = self.vocab_size();
+        if tokens as u64 > rows { Err(ModelError::Tokenizer { name, tokens, rows }.into()) } else { Ok(()) }
     }
 }
 
@@ -311,7 +309,8 @@ pub(crate) fn check_twin(name: &str, weights: &Weights, a: &str, b: &str) -> Res
     let n = weights.tensor(b)?.elements();
     let same_shape = weights.tensor(a)?.shape() == weights.tensor(b)?.shape();
     const PART: u64 = 1 << 14;
-    let (mut x, mut y) = (vec![0f32; PART as usize], vec![0f32; PART as usize]);
+    let mut x = vec![0f32; PART as usize];
+    let mut y = vec![0f32; PART as usize];
     let mut equal = same_shape;
     for start in (0..n).step_by(PART as usize).take_while(|_| same_shape) {
         let len = (n - start).min(PART) as usize;
@@ -413,7 +412,8 @@ impl HeadModel {
 
     fn new(name: &str, weights: Weights, trained: bool, dna: u64, protein: u64) -> Result<Self, RuntimeError> {
         let rows = |tensor: &str| weights.tensor(tensor).map(|t| t.shape().first().copied().unwrap_or(0));
-        let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
+        let hidden = rows("hidden_layer.weight")?;
+        let classes = rows("output_layer.weight")?;
         let config = HeadConfig { dna, protein, hidden, classes };
         if classes != 2 {
             return Err(ModelError::HeadClasses { name: name.to_owned(), classes }.into());
@@ -478,7 +478,8 @@ pub(crate) fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
         Some(token) => format!("`{}`", Name(&token)),
         None => "the end of the file".to_owned(),
     };
-    let (expected, found) = (shown(difference.expected), shown(difference.found));
+    let expected = shown(difference.expected);
+    let found = shown(difference.found);
     Err(ModelError::Vocabulary { path, line: difference.line, expected, found }.into())
 }
 
@@ -508,7 +509,8 @@ pub(crate) fn read_pieces(
     let mut start = 0;
     for piece in &param.pieces {
         let row: u64 = piece.shape.iter().skip(1).product();
-        let (first, end) = (piece.rows.0 * row, start + (piece.rows.1 - piece.rows.0) * row);
+        let first = piece.rows.0 * row;
+        let end = start + (piece.rows.1 - piece.rows.0) * row;
         let from = elements.start.max(start);
         let to = elements.end.min(end);
         if from < to {

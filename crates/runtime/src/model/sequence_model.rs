@@ -146,7 +146,8 @@ impl DecoderModel {
         let tokenizer = own.open(&mut described_by)?;
         tokenizer.fits(name, decoder.vocab_size)?;
         check_decoder(name, &decoder, &weights)?;
-        let (name, weights) = (name.to_owned(), Arc::new(weights));
+        let name = name.to_owned();
+        let weights = Arc::new(weights);
         Ok(Self { name, config: decoder, weights, tokenizer, described_by })
     }
 
@@ -236,10 +237,7 @@ impl OwnTokenizer {
         }
         let others: Vec<&str> =
             OTHER_FORMATS.into_iter().filter(|other| folder.join(other).is_file()).collect();
-        let instead = match others.is_empty() {
-            true => String::new(),
-            false => format!(" (only {})", others.join(", ")),
-        };
+        let instead = if others.is_empty() { String::new() } else { format!(" (only {})", others.join(", ")) };
         Err(ModelError::NoTokenizer { name: name.to_owned(), instead }.into())
     }
 

@@ -83,7 +83,9 @@ pub fn of_stage<'a>(
 ) -> Result<Vec<Effect>, RuntimeError> {
     let tokens = bounds::tokens(program);
     let weights = program.weights();
-    let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
+    let replicas = program.replicas();
+    let depth = program.depth();
+    let with = cost(program);
     let build = |fuse: Option<Fuse>, precision, weights, replicas, depth| {
         let mut stage = stage(precision);
         if let Some(fuse) = fuse {

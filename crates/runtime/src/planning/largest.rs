@@ -175,7 +175,9 @@ pub fn trial(
     let full = tokens(session.program());
     let longest = session.longest(encoder);
     let sequence: Vec<i32> = encoded.iter().copied().cycle().take(longest).collect();
-    let (mut key, mut largest, mut finite) = (0, 0, true);
+    let mut key = 0;
+    let mut largest = 0;
+    let mut finite = true;
     let began = Instant::now();
     for _ in 0..session.program().replicas() {
         let mut left = full as usize;

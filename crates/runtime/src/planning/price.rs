@@ -44,10 +44,7 @@ pub struct Request {
 impl Request {
     /// The most replicas of a run with a long input; always 1 on a GPU.
     fn most_replicas(&self) -> usize {
-        match self.target.arena_in_host() {
-            true => most_replicas(self.threads(), self.threads(), self.stream),
-            false => 1,
-        }
+        if self.target.arena_in_host() { most_replicas(self.threads(), self.threads(), self.stream) } else { 1 }
     }
 
     /// The target of one of `replicas` replicas.
@@ -146,9 +143,10 @@ pub fn sequence_model(model: &str) -> Result<SequenceModel, RuntimeError> {
 /// # Errors
 /// The target is a GPU, which has no number of threads to choose.
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
-    match target.arena_in_host() {
-        true => Ok(target.with_workers(threads as u64)),
-        false => Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into()),
+    if target.arena_in_host() {
+        Ok(target.with_workers(threads as u64))
+    } else {
+        Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into())
     }
 }
 
@@ -185,7 +183,8 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
 pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeError> {
     let policy = Policy { precision: request.precision()?, ..Policy::default() };
     let budget = Budget::unlimited(budget(request)?).with(process(request).lines);
-    let (target, tokens) = (request.target_of(1), request.tokens.unwrap_or(LONGEST));
+    let target = request.target_of(1);
+    let tokens = request.tokens.unwrap_or(LONGEST);
     let from = if target.arena_in_host() { Space::File } else { Space::Host };
     let weights = match request.stream {
         // Without prefetch, because that takes less memory: a step that fits so is run.
@@ -382,7 +381,8 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
             streamed => format!("weights stream from {}: {streamed} per step\n", streamed_from(program)),
         };
     }
-    let (bound, waste) = (program.lower_bound(), program.packing_waste());
+    let bound = program.lower_bound();
+    let waste = program.packing_waste();
     text += &format!("{}\n{}", program.ledger(), outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);

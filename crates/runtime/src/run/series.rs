@@ -173,7 +173,8 @@ impl Series {
 
     /// The points, joined so that there are at most `most`.
     pub fn thinned(&self, most: usize) -> Vec<Point> {
-        let (mut points, mut width) = (vec![], self.width);
+        let mut points = vec![];
+        let mut width = self.width;
         for point in &self.points {
             append(&mut points, &mut width, most.max(1), *point, |point| point.first, Point::join);
         }

@@ -80,19 +80,20 @@ impl Site {
         let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));
-        let remedy = match dynamic {
-            true => format!(
+        let remedy = if dynamic {
+            format!(
                 "End other processes, or give a smaller {} (to predict also smaller {} or {})",
                 Setting::MemoryBudget,
                 Setting::DnaTokens,
                 Setting::ProteinTokens
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "End other processes, give a smaller {}, or give {} to predict, embed or classify, whose steps then shrink \
                  before memory is short",
                 Setting::MemoryBudget,
                 Setting::Dynamic
-            ),
+            )
         };
         RuntimeError::OutOfMemory(Box::new(OutOfMemory {
             phase,
@@ -111,9 +112,10 @@ impl Site {
 
     /// Number of in-flight steps that keeps all devices together busy.
     pub fn in_flight_target(&self) -> usize {
-        match self.budget.on_host {
-            true => super::bounds::in_flight_target(self.replicas),
-            false => self.machines.iter().map(|machine| machine.depth() + 1).sum(),
+        if self.budget.on_host {
+            super::bounds::in_flight_target(self.replicas)
+        } else {
+            self.machines.iter().map(|machine| machine.depth() + 1).sum()
         }
     }
 
@@ -163,7 +165,8 @@ impl Site {
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
-        let (target, depth) = (programs[0].target().clone(), programs[0].depth());
+        let target = programs[0].target().clone();
+        let depth = programs[0].depth();
         let point = SearchPoint { target: &target, depth, replicas: self.replicas };
         let build: Build<'_> = &mut |tokens, weights| stage.program(&point, tokens, weights, &mut |_, _| {});
         let longest = stage.longest;
@@ -231,7 +234,8 @@ impl Site {
     /// sequence.
     fn smaller(&self, program: &Program, longest: u64, build: Build<'_>) -> Result<Program, RuntimeError> {
         let weights = program.weights();
-        let (free, mut tokens) = (self.free()?, tokens(program));
+        let free = self.free()?;
+        let mut tokens = tokens(program);
         loop {
             tokens = (tokens / 2 / TOKEN_STEP * TOKEN_STEP).max(longest);
             let smaller = build(tokens, weights)?;

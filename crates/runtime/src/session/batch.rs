@@ -168,7 +168,8 @@ impl<'a> Inputs<'a> {
     /// Calls `f` with the inputs as a slice.
     pub(super) fn with<T>(&self, f: impl FnOnce(&[(InputId, Data<'a>)]) -> T) -> T {
         let Some(first) = self.given[0] else { return f(&[]) };
-        let (mut all, mut n) = ([first; MOST_INPUTS], 0);
+        let mut all = [first; MOST_INPUTS];
+        let mut n = 0;
         for given in self.given.iter().flatten() {
             all[n] = *given;
             n += 1;

@@ -34,12 +34,13 @@ impl FramesInput {
 
     /// An error if a sequence of `tokens` tokens cannot be divided into frames of equal length.
     pub(super) fn check(self, tokens: usize) -> Result<(), RuntimeError> {
-        match tokens.is_multiple_of(self.count) {
-            true => Ok(()),
-            false => Err(RuntimeError::bug(format!(
+        if tokens.is_multiple_of(self.count) {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug(format!(
                 "a sequence of {tokens} tokens does not have {} frames of equal length",
                 self.count
-            ))),
+            )))
         }
     }
 }

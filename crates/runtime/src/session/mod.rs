@@ -604,7 +604,8 @@ impl<'a> StepSession<'a> {
     fn with_phase(&self, error: RuntimeError) -> RuntimeError {
         match error {
             RuntimeError::Device(error) if error.is_out_of_memory() => {
-                let (tried, dynamic) = (self.state.sizes.tried(), self.state.sizes.is_dynamic());
+                let tried = self.state.sizes.tried();
+                let dynamic = self.state.sizes.is_dynamic();
                 self.state.site.out_of_memory(
                     self.state.replicas.program(),
                     (Phase::Step, tried),

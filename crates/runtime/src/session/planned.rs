@@ -201,7 +201,8 @@ impl PlannedStages<'_> {
         start: StageStart<'p>,
         observer: &mut dyn Observer,
     ) -> Result<StepSession<'p>, RuntimeError> {
-        let (program, budget) = (&self.choice.programs[stage], self.site.budget());
+        let program = &self.choice.programs[stage];
+        let budget = self.site.budget();
         let kept = self.kept(stage, program);
         budget.admits_held(program, kept)?;
         observer.say(Level::Info, &memory_words(budget, program, kept, start.kept));
@@ -246,10 +247,12 @@ impl PlannedStages<'_> {
                 executors.first().map_or(vec![], |one| one.prepared().programs().cloned().collect());
             let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
             let Some(smaller) = smaller else {
-                let (dynamic, phase) = (self.settings.dynamic.is_some(), (Phase::Load, &tried[..]));
+                let dynamic = self.settings.dynamic.is_some();
+                let phase = (Phase::Load, &tried[..]);
                 return Err(self.site.out_of_memory(&used[0], phase, dynamic, error));
             };
-            let (to, from) = (tokens(&smaller[0]), tokens(&used[0]));
+            let to = tokens(&smaller[0]);
+            let from = tokens(&used[0]);
             let text = format!(
                 "there is too little memory to load the weights: steps now have {to} tokens instead of {from}"
             );
@@ -278,12 +281,14 @@ impl PlannedStages<'_> {
     /// The program for half the tokens of `program`, a program of a stage; `None` if it would not hold the longest sequence,
     /// would need as much memory, or would have its weights at other addresses.
     fn halved(&self, stage: usize, program: &Program) -> Result<Option<Program>, RuntimeError> {
-        let (of_stage, before) = (&self.stages[stage], tokens(program));
+        let of_stage = &self.stages[stage];
+        let before = tokens(program);
         let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(of_stage.longest);
         if half >= before {
             return Ok(None);
         }
-        let (target, depth) = (program.target(), program.depth());
+        let target = program.target();
+        let depth = program.depth();
         let point = SearchPoint { target, depth, replicas: program.replicas() };
         let weights = program.weights();
         let smaller = of_stage.program(&point, half, weights, &mut |_, _| {})?;
@@ -349,9 +354,10 @@ impl PlannedStages<'_> {
     /// Executors of another program; a thread limit too low for the devices' threads.
     pub fn resume<'p>(&'p self, stage: usize, start: StageStart<'p>) -> Result<StepSession<'p>, RuntimeError> {
         let StageStart { order, weights, running, .. } = start;
-        match self.is_on(stage, &running) {
-            true => StepSession::new(running, order, self.reload(stage, weights)),
-            false => Err(RuntimeError::bug("a session was to go on with executors of another program")),
+        if self.is_on(stage, &running) {
+            StepSession::new(running, order, self.reload(stage, weights))
+        } else {
+            Err(RuntimeError::bug("a session was to go on with executors of another program"))
         }
     }
 }
@@ -360,7 +366,8 @@ impl PlannedStages<'_> {
 fn admits_equal_inputs(some: &Program, other: &Program) -> bool {
     let pairs = some.plans().iter().zip(other.plans());
     pairs.into_iter().all(|((_, some), (_, other))| {
-        let (some_bounds, other_bounds) = (some.graph.bounds, other.graph.bounds);
+        let some_bounds = some.graph.bounds;
+        let other_bounds = other.graph.bounds;
         some_bounds.longest == other_bounds.longest
             && (some.graph.input("ids").is_some() || some_bounds == other_bounds)
     })

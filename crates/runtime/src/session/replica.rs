@@ -255,8 +255,10 @@ impl<T: Send> Replica<T> {
         self.since = now;
         self.ended();
         // Sending fails if the run has failed and dropped the receiver.
-        let (replica, done) = (self.number, Done { work, seconds });
-        let (given_back, note) = (self.executor.given_back(), self.executor.note());
+        let replica = self.number;
+        let done = Done { work, seconds };
+        let given_back = self.executor.given_back();
+        let note = self.executor.note();
         let _ = self.events.send(Event::Done { replica, done, given_back, note });
         Ok(())
     }
@@ -273,7 +275,8 @@ impl<T: Send> Replica<T> {
     fn retire(&mut self, error: DeviceError, work: Work<T>) {
         let works: Vec<Work<T>> =
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
-        let (replica, handed_back) = (self.number, works.len());
+        let replica = self.number;
+        let handed_back = works.len();
         self.shared.hand_back(works);
         let _ = self.events.send(Event::Retired { replica, error, handed_back });
     }

@@ -221,8 +221,10 @@ impl<T: Send + 'static> Replicas<T> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
-        let (programs, size) = (first.prepared().clone(), first.size());
-        let (program, replicas) = (programs.program(0), executors.len());
+        let programs = first.prepared().clone();
+        let size = first.size();
+        let program = programs.program(0);
+        let replicas = executors.len();
         let target = match program.target().arena_in_host() {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
             true if program.replicas() == 1 => replicas,
@@ -238,12 +240,17 @@ impl<T: Send + 'static> Replicas<T> {
         let queue = Arc::clone(&shared);
         let (sender, events) = channel();
         let start = |(number, executor)| {
-            let (shared, events) = (Arc::clone(&queue), sender.clone());
+            let shared = Arc::clone(&queue);
+            let events = sender.clone();
             let replica = Replica::new(number, executor, shared, events);
             spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
         };
-        let (in_flight, working, warnings) = (0, replicas, vec![]);
-        let (threads, failed, first) = (vec![], vec![], None);
+        let in_flight = 0;
+        let working = replicas;
+        let warnings = vec![];
+        let threads = vec![];
+        let failed = vec![];
+        let first = None;
         // From here on, an error drops `all`, which ends the threads that were started.
         let mut all = Self {
             shared,
@@ -303,7 +310,8 @@ impl<T: Send + 'static> Replicas<T> {
             return Err(RuntimeError::bug("steps are in flight during a change of their size"));
         }
         self.shared.resize(size);
-        let (mut answers, mut failed) = (0, None);
+        let mut answers = 0;
+        let mut failed = None;
         while answers < self.working {
             match self.events.recv() {
                 Ok(Event::Resized { result, .. }) => {
@@ -441,7 +449,8 @@ impl<T: Send + 'static> Replicas<T> {
             }
             Event::LacksMemory { replica, error, works } => {
                 self.in_flight -= works.len();
-                let (name, why) = (&self.usage[replica].name, told(&error));
+                let name = &self.usage[replica].name;
+                let why = told(&error);
                 self.warnings.push(format!("{name} has too little memory: {why}"));
                 Ok(Some(Returned::LacksMemory(error, works)))
             }
@@ -451,7 +460,8 @@ impl<T: Send + 'static> Replicas<T> {
             }
             Event::Retired { replica, error, handed_back } => {
                 self.working -= 1;
-                let (name, why) = (&self.usage[replica].name, told(&error));
+                let name = &self.usage[replica].name;
+                let why = told(&error);
                 let steps = if handed_back == 1 { "step" } else { "steps" };
                 self.warnings.push(format!(
                     "{name} failed and is no longer used: {why}; its {handed_back} in-flight {steps} are \
@@ -481,7 +491,8 @@ impl<T: Send + 'static> Replicas<T> {
         self.in_flight = 0;
         match &self.first {
             Some(first) => {
-                let (devices, first) = (self.failed.clone(), Arc::clone(first));
+                let devices = self.failed.clone();
+                let first = Arc::clone(first);
                 DeviceError::NoneLeft { devices, first }.into()
             }
             None => RuntimeError::bug("no device is left to compute on"),
@@ -516,7 +527,8 @@ pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
 
 /// Formats an error with its chain of sources as one line.
 fn told(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
+    let mut text = error.to_string();
+    let mut cause = error.source();
     while let Some(error) = cause {
         text += &format!(": {error}");
         cause = error.source();

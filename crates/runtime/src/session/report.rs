@@ -18,16 +18,18 @@ pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<
 /// is the host memory for the values named by `what` of in-flight steps on a GPU.
 pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let on_host = program.target().arena_in_host();
-    let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
+    let peak = program.peak().rounded();
+    let line = budget.bytes.rounded();
     let process = match budget.process_bytes() {
         process if on_host && process > Bytes::ZERO => {
             format!(" and up to {} for the rest of the process", process.rounded())
         }
         _ => String::new(),
     };
-    let host = match on_host {
-        true => String::new(),
-        false => format!("; up to {} of host memory for {what} in transit", kept.rounded()),
+    let host = if on_host {
+        String::new()
+    } else {
+        format!("; up to {} of host memory for {what} in transit", kept.rounded())
     };
     let streamed = match program.streamed() {
         Bytes::ZERO => String::new(),
@@ -101,7 +103,9 @@ pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: By
 /// One line with the memory budget, the planned peak and its ledger, the pinned host memory, and the bytes of
 /// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
-    let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
+    let tokens = tokens(program);
+    let peak = program.peak();
+    let ledger = program.ledger().line();
     let replicas = match program.replicas() {
         1 => String::new(),
         replicas => format!(" in {replicas} replicas"),

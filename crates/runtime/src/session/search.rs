@@ -63,8 +63,8 @@ pub struct SearchStage<'a> {
 impl<'a> SearchStage<'a> {
     /// A stage that holds no memory beside its arena.
     pub fn new(parts: Vec<PlanPart<'a>>, longest: u64) -> Self {
-        let (finish, kept): (Finish<'a>, Kept<'a>) =
-            (Box::new(|program, _| program), Box::new(|_, _| Bytes::ZERO));
+        let finish: Finish<'a> = Box::new(|program, _| program);
+        let kept: Kept<'a> = Box::new(|_, _| Bytes::ZERO);
         Self { parts, longest, finish, kept }
     }
 }
@@ -158,7 +158,8 @@ pub fn search(
 fn all(
     programs: impl Iterator<Item = Result<Program, PlanError>>,
 ) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
-    let (mut fitting, mut refused): (Vec<Program>, Option<Box<Bill>>) = (vec![], None);
+    let mut fitting: Vec<Program> = vec![];
+    let mut refused: Option<Box<Bill>> = None;
     for program in programs {
         match program {
             Ok(program) => fitting.push(program),

@@ -50,13 +50,17 @@ impl StepSizes {
     /// Sizes of a session with these programs, the largest first, of which number `current` is in use. The steps follow the
     /// memory if there are several.
     pub(super) fn new(programs: &Prepared, current: usize, reload: &Reload<'_>) -> Self {
-        let (settings, machines) = (reload.dynamic(), reload.site().machines().to_vec());
+        let settings = reload.dynamic();
+        let machines = reload.site().machines().to_vec();
         let (bytes, tokens): (Vec<Bytes>, Vec<u64>) =
             programs.programs().rev().map(|program| (program.all_arenas_bytes(), tokens(program))).unzip();
-        let (count, now) = (bytes.len(), bytes.len() - 1 - current);
+        let count = bytes.len();
+        let now = bytes.len() - 1 - current;
         let control = settings.filter(|_| count > 1).map(|settings| DynamicSizes::new(settings, bytes, now));
-        let (read, pending) = (None, None);
-        let (tried, changes) = (vec![], vec![]);
+        let read = None;
+        let pending = None;
+        let tried = vec![];
+        let changes = vec![];
         Self { control, tokens, machines, sent: 0, read, pending, tried, changes }
     }
 
@@ -145,7 +149,8 @@ impl StepSizes {
         else {
             return;
         };
-        let (from, cause) = (self.tokens[control.now()], control.cause(reason, utilisation));
+        let from = self.tokens[control.now()];
+        let cause = control.cause(reason, utilisation);
         control.set(to);
         self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
     }
@@ -163,9 +168,11 @@ impl StepSizes {
         let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
         let from = std::mem::take(&mut self.tokens);
         self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);
-        let (reason, utilisation) = (Reason::OutOfMemory, None);
+        let reason = Reason::OutOfMemory;
+        let utilisation = None;
         let cause = "out of memory; the weights were loaded again".to_owned();
-        let (from, to) = (from[0], self.tokens[0]);
+        let from = from[0];
+        let to = self.tokens[0];
         self.record(SizeChange { step: self.sent, from, to, reason, utilisation, cause });
         Ok(Some(executors))
     }
@@ -186,7 +193,8 @@ impl StepSizes {
             return None;
         };
         control.lacks_memory(self.sent);
-        let (to, from) = (self.tokens[*to], self.tokens[control.now()]);
+        let to = self.tokens[*to];
+        let from = self.tokens[control.now()];
         self.pending = None;
         Some(format!("there is no memory for steps of {to} tokens; {from} are kept"))
     }

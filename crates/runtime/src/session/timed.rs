@@ -235,7 +235,8 @@ impl TimedSession {
         let queue = Queue { steps, next: AtomicUsize::new(0), end: times as usize * steps.len() };
         let Some((first, others)) = self.replicas.split_first_mut() else { return Ok(vec![]) };
         thread::scope(|scope| {
-            let (queue, run) = (&queue, &run);
+            let queue = &queue;
+            let run = &run;
             let start = |replica| thread::Builder::new().spawn_scoped(scope, move || run(replica, queue));
             let others: Result<Vec<_>, _> = others.iter_mut().map(start).collect();
             let others = others.map_err(RuntimeError::thread("replica"))?;

@@ -165,14 +165,15 @@ impl TrainSession {
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
         let micros = Micro::all(&program)?;
-        let (apply, evaluate) = (Apply::of(&program)?, evaluation(&program)?);
+        let apply = Apply::of(&program)?;
+        let evaluate = evaluation(&program)?;
         let largest = &micros[0].forward;
         let sequences = program.plans()[largest.plan].1.graph.bounds.sequences as usize;
         let frames = Vec::with_capacity(largest.inputs.frames_of_a_sequence() * sequences);
         let executor = site.start_one(program, observer)?;
         observer.stage("arena allocated", &site.reading());
-        let (in_flight, results) =
-            (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
+        let in_flight = VecDeque::with_capacity(executor.depth());
+        let results = VecDeque::with_capacity(MOST_RESULTS);
         // Micro-steps of all sizes have the same outputs.
         let experts = micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
         let waiting_rows = VecDeque::with_capacity(MOST_RESULTS * experts);
@@ -372,9 +373,10 @@ impl TrainSession {
 
     /// An error if a step is in flight.
     fn nothing_in_flight(&self) -> Result<(), RuntimeError> {
-        match self.in_flight.is_empty() {
-            true => Ok(()),
-            false => Err(RuntimeError::bug("the results of submitted steps were not read")),
+        if self.in_flight.is_empty() {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug("the results of submitted steps were not read"))
         }
     }
 

@@ -18,7 +18,8 @@ pub fn to_pickle(timelines: &[(String, &Timeline)]) -> Vec<u8> {
 fn segment(device: usize, title: &str, timeline: &Timeline) -> Pickle {
     let mut lasting: Vec<&TimelineTensor> = timeline.tensors.iter().filter(|t| t.plan.is_none()).collect();
     lasting.sort_by_key(|t| t.address);
-    let (mut blocks, mut end) = (vec![], 0);
+    let mut blocks = vec![];
+    let mut end = 0;
     for tensor in lasting {
         if tensor.address > end {
             blocks.push(block(end, tensor.address - end, None));
@@ -79,7 +80,8 @@ fn frames(title: &str, timeline: &Timeline, tensor: &TimelineTensor) -> Pickle {
 /// those that were last live at an earlier one are freed, because they may have the same addresses.
 fn trace(title: &str, timeline: &Timeline) -> Vec<Pickle> {
     let count = timeline.instructions.len();
-    let (mut born, mut dead) = (vec![vec![]; count], vec![vec![]; count + 1]);
+    let mut born = vec![vec![]; count];
+    let mut dead = vec![vec![]; count + 1];
     for tensor in timeline.tensors.iter().filter(|_| count > 0) {
         born[tensor.birth].push(tensor);
         if tensor.plan.is_some() {

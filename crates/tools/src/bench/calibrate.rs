@@ -75,9 +75,10 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
     // Only the CPU has kernels for training.
-    let slower = match settings.is_on_host() {
-        true => training::training_kernel_factors(settings, &target)?,
-        false => BTreeMap::new(),
+    let slower = if settings.is_on_host() {
+        training::training_kernel_factors(settings, &target)?
+    } else {
+        BTreeMap::new()
     };
     let text = text + &slower_text(&slower);
     let target = Target::parse(&path.display().to_string(), &text)?;
@@ -95,18 +96,15 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
     let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
-    let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
-        true => {
-            let of = |precision| products_rate(&with(precision), repeats);
-            let int8 = raw_gemm_rate(&with(Precision::Int8))?;
-            (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
-        }
-        false => {
-            let of = |precision| raw_gemm_rate(&with(precision));
-            let tf32 = Some(of(Precision::Tf32)?);
-            let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
-            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
-        }
+    let (f32, tf32, bf16, fp8, int8) = if settings.is_on_host() {
+        let of = |precision| products_rate(&with(precision), repeats);
+        let int8 = raw_gemm_rate(&with(Precision::Int8))?;
+        (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
+    } else {
+        let of = |precision| raw_gemm_rate(&with(precision));
+        let tf32 = Some(of(Precision::Tf32)?);
+        let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
+        (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
     };
     Ok(Rates {
         f32,
@@ -132,7 +130,8 @@ fn where_known(
 
 /// Operations per second of the GEMMs of [`CPU_GEMMS`] on the CPU, in the precision of the settings.
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
-    let (mut flops, mut seconds) = (0.0, 0.0);
+    let mut flops = 0.0;
+    let mut seconds = 0.0;
     for (rows, n, k) in CPU_GEMMS {
         let mut case = BenchCase::start(&BenchWork::Linear { rows, n, k }, settings)?;
         flops += 2.0 * (rows * n * k) as f64;
@@ -168,7 +167,8 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (rows, columns) = COPY;
     let mut g = Builder::new(one_sequence(rows));
     let matrix = [Dim::Tokens(1), Dim::Fixed(columns)];
-    let (x, y) = (g.input("x", &matrix, DType::F32), g.input("y", &matrix, DType::F32));
+    let x = g.input("x", &matrix, DType::F32);
+    let y = g.input("y", &matrix, DType::F32);
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
     // The inputs stay as the arena has them: the time of a copy does not depend on the values.
@@ -188,9 +188,10 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     }
     g.output("y", x);
     let mut chain = BenchCase::single(settings, &Policy::default(), 1, g.finish())?;
-    let meeting = match settings.is_on_host() {
-        true => barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?),
-        false => 0.0,
+    let meeting = if settings.is_on_host() {
+        barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)
+    } else {
+        0.0
     };
     Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
 }
@@ -224,17 +225,18 @@ fn text(
     rates: Rates,
     storage_is_measured: bool,
 ) -> Result<String, ToolError> {
-    let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
-    let machine = match settings.is_on_host() {
-        true => {
-            let machine = doctor::report(doctor::Options::default())?;
-            let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
-            format!("{processor}, {} threads, {}", target.workers, machine.isa)
-        }
-        false => format!("{}, {}", settings.machine().name(), settings.machine().arithmetic()),
+    let target = settings.target()?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let machine = if settings.is_on_host() {
+        let machine = doctor::report(doctor::Options::default())?;
+        let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
+        format!("{processor}, {} threads, {}", target.workers, machine.isa)
+    } else {
+        format!("{}, {}", settings.machine().name(), settings.machine().arithmetic())
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
-    let (name, about) = (quoted(&name), quoted(&about));
+    let name = quoted(&name);
+    let about = quoted(&about);
     let Target { space, memory, alignment, workers: units, saturation, kernels, reserved, .. } = &target;
     let reserved = reserved
         .iter()
@@ -250,9 +252,10 @@ fn text(
     let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage, link } = rates;
     let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
     let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
-    let of_storage = match storage_is_measured {
-        true => "Measured on the disk that this file was written to, bypassing the cache.",
-        false => "Not measured: rate of a SATA III SSD, because the location of the weights is unknown.",
+    let of_storage = if storage_is_measured {
+        "Measured on the disk that this file was written to, bypassing the cache."
+    } else {
+        "Not measured: rate of a SATA III SSD, because the location of the weights is unknown."
     };
     Ok(format!(
         "# Written by `{} {}`; `{} {}` reads it.\n\
@@ -329,7 +332,8 @@ impl Serialize for Calibration {
 
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, rates) = (self.path.display(), self.target.rates);
+        let path = self.path.display();
+        let rates = self.target.rates;
         writeln!(f, "wrote {path}: {}", self.target.about)?;
         writeln!(f, "  f32 matmuls   {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
@@ -340,13 +344,14 @@ impl fmt::Display for Calibration {
         }
         writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
         writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
-        match self.storage {
-            true => writeln!(f, "  storage       {:>10.1} GB/s, the disk of this folder", rates.storage / 1e9)?,
-            false => writeln!(
+        if self.storage {
+            writeln!(f, "  storage       {:>10.1} GB/s, the disk of this folder", rates.storage / 1e9)?
+        } else {
+            writeln!(
                 f,
                 "  storage       not measured: reads from the disk of this folder cannot bypass the \
                     cache"
-            )?,
+            )?
         }
         if let Some(link) = rates.link {
             writeln!(f, "  copies between pinned host memory and the GPU, alone and beside matmuls, GB/s:")?;

@@ -340,7 +340,9 @@ impl BenchCase {
             Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
             Instr::Start(_) | Instr::Wait(_) => false,
         };
-        let (mut flops, mut spent, start) = (0.0, 0.0, Instant::now());
+        let mut flops = 0.0;
+        let mut spent = 0.0;
+        let start = Instant::now();
         loop {
             let times = self.instructions()?;
             let plan = self.plan();

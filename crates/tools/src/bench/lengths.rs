@@ -22,7 +22,8 @@ impl Lengths {
         let mut normal = || {
             // Standard normal numbers by Box and Muller 1958. `u` is clamped to at least 1e-9 above, so `ln` is
             // finite.
-            let (u, v) = (uniform.next().unwrap_or(1.0), uniform.next().unwrap_or(1.0));
+            let u = uniform.next().unwrap_or(1.0);
+            let v = uniform.next().unwrap_or(1.0);
             (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
         };
         let length = |_| match self {

@@ -72,10 +72,8 @@ pub fn bench(request: &Request) -> Result<BenchReport, ToolError> {
     if let Some(path) = &request.trace {
         trace::write(path, &mut subject)?;
     }
-    let timeline = match request.timeline {
-        true => Some(subject.timeline(request.settings.machine().as_ref())?),
-        false => None,
-    };
+    let timeline =
+        if request.timeline { Some(subject.timeline(request.settings.machine().as_ref())?) } else { None };
     Ok(BenchReport { timeline, ..BenchReport::new(request, &subject, turns) })
 }
 

@@ -229,19 +229,17 @@ impl fmt::Display for BenchReport {
         if others.is_empty() {
             return Ok(());
         }
-        let (share, launches) =
-            (others.iter().map(|k| k.share).sum::<f64>(), others.iter().map(|k| k.launches));
+        let share = others.iter().map(|k| k.share).sum::<f64>();
+        let launches = others.iter().map(|k| k.launches);
         write!(f, "\n{:>6.1} %  {:>8}  others", 100.0 * share, launches.sum::<u64>())
     }
 }
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rate, unit) = match self.product {
-            true => (self.gflops(), "GFLOP/s"),
-            false => (self.gigabytes(), "GB/s"),
-        };
-        let (share, ms) = (100.0 * self.share, 1e3 * self.seconds);
+        let (rate, unit) = if self.product { (self.gflops(), "GFLOP/s") } else { (self.gigabytes(), "GB/s") };
+        let share = 100.0 * self.share;
+        let ms = 1e3 * self.seconds;
         write!(f, "{share:>6.1} %  {:>8}  {ms:>8.2}  {rate:>6.1} {unit:<7}  {}", self.launches, self.op)?;
         if !self.label.is_empty() {
             write!(f, " {}", self.label)?;
@@ -315,7 +313,8 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
 /// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer.
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
-    let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
+    let from = node.inputs.first().copied();
+    let to = node.outputs.iter().flatten().next().copied();
     let (before, behind) = around(&node.op);
     format!("{}{before} -> {}{behind}", text(from), text(to))
 }

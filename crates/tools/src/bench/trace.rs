@@ -54,7 +54,8 @@ impl Order {
     /// matched with the next entry for the op, cyclically, because the spans cover several steps. `None` for
     /// ops that the step lacks.
     fn launches<'a>(&'a self, ops: &[&str]) -> Vec<Option<&'a Launch>> {
-        let (mut found, mut at) = (vec![], 0);
+        let mut found = vec![];
+        let mut at = 0;
         for run in ops.chunk_by(|a, b| a == b) {
             let ahead = (0..self.0.len()).find(|i| self.0[(at + i) % self.0.len()].0 == run[0]);
             let Some(ahead) = ahead else {

@@ -95,9 +95,10 @@ fn times(
     // Weights of about the magnitude of an initialized model, equal in every calibration.
     let mut random = numbers(0);
     session.load(|param, _, out| {
-        match param.name.contains("norm") {
-            true => out.fill(1.0),
-            false => out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number),
+        if param.name.contains("norm") {
+            out.fill(1.0)
+        } else {
+            out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number)
         }
         Ok(())
     })?;

@@ -200,11 +200,11 @@ fn filled(share: f64, width: usize) -> String {
 /// Draws points as a row of blocks between their lowest and their highest value.
 fn sparkline(points: &[Point]) -> String {
     let means = || points.iter().map(Point::mean);
-    let (low, high) = (means().fold(f64::INFINITY, f64::min), means().fold(f64::NEG_INFINITY, f64::max));
+    let low = means().fold(f64::INFINITY, f64::min);
+    let high = means().fold(f64::NEG_INFINITY, f64::max);
     let span = high - low;
-    let block = |x: f64| match span > 0.0 {
-        true => BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)],
-        false => BLOCKS[0],
+    let block = |x: f64| {
+        if span > 0.0 { BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)] } else { BLOCKS[0] }
     };
     means().map(block).collect()
 }

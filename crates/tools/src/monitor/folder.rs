@@ -162,8 +162,8 @@ fn state_of(record: &Value) -> LiveState {
         leak_bytes_per_step: health["leak"]["bytes_per_step"].as_u64(),
         ..LiveState::default()
     };
-    match is_training {
-        true => LiveState {
+    if is_training {
+        LiveState {
             command: "train".to_owned(),
             stage: "starting".to_owned(),
             unit: "steps".to_owned(),
@@ -175,23 +175,22 @@ fn state_of(record: &Value) -> LiveState {
             budget_bytes: bytes(&record["budget_bytes"]),
             planned_bytes: bytes(&record["peak_bytes"]),
             ..both
-        },
-        false => {
-            let input = record["identity"]["inputs"].as_array().into_iter().flatten();
-            let input: u64 = input.map(|input| bytes(&input["bytes"])).sum();
-            LiveState {
-                command: "predict".to_owned(),
-                stage: "finished".to_owned(),
-                unit: "bytes".to_owned(),
-                done: input,
-                total: Some(input),
-                records: record["sequences"]["records"].as_u64(),
-                seconds: float(&record["seconds"]["total"]),
-                tokens_per_second: float(&record["tokens_per_second"]["all"]),
-                budget_bytes: bytes(&record["settings"]["budget_bytes"]),
-                planned_bytes: bytes(&record["plan"]["peak_bytes"]),
-                ..both
-            }
+        }
+    } else {
+        let input = record["identity"]["inputs"].as_array().into_iter().flatten();
+        let input: u64 = input.map(|input| bytes(&input["bytes"])).sum();
+        LiveState {
+            command: "predict".to_owned(),
+            stage: "finished".to_owned(),
+            unit: "bytes".to_owned(),
+            done: input,
+            total: Some(input),
+            records: record["sequences"]["records"].as_u64(),
+            seconds: float(&record["seconds"]["total"]),
+            tokens_per_second: float(&record["tokens_per_second"]["all"]),
+            budget_bytes: bytes(&record["settings"]["budget_bytes"]),
+            planned_bytes: bytes(&record["plan"]["peak_bytes"]),
+            ..both
         }
     }
 }

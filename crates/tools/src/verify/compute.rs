@@ -85,9 +85,10 @@ impl Runner {
         settings: &Settings,
         longest: u64,
     ) -> Result<Self, RuntimeError> {
-        let outputs: &[Output] = match with_logits {
-            true => &[Output::Hidden, Output::Mean, Output::Logits],
-            false => &[Output::Hidden, Output::Mean],
+        let outputs: &[Output] = if with_logits {
+            &[Output::Hidden, Output::Mean, Output::Logits]
+        } else {
+            &[Output::Hidden, Output::Mean]
         };
         let part = PlanPart {
             name: ENCODER.to_owned(),
@@ -108,7 +109,9 @@ impl Runner {
         let session = planned.start(0, start, &mut Silent)?.detached();
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);
-        let (hidden, mean, logits) = (position("hidden"), position("mean"), position("logits"));
+        let hidden = position("hidden");
+        let mean = position("mean");
+        let logits = position("logits");
         let (Some(hidden), Some(mean)) = (hidden, mean) else {
             return Err(RuntimeError::bug("an encoder without its outputs"));
         };

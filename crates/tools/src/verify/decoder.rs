@@ -25,7 +25,8 @@ pub(super) fn verify(
     let architecture = model.architecture();
     let precision = options.settings.precision()?;
     verdict.about = format!("{} of width {}", architecture.family(), model.config.hidden_size);
-    let (tensors, count) = (model.weights.tensors().count(), parameters(&architecture)?);
+    let tensors = model.weights.tensors().count();
+    let count = parameters(&architecture)?;
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters"));
     if options.reference.is_some() {
         verdict.note("reference", "not compared: VirNucPro has no decoder");

@@ -34,11 +34,13 @@ pub(super) fn answers(
     narrow: &[EncoderOutputs],
     verdict: &mut Verdict,
 ) -> Means {
-    let (name, count) = (precision.name(), wide.len());
+    let name = precision.name();
+    let count = wide.len();
     let l2 = |of: fn(&EncoderOutputs) -> &Vec<f32>| {
         relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of))
     };
-    let (hidden, most) = (l2(|a| &a.hidden), bound(precision));
+    let hidden = l2(|a| &a.hidden);
+    let most = bound(precision);
     let detail = format!(
         "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
     );
@@ -51,7 +53,8 @@ pub(super) fn answers(
     let letters = |answers: &[EncoderOutputs]| {
         answers.iter().flat_map(EncoderOutputs::most_likely).collect::<Vec<usize>>()
     };
-    let (wanted, found) = (letters(wide), letters(narrow));
+    let wanted = letters(wide);
+    let found = letters(narrow);
     if !wanted.is_empty() {
         let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
         verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
@@ -79,7 +82,8 @@ pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
 
 /// `||found - wanted|| / ||wanted||`, summed in f64.
 fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<Item = &'a f32>) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
+    let mut error = 0.0;
+    let mut norm = 0.0;
     for (f, w) in found.zip(wanted) {
         error += f64::from(f - w).powi(2);
         norm += f64::from(*w).powi(2);

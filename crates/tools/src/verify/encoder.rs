@@ -133,17 +133,19 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
     let count = parameters(&SequenceModel::Encoder(model.encoder.clone()))?;
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters{head}"));
     let ids: Vec<&str> = released(&model.encoder).collect();
-    match ids.is_empty() {
-        true => verdict.note("sizes", "not the configuration of a released model"),
-        false => verdict.note("sizes", format!("those of {}", ids.join(" and "))),
+    if ids.is_empty() {
+        verdict.note("sizes", "not the configuration of a released model")
+    } else {
+        verdict.note("sizes", format!("those of {}", ids.join(" and ")))
     }
     let Some(facts) = RELEASED.iter().find(|facts| ids.contains(&facts.id)) else { return Ok(()) };
     let (start, end) = facts.sha256;
     for (file, digest) in model.weights.sha256()? {
-        match digest.starts_with(start) && digest.ends_with(end) {
-            true => verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})")),
+        if digest.starts_with(start) && digest.ends_with(end) {
+            verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})"))
+        } else {
             // A converted file has the same values in other bytes; the checks of published corners decide.
-            false => verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})")),
+            verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})"))
         }
     }
     Ok(())
@@ -182,10 +184,8 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
             continue;
         }
         let answer = runner.answer(ids)?;
-        let (rows, what) = match of_logits {
-            true => (&answer.logits, "logits"),
-            false => (&answer.hidden, "hidden states"),
-        };
+        let (rows, what) =
+            if of_logits { (&answer.logits, "logits") } else { (&answer.hidden, "hidden states") };
         let columns = rows.len() / ids.len();
         let found: Vec<f32> =
             rows.chunks(columns.max(1)).take(3).flat_map(|row| row.iter().take(3)).copied().collect();
@@ -203,7 +203,8 @@ pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdic
         ("mean", |a| &a.mean),
         ("logits", |a| &a.logits),
     ] {
-        let (mut count, mut difference) = (0, 0f32);
+        let mut count = 0;
+        let mut difference = 0f32;
         for (sequence, answer) in golden.sequences.iter().zip(&found) {
             if let Some(wanted) = golden.answer(&sequence.name, output)? {
                 difference = difference.max(worst(of(answer), &wanted));
@@ -249,9 +250,10 @@ pub(super) fn batch_invariance(
         broken == 0,
         format!("{broken} output values of {count} sequences are NaN or infinite"),
     );
-    let detail = match differ.is_empty() {
-        true => format!("{count} sequences alone, in one batch and in reversed order: identical bits"),
-        false => format!("the outputs of {} depend on the other sequences of the batch", differ.join(", ")),
+    let detail = if differ.is_empty() {
+        format!("{count} sequences alone, in one batch and in reversed order: identical bits")
+    } else {
+        format!("the outputs of {} depend on the other sequences of the batch", differ.join(", "))
     };
     verdict.add("company", differ.is_empty(), detail);
     Ok(())
@@ -263,7 +265,8 @@ fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Res
     // One residue in seven is about the 15 % that are masked in training.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
-    let (mut seen, mut masked) = ((0, 0), (0, 0));
+    let mut seen = (0, 0);
+    let mut masked = (0, 0);
     for Sequence { tokens, .. } in proteins {
         let residues = 1..tokens.len() - 1;
         let answer = runner.answer(tokens)?;
@@ -349,7 +352,8 @@ struct Reference {
 impl Reference {
     fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
-        let (mut vectors, mut anchors) = ((0, 0f32), (0, 0f32, 0f32));
+        let mut vectors = (0, 0f32);
+        let mut anchors = (0, 0f32, 0f32);
         for (sequence, EncoderOutputs { mean, .. }) in self.sequences.iter().zip(&found) {
             if let Some((_, wanted)) = self.wanted.iter().find(|(id, _)| *id == sequence.name) {
                 vectors = (vectors.0 + 1, vectors.1.max(worst(mean, wanted)));

@@ -116,7 +116,8 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
             let mut values = vec![0.0; n as usize];
             answers.read_f32(name, 0..n, &mut values).map(|()| values)
         };
-        let (merged, wanted) = (read("merged", runner.columns as u64)?, read("scores", 2)?);
+        let merged = read("merged", runner.columns as u64)?;
+        let wanted = read("scores", 2)?;
         let difference = worst(&runner.scores(&merged)?, &wanted);
         let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         verdict.near("answers", &format!("{rows} scores of {folder}"), difference, SCORE_BOUND);
@@ -158,7 +159,8 @@ fn reference(
                 && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
             ANCHORS.iter().find(|anchor| is_published && anchor.id == id).map(|anchor| anchor.scores)
         };
-        let (mut count, mut difference) = (0, 0f32);
+        let mut count = 0;
+        let mut difference = 0f32;
         for (id, row) in &rows {
             let wanted = match &printed {
                 Some(scores) => scores.get(id).copied(),
@@ -242,7 +244,8 @@ impl Runner {
         let model = session.model(HEAD).ok_or_else(missing)?;
         let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
         let inputs = [input("dna")?, input("protein")?];
-        let (dna, protein) = (head.config.dna as usize, head.config.protein as usize);
+        let dna = head.config.dna as usize;
+        let protein = head.config.protein as usize;
         Ok(Self { inputs, session, head: model, dna, columns: dna + protein })
     }
 

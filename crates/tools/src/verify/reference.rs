@@ -46,10 +46,7 @@ fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<VirNucProRun>, Too
     let mut sets: Vec<VirNucProRun> =
         names.map(|name| VirNucProRun { folder: folder.to_owned(), name }).collect();
     sets.sort_by(|a, b| a.name.cmp(&b.name));
-    match sets.is_empty() {
-        true => Err(ToolError::NoReference { folder: folder.to_owned(), part }),
-        false => Ok(sets),
-    }
+    if sets.is_empty() { Err(ToolError::NoReference { folder: folder.to_owned(), part }) } else { Ok(sets) }
 }
 
 impl VirNucProRun {
@@ -162,7 +159,8 @@ fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
 
 /// Rows of ESM-2's file: `{proteins: [id], data: [tensor]}`.
 fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
-    let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
+    let ids = object.root().get("proteins")?;
+    let data = object.root().get("data")?;
     let same = ids.items().len() == data.items().len();
     let row =
         |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
@@ -171,7 +169,8 @@ fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
 
 /// Rows of the merged file: `{ids: [id], data: tensor (n, columns)}`.
 fn matrix(object: &PtObject) -> Option<Vec<NamedRow>> {
-    let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
+    let ids = object.root().get("ids")?;
+    let data = object.root().get("data")?;
     let values = object.read_f32(data).ok()?;
     if values.is_empty() && ids.items().len() == 0 {
         return Some(vec![]);

@@ -75,7 +75,9 @@ pub(super) fn round_trip(
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let own = own(&model.tokenizer)?;
-    let (mut tokens, mut letters, mut wrong) = (0, 0, vec![]);
+    let mut tokens = 0;
+    let mut letters = 0;
+    let mut wrong = vec![];
     for sequence in &own {
         let inside = sequence.tokens.get(1..sequence.tokens.len() - 1).unwrap_or_default();
         if read_back(&model.tokenizer, inside).as_deref() != Some(&*sequence.letters) {
@@ -84,13 +86,14 @@ pub(super) fn round_trip(
         tokens += inside.len();
         letters += sequence.letters.len();
     }
-    let detail = match wrong.is_empty() {
-        true => format!(
+    let detail = if wrong.is_empty() {
+        format!(
             "{} sequences are restored by decoding; {:.2} letters a token",
             own.len(),
             letters as f64 / tokens as f64
-        ),
-        false => format!("decoding the tokens does not restore {}", wrong.join(", ")),
+        )
+    } else {
+        format!("decoding the tokens does not restore {}", wrong.join(", "))
     };
     verdict.add("tokens", wrong.is_empty(), detail);
     if is_released && matches!(model.tokenizer, Tokenizer::Bpe(_)) {
@@ -149,7 +152,9 @@ impl Golden {
         let names: BTreeSet<&str> =
             names.filter_map(|name| OUTPUTS.iter().find_map(|output| name.strip_suffix(output))).collect();
         let records = records(folder)?;
-        let (mut sequences, mut same, mut without) = (vec![], (0, 0), vec![]);
+        let mut sequences = vec![];
+        let mut same = (0, 0);
+        let mut without = vec![];
         for name in names {
             let letters = records.iter().find(|(id, _)| id == name).map(|(_, letters)| letters.clone());
             let mut tokens = vec![];
@@ -162,13 +167,10 @@ impl Golden {
                 }
                 tokens = ids;
             }
-            match tokens.is_empty() {
-                true => without.push(name.to_owned()),
-                false => sequences.push(Sequence {
-                    name: name.to_owned(),
-                    letters: letters.unwrap_or_default(),
-                    tokens,
-                }),
+            if tokens.is_empty() {
+                without.push(name.to_owned())
+            } else {
+                sequences.push(Sequence { name: name.to_owned(), letters: letters.unwrap_or_default(), tokens })
             }
         }
         if same.1 > 0 {
