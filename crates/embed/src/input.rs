@@ -383,14 +383,18 @@ impl InputPipeline {
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.
     pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<RunningInput, RuntimeError> {
-        let worker = |_| -> Worker<Batch, Batch> {
-            let tokenizer = self.tokenizer.clone();
-            match unit {
-                Unit::Letters => Box::new(Ok),
-                Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
-            }
-        };
-        let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
+        let (feed, batches) = start(
+            (0..workers.max(1))
+                .map(|_| -> Worker<Batch, Batch> {
+                    let tokenizer = self.tokenizer.clone();
+                    match unit {
+                        Unit::Letters => Box::new(Ok),
+                        Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
+                    }
+                })
+                .collect(),
+            workers.max(1) * ahead,
+        )?;
         let bytes_total = self.bytes_total();
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
         Ok(RunningInput { batches, thread: Some(thread), bytes_total })

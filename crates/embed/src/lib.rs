@@ -469,8 +469,9 @@ fn run<R: FileRows>(
     let tokens = engine.tokens();
     let sequences = engine.sequences();
     let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
-    let smaller = |budget: &Budget| Ok(plan(&measured, budget)?.into_stages());
-    harness.end_session(planned.stages(), &end, || planned.stages().remedies(smaller));
+    harness.end_session(planned.stages(), &end, || {
+        planned.stages().remedies(|budget| Ok(plan(&measured, budget)?.into_stages()))
+    });
     let usage = engine.usage().to_vec();
     let written = engine.finish()?;
     watch.end_stage("written", None);

@@ -23,14 +23,16 @@ impl LayerSelection {
 
     /// The outputs that the graph must have, in the order of the results.
     pub(super) fn outputs(&self) -> Vec<Output> {
-        let of = |layer: &u32| match self.pool {
-            Pool::Mean => Output::MeanOf(*layer),
-            Pool::Cls => Output::ClsOf(*layer),
-            Pool::Last => Output::LastOf(*layer),
-            Pool::Tokens => Output::HiddenOf(*layer),
-        };
         match (&self.layers, self.pool) {
-            (Some(layers), _) => layers.iter().map(of).collect(),
+            (Some(layers), _) => layers
+                .iter()
+                .map(|layer| match self.pool {
+                    Pool::Mean => Output::MeanOf(*layer),
+                    Pool::Cls => Output::ClsOf(*layer),
+                    Pool::Last => Output::LastOf(*layer),
+                    Pool::Tokens => Output::HiddenOf(*layer),
+                })
+                .collect(),
             (None, Pool::Mean) => vec![Output::Mean],
             (None, Pool::Cls) => vec![Output::Cls],
             (None, Pool::Last) => vec![Output::Last],

@@ -35,16 +35,18 @@ pub struct DeviceReport {
 impl DeviceReport {
     /// Reports the devices of a run that took `seconds` seconds.
     pub fn of(devices: &[Usage], seconds: f64) -> Vec<Self> {
-        let report = |device: &Usage| Self {
-            name: device.name.clone(),
-            steps: device.steps,
-            tokens: device.tokens,
-            seconds_busy: device.busy,
-            share_busy: device.busy / seconds.max(1e-9),
-            given_back_bytes: device.given_back,
-            failed: device.failed.clone(),
-        };
-        devices.iter().map(report).collect()
+        devices
+            .iter()
+            .map(|device| Self {
+                name: device.name.clone(),
+                steps: device.steps,
+                tokens: device.tokens,
+                seconds_busy: device.busy,
+                share_busy: device.busy / seconds.max(1e-9),
+                given_back_bytes: device.given_back,
+                failed: device.failed.clone(),
+            })
+            .collect()
     }
 }
 

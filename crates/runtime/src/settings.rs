@@ -234,8 +234,11 @@ pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RuntimeError> {
 
 /// Number of replicas that the size of the input files justifies, compressed or not; `None` if an input is a pipe.
 pub fn replicas_for_input(inputs: &[PathBuf]) -> Option<u64> {
-    let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
-    inputs.iter().map(bytes).sum::<Option<u64>>().map(|letters| letters / LETTERS_OF_REPLICA)
+    inputs
+        .iter()
+        .map(|path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len()))
+        .sum::<Option<u64>>()
+        .map(|letters| letters / LETTERS_OF_REPLICA)
 }
 
 #[cfg(test)]

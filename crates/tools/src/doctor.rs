@@ -149,10 +149,6 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
     let here = std::env::current_dir().map_err(RuntimeError::io("."))?;
     let mut folders = vec![("results", here)];
     folders.extend(hub.cache_dir().map(|cache| ("models", cache)));
-    let free = |(purpose, folder): (&'static str, PathBuf)| {
-        let free = disk::free(&folder);
-        FreeDisk { purpose, folder, free }
-    };
     let cpuinfo = read("/proc/cpuinfo");
     Ok(Doctor {
         version: env!("CARGO_PKG_VERSION"),
@@ -175,7 +171,13 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
         gpus: options.gpus,
         hub: HubCache { folder: hub.cache_dir(), models: cached(&hub) },
         torch_hub: TorchHubCache { folder: hub.torch_checkpoints(), checkpoints: fair_esm::cached(&hub) },
-        disk: folders.into_iter().map(free).collect(),
+        disk: folders
+            .into_iter()
+            .map(|(purpose, folder)| {
+                let free = disk::free(&folder);
+                FreeDisk { purpose, folder, free }
+            })
+            .collect(),
         kernels: options.kernels.then(kernels),
     })
 }
@@ -288,8 +290,8 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
         let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
         Some(value.trim().to_owned())
     };
-    let numbers = || Some(format!("implementer {}, part {}", value("CPU implementer")?, value("CPU part")?));
-    value("model name").or_else(numbers)
+    value("model name")
+        .or_else(|| Some(format!("implementer {}, part {}", value("CPU implementer")?, value("CPU part")?)))
 }
 
 /// Vector extensions according to the flags in `/proc/cpuinfo`. Unlike CPUID, these flags also tell whether the

@@ -74,13 +74,15 @@ pub fn list() -> Result<List, ToolError> {
         Some((id, None, architecture))
     });
     let checkpoints = fair_esm::cached(&env);
-    let model = |(id, about, architecture): (String, _, SequenceModel)| {
-        let parameters = parameters(&architecture)?;
-        let cached = cached_state(&id, &env);
-        let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
-        Ok(Model { id, about, architecture, parameters, cached, checkpoint })
-    };
-    let models = known_models.chain(others).map(model).collect::<Result<_, ToolError>>()?;
+    let models = known_models
+        .chain(others)
+        .map(|(id, about, architecture)| {
+            let parameters = parameters(&architecture)?;
+            let cached = cached_state(&id, &env);
+            let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
+            Ok(Model { id, about, architecture, parameters, cached, checkpoint })
+        })
+        .collect::<Result<_, ToolError>>()?;
     Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
 }
 

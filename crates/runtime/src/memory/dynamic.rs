@@ -202,9 +202,11 @@ impl FromStr for Dynamic {
                 None => {
                     let profile = PROFILES.iter().find(|(name, _)| i == 0 && *name == item);
                     let names = PROFILES.map(|(name, _)| name).join(", ");
-                    let unknown =
-                        || format!("`{item}` is no profile ({names}, first in the list) and no key=value");
-                    dynamic.thresholds = profile.ok_or_else(unknown)?.1;
+                    dynamic.thresholds = profile
+                        .ok_or_else(|| {
+                            format!("`{item}` is no profile ({names}, first in the list) and no key=value")
+                        })?
+                        .1;
                 }
             }
         }

@@ -150,17 +150,16 @@ struct CardReport {
 
 impl From<Reading> for ReadingReport {
     fn from(reading: Reading) -> Self {
-        let card = |card: CardReading| CardReport {
-            card_bytes: card.process,
-            card_used_bytes: card.all.used(),
-            card_total_bytes: card.all.total,
-        };
         Self {
             resident_bytes: reading.process,
             peak_bytes: reading.process_peak,
             host_used_bytes: reading.host.used(),
             host_total_bytes: reading.host.total,
-            card: reading.card.map(card),
+            card: reading.card.map(|card| CardReport {
+                card_bytes: card.process,
+                card_used_bytes: card.all.used(),
+                card_total_bytes: card.all.total,
+            }),
         }
     }
 }

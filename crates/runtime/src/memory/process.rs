@@ -140,16 +140,17 @@ pub const NAME: u64 = 14;
 /// Total size in bytes of the mapped files listed in the text of /proc/self/maps; pages of mapped files count as
 /// resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
-    let bytes = |line: &str| {
-        let mut fields = line.split_whitespace();
-        let range = fields.next()?;
-        // The fields between the range and the path are permissions, offset, device and inode.
-        let path = fields.nth(4)?;
-        let (start, end) = range.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        path.starts_with('/').then(|| Some(number(end)?.saturating_sub(number(start)?)))?
-    };
-    maps.lines().filter_map(bytes).sum()
+    maps.lines()
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let range = fields.next()?;
+            // The fields between the range and the path are permissions, offset, device and inode.
+            let path = fields.nth(4)?;
+            let (start, end) = range.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            path.starts_with('/').then(|| Some(number(end)?.saturating_sub(number(start)?)))?
+        })
+        .sum()
 }
 
 #[cfg(test)]

@@ -23,12 +23,15 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     if !folder.is_dir() || has(&CONFIG) || FOLDER_FILES.iter().any(has) {
         return Ok(None);
     }
-    let is_checkpoint = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("esm2_") && name.ends_with(".pt") && !name.ends_with("-contact-regression.pt")
-    };
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
-    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_checkpoint).collect();
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("esm2_") && name.ends_with(".pt") && !name.ends_with("-contact-regression.pt")
+        })
+        .collect();
     found.sort();
     match &found[..] {
         [] => Ok(None),
@@ -68,12 +71,14 @@ pub struct Checkpoint {
 
 /// Lists the released models whose checkpoints are in torch.hub's cache.
 pub fn cached(env: &HubEnv) -> Vec<Checkpoint> {
-    let checkpoint = |(model, _): &(&'static str, _)| {
-        let file = in_torch_cache(model, env)?;
-        let bytes = fs::metadata(&file).ok()?.len();
-        Some(Checkpoint { model, file, bytes })
-    };
-    KNOWN.iter().filter_map(checkpoint).collect()
+    KNOWN
+        .iter()
+        .filter_map(|(model, _)| {
+            let file = in_torch_cache(model, env)?;
+            let bytes = fs::metadata(&file).ok()?.len();
+            Some(Checkpoint { model, file, bytes })
+        })
+        .collect()
 }
 
 /// Whether a file's tensors have fair-esm's names. Only `.pt` files are opened.
@@ -109,8 +114,9 @@ pub fn config(file: &Path) -> Result<String, RuntimeError> {
         let tensor = weights.tensor(&format!("{prefix}{name}"))?;
         Ok(tensor.shape().first().copied().unwrap_or(0))
     };
-    let is_there = |i: &u64| weights.get(&format!("{prefix}layers.{i}.self_attn.q_proj.weight")).is_some();
-    let layers = (0..).take_while(is_there).count() as u64;
+    let layers = (0..)
+        .take_while(|i: &u64| weights.get(&format!("{prefix}layers.{i}.self_attn.q_proj.weight")).is_some())
+        .count() as u64;
     let vocab_size = rows("embed_tokens.weight")?;
     let hidden_size = rows("layers.0.self_attn.q_proj.weight")?;
     if vocab_size != esm::VOCAB as u64 {
@@ -188,10 +194,9 @@ fn released(file: &Path, layers: u64, hidden_size: u64) -> Option<Sizes> {
         Encoder::DnabertS(_) => None,
     };
     let by_name = file.file_stem().and_then(|stem| esm2(stem.to_str()?));
-    let by_sizes = || {
+    let Esm2Config { layers, hidden_size, heads, token_dropout, .. } = by_name.or_else(|| {
         let mut all = KNOWN.iter().filter_map(|(id, _)| esm2(id));
         all.find(|config| (config.layers, config.hidden_size) == (layers, hidden_size))
-    };
-    let Esm2Config { layers, hidden_size, heads, token_dropout, .. } = by_name.or_else(by_sizes)?;
+    })?;
     Some(Sizes { layers, hidden_size, heads, token_dropout })
 }

@@ -65,11 +65,13 @@ pub fn sharing(program: &Program, with: PlanCost) -> Result<Vec<Effect>, Runtime
         (Sharing::Operands, "results in place of operands", "every result at other addresses"),
         (Sharing::States, "states updated in place", "new states computed at other addresses, then copied"),
     ];
-    let effect = |(sharing, name, instead): (Sharing, &str, &str)| {
-        let without = PlanCost { bytes: program.peak_without(sharing)?, ..with };
-        Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
-    };
-    kinds.into_iter().map(effect).collect()
+    kinds
+        .into_iter()
+        .map(|(sharing, name, instead)| {
+            let without = PlanCost { bytes: program.peak_without(sharing)?, ..with };
+            Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
+        })
+        .collect()
 }
 
 /// The optimisations in effect in `program`, a program of a stage of inference. `stage` returns the stage with a number format,
@@ -169,12 +171,13 @@ pub fn to_text(effects: &[Effect]) -> String {
         slower => format!("{:+.2} %", 100.0 * slower),
     };
     let head = ["optimisation", "without it", "saves", "time"].map(str::to_owned);
-    let cells = |effect: &&Effect| {
-        [effect.name.clone(), effect.instead.clone(), bytes(effect.saved()), time(effect.slower())]
-    };
-    let rows: Vec<[String; 4]> = std::iter::once(head).chain(sorted.iter().map(cells)).collect();
-    let width = |k: usize| rows.iter().map(|row| row[k].chars().count()).max().unwrap_or(0);
-    let [name, instead, saved, slower] = [0, 1, 2, 3].map(width);
+    let rows: Vec<[String; 4]> = std::iter::once(head)
+        .chain(sorted.iter().map(|effect| {
+            [effect.name.clone(), effect.instead.clone(), bytes(effect.saved()), time(effect.slower())]
+        }))
+        .collect();
+    let [name, instead, saved, slower] =
+        [0, 1, 2, 3].map(|k: usize| rows.iter().map(|row| row[k].chars().count()).max().unwrap_or(0));
     let mut text = "optimisations in effect, each planned with and without it:\n".to_owned();
     for [a, b, c, d] in &rows {
         text += &format!("  {a:<name$}  {b:<instead$}  {c:>saved$}  {d:>slower$}\n");

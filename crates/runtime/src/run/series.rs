@@ -58,13 +58,15 @@ impl Point {
     /// all of them, and takes no care that the points of several series stand for the same steps.
     pub fn in_groups(points: &[Self], most: usize) -> Vec<Self> {
         let size = points.len().div_ceil(most.max(1)).max(1);
-        let joined = |group: &[Self]| {
-            let (first, rest) = group.split_first()?;
-            let mut all = *first;
-            rest.iter().for_each(|point| all.join(point));
-            Some(all)
-        };
-        points.chunks(size).filter_map(joined).collect()
+        points
+            .chunks(size)
+            .filter_map(|group| {
+                let (first, rest) = group.split_first()?;
+                let mut all = *first;
+                rest.iter().for_each(|point| all.join(point));
+                Some(all)
+            })
+            .collect()
     }
 
     fn join(&mut self, other: &Self) {

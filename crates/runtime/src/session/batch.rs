@@ -89,8 +89,10 @@ impl BatchInputs {
             let frames = FramesInput::of(program, plan);
             return Ok(Self { packs, rows: RowInputs::Tokens { ids, spans, frames, targets } });
         }
-        let part = |name: &str| input(name).ok_or_else(|| lacks(program, plan, "input of rows"));
-        let parts = ["dna", "protein"].map(part).into_iter().collect::<Result<_, _>>()?;
+        let parts = ["dna", "protein"]
+            .map(|name| input(name).ok_or_else(|| lacks(program, plan, "input of rows")))
+            .into_iter()
+            .collect::<Result<_, _>>()?;
         Ok(Self { packs, rows: RowInputs::Rows { parts, targets: targets.first().copied() } })
     }
 

@@ -78,8 +78,9 @@ impl ForwardSession {
 
 impl ForwardOutput {
     fn of(program: &Program, role: &OutputRole) -> Result<Self, RuntimeError> {
-        let missing = || RuntimeError::bug(format!("the plan of an evaluation has no output `{role}`"));
-        let id = program.output(0, role).ok_or_else(missing)?;
+        let id = program
+            .output(0, role)
+            .ok_or_else(|| RuntimeError::bug(format!("the plan of an evaluation has no output `{role}`")))?;
         let shape = &program.plans()[0].1.graph.spec(id.value).shape;
         let by_sequence = matches!(shape.first(), Some(Dim::Sequences(_)));
         let width = shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;

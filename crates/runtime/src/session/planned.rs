@@ -153,11 +153,14 @@ impl PlannedStages<'_> {
 
     /// Expected seconds for each token, summed over the stages.
     fn seconds_per_token(&self) -> f64 {
-        let of_program = |program: &Program| {
-            let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(1);
-            program.seconds() / (tokens.max(1) * program.replicas() as u64) as f64
-        };
-        self.programs().iter().map(of_program).sum()
+        self.programs()
+            .iter()
+            .map(|program| {
+                let tokens =
+                    program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(1);
+                program.seconds() / (tokens.max(1) * program.replicas() as u64) as f64
+            })
+            .sum()
     }
 
     /// The setting that would save memory if memory is short: the budget of a plan with at least a tenth less. `plan`

@@ -53,18 +53,21 @@ impl Output {
     /// The outputs of a plan, in the order of its graph.
     pub(super) fn of(program: &Program, plan: usize) -> Vec<Self> {
         let graph = &program.plans()[plan].1.graph;
-        let output = |(role, value): &(OutputRole, ValueId)| {
-            let spec = graph.spec(*value);
-            let (per, columns) = match spec.shape.first() {
-                Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
-                Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
-                // No output of a model has a row for each pack.
-                Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
-            };
-            let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
-            Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
-        };
-        graph.outputs.iter().map(output).collect()
+        graph
+            .outputs
+            .iter()
+            .map(|(role, value)| {
+                let spec = graph.spec(*value);
+                let (per, columns) = match spec.shape.first() {
+                    Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
+                    Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
+                    // No output of a model has a row for each pack.
+                    Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
+                };
+                let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+                Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
+            })
+            .collect()
     }
 
     /// Number of elements of the output in a step with these counts.
@@ -239,12 +242,6 @@ impl<T: Send + 'static> Replicas<T> {
         let shared = Arc::new(Shared::new(replicas));
         let queue = Arc::clone(&shared);
         let (sender, events) = channel();
-        let start = |(number, executor)| {
-            let shared = Arc::clone(&queue);
-            let events = sender.clone();
-            let replica = Replica::new(number, executor, shared, events);
-            spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
-        };
         let in_flight = 0;
         let working = replicas;
         let warnings = vec![];
@@ -266,7 +263,12 @@ impl<T: Send + 'static> Replicas<T> {
             failed,
             first,
         };
-        for thread in executors.into_iter().enumerate().map(start) {
+        for thread in executors.into_iter().enumerate().map(|(number, executor)| {
+            let shared = Arc::clone(&queue);
+            let events = sender.clone();
+            let replica = Replica::new(number, executor, shared, events);
+            spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
+        }) {
             all.threads.push(thread?);
         }
         Ok(all)

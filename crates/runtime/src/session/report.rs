@@ -10,8 +10,9 @@ use plimsoll_plan::{Precision, Program};
 
 /// One line per device for the reader of a run: device and precision. [`device_lines`] has the kernels.
 pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<String> {
-    let words = |executor: &Executor| format!("computes in {} on {}", precision.name(), name(executor));
-    one_of_each_device(executors).map(words).collect()
+    one_of_each_device(executors)
+        .map(|executor| format!("computes in {} on {}", precision.name(), name(executor)))
+        .collect()
 }
 
 /// The plan against the budget, with rounded sizes, for the reader of a run: [`memory_line_with_host`] has the bytes. `kept`

@@ -148,13 +148,18 @@ impl<'a> PlannedSession<'a> {
     /// # Errors
     /// The program lacks a model or an output: a bug.
     pub fn session<'p>(&'p self, steps: StepSession<'p>) -> Result<Session<'p>, RuntimeError> {
-        let model = |(index, model): (usize, &&'p dyn SessionModel)| {
-            let name = plan_name(index, self.models.len());
-            let id =
-                steps.model(&name).ok_or_else(|| RuntimeError::bug(format!("the program has no {name}")))?;
-            Ok(SessionPart { id, tokenizer: model.tokenizer(), outputs: self.outputs_of(&steps, id)? })
-        };
-        let models = self.models.iter().enumerate().map(model).collect::<Result<Vec<_>, RuntimeError>>()?;
+        let models = self
+            .models
+            .iter()
+            .enumerate()
+            .map(|(index, model)| {
+                let name = plan_name(index, self.models.len());
+                let id = steps
+                    .model(&name)
+                    .ok_or_else(|| RuntimeError::bug(format!("the program has no {name}")))?;
+                Ok(SessionPart { id, tokenizer: model.tokenizer(), outputs: self.outputs_of(&steps, id)? })
+            })
+            .collect::<Result<Vec<_>, RuntimeError>>()?;
         let waiting = InOrder::default();
         Ok(Session { steps, models, waiting, current: None, tokens: 0, encoded: vec![] })
     }
@@ -166,11 +171,13 @@ impl<'a> PlannedSession<'a> {
         if self.outputs.is_empty() {
             return Ok((0..known.len()).map(output).collect());
         }
-        let find = |name: &String| {
-            let index = known.iter().position(|output| output.name == *name);
-            index.map(output).ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))
-        };
-        self.outputs.iter().map(find).collect()
+        self.outputs
+            .iter()
+            .map(|name| {
+                let index = known.iter().position(|output| output.name == *name);
+                index.map(output).ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))
+            })
+            .collect()
     }
 }
 
@@ -307,16 +314,21 @@ impl<'a> Session<'a> {
         let Request { outputs, settings, longest, .. } = request;
         let longest = longest.map(|longest| longest.max(SHORTEST));
         let policy = settings.policy()?;
-        let part = |(index, &model): (usize, &&'a dyn SessionModel)| {
-            let outputs = outputs.clone();
-            PlanPart {
-                name: plan_name(index, models.len()),
-                graph: Box::new(move |tokens| model.graph(bounds(tokens, longest.unwrap_or(tokens)), &outputs)),
-                policy: policy.clone(),
-                streams: true,
-            }
-        };
-        let parts = models.iter().enumerate().map(part).collect();
+        let parts = models
+            .iter()
+            .enumerate()
+            .map(|(index, &model)| {
+                let outputs = outputs.clone();
+                PlanPart {
+                    name: plan_name(index, models.len()),
+                    graph: Box::new(move |tokens| {
+                        model.graph(bounds(tokens, longest.unwrap_or(tokens)), &outputs)
+                    }),
+                    policy: policy.clone(),
+                    streams: true,
+                }
+            })
+            .collect();
         let stage =
             sequence_stage(parts, longest.unwrap_or(SHORTEST), request.waiting_steps(), request.sequences);
         let stages = settings.plan_stages(StagesRequest {

@@ -177,11 +177,12 @@ impl TimedSession {
     /// Errors of the device.
     pub fn instructions(&mut self, steps: &[TimedStep<'_>]) -> Result<Vec<f64>, RuntimeError> {
         let times = self.in_parallel(steps, 1, TimedReplica::instructions)?;
-        let mean = |i: usize| {
-            let of_replicas = times.iter().filter_map(|replica| replica.get(i)).map(Duration::as_secs_f64);
-            of_replicas.sum::<f64>() / times.len() as f64
-        };
-        Ok((0..times.iter().map(Vec::len).max().unwrap_or(0)).map(mean).collect())
+        Ok((0..times.iter().map(Vec::len).max().unwrap_or(0))
+            .map(|i: usize| {
+                let of_replicas = times.iter().filter_map(|replica| replica.get(i)).map(Duration::as_secs_f64);
+                of_replicas.sum::<f64>() / times.len() as f64
+            })
+            .collect())
     }
 
     /// Computes one step on the first replica and returns the times of its instructions, and the memory while it ran.
@@ -213,12 +214,14 @@ impl TimedSession {
     pub fn spans(&mut self, steps: &[TimedStep<'_>], times: u32) -> Result<Vec<ReplicaSpans>, RuntimeError> {
         self.replicas.iter_mut().try_for_each(|replica| replica.executor.trace(true))?;
         self.passes(steps, times)?;
-        let of_replica = |TimedReplica { executor, .. }: &mut TimedReplica| {
-            let spans = executor.spans()?;
-            executor.trace(false)?;
-            Ok((executor.device().info().name, spans))
-        };
-        self.replicas.iter_mut().map(of_replica).collect()
+        self.replicas
+            .iter_mut()
+            .map(|TimedReplica { executor, .. }| {
+                let spans = executor.spans()?;
+                executor.trace(false)?;
+                Ok((executor.device().info().name, spans))
+            })
+            .collect()
     }
 
     fn first_mut(&mut self) -> &mut Executor {
@@ -237,8 +240,10 @@ impl TimedSession {
         thread::scope(|scope| {
             let queue = &queue;
             let run = &run;
-            let start = |replica| thread::Builder::new().spawn_scoped(scope, move || run(replica, queue));
-            let others: Result<Vec<_>, _> = others.iter_mut().map(start).collect();
+            let others: Result<Vec<_>, _> = others
+                .iter_mut()
+                .map(|replica| thread::Builder::new().spawn_scoped(scope, move || run(replica, queue)))
+                .collect();
             let others = others.map_err(RuntimeError::thread("replica"))?;
             let first = run(first, queue);
             let others =

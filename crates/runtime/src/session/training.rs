@@ -206,19 +206,23 @@ impl TrainSession {
                 states.insert(&state.role, (state, *at));
             }
         }
-        let copies_of = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
-            PersistentKind::Param(param) => {
-                let name = || param.name.clone();
-                let roles = [StateRole::Master { param: name() }, StateRole::Average { param: name() }];
-                let place = |role: StateRole| {
-                    let (state, copy) = states.get(&role)?;
-                    (**state == StateDef::zeros(role)).then_some(*copy)
-                };
-                Some((*at, roles.map(place)))
-            }
-            PersistentKind::State(_) => None,
-        };
-        let copies: BTreeMap<Location, Copies> = residents.iter().filter_map(copies_of).collect();
+        let copies: BTreeMap<Location, Copies> = residents
+            .iter()
+            .filter_map(|PersistentTensor { what, at, .. }| match what {
+                PersistentKind::Param(param) => {
+                    let name = || param.name.clone();
+                    let roles = [StateRole::Master { param: name() }, StateRole::Average { param: name() }];
+                    Some((
+                        *at,
+                        roles.map(|role| {
+                            let (state, copy) = states.get(&role)?;
+                            (**state == StateDef::zeros(role)).then_some(*copy)
+                        }),
+                    ))
+                }
+                PersistentKind::State(_) => None,
+            })
+            .collect();
         load_training(executor, &copies, source, observer)
     }
 
@@ -495,8 +499,9 @@ impl Forward {
 
     /// Cross-entropy of the last step that was read, summed over targets.
     fn loss(&self) -> Result<f64, RuntimeError> {
-        let missing = || RuntimeError::bug("the plan of a loss has no output for its cross-entropy");
-        self.outputs.number(&self.cross_entropy).ok_or_else(missing)
+        self.outputs
+            .number(&self.cross_entropy)
+            .ok_or_else(|| RuntimeError::bug("the plan of a loss has no output for its cross-entropy"))
     }
 }
 
@@ -587,11 +592,14 @@ impl Micro {
         if updates && forward.outputs.gradients_are_finite().is_none() {
             return Err(RuntimeError::bug("a micro-step that moves the weights has no output `scale`"));
         }
-        let expert_layer = |(role, values): (&OutputRole, &OutputValues)| {
-            let OutputRole::ExpertRows { layer } = *role else { return None };
-            Some(ExpertLayer { layer, experts: values.as_i32().len().saturating_sub(1) })
-        };
-        let expert_layers = forward.outputs.iter().filter_map(expert_layer).collect();
+        let expert_layers = forward
+            .outputs
+            .iter()
+            .filter_map(|(role, values)| {
+                let OutputRole::ExpertRows { layer } = *role else { return None };
+                Some(ExpertLayer { layer, experts: values.as_i32().len().saturating_sub(1) })
+            })
+            .collect();
         Ok(Self {
             forward,
             loss_scale: input(&cotangent(&OutputRole::Loss)),
@@ -694,8 +702,7 @@ fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
 
 /// Index of the named plan.
 fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
-    let missing = || RuntimeError::bug(format!("the training program has no plan `{name}`"));
-    program.index(name).ok_or_else(missing)
+    program.index(name).ok_or_else(|| RuntimeError::bug(format!("the training program has no plan `{name}`")))
 }
 
 #[cfg(test)]

@@ -202,19 +202,20 @@ fn barrier_seconds(cpu: &Cpu) -> f64 {
     /// the others.
     const SPINS: usize = 1000;
     let come = AtomicUsize::new(0);
-    let meet = |n: usize| {
-        let start = Instant::now();
-        cpu.pool().run(cpu.threads(), &|_, _| {
-            come.fetch_add(1, SeqCst);
-            let mut waits = 0;
-            while come.load(SeqCst) < n * cpu.threads() {
-                waits += 1;
-                if waits < SPINS { spin_loop() } else { yield_now() }
-            }
-        });
-        start.elapsed().as_secs_f64()
-    };
-    let seconds: Vec<f64> = (1..=CHAIN as usize).map(meet).collect();
+    let seconds: Vec<f64> = (1..=CHAIN as usize)
+        .map(|n: usize| {
+            let start = Instant::now();
+            cpu.pool().run(cpu.threads(), &|_, _| {
+                come.fetch_add(1, SeqCst);
+                let mut waits = 0;
+                while come.load(SeqCst) < n * cpu.threads() {
+                    waits += 1;
+                    if waits < SPINS { spin_loop() } else { yield_now() }
+                }
+            });
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
     median(&seconds)
 }
 
@@ -250,8 +251,10 @@ fn text(
     let memory = memory.0;
     let reserved = reserved.collect::<String>();
     let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage, link } = rates;
-    let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
-    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
+    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)]
+        .into_iter()
+        .filter_map(|(name, rate)| rate.map(|rate| format!("{name} = {rate:.3e}\n")))
+        .collect();
     let of_storage = if storage_is_measured {
         "Measured on the disk that this file was written to, bypassing the cache."
     } else {
@@ -293,8 +296,7 @@ fn slower_text(slower: &BTreeMap<String, f64>) -> String {
 
 /// A TOML basic string. Characters that TOML would require to be escaped are omitted.
 fn quoted(text: &str) -> String {
-    let plain = |c: &char| !c.is_control() && !matches!(c, '"' | '\\');
-    format!("\"{}\"", text.chars().filter(plain).collect::<String>())
+    format!("\"{}\"", text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect::<String>())
 }
 
 /// The rates of a calibration. `storage` is `None` if it was not measured.

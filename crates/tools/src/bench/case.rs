@@ -229,8 +229,11 @@ impl BenchCase {
 
     /// Copies the input `name` to the device; all steps use it.
     pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
-        let missing = || RuntimeError::bug(format!("a graph to time has no input `{name}`"));
-        let input = self.session.program().input(0, name).ok_or_else(missing)?;
+        let input = self
+            .session
+            .program()
+            .input(0, name)
+            .ok_or_else(|| RuntimeError::bug(format!("a graph to time has no input `{name}`")))?;
         self.session.write(input, data)
     }
 
@@ -314,23 +317,24 @@ impl BenchCase {
     /// Operations and bytes of an instruction in a pass, with the real number of attention pairs in each step.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
-        let of_step = |&PackedStep { counts, longest, .. }: &PackedStep| match instr {
-            Instr::Launch(id) => {
-                let bounds = Bounds { longest, ..graph.bounds };
-                let node = graph.node(id);
-                let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
-                let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
-                let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
-                (cost.flops, cost.bytes)
-            }
-            Instr::Start(id) => {
-                let bytes = |&v: &ValueId| graph.spec(v).bytes_at(counts).0 as f64;
-                (0.0, graph.node(id).inputs.iter().map(bytes).sum())
-            }
-            Instr::Wait(_) => (0.0, 0.0),
-        };
         let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
-        self.steps.iter().map(of_step).fold((0.0, 0.0), add)
+        self.steps
+            .iter()
+            .map(|&PackedStep { counts, longest, .. }| match instr {
+                Instr::Launch(id) => {
+                    let bounds = Bounds { longest, ..graph.bounds };
+                    let node = graph.node(id);
+                    let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
+                    let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
+                    let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
+                    (cost.flops, cost.bytes)
+                }
+                Instr::Start(id) => {
+                    (0.0, graph.node(id).inputs.iter().map(|&v| graph.spec(v).bytes_at(counts).0 as f64).sum())
+                }
+                Instr::Wait(_) => (0.0, 0.0),
+            })
+            .fold((0.0, 0.0), add)
     }
 
     /// Rate of the linear layers alone in GFLOP/s, measured in passes until `seconds` have elapsed; at least
@@ -389,20 +393,22 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
 
 /// Resolves the inputs and outputs of the steps of a pass.
 fn timed<'a>(steps: &'a [PackedStep], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
-    let step = |PackedStep { counts, spans, .. }: &'a PackedStep| {
-        let (inputs, outputs) = match model {
-            Some(model) => (
-                vec![
-                    (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
-                    (model.spans, Data::I32(spans)),
-                ],
-                vec![model.mean],
-            ),
-            None => (vec![], vec![]),
-        };
-        TimedStep { plan: 0, counts: *counts, inputs, outputs }
-    };
-    steps.iter().map(step).collect()
+    steps
+        .iter()
+        .map(|PackedStep { counts, spans, .. }| {
+            let (inputs, outputs) = match model {
+                Some(model) => (
+                    vec![
+                        (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
+                        (model.spans, Data::I32(spans)),
+                    ],
+                    vec![model.mean],
+                ),
+                None => (vec![], vec![]),
+            };
+            TimedStep { plan: 0, counts: *counts, inputs, outputs }
+        })
+        .collect()
 }
 
 /// `count` token ids without special tokens: residues for ESM-2, words of the vocabulary for DNABERT-S, any id for a

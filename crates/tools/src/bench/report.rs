@@ -121,8 +121,8 @@ impl BenchReport {
 
     /// Rate of the work divided by the peak rate measured directly before it, as the median over the measurements.
     pub fn utilisation(&self) -> Option<f64> {
-        let of_turn = |(s, raw): (&f64, &f64)| self.flops / s / (raw * 1e9);
-        let shares: Vec<f64> = self.seconds.iter().zip(&self.raw_gflops).map(of_turn).collect();
+        let shares: Vec<f64> =
+            self.seconds.iter().zip(&self.raw_gflops).map(|(s, raw)| self.flops / s / (raw * 1e9)).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
 }
@@ -261,9 +261,10 @@ fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<Kernel> {
         let (op, label, shape, product) = kind(&plan.graph, instr);
         let (flops, bytes) = subject.cost(instr);
         let seconds = turns.instructions.iter().map(|turn| turn[i]);
-        let same = |(k, _): &&mut (Kernel, Vec<f64>)| k.op == op && k.label == label && k.shape == shape;
         let launches = subject.steps.len() as u64;
-        if let Some((kernel, sums)) = kernels.iter_mut().find(same) {
+        if let Some((kernel, sums)) =
+            kernels.iter_mut().find(|(k, _)| k.op == op && k.label == label && k.shape == shape)
+        {
             kernel.launches += launches;
             kernel.flops += flops;
             kernel.bytes += bytes;
@@ -303,11 +304,14 @@ fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
 /// The label with the words that equal the layer's number replaced by `*`.
 fn any_layer(label: &str, layer: Option<u32>) -> String {
     let Some(layer) = layer.map(|l| l.to_string()) else { return label.to_owned() };
-    let word = |word: &str| if word == layer { "*".to_owned() } else { word.to_owned() };
     // Labels are dotted names of parameters (`encoder.layer.3.output.dense`) or, for ops without parameters,
     // `layer 3`.
     let between = if label.contains('.') { "." } else { " " };
-    label.split(between).map(word).collect::<Vec<_>>().join(between)
+    label
+        .split(between)
+        .map(|word| if word == layer { "*".to_owned() } else { word.to_owned() })
+        .collect::<Vec<_>>()
+        .join(between)
 }
 
 /// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer.

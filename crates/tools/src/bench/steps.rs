@@ -53,12 +53,17 @@ fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> 
     while !rest.is_empty() {
         let mut tokens = 0;
         let upto = upto(packs.len());
-        let fits = |&(i, n): &(usize, &u64)| {
-            let is_due = i == 0 || before + tokens + n / 2 < upto;
-            tokens += n;
-            is_due && i < bounds.sequences as usize && tokens <= bounds.tokens
-        };
-        let (pack, later) = rest.split_at(rest.iter().enumerate().take_while(fits).count().max(1));
+        let (pack, later) = rest.split_at(
+            rest.iter()
+                .enumerate()
+                .take_while(|&(i, n)| {
+                    let is_due = i == 0 || before + tokens + n / 2 < upto;
+                    tokens += n;
+                    is_due && i < bounds.sequences as usize && tokens <= bounds.tokens
+                })
+                .count()
+                .max(1),
+        );
         before += pack.iter().sum::<u64>();
         packs.push(pack);
         rest = later;

@@ -97,15 +97,14 @@ fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
     for span in sorted {
         let launch = if is_launch(span) { launches.next().flatten() } else { None };
         let tid = TRACKS.iter().position(|track| *track == span.track).unwrap_or(TRACKS.len());
-        let details =
-            |Launch { label, layer }: &Launch| TraceDetails::Launch { launch: label.clone(), layer: *layer };
         trace.interval(TraceEvent {
             name: &span.name,
             category: if is_launch(span) { "kernel" } else { "copy" },
             track: (pid, tid),
             start: span.start,
             seconds: span.seconds,
-            details: launch.map(details),
+            details: launch
+                .map(|Launch { label, layer }| TraceDetails::Launch { launch: label.clone(), layer: *layer }),
         });
     }
 }

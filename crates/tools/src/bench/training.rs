@@ -51,9 +51,9 @@ pub(super) fn training_kernel_factors(
         (DENSE, 1024, Optimizer::Adafactor(adafactor)),
         (SPARSE, 256, Optimizer::Sgd(sgd)),
     ] {
-        let bad =
-            |e: plimsoll_models::ConfigError| RuntimeError::bug(format!("the decoder of a calibration: {e}"));
-        let config = DecoderConfig::from_json(config).map_err(bad)?;
+        let config = DecoderConfig::from_json(config).map_err(|e: plimsoll_models::ConfigError| {
+            RuntimeError::bug(format!("the decoder of a calibration: {e}"))
+        })?;
         for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
             if expected > 0.0 && measured > 0.0 {
                 factors.entry(kernel).or_default().push(measured / expected);
@@ -73,8 +73,9 @@ fn times(
     optimizer: Optimizer,
 ) -> Result<Times, RuntimeError> {
     let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest, packs: 1 };
-    let verified = |source| plimsoll_plan::PlanError::of_graph("build", source);
-    let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
+    let forward = config
+        .train_graph(bounds, &Loss::default())
+        .map_err(|source| plimsoll_plan::PlanError::of_graph("build", source))?;
     let training = Training {
         precision: Precision::F32,
         remat: RecomputePolicy::None,

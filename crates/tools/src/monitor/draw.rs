@@ -203,10 +203,13 @@ fn sparkline(points: &[Point]) -> String {
     let low = means().fold(f64::INFINITY, f64::min);
     let high = means().fold(f64::NEG_INFINITY, f64::max);
     let span = high - low;
-    let block = |x: f64| {
-        if span > 0.0 { BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)] } else { BLOCKS[0] }
-    };
-    means().map(block).collect()
+    means()
+        .map(
+            |x| {
+                if span > 0.0 { BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)] } else { BLOCKS[0] }
+            },
+        )
+        .collect()
 }
 
 /// A duration, such as `1 h 02 min`, `3 min 20 s` or `12 s`.
@@ -250,12 +253,14 @@ fn cut(text: &str, width: usize) -> String {
         return text.trim_end().to_owned();
     }
     let mut taken = 0;
-    let fits = |c: &char| {
-        taken += columns_of(*c);
-        // A column is left for the ellipsis.
-        taken < width
-    };
-    text.chars().take_while(fits).chain(['…']).collect()
+    text.chars()
+        .take_while(|c| {
+            taken += columns_of(*c);
+            // A column is left for the ellipsis.
+            taken < width
+        })
+        .chain(['…'])
+        .collect()
 }
 
 #[cfg(test)]

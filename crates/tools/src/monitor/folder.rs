@@ -60,8 +60,8 @@ impl Watched {
             (None, Some(record)) => {
                 self.view.state = state_of(&record);
                 // Without an end it is the record of a run that starts, or that was killed before its first state.
-                let is_gone = || (lock::is_taken(&self.folder) == Some(false)).then_some(End::Gone);
-                self.view.end = end.or_else(is_gone);
+                self.view.end =
+                    end.or_else(|| (lock::is_taken(&self.folder) == Some(false)).then_some(End::Gone));
             }
             (None, None) => self.without_files(),
         }

@@ -71,8 +71,10 @@ impl EncoderOutputs {
     /// Token id with the largest logit at each position; empty without a language-model head.
     pub(super) fn most_likely(&self) -> Vec<usize> {
         let columns = self.logits.len() / self.tokens().max(1);
-        let largest = |row: &[f32]| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
-        self.logits.chunks(columns.max(1)).map(largest).collect()
+        self.logits
+            .chunks(columns.max(1))
+            .map(|row| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0))
+            .collect()
     }
 }
 

@@ -149,12 +149,14 @@ fn unreadable(path: &Path) -> ToolError {
 
 /// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
 fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
-    let row = |item: Value<'_>| {
-        let values = item.get("mean_representation")?.items();
-        let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
-        Some((item.get("label")?.as_str()?.to_owned(), values?))
-    };
-    root.get("data")?.items().map(row).collect()
+    root.get("data")?
+        .items()
+        .map(|item| {
+            let values = item.get("mean_representation")?.items();
+            let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
+            Some((item.get("label")?.as_str()?.to_owned(), values?))
+        })
+        .collect()
 }
 
 /// Rows of ESM-2's file: `{proteins: [id], data: [tensor]}`.
@@ -162,9 +164,11 @@ fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
     let ids = object.root().get("proteins")?;
     let data = object.root().get("data")?;
     let same = ids.items().len() == data.items().len();
-    let row =
-        |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
-    ids.items().zip(data.items()).map(row).collect::<Option<Vec<NamedRow>>>().filter(|_| same)
+    ids.items()
+        .zip(data.items())
+        .map(|(id, tensor)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?)))
+        .collect::<Option<Vec<NamedRow>>>()
+        .filter(|_| same)
 }
 
 /// Rows of the merged file: `{ids: [id], data: tensor (n, columns)}`.
@@ -176,8 +180,10 @@ fn matrix(object: &PtObject) -> Option<Vec<NamedRow>> {
         return Some(vec![]);
     }
     let columns = values.len().checked_div(ids.items().len()).filter(|&columns| columns > 0)?;
-    let row = |(id, values): (Value<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
-    ids.items().zip(values.chunks(columns)).map(row).collect()
+    ids.items()
+        .zip(values.chunks(columns))
+        .map(|(id, values)| Some((id.as_str()?.to_owned(), values.to_vec())))
+        .collect()
 }
 
 #[cfg(test)]

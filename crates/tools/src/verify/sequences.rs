@@ -34,12 +34,14 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
         Tokenizer::Bpe(_) => [1, 30, 150, 500].map(|n| (format!("{n} bases"), dna(n))).to_vec(),
         Tokenizer::Text(_) => texts(),
     };
-    let sequence = |(name, letters): (String, Vec<u8>)| {
-        let mut tokens = vec![];
-        tokenizer.encode(&letters, &mut tokens)?;
-        Ok(Sequence { name, letters, tokens })
-    };
-    letters.into_iter().map(sequence).collect()
+    letters
+        .into_iter()
+        .map(|(name, letters)| {
+            let mut tokens = vec![];
+            tokenizer.encode(&letters, &mut tokens)?;
+            Ok(Sequence { name, letters, tokens })
+        })
+        .collect()
 }
 
 /// Texts of 1 to some hundred bytes: English, other scripts, and pseudo-random bases.
@@ -210,11 +212,10 @@ fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
 
 /// The texts (id, text) of a folder, and the records (id, letters) of its FASTA files in order of file names.
 fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
-    let is_fasta = |path: &PathBuf| {
-        path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))
-    };
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten().map(|e| e.path());
-    let mut files: Vec<PathBuf> = entries.filter(is_fasta).collect();
+    let mut files: Vec<PathBuf> = entries
+        .filter(|path| path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f)))
+        .collect();
     files.sort();
     let mut all = texts_of(&folder.join(TEXTS))?;
     if files.is_empty() {
@@ -239,9 +240,10 @@ fn texts_of(path: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
         Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
     };
-    let entry = |(number, line): (usize, &str)| {
-        let bad = || ToolError::BadTexts { path: path.to_owned(), line: number + 1 };
-        entry(line).ok_or_else(bad)
-    };
-    text.lines().enumerate().map(entry).collect()
+    text.lines()
+        .enumerate()
+        .map(|(number, line)| {
+            entry(line).ok_or_else(|| ToolError::BadTexts { path: path.to_owned(), line: number + 1 })
+        })
+        .collect()
 }
