@@ -252,18 +252,18 @@ impl Reason {
 impl Dynamic {
     /// Sets the value of a key.
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        let bad = |wanted: &str| format!("{key}={value}: {wanted} is expected");
-        let share = || value.parse::<f64>().map_err(|_| bad("a share of the memory, above 0 to 1,"));
         match key {
-            "target" => self.thresholds.target = share()?,
-            "warning" => self.thresholds.warning = share()?,
-            "critical" => self.thresholds.critical = share()?,
-            "emergency" => self.thresholds.emergency = share()?,
+            "target" => self.thresholds.target = parse_share(key, value)?,
+            "warning" => self.thresholds.warning = parse_share(key, value)?,
+            "critical" => self.thresholds.critical = parse_share(key, value)?,
+            "emergency" => self.thresholds.emergency = parse_share(key, value)?,
             "adjustment_frequency" => {
                 let every = value.parse().ok().filter(|&every| every > 0);
-                self.every = every.ok_or_else(|| bad("a whole number from 1 on"))?;
+                self.every = every.ok_or_else(|| unexpected(key, value, "a whole number from 1 on"))?;
             }
-            "smooth_transitions" => self.smooth = value.parse().map_err(|_| bad("true or false"))?,
+            "smooth_transitions" => {
+                self.smooth = value.parse().map_err(|_| unexpected(key, value, "true or false"))?
+            }
             _ => {
                 return Err(format!(
                     "`{key}` is no key; the keys are target, warning, critical, emergency, adjustment_frequency and \
@@ -288,27 +288,40 @@ impl Dynamic {
     pub fn decide(&self, memory: Memory, sizes: &[Bytes], now: usize, due: bool) -> Option<Switch> {
         let Thresholds { target, warning, critical, emergency } = self.thresholds;
         let used = memory.share();
-        let switch = |to: usize, reason| Some(Switch { to, reason, utilisation: used });
-        // Share of the memory in use after a change to size `k`.
-        let after = |k: usize| {
-            let bytes = (memory.used() + sizes[k]).saturating_sub(sizes[now]);
-            bytes.0 as f64 / memory.total.0.max(1) as f64
+        let can_shrink = now > 0;
+        let fits = |k: usize| share_after(memory, sizes[now], sizes[k]) < target;
+        // An emergency is acted upon at every reading, and so comes before `due`.
+        let (to, reason) = if can_shrink && used >= emergency {
+            (0, Reason::Emergency)
+        } else if !due {
+            return None;
+        } else if can_shrink && used >= critical {
+            ((0..now).rev().find(|&k| fits(k)).unwrap_or(0), Reason::Critical)
+        } else if can_shrink && used >= warning {
+            let to = if self.smooth { now - 1 } else { (0..now).rev().find(|&k| fits(k)).unwrap_or(0) };
+            (to, Reason::Warning)
+        } else {
+            let last = if self.smooth { (now + 2).min(sizes.len()) } else { sizes.len() };
+            ((now + 1..last).rev().find(|&k| fits(k))?, Reason::Grow)
         };
-        let meets_target = || (0..now).rev().find(|&k| after(k) < target).unwrap_or(0);
-        match used {
-            _ if now > 0 && used >= emergency => switch(0, Reason::Emergency),
-            _ if !due => None,
-            _ if now > 0 && used >= critical => switch(meets_target(), Reason::Critical),
-            _ if now > 0 && used >= warning => {
-                switch(if self.smooth { now - 1 } else { meets_target() }, Reason::Warning)
-            }
-            _ => {
-                let last = if self.smooth { (now + 2).min(sizes.len()) } else { sizes.len() };
-                let to = (now + 1..last).rev().find(|&k| after(k) < target)?;
-                switch(to, Reason::Grow)
-            }
-        }
+        Some(Switch { to, reason, utilisation: used })
     }
+}
+
+/// Share of the memory in use after a run has replaced `present` bytes by `new` bytes.
+fn share_after(memory: Memory, present: Bytes, new: Bytes) -> f64 {
+    let bytes = (memory.used() + new).saturating_sub(present);
+    bytes.0 as f64 / memory.total.0.max(1) as f64
+}
+
+/// Parses a threshold.
+fn parse_share(key: &str, value: &str) -> Result<f64, String> {
+    value.parse().map_err(|_| unexpected(key, value, "a share of the memory, above 0 to 1,"))
+}
+
+/// Message for a value that cannot be parsed.
+fn unexpected(key: &str, value: &str, wanted: &str) -> String {
+    format!("{key}={value}: {wanted} is expected")
 }
 
 #[cfg(test)]

@@ -135,12 +135,17 @@ impl Scale {
             return None;
         }
         let least = (EVEN * growth as f64 / 3.0) as u64;
-        let grows = |from: u64, to: u64| to.saturating_sub(from) >= least;
-        let blocks = minima.iter().zip(&minima[1..]).all(|(&from, &to)| grows(from, to));
-        let everywhere = readings.iter().zip(&readings[BLOCK..]).all(|(&from, &to)| grows(from, to));
-        let largest = readings.iter().zip(&readings[1..]).map(|(&from, &to)| to.saturating_sub(from)).max();
-        (blocks && everywhere && largest? <= growth / 3).then_some(growth)
+        let blocks_grow = all_grow(&minima, &minima[1..], least);
+        let readings_grow = all_grow(&readings, &readings[BLOCK..], least);
+        let largest_step =
+            readings.iter().zip(&readings[1..]).map(|(&from, &to)| to.saturating_sub(from)).max();
+        (blocks_grow && readings_grow && largest_step? <= growth / 3).then_some(growth)
     }
+}
+
+/// Whether every reading of `later` is at least `least` bytes above the one at its place in `earlier`.
+fn all_grow(earlier: &[u64], later: &[u64], least: u64) -> bool {
+    earlier.iter().zip(later).all(|(&from, &to)| to.saturating_sub(from) >= least)
 }
 
 #[cfg(test)]

@@ -50,8 +50,10 @@ impl Process {
     /// The entries of the process, to which a command adds its own; `None` where no budget covers the host's memory.
     /// For a GPU run with a budget for host memory, the list starts empty if the process is not counted.
     pub fn of(settings: &Settings) -> Option<Self> {
-        let on_gpu = || settings.host_memory.map(|_| Self::default());
-        Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
+        if settings.is_on_host() {
+            return Self::now(settings);
+        }
+        settings.host_memory.map(|_| Self::default())
     }
 
     /// The memory that the process holds now: the whole size of its binary and libraries, whose pages are resident once
@@ -147,8 +149,12 @@ fn mapped_files(maps: &str) -> u64 {
             // The fields between the range and the path are permissions, offset, device and inode.
             let path = fields.nth(4)?;
             let (start, end) = range.split_once('-')?;
-            let number = |text| u64::from_str_radix(text, 16).ok();
-            path.starts_with('/').then(|| Some(number(end)?.saturating_sub(number(start)?)))?
+            if !path.starts_with('/') {
+                return None;
+            }
+            let start = u64::from_str_radix(start, 16).ok()?;
+            let end = u64::from_str_radix(end, 16).ok()?;
+            Some(end.saturating_sub(start))
         })
         .sum()
 }

@@ -2,6 +2,7 @@
 //! sizes that the file states, or that a known model has, agree with the file's tensors, or the file is refused.
 
 use super::hub::CONFIG;
+use super::rows;
 use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;
@@ -19,8 +20,9 @@ const PREFIXES: [&str; 3] = ["encoder.sentence_encoder.", "encoder.", ""];
 /// # Errors
 /// [`ModelError::SeveralCheckpoints`], or an unreadable folder.
 pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
-    let has = |name: &&str| folder.join(name).exists();
-    if !folder.is_dir() || has(&CONFIG) || FOLDER_FILES.iter().any(has) {
+    let has_other_files =
+        folder.join(CONFIG).exists() || FOLDER_FILES.iter().any(|name| folder.join(name).exists());
+    if !folder.is_dir() || has_other_files {
         return Ok(None);
     }
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
@@ -91,64 +93,68 @@ pub fn is_checkpoint(file: &Path) -> Result<bool, RuntimeError> {
 
 /// The prefix of the tensor names, or `None` if they are not fair-esm's.
 fn prefix(weights: &Weights) -> Option<&'static str> {
-    let has = |prefix: &&str, name| weights.get(&format!("{prefix}{name}")).is_some();
-    PREFIXES.into_iter().find(|p| has(p, "embed_tokens.weight") && has(p, "layers.0.self_attn.q_proj.weight"))
+    const TENSORS: [&str; 2] = ["embed_tokens.weight", "layers.0.self_attn.q_proj.weight"];
+    PREFIXES
+        .into_iter()
+        .find(|prefix| TENSORS.iter().all(|name| weights.get(&format!("{prefix}{name}")).is_some()))
 }
 
 /// Returns the text of a config.json, in the format of the hub's files, for a checkpoint.
 pub fn config(file: &Path) -> Result<String, RuntimeError> {
-    let refused = |why: String| RuntimeError::from(ModelError::Checkpoint { path: file.to_owned(), why });
     let weights = Weights::open(file)?;
     let Some(prefix) = prefix(&weights) else {
-        return Err(refused("its tensors do not have the names of fair-esm's ESM-2".to_owned()));
+        return Err(unusable(file, "its tensors do not have the names of fair-esm's ESM-2".to_owned()));
     };
     // ESM-1b and ESM-1v have the same tensor names and these two modules in addition.
     for tensor in ["embed_positions.weight", "emb_layer_norm_before.weight"] {
         if weights.get(&format!("{prefix}{tensor}")).is_some() {
-            return Err(refused(format!(
-                "it contains `{prefix}{tensor}`, so it is ESM-1; only ESM-2 is supported"
-            )));
+            let why = format!("it contains `{prefix}{tensor}`, so it is ESM-1; only ESM-2 is supported");
+            return Err(unusable(file, why));
         }
     }
-    let rows = |name: &str| -> Result<u64, RuntimeError> {
-        let tensor = weights.tensor(&format!("{prefix}{name}"))?;
-        Ok(tensor.shape().first().copied().unwrap_or(0))
-    };
     let layers = (0..)
         .take_while(|i: &u64| weights.get(&format!("{prefix}layers.{i}.self_attn.q_proj.weight")).is_some())
         .count() as u64;
-    let vocab_size = rows("embed_tokens.weight")?;
-    let hidden_size = rows("layers.0.self_attn.q_proj.weight")?;
+    let vocab_size = rows(&weights, &format!("{prefix}embed_tokens.weight"))?;
+    let hidden_size = rows(&weights, &format!("{prefix}layers.0.self_attn.q_proj.weight"))?;
     if vocab_size != esm::VOCAB as u64 {
         let wanted = esm::VOCAB;
-        return Err(refused(format!("its embedding has {vocab_size} rows, ESM-2's alphabet {wanted} tokens")));
+        let why = format!("its embedding has {vocab_size} rows, ESM-2's alphabet {wanted} tokens");
+        return Err(unusable(file, why));
     }
     let sizes = match stated(file)? {
         Some(sizes) => sizes,
         None => released(file, layers, hidden_size).ok_or_else(|| {
-            refused(format!(
+            let why = format!(
                 "it states no sizes (`cfg` or `args`), and no released model has {layers} layers of width \
                  {hidden_size}; put a {CONFIG} beside it"
-            ))
+            );
+            unusable(file, why)
         })?,
     };
     if (sizes.layers, sizes.hidden_size) != (layers, hidden_size) {
-        return Err(refused(format!(
+        let why = format!(
             "it should have {} layers of width {}, but its tensors are of {layers} layers of width {hidden_size}",
             sizes.layers, sizes.hidden_size
-        )));
+        );
+        return Err(unusable(file, why));
     }
     let config = Esm2Config {
         vocab_size,
         hidden_size,
         layers,
         heads: sizes.heads,
-        intermediate_size: rows("layers.0.fc1.weight")?,
+        intermediate_size: rows(&weights, &format!("{prefix}layers.0.fc1.weight"))?,
         eps: 1e-5,
         token_dropout: sizes.token_dropout,
         mask_token_id: esm::MASK as u64,
     };
     Ok(Encoder::Esm2(config).to_json(TrainingTask::MaskedLm, "{}"))
+}
+
+/// The error for a checkpoint that cannot be used.
+fn unusable(file: &Path, why: String) -> RuntimeError {
+    ModelError::Checkpoint { path: file.to_owned(), why }.into()
 }
 
 /// Sizes of a model. Head count and token dropout cannot be derived from tensors; layers and width must agree with
@@ -167,19 +173,24 @@ fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
     let root = object.root();
     let cfg = root.get("cfg").map(|cfg| member(cfg, "model").unwrap_or(cfg));
     let Some(arguments) = cfg.or_else(|| root.get("args")) else { return Ok(None) };
-    let size = |name| u64::try_from(member(arguments, name)?.as_i64()?).ok();
-    let read = || {
-        Some(Sizes {
-            layers: size("encoder_layers")?,
-            hidden_size: size("encoder_embed_dim")?,
-            heads: size("encoder_attention_heads")?,
-            token_dropout: match member(arguments, "token_dropout")?.kind() {
-                ObjectKind::Bool(dropout) => dropout,
-                _ => return None,
-            },
-        })
-    };
-    Ok(read())
+    Ok(sizes_of(arguments))
+}
+
+/// The sizes among the arguments of a training run; `None` if one is missing.
+fn sizes_of(arguments: Value<'_>) -> Option<Sizes> {
+    Some(Sizes {
+        layers: size(arguments, "encoder_layers")?,
+        hidden_size: size(arguments, "encoder_embed_dim")?,
+        heads: size(arguments, "encoder_attention_heads")?,
+        token_dropout: match member(arguments, "token_dropout")?.kind() {
+            ObjectKind::Bool(dropout) => dropout,
+            _ => return None,
+        },
+    })
+}
+
+fn size(arguments: Value<'_>, name: &str) -> Option<u64> {
+    u64::try_from(member(arguments, name)?.as_i64()?).ok()
 }
 
 /// Returns an entry of a dict or an attribute of a Namespace.
@@ -189,14 +200,18 @@ fn member<'a>(value: Value<'a>, name: &str) -> Option<Value<'a>> {
 
 /// Sizes of the released model named like the file, or else of the released model with these layers and width.
 fn released(file: &Path, layers: u64, hidden_size: u64) -> Option<Sizes> {
-    let esm2 = |id: &str| match known(id)? {
-        Encoder::Esm2(config) => Some(config),
-        Encoder::DnabertS(_) => None,
-    };
     let by_name = file.file_stem().and_then(|stem| esm2(stem.to_str()?));
     let Esm2Config { layers, hidden_size, heads, token_dropout, .. } = by_name.or_else(|| {
         let mut all = KNOWN.iter().filter_map(|(id, _)| esm2(id));
         all.find(|config| (config.layers, config.hidden_size) == (layers, hidden_size))
     })?;
     Some(Sizes { layers, hidden_size, heads, token_dropout })
+}
+
+/// The configuration of a known ESM-2 model.
+fn esm2(id: &str) -> Option<Esm2Config> {
+    match known(id)? {
+        Encoder::Esm2(config) => Some(config),
+        Encoder::DnabertS(_) => None,
+    }
 }

@@ -192,17 +192,17 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
 /// Lists the files that a model's folder lacks. For a model that is not known only weights and configuration can be
 /// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
-    let has = |name: &str| folder.join(name).exists();
     let Ok(config) = read_config(&folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
     if need == Need::Config {
         return vec![];
     }
     let model = ModelConfig::from_json(&config).ok().filter(|_| need == Need::Model);
     let beside = model.map(|model| TokenizerFiles::of(&model, &config));
-    let lacked = beside.filter(|files| files.required && !files.names.iter().any(|name| has(name)));
+    let lacked =
+        beside.filter(|files| files.required && !files.names.iter().any(|name| folder.join(name).exists()));
     let mut missing: Vec<String> =
         lacked.and_then(|files| files.names.first()).map(|name| (*name).to_owned()).into_iter().collect();
-    match FOLDER_FILES.iter().find(|name| has(name)) {
+    match FOLDER_FILES.iter().find(|name| folder.join(name).exists()) {
         None => missing.push(FOLDER_FILES[0].to_owned()),
         Some(name) if name.ends_with(".index.json") => {
             let shards = shard_files(&folder.join(name)).unwrap_or_default();

@@ -411,9 +411,8 @@ impl HeadModel {
     }
 
     fn new(name: &str, weights: Weights, trained: bool, dna: u64, protein: u64) -> Result<Self, RuntimeError> {
-        let rows = |tensor: &str| weights.tensor(tensor).map(|t| t.shape().first().copied().unwrap_or(0));
-        let hidden = rows("hidden_layer.weight")?;
-        let classes = rows("output_layer.weight")?;
+        let hidden = rows(&weights, "hidden_layer.weight")?;
+        let classes = rows(&weights, "output_layer.weight")?;
         let config = HeadConfig { dna, protein, hidden, classes };
         if classes != 2 {
             return Err(ModelError::HeadClasses { name: name.to_owned(), classes }.into());
@@ -445,6 +444,11 @@ impl HeadModel {
     }
 }
 
+/// Number of rows of a tensor; 0 for a scalar.
+fn rows(weights: &Weights, tensor: &str) -> Result<u64, RuntimeError> {
+    Ok(weights.tensor(tensor)?.shape().first().copied().unwrap_or(0))
+}
+
 /// File names of heads without a window length, in order of preference: safetensors before pickle.
 const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
 
@@ -474,13 +478,17 @@ pub(crate) fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
     }
     let text = bounded::read_text(&path, LARGEST_CONFIG).map_err(RuntimeError::io(&path))?;
     let Some(difference) = esm::vocabulary_difference(&text) else { return Ok(()) };
-    let shown = |token: Option<String>| match token {
+    let expected = printed_token(difference.expected);
+    let found = printed_token(difference.found);
+    Err(ModelError::Vocabulary { path, line: difference.line, expected, found }.into())
+}
+
+/// A token of a vocabulary in a message; `None` is the end of the file.
+fn printed_token(token: Option<String>) -> String {
+    match token {
         Some(token) => format!("`{}`", Name(&token)),
         None => "the end of the file".to_owned(),
-    };
-    let expected = shown(difference.expected);
-    let found = shown(difference.found);
-    Err(ModelError::Vocabulary { path, line: difference.line, expected, found }.into())
+    }
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {

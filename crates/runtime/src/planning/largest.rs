@@ -47,33 +47,41 @@ const MOST: u64 = i32::MAX as u64 / TOKEN_STEP;
 /// # Errors
 /// [`PlanError::OverBudget`] if even the smallest step does not fit, or a model that cannot be read.
 pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeError> {
-    let of = |n: u64, stream| Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() };
-    let fits = |n: u64, stream| match price::alone(model, &of(n, stream)) {
-        Ok(_) => Ok(true),
-        Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
-        Err(error) => Err(error),
-    };
-    let least = price::LONGEST.div_ceil(TOKEN_STEP);
+    let smallest = price::LONGEST.div_ceil(TOKEN_STEP);
     let stream = match request.stream {
-        Streaming::Auto if fits(least, Streaming::Never)? => Streaming::Never,
+        Streaming::Auto if fits(model, &sized(request, smallest, Streaming::Never))? => Streaming::Never,
         Streaming::Auto => Streaming::Always,
         asked => asked,
     };
-    let (low, high) = grow(least, MOST, &mut |n| fits(n, stream))?;
-    let found = of(low, stream);
+    let (low, high) = grow(smallest, MOST, &mut |n| fits(model, &sized(request, n, stream)))?;
+    let found = sized(request, low, stream);
     // The bill, if not even the smallest step fits.
     let program = price::program(model, &found)?;
     let tokens = low * TOKEN_STEP;
     let Some(high) = high else {
         return Ok(LargestStep { request: found, program, tokens, refused: None });
     };
-    match price::program(model, &of(high, stream)) {
+    match price::program(model, &sized(request, high, stream)) {
         Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => {
             let refused = Some(Refused { tokens: high * TOKEN_STEP, refusal });
             Ok(LargestStep { request: found, program, tokens, refused })
         }
         Err(error) => Err(error),
         Ok(_) => Err(RuntimeError::bug("the step after the largest fits")),
+    }
+}
+
+/// The request for steps of `n` times [`TOKEN_STEP`] tokens.
+fn sized(request: &Request, n: u64, stream: Streaming) -> Request {
+    Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() }
+}
+
+/// Whether a step of one replica fits the budget.
+fn fits(model: &str, request: &Request) -> Result<bool, RuntimeError> {
+    match price::alone(model, request) {
+        Ok(_) => Ok(true),
+        Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -254,23 +262,25 @@ pub struct Confirmation<'a> {
 /// # Errors
 /// [`RequestError::NotConfirmed`]: a trial that fails, exceeds the budget, or gives outputs that are not finite.
 pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<Confirmation<'a>, RuntimeError> {
-    let failed = |why| {
-        let what = format!("a step of {} tokens", largest.tokens);
-        RuntimeError::from(RequestError::NotConfirmed { what, why })
-    };
-    let trial: StepTrial = command.run(&[])?.map_err(failed)?;
+    let trial: StepTrial = command.run(&[])?.map_err(|why| not_confirmed(largest, why))?;
     let StepTrial { tokens, finite, peak_bytes, budget_bytes, .. } = trial;
     if peak_bytes > budget_bytes {
         let [peak, budget] = [peak_bytes, budget_bytes].map(Bytes);
-        return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));
+        let why = format!("its trial took {peak}, above the budget of {budget}");
+        return Err(not_confirmed(largest, why));
     }
     if tokens != largest.tokens {
-        return Err(failed(format!("its trial ran steps of up to {tokens} tokens")));
+        return Err(not_confirmed(largest, format!("its trial ran steps of up to {tokens} tokens")));
     }
     if !finite {
-        return Err(failed("an output of its trial is not finite".to_owned()));
+        return Err(not_confirmed(largest, "an output of its trial is not finite".to_owned()));
     }
     Ok(Confirmation { largest, trial })
+}
+
+fn not_confirmed(largest: &LargestStep, why: String) -> RuntimeError {
+    let what = format!("a step of {} tokens", largest.tokens);
+    RequestError::NotConfirmed { what, why }.into()
 }
 
 impl Confirmation<'_> {

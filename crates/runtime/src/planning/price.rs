@@ -213,12 +213,12 @@ pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> 
 /// optimisation has as many tokens, but may exceed the budget.
 pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
     let model = sequence_model(model)?;
-    let of_precision = |precision| {
-        let policy = Policy { precision, ..Policy::default() };
-        stage(model.clone(), request, policy)
-    };
-    let target = |replicas| Ok(request.target_of(replicas));
-    explain::of_stage(&of_precision, request.precision()?, &target, program)
+    explain::of_stage(
+        &|precision| stage(model.clone(), request, Policy { precision, ..Policy::default() }),
+        request.precision()?,
+        &|replicas| Ok(request.target_of(replicas)),
+        program,
+    )
 }
 
 /// The budget of a request: the given one, the target's memory, or the default of a run on this machine.

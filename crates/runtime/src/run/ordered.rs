@@ -43,7 +43,7 @@ pub fn start<J: Send + 'static, B: Send + 'static>(
     let jobs = Arc::new(Mutex::new(jobs));
     for mut worker in workers {
         let jobs = Arc::clone(&jobs);
-        let work = move || {
+        spawn("tokenizer", move || {
             loop {
                 // A poisoned lock means that another worker panicked while waiting for a job: the receiver is still
                 // usable.
@@ -52,8 +52,8 @@ pub fn start<J: Send + 'static, B: Send + 'static>(
                 // Sending fails if the receiver was dropped after an error; the result is then not needed.
                 let _ = reply.send(worker(job));
             }
-        };
-        spawn("tokenizer", work).map_err(RuntimeError::thread("tokenizer"))?;
+        })
+        .map_err(RuntimeError::thread("tokenizer"))?;
     }
     Ok((Feed { order, work }, Results { slots }))
 }

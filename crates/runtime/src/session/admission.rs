@@ -38,6 +38,16 @@ pub struct Site {
     stream: Streaming,
 }
 
+/// The OOM fallback of a session at the moment when no smaller step is left.
+pub(crate) struct OomFallback<'a> {
+    /// What the session did when the memory ran out.
+    pub(crate) phase: Phase,
+    /// Tokens of the smaller steps that lacked memory too.
+    pub(crate) tried: &'a [u64],
+    /// Whether the run changes the size of its steps with the free memory.
+    pub(crate) dynamic: bool,
+}
+
 impl Site {
     /// The machines of the settings with `replicas` replicas. If a number of `tokens` was requested, steps are never
     /// made smaller.
@@ -67,16 +77,15 @@ impl Site {
         &self.machines
     }
 
-    /// The error of a lack of memory in `phase`, with the largest tensors of the program, what holds the memory and what to
-    /// try. `tried` are the tokens of smaller steps that lacked memory too; `dynamic`: whether the run changes the size of its
-    /// steps.
+    /// The error of a lack of memory, with the largest tensors of the program, what holds the memory and what to
+    /// try.
     pub(crate) fn out_of_memory(
         &self,
         program: &Program,
-        (phase, tried): (Phase, &[u64]),
-        dynamic: bool,
+        fallback: OomFallback<'_>,
         source: DeviceError,
     ) -> RuntimeError {
+        let OomFallback { phase, tried, dynamic } = fallback;
         let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));

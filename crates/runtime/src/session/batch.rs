@@ -74,23 +74,21 @@ pub(super) fn lacks(program: &Program, plan: usize, what: &str) -> RuntimeError 
 
 /// The inputs of a plan that take targets: one, or one for each task; none in a plan that computes scores.
 pub(super) fn targets(program: &Program, plan: usize) -> Vec<InputId> {
-    let input = |name: &str| program.input(plan, name);
-    let of_tasks = (0..MAX_TASKS).map_while(|task| input(&format!("targets.{task}")));
-    input("targets").into_iter().chain(of_tasks).collect()
+    let of_tasks = (0..MAX_TASKS).map_while(|task| program.input(plan, &format!("targets.{task}")));
+    program.input(plan, "targets").into_iter().chain(of_tasks).collect()
 }
 
 impl BatchInputs {
     /// The inputs of a plan.
     pub(super) fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
-        let input = |name: &str| program.input(plan, name);
-        let packs = input("packs");
+        let packs = program.input(plan, "packs");
         let targets = targets(program, plan);
-        if let (Some(ids), Some(spans)) = (input("ids"), input("spans")) {
+        if let (Some(ids), Some(spans)) = (program.input(plan, "ids"), program.input(plan, "spans")) {
             let frames = FramesInput::of(program, plan);
             return Ok(Self { packs, rows: RowInputs::Tokens { ids, spans, frames, targets } });
         }
         let parts = ["dna", "protein"]
-            .map(|name| input(name).ok_or_else(|| lacks(program, plan, "input of rows")))
+            .map(|name| program.input(plan, name).ok_or_else(|| lacks(program, plan, "input of rows")))
             .into_iter()
             .collect::<Result<_, _>>()?;
         Ok(Self { packs, rows: RowInputs::Rows { parts, targets: targets.first().copied() } })

@@ -53,8 +53,11 @@ pub fn copies(replicas: usize) -> u64 {
 
 /// Bytes of the outputs of a full step: the maximum over the program's plans.
 pub fn output_bytes(program: &Program) -> Bytes {
-    let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
-    program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
+    program.plans().iter().map(|(_, plan)| graph_output_bytes(&plan.graph)).max().unwrap_or_default()
+}
+
+fn graph_output_bytes(graph: &Graph) -> Bytes {
+    graph.outputs.iter().map(|(_, value)| graph.spec(*value).bytes(&graph.bounds)).sum()
 }
 
 /// Maximum number of tokens of a step over the program's plans.

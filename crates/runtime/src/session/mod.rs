@@ -42,6 +42,7 @@ pub use weights::WeightSource;
 use crate::health::PlannedMemory;
 use crate::watch::Watch;
 use crate::{Level, Observer, Phase, Progress, RuntimeError};
+use admission::OomFallback;
 use frames::FramesInput;
 use planned::Reload;
 use plimsoll_data::pack::{Fill, Order, Pack, Packer};
@@ -81,8 +82,8 @@ struct State {
     packs: usize,
     /// In-flight steps of rows.
     rows: usize,
-    /// Packs waiting to be sent, with their models; at most one of each model until the input has ended.
-    ready: VecDeque<(usize, Pack)>,
+    /// Packs waiting to be sent; at most one of each model until the input has ended.
+    ready: VecDeque<ReadyPack>,
     /// Whether the input has ended.
     ended: bool,
     /// Whether the session was cancelled: no more packs are sent.
@@ -91,12 +92,37 @@ struct State {
     sizes: StepSizes,
     /// The machines.
     site: Site,
-    /// Steps of rows that were not computed for lack of memory: the model, the keys and the values.
-    returned_rows: VecDeque<(usize, Vec<u64>, Vec<Vec<f32>>)>,
+    /// Steps of rows that were not computed for lack of memory.
+    returned_rows: VecDeque<ReturnedRows>,
     /// Messages of the session itself that were not taken by the client.
     messages: Vec<String>,
     /// Error of a reading of the memory, to be returned by the next call.
     failed: Option<RuntimeError>,
+}
+
+/// A pack that waits to be sent as a step.
+struct ReadyPack {
+    /// Index of the model.
+    model: usize,
+    pack: Pack,
+}
+
+impl ReadyPack {
+    /// Expected duration of the step in seconds.
+    fn seconds(&self, program: &Program) -> f64 {
+        let Pack { tokens, spans, .. } = &self.pack;
+        let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
+        step_seconds(&program.plans()[self.model].1.graph, program.target(), counts)
+    }
+}
+
+/// A step of rows that a device returned without computing it.
+struct ReturnedRows {
+    /// Index of the model.
+    model: usize,
+    keys: Vec<u64>,
+    /// The values of each input.
+    rows: Vec<Vec<f32>>,
 }
 
 /// Takes what a device has returned, with or without waiting.
@@ -373,7 +399,7 @@ impl<'a> StepSession<'a> {
         loop {
             let before = self.state.ready.len();
             for (model, packer) in &mut packers {
-                self.state.ready.extend(packer.next_pack(true).map(|pack| (*model, pack)));
+                self.state.ready.extend(packer.next_pack(true).map(|pack| ReadyPack { model: *model, pack }));
             }
             if self.state.ready.len() == before {
                 break;
@@ -384,7 +410,7 @@ impl<'a> StepSession<'a> {
             self.state
                 .ready
                 .make_contiguous()
-                .sort_by(|a, b| seconds(program, b).total_cmp(&seconds(program, a)));
+                .sort_by(|a, b| b.seconds(program).total_cmp(&a.seconds(program)));
         }
         self.dispatch();
     }
@@ -450,7 +476,7 @@ impl<'a> StepSession<'a> {
     pub fn cancel(&mut self) -> Vec<u64> {
         self.state.cancelled = true;
         self.state.replicas.set_gives_way(false);
-        let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|(_, keys, _)| keys).collect();
+        let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|step| step.keys).collect();
         for work in self.state.replicas.cancel() {
             match work.tag {
                 Tag::Pack { .. } => self.state.packs -= 1,
@@ -542,12 +568,12 @@ impl<'a> StepSession<'a> {
         self.set_gives_way();
         let program = self.state.replicas.program();
         self.state.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
-        for (model, pack) in std::mem::take(&mut self.state.ready) {
+        for ReadyPack { model, pack } in std::mem::take(&mut self.state.ready) {
             let bounds = program.plans()[model].1.graph.bounds;
             let packs = pack.divided(bounds.tokens as usize, bounds.sequences as usize);
-            self.state.ready.extend(packs.into_iter().map(|pack| (model, pack)));
+            self.state.ready.extend(packs.into_iter().map(|pack| ReadyPack { model, pack }));
         }
-        while let Some((model, keys, rows)) = self.state.returned_rows.pop_front() {
+        while let Some(ReturnedRows { model, keys, rows }) = self.state.returned_rows.pop_front() {
             self.submit_rows(ModelId(model), keys, rows)?;
         }
         Ok(())
@@ -586,14 +612,15 @@ impl<'a> StepSession<'a> {
                     if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
-                        self.state.ready.push_front((model, Pack { tokens, spans, owners }));
+                        let pack = Pack { tokens, spans, owners };
+                        self.state.ready.push_front(ReadyPack { model, pack });
                     }
                 }
                 Tag::Rows { model, keys } => {
                     self.state.rows -= 1;
                     self.state.models[model].spare.push(values);
-                    let rows = inputs.filter_map(Values::into_f32);
-                    self.state.returned_rows.push_front((model, keys, rows.collect()));
+                    let rows = inputs.filter_map(Values::into_f32).collect();
+                    self.state.returned_rows.push_front(ReturnedRows { model, keys, rows });
                 }
             }
         }
@@ -604,14 +631,12 @@ impl<'a> StepSession<'a> {
     fn with_phase(&self, error: RuntimeError) -> RuntimeError {
         match error {
             RuntimeError::Device(error) if error.is_out_of_memory() => {
-                let tried = self.state.sizes.tried();
-                let dynamic = self.state.sizes.is_dynamic();
-                self.state.site.out_of_memory(
-                    self.state.replicas.program(),
-                    (Phase::Step, tried),
-                    dynamic,
-                    error,
-                )
+                let fallback = OomFallback {
+                    phase: Phase::Step,
+                    tried: self.state.sizes.tried(),
+                    dynamic: self.state.sizes.is_dynamic(),
+                };
+                self.state.site.out_of_memory(self.state.replicas.program(), fallback, error)
             }
             other => other,
         }
@@ -628,9 +653,10 @@ impl<'a> StepSession<'a> {
     fn make_ready(&mut self, flush: bool) {
         for (number, model) in self.state.models.iter_mut().enumerate() {
             if let Inputs::Packed { packer, .. } = &mut model.inputs
-                && self.state.ready.iter().all(|(other, _)| *other != number)
+                && self.state.ready.iter().all(|other| other.model != number)
             {
-                self.state.ready.extend(packer.next_pack(flush).map(|pack| (number, pack)));
+                let pack = packer.next_pack(flush);
+                self.state.ready.extend(pack.map(|pack| ReadyPack { model: number, pack }));
             }
         }
     }
@@ -645,7 +671,7 @@ impl<'a> StepSession<'a> {
                 self.make_ready(false);
             }
             match self.state.ready.pop_front() {
-                Some((model, pack)) if self.has_room() && self.admits_step() => self.send(model, pack),
+                Some(ready) if self.has_room() && self.admits_step() => self.send(ready),
                 Some(waits) => return self.state.ready.push_front(waits),
                 None => return,
             }
@@ -660,26 +686,27 @@ impl<'a> StepSession<'a> {
         })
     }
 
-    /// Sends a pack as a step of model `number`.
-    fn send(&mut self, number: usize, pack: Pack) {
-        let ModelState { inputs, outputs, spare } = &mut self.state.models[number];
-        let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
+    /// Sends a pack as a step of its model.
+    fn send(&mut self, ready: ReadyPack) {
+        let ReadyPack { model, pack } = ready;
+        let ModelState { inputs, outputs, spare } = &mut self.state.models[model];
+        let Inputs::Packed { ids, spans: spans_input, firsts, lasts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
         let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
         let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
         let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
-        let mut inputs = vec![(*ids, Values::I32(tokens)), (*of_spans, Values::Spans(spans))];
+        let mut inputs = vec![(*ids, Values::I32(tokens)), (*spans_input, Values::Spans(spans))];
         inputs.extend(firsts);
         inputs.extend(lasts);
         inputs.extend(frames);
         let work = Work {
-            plan: number,
+            plan: model,
             inputs,
             counts,
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
-            tag: Tag::Pack { model: number, owners },
+            tag: Tag::Pack { model, owners },
         };
         self.state.packs += 1;
         self.state.sizes.sent();
@@ -722,12 +749,6 @@ impl Observer for Warnings<'_> {
 
 fn is_out_of_memory(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Device(error) if error.is_out_of_memory())
-}
-
-/// Expected duration of a pack's step in seconds.
-fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
-    let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64, packs: 1 };
-    step_seconds(&program.plans()[*model].1.graph, program.target(), counts)
 }
 
 impl ModelState {

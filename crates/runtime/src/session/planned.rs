@@ -2,7 +2,7 @@
 //! program or one with smaller steps, and both are reported.
 
 use super::StepSession;
-use super::admission::Site;
+use super::admission::{OomFallback, Site};
 use super::bounds::{TOKEN_STEP, tokens};
 use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
 use super::search::{Choice, Rejected, SearchPoint, SearchSpace, SearchStage, search};
@@ -95,12 +95,12 @@ impl Settings {
     /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan_stages<'a>(&self, request: StagesRequest<'a>) -> Result<PlannedStages<'a>, RuntimeError> {
         let StagesRequest { mut alternatives, replicas, tokens, budgets } = request;
-        let stages = || alternatives.iter().flatten();
-        if self.stream == Streaming::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams)
-        {
+        let stages: Vec<&SearchStage<'_>> = alternatives.iter().flatten().collect();
+        let can_stream = stages.iter().any(|stage| stage.parts.iter().any(|part| part.streams));
+        if self.stream == Streaming::Always && !can_stream {
             return Err(RequestError::NotStreamed.into());
         }
-        let longest = stages().map(|stage| stage.longest).max().unwrap_or(0);
+        let longest = stages.iter().map(|stage| stage.longest).max().unwrap_or(0);
         if let Some(tokens) = tokens.filter(|&tokens| tokens < longest) {
             return Err(RequestError::TokensTooFew { tokens, longest }.into());
         }
@@ -251,8 +251,8 @@ impl PlannedStages<'_> {
             let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
             let Some(smaller) = smaller else {
                 let dynamic = self.settings.dynamic.is_some();
-                let phase = (Phase::Load, &tried[..]);
-                return Err(self.site.out_of_memory(&used[0], phase, dynamic, error));
+                let fallback = OomFallback { phase: Phase::Load, tried: &tried, dynamic };
+                return Err(self.site.out_of_memory(&used[0], fallback, error));
             };
             let to = tokens(&smaller[0]);
             let from = tokens(&used[0]);

@@ -228,11 +228,13 @@ impl<T: Send + 'static> Replicas<T> {
         let size = first.size();
         let program = programs.program(0);
         let replicas = executors.len();
-        let target = match program.target().arena_in_host() {
+        let target = if !program.target().arena_in_host() {
+            executors.iter().map(|e| e.depth() + 1).sum()
+        } else if program.replicas() == 1 {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
-            true if program.replicas() == 1 => replicas,
-            true => in_flight_target(replicas),
-            false => executors.iter().map(|e| e.depth() + 1).sum(),
+            replicas
+        } else {
+            in_flight_target(replicas)
         };
         let usage = executors.iter().map(|e| {
             let DeviceInfo { name, arithmetic, .. } = e.device().info();
@@ -240,36 +242,26 @@ impl<T: Send + 'static> Replicas<T> {
         });
         let usage = usage.collect();
         let shared = Arc::new(Shared::new(replicas));
-        let queue = Arc::clone(&shared);
         let (sender, events) = channel();
-        let in_flight = 0;
-        let working = replicas;
-        let warnings = vec![];
-        let threads = vec![];
-        let failed = vec![];
-        let first = None;
         // From here on, an error drops `all`, which ends the threads that were started.
         let mut all = Self {
             shared,
             events,
-            threads,
+            threads: vec![],
             programs,
             size,
             usage,
-            in_flight,
+            in_flight: 0,
             target,
-            working,
-            warnings,
-            failed,
-            first,
+            working: replicas,
+            warnings: vec![],
+            failed: vec![],
+            first: None,
         };
-        for thread in executors.into_iter().enumerate().map(|(number, executor)| {
-            let shared = Arc::clone(&queue);
-            let events = sender.clone();
-            let replica = Replica::new(number, executor, shared, events);
-            spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
-        }) {
-            all.threads.push(thread?);
+        for (number, executor) in executors.into_iter().enumerate() {
+            let replica = Replica::new(number, executor, Arc::clone(&all.shared), sender.clone());
+            let thread = spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))?;
+            all.threads.push(thread);
         }
         Ok(all)
     }

@@ -78,14 +78,18 @@ pub fn threads(count: u64) -> String {
 /// results. The kernels belong to the program's first attention node and first linear node.
 fn device_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
-    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
-    let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
-    let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
-    let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
+    let attention = first_kernel(program, |op| matches!(op, Op::Attention(_))).unwrap_or("none");
+    let linear = first_kernel(program, |op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let device = name(executor);
     let DeviceInfo { arithmetic: with, matmul_provider, .. } = executor.device().info();
     let by = matmul_provider.map_or_else(String::new, |by| format!(" by {by}"));
     format!("{device}: precision {}, attention: {attention}, matmuls: {linear}{by} ({with})", precision.name())
+}
+
+/// Name of the kernel of the first node whose op is of a kind.
+fn first_kernel(program: &Program, is_of_kind: fn(&Op) -> bool) -> Option<&'static str> {
+    let mut nodes = program.plans().iter().flat_map(|(_, plan)| plan.graph.nodes.iter().zip(&plan.kernels));
+    Some(nodes.find(|(node, _)| is_of_kind(&node.op))?.1.name())
 }
 
 /// The line of `memory_line`, extended by memory outside the plan: on a CPU, the bytes of the budget reserved

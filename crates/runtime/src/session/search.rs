@@ -132,9 +132,8 @@ pub fn search(
                     Streaming::Auto if alternative + 1 < alternatives.len() => Streaming::Never,
                     stream => stream,
                 };
-                let fit =
-                    |stage: &SearchStage<'_>, dump: Dump<'_>| point.fit(space, stage, stream, budget, dump);
-                match all(stages.iter().map(|stage| fit(stage, &mut *dump)))? {
+                let fitted = stages.iter().map(|stage| point.fit(space, stage, stream, budget, &mut *dump));
+                match all(fitted)? {
                     Ok(programs) => {
                         return Ok(Choice { budget: number, replicas, alternative, programs, rejected });
                     }
@@ -226,13 +225,13 @@ impl SearchStage<'_> {
         weights: Weights,
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
-        let plan = |part: &PlanPart<'_>, dump: Dump<'_>| {
+        let mut plans = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
             let graph = (part.graph)(tokens).map_err(|source| PlanError::of_graph("build", source))?;
             let weights = if part.streams { weights } else { part.policy.weights };
             let policy = Policy { weights, ..part.policy.clone() };
-            Ok((part.name.clone(), compile_with(&graph, &policy, point.target, dump)?))
-        };
-        let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
+            plans.push((part.name.clone(), compile_with(&graph, &policy, point.target, &mut *dump)?));
+        }
         let program = Program::new(point.target.clone(), plans, vec![]);
         Ok((self.finish)(program, point.replicas)
             .with_pipeline_depth(point.depth)

@@ -86,10 +86,14 @@ pub(crate) fn sequence_stage(
     waiting_steps: u64,
     sequences: Option<u64>,
 ) -> SearchStage<'_> {
-    let finish =
-        move |program: Program, replicas| with_outputs(program, copies(replicas), waiting_steps, sequences);
-    let kept = move |program: &Program, steps| Bytes(output_bytes(program).0 * (steps as u64 + waiting_steps));
-    SearchStage { parts, longest, finish: Box::new(finish), kept: Box::new(kept) }
+    SearchStage {
+        parts,
+        longest,
+        finish: Box::new(move |program, replicas| {
+            with_outputs(program, copies(replicas), waiting_steps, sequences)
+        }),
+        kept: Box::new(move |program, steps| Bytes(output_bytes(program).0 * (steps as u64 + waiting_steps))),
+    }
 }
 
 /// The plan of a [`Session`].
@@ -167,15 +171,16 @@ impl<'a> PlannedSession<'a> {
     /// The requested outputs of a model, in the order of the request.
     fn outputs_of(&self, steps: &StepSession<'_>, model: ModelId) -> Result<Vec<RowOutput>, RuntimeError> {
         let known = steps.outputs(model);
-        let output = |index: usize| RowOutput { index, per: known[index].per, width: known[index].width };
         if self.outputs.is_empty() {
-            return Ok((0..known.len()).map(output).collect());
+            return Ok((0..known.len()).map(|index| RowOutput::new(known, index)).collect());
         }
         self.outputs
             .iter()
             .map(|name| {
                 let index = known.iter().position(|output| output.name == *name);
-                index.map(output).ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))
+                let index =
+                    index.ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))?;
+                Ok(RowOutput::new(known, index))
             })
             .collect()
     }
@@ -237,6 +242,20 @@ struct RowOutput {
     width: usize,
 }
 
+impl RowOutput {
+    fn new(outputs: &[Output], index: usize) -> Self {
+        Self { index, per: outputs[index].per, width: outputs[index].width }
+    }
+
+    /// Number of values of a sequence of `tokens` tokens.
+    fn len(self, tokens: usize) -> usize {
+        match self.per {
+            Per::Sequence => self.width,
+            Per::Token => self.width * tokens,
+        }
+    }
+}
+
 /// A sequence whose row was not returned yet.
 #[derive(Clone, Copy)]
 struct PendingRow {
@@ -270,12 +289,9 @@ impl<'s> Row<'s> {
 
     /// The values of an output, by its index in [`Request::outputs`]: `(D)`, or `(tokens, D)` for an output per token.
     pub fn values(&self, output: usize) -> &'s [f32] {
-        let size = |output: &RowOutput| match output.per {
-            Per::Sequence => output.width,
-            Per::Token => output.width * self.row.tokens,
-        };
-        let start: usize = self.outputs[..output].iter().map(size).sum();
-        &self.values[start..start + size(&self.outputs[output])]
+        let tokens = self.row.tokens;
+        let start: usize = self.outputs[..output].iter().map(|before| before.len(tokens)).sum();
+        &self.values[start..start + self.outputs[output].len(tokens)]
     }
 
     /// Number of outputs.

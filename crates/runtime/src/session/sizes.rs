@@ -55,13 +55,10 @@ impl StepSizes {
         let (bytes, tokens): (Vec<Bytes>, Vec<u64>) =
             programs.programs().rev().map(|program| (program.all_arenas_bytes(), tokens(program))).unzip();
         let count = bytes.len();
-        let now = bytes.len() - 1 - current;
+        // Sizes are numbered from the smallest on, programs from the largest on.
+        let now = count - 1 - current;
         let control = settings.filter(|_| count > 1).map(|settings| DynamicSizes::new(settings, bytes, now));
-        let read = None;
-        let pending = None;
-        let tried = vec![];
-        let changes = vec![];
-        Self { control, tokens, machines, sent: 0, read, pending, tried, changes }
+        Self { control, tokens, machines, sent: 0, read: None, pending: None, tried: vec![], changes: vec![] }
     }
 
     /// Whether the size changes with the memory in use.
@@ -166,14 +163,16 @@ impl StepSizes {
     ) -> Result<Option<Vec<Executor>>, RuntimeError> {
         let Some(reload) = reload else { return Ok(None) };
         let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
-        let from = std::mem::take(&mut self.tokens);
+        let from = self.tokens[0];
         self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);
-        let reason = Reason::OutOfMemory;
-        let utilisation = None;
-        let cause = "out of memory; the weights were loaded again".to_owned();
-        let from = from[0];
-        let to = self.tokens[0];
-        self.record(SizeChange { step: self.sent, from, to, reason, utilisation, cause });
+        self.record(SizeChange {
+            step: self.sent,
+            from,
+            to: self.tokens[0],
+            reason: Reason::OutOfMemory,
+            utilisation: None,
+            cause: "out of memory; the weights were loaded again".to_owned(),
+        });
         Ok(Some(executors))
     }
 

@@ -8,7 +8,7 @@
 use super::admission::Site;
 use super::report::name;
 use super::weights::load;
-use crate::timeline::{MeasuredTimeline, sampled};
+use crate::timeline::{MeasuredStep, MeasuredTimeline, sampled};
 use crate::{RuntimeError, Settings, Silent};
 use plimsoll_exec::{Data, Executor, Machine, Span, Submitted};
 use plimsoll_graph::{Counts, Graph, Param, VerifyError};
@@ -204,7 +204,9 @@ impl TimedSession {
         let (done, samples) = sampled(machine, || executor.run_timed(step.plan, step.counts, &mut times));
         done?;
         executor.wait()?;
-        Ok(MeasuredTimeline::new(executor.program(), step.plan, step.counts, &times, start, &samples))
+        let measured =
+            MeasuredStep { plan: step.plan, counts: step.counts, times: &times, start, samples: &samples };
+        Ok(MeasuredTimeline::new(executor.program(), &measured))
     }
 
     /// Computes every step `times` times and returns the begin and end of each kernel and copy, for each replica.
@@ -262,8 +264,11 @@ impl TimedReplica {
                 self.collect(&mut in_flight)?;
             }
             let graph = &self.executor.program().plans()[step.plan].1.graph;
-            let elements = |id: &OutputId| graph.spec(id.value).elements_at(step.counts) as usize;
-            let outputs: Vec<_> = step.outputs.iter().map(|id| (*id, elements(id))).collect();
+            let outputs: Vec<_> = step
+                .outputs
+                .iter()
+                .map(|id| (*id, graph.spec(id.value).elements_at(step.counts) as usize))
+                .collect();
             let submitted = self.executor.submit(step.plan, &step.inputs, step.counts, &outputs)?;
             in_flight.push_back((submitted, outputs.len()));
         }

@@ -210,15 +210,13 @@ impl TrainSession {
             .iter()
             .filter_map(|PersistentTensor { what, at, .. }| match what {
                 PersistentKind::Param(param) => {
-                    let name = || param.name.clone();
-                    let roles = [StateRole::Master { param: name() }, StateRole::Average { param: name() }];
-                    Some((
-                        *at,
-                        roles.map(|role| {
-                            let (state, copy) = states.get(&role)?;
-                            (**state == StateDef::zeros(role)).then_some(*copy)
-                        }),
-                    ))
+                    let master = StateRole::Master { param: param.name.clone() };
+                    let average = StateRole::Average { param: param.name.clone() };
+                    let copies = [master, average].map(|role| {
+                        let (state, copy) = states.get(&role)?;
+                        (**state == StateDef::zeros(role)).then_some(*copy)
+                    });
+                    Some((*at, copies))
                 }
                 PersistentKind::State(_) => None,
             })
@@ -244,11 +242,8 @@ impl TrainSession {
     /// The sizes of micro-steps between which [`TrainSession::set_micro_step`] switches, the largest first: the maximum number
     /// of tokens, and the bytes of the arena that are in use with this size.
     pub fn micro_steps(&self) -> Vec<(u64, Bytes)> {
-        let bytes = |k| match self.micros.len() {
-            1 => self.program().arena_bytes(),
-            _ => self.program().arena_bytes_from(k),
-        };
-        (0..self.micros.len()).map(|k| (self.plan_of(k).graph.bounds.tokens, bytes(k))).collect()
+        let sizes = 0..self.micros.len();
+        sizes.map(|k| (self.plan_of(k).graph.bounds.tokens, self.arena_bytes_of(k))).collect()
     }
 
     /// Runs the following micro-steps with the plan of size `k` of [`TrainSession::micro_steps`], and gives back the memory
@@ -273,9 +268,14 @@ impl TrainSession {
 
     /// Bytes of the arena that plans of the present size of micro-steps use.
     pub fn arena_bytes(&self) -> Bytes {
+        self.arena_bytes_of(self.micro)
+    }
+
+    /// Bytes of the arena that plans of micro-steps of size `k` use.
+    fn arena_bytes_of(&self, k: usize) -> Bytes {
         match self.micros.len() {
             1 => self.program().arena_bytes(),
-            _ => self.program().arena_bytes_from(self.micro),
+            _ => self.program().arena_bytes_from(k),
         }
     }
 
@@ -520,12 +520,15 @@ impl PlanOutputs {
         let graph = &program.plans()[plan].1.graph;
         let mut outputs: Vec<_> = graph.outputs.iter().filter(|(role, _)| is_read(role)).collect();
         outputs.sort();
-        let n = |v| graph.spec(v).shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
-        Self {
-            roles: outputs.iter().map(|(role, _)| role.clone()).collect(),
-            requested: outputs.iter().map(|&&(_, value)| (OutputId { plan, value }, n(value))).collect(),
-            values: outputs.iter().map(|(_, v)| OutputValues::zeros(graph.spec(*v).dtype, n(*v))).collect(),
+        let mut requested = Vec::with_capacity(outputs.len());
+        let mut values = Vec::with_capacity(outputs.len());
+        for &&(_, value) in &outputs {
+            let spec = graph.spec(value);
+            let elements = spec.shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+            requested.push((OutputId { plan, value }, elements));
+            values.push(OutputValues::zeros(spec.dtype, elements));
         }
+        Self { roles: outputs.iter().map(|(role, _)| role.clone()).collect(), requested, values }
     }
 
     /// All outputs of the last step that was read, sorted by role.
@@ -572,7 +575,6 @@ impl Micro {
     }
 
     fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
-        let input = |name: &str| program.input(plan, name);
         let updates = program.index(plans::APPLY).is_none();
         let forward = Forward::of(program, plan, |role| match role {
             OutputRole::GradientScale => updates,
@@ -602,12 +604,12 @@ impl Micro {
             .collect();
         Ok(Self {
             forward,
-            loss_scale: input(&cotangent(&OutputRole::Loss)),
-            auxiliary_scale: input(&cotangent(&OutputRole::Auxiliary)),
-            keep: input("keep"),
-            unscale: input("unscale"),
-            hyper: input("hyper"),
-            seed: input("seed"),
+            loss_scale: program.input(plan, &cotangent(&OutputRole::Loss)),
+            auxiliary_scale: program.input(plan, &cotangent(&OutputRole::Auxiliary)),
+            keep: program.input(plan, "keep"),
+            unscale: program.input(plan, "unscale"),
+            hyper: program.input(plan, "hyper"),
+            seed: program.input(plan, "seed"),
             expert_layers,
         })
     }
@@ -665,7 +667,6 @@ impl Apply {
     fn of(program: &Program) -> Result<Option<Self>, RuntimeError> {
         let Some(plan) = program.index(plans::APPLY) else { return Ok(None) };
         let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
-        let input = |name: &str| program.input(plan, name).ok_or_else(missing);
         let outputs = PlanOutputs::of(program, plan, |role| match role {
             OutputRole::GradientScale | OutputRole::GradientNorm => true,
             OutputRole::Loss
@@ -681,7 +682,9 @@ impl Apply {
             | OutputRole::Named(_) => false,
         });
         outputs.gradients_are_finite().ok_or_else(missing)?;
-        Ok(Some(Self { plan, hyper: input("hyper")?, unscale: input("unscale")?, outputs }))
+        let hyper = program.input(plan, "hyper").ok_or_else(missing)?;
+        let unscale = program.input(plan, "unscale").ok_or_else(missing)?;
+        Ok(Some(Self { plan, hyper, unscale, outputs }))
     }
 
     /// Result of the last update that was read.

@@ -62,10 +62,6 @@ fn block(offset: u64, bytes: u64, frames: Option<Pickle>) -> Pickle {
 
 /// The stack that the viewer shows for a tensor: its name, its ledger line, and its plan with the instruction that writes it.
 fn frames(title: &str, timeline: &Timeline, tensor: &TimelineTensor) -> Pickle {
-    let frame = |filename: &str, line: usize, name: &str| {
-        let line = Pickle::count(line as u64);
-        Pickle::Dict(vec![("filename", Pickle::text(filename)), ("line", line), ("name", Pickle::text(name))])
-    };
     let plan = tensor.plan.map_or(title, |plan| &timeline.plans[plan].name);
     let phase = tensor.phase.map_or("whole run", |phase| super::trace::name(phase));
     let mut frames = vec![frame(plan, tensor.birth, &tensor.name), frame(plan, tensor.birth, &tensor.line)];
@@ -74,6 +70,11 @@ fn frames(title: &str, timeline: &Timeline, tensor: &TimelineTensor) -> Pickle {
     }
     frames.push(frame(plan, tensor.birth, phase));
     Pickle::List(frames)
+}
+
+fn frame(filename: &str, line: usize, name: &str) -> Pickle {
+    let line = Pickle::count(line as u64);
+    Pickle::Dict(vec![("filename", Pickle::text(filename)), ("line", line), ("name", Pickle::text(name))])
 }
 
 /// Allocations and frees in the order of the instructions. Before the tensors that an instruction writes are allocated,
@@ -88,31 +89,34 @@ fn trace(title: &str, timeline: &Timeline) -> Vec<Pickle> {
             dead[tensor.death + 1].push(tensor);
         }
     }
-    let event = |action: &str, offset: u64, bytes: u64, seconds: f64, frames: Pickle| {
-        Pickle::Dict(vec![
-            ("action", Pickle::text(action)),
-            ("addr", Pickle::count(BASE + offset)),
-            ("size", Pickle::count(bytes)),
-            ("stream", Pickle::Int(0)),
-            ("time_us", Pickle::Int((1e6 * seconds) as i64)),
-            ("frames", frames),
-        ])
-    };
-    let of = |action: &str, tensor: &TimelineTensor, seconds: f64| {
-        let frames = frames(title, timeline, tensor);
-        event(action, tensor.address, tensor.bytes.0, seconds, frames)
-    };
     let mut events = vec![event("segment_alloc", 0, timeline.arena.0, 0.0, Pickle::List(vec![]))];
     let mut seconds = 0.0;
     for i in 0..=count {
-        for tensor in &dead[i] {
-            events.push(of("free_requested", tensor, seconds));
-            events.push(of("free_completed", tensor, seconds));
+        for &tensor in &dead[i] {
+            for action in ["free_requested", "free_completed"] {
+                let frames = frames(title, timeline, tensor);
+                events.push(event(action, tensor.address, tensor.bytes.0, seconds, frames));
+            }
         }
         if i < count {
-            events.extend(born[i].iter().map(|tensor| of("alloc", tensor, seconds)));
+            for &tensor in &born[i] {
+                let frames = frames(title, timeline, tensor);
+                events.push(event("alloc", tensor.address, tensor.bytes.0, seconds, frames));
+            }
             seconds += timeline.instructions[i].seconds;
         }
     }
     events
+}
+
+/// An entry of `device_traces`. `seconds` is the time since the start of the first instruction.
+fn event(action: &str, offset: u64, bytes: u64, seconds: f64, frames: Pickle) -> Pickle {
+    Pickle::Dict(vec![
+        ("action", Pickle::text(action)),
+        ("addr", Pickle::count(BASE + offset)),
+        ("size", Pickle::count(bytes)),
+        ("stream", Pickle::Int(0)),
+        ("time_us", Pickle::Int((1e6 * seconds) as i64)),
+        ("frames", frames),
+    ])
 }

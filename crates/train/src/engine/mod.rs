@@ -38,7 +38,7 @@ use plimsoll_runtime::machine::{available, free_on_disk, holders, parse_budget};
 use plimsoll_runtime::price::PlanReport;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
-use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
+use plimsoll_runtime::timeline::{MeasuredStep, MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use program::PlanLimits;
 use serde::Serialize;
@@ -580,7 +580,8 @@ impl Stepper for Engine {
             sampled(self.machine.as_ref(), || session.timed_micro_step(batch.inputs, step, &mut times));
         done?;
         let micro = self.session.micro_plan_index();
-        Ok(Some(MeasuredTimeline::new(self.session.program(), micro, counts, &times, start, &samples)))
+        let step = MeasuredStep { plan: micro, counts, times: &times, start, samples: &samples };
+        Ok(Some(MeasuredTimeline::new(self.session.program(), &step)))
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
