@@ -9,6 +9,17 @@ use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::session::{Request, Session, Stop};
 use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 
+/// Options of [`embed_sequences`].
+#[derive(Clone, Copy, Debug)]
+pub struct InMemoryOptions<'a> {
+    /// Pooling of the hidden states of a sequence.
+    pub pool: Pool,
+    /// Layers of the embeddings, see [`Options::layers`](crate::Options::layers); `None` for the last layer.
+    pub layers: Option<&'a [i64]>,
+    /// Device, threads, memory budget and precision.
+    pub settings: &'a Settings,
+}
+
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
 /// `sequences` are letters as in a FASTA file, in upper or lower case: residues for ESM-2 (a trailing `*` is ignored), bases for
@@ -29,13 +40,14 @@ use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 /// # Examples
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
 /// ```
-/// use plimsoll_embed::{Pool, embed_sequences};
+/// use plimsoll_embed::{InMemoryOptions, Pool, embed_sequences};
 /// use plimsoll_runtime::{EncoderModel, Settings, Silent};
 ///
 /// # fn main() -> Result<(), plimsoll_embed::EmbedError> {
 /// let model = EncoderModel::builtin_protein()?;
 /// let proteins = ["MKTAYIAKQRQISFVKSHFSRQ", "MVLSPADKTNVKAAW"];
-/// let embeddings = embed_sequences(&model, &proteins, Pool::Mean, None, &Settings::default(), &mut Silent)?;
+/// let options = InMemoryOptions { pool: Pool::Mean, layers: None, settings: &Settings::default() };
+/// let embeddings = embed_sequences(&model, &proteins, &options, &mut Silent)?;
 /// assert_eq!(embeddings.len(), 2);
 /// assert_eq!(embeddings[0].len() as u64, model.encoder.hidden_size());
 /// # Ok(())
@@ -44,11 +56,10 @@ use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 pub fn embed_sequences(
     model: &EncoderModel,
     sequences: &[impl AsRef<[u8]>],
-    pool: Pool,
-    layers: Option<&[i64]>,
-    settings: &Settings,
+    options: &InMemoryOptions<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
+    let InMemoryOptions { pool, layers, settings } = *options;
     if pool == Pool::Last {
         return Err(EmbedError::LastOfEncoder { family: model.encoder.family() });
     }

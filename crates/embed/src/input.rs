@@ -208,9 +208,21 @@ fn with_id(error: RuntimeError, id: &str) -> RuntimeError {
 fn whole_characters(text: &[u8], limit: usize) -> usize {
     // Continuation bytes have the form 10xxxxxx, and a character has at most three. More of them are not UTF-8, which
     // the tokenizer reports.
-    let inside = |end: &usize| text.get(*end).is_some_and(|byte| byte & 0xc0 == 0x80);
     let end = limit.min(text.len());
-    (end.saturating_sub(3)..=end).rev().find(|end| !inside(end)).unwrap_or(end)
+    let is_continuation = |byte: &u8| byte & 0xc0 == 0x80;
+    (end.saturating_sub(3)..=end).rev().find(|&end| !text.get(end).is_some_and(is_continuation)).unwrap_or(end)
+}
+
+/// The inputs of a pipeline, and how their records are read and named.
+pub(super) struct InputOptions<'a> {
+    pub(super) inputs: &'a [PathBuf],
+    /// Whether every input has its own result file; names are then unique per input.
+    pub(super) per_input: bool,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) limits: Limits,
+    /// Limits on the records of a pipe.
+    pub(super) most: Option<Extent>,
+    pub(super) naming: Naming,
 }
 
 /// Reader of the input records, which applies the limits and makes ids unique.
@@ -231,16 +243,9 @@ pub(super) struct InputPipeline {
 }
 
 impl InputPipeline {
-    /// Opens the inputs. With `per_input` every input has its own result file, and names are unique per input.
-    /// `most` limits the records of a pipe.
-    pub(super) fn open(
-        inputs: &[PathBuf],
-        per_input: bool,
-        tokenizer: Tokenizer,
-        limits: Limits,
-        most: Option<Extent>,
-        mut naming: Naming,
-    ) -> Result<Self, RuntimeError> {
+    /// Opens the inputs.
+    pub(super) fn open(options: InputOptions<'_>) -> Result<Self, RuntimeError> {
+        let InputOptions { inputs, per_input, tokenizer, limits, most, mut naming } = options;
         let mut reader = Reader::open(inputs)?;
         match tokenizer.alphabet() {
             Some(alphabet) => reader.set_alphabet(alphabet),
@@ -383,18 +388,16 @@ impl InputPipeline {
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.
     pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<RunningInput, RuntimeError> {
-        let (feed, batches) = start(
-            (0..workers.max(1))
-                .map(|_| -> Worker<Batch, Batch> {
-                    let tokenizer = self.tokenizer.clone();
-                    match unit {
-                        Unit::Letters => Box::new(Ok),
-                        Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
-                    }
-                })
-                .collect(),
-            workers.max(1) * ahead,
-        )?;
+        let threads = workers.max(1);
+        let mut workers: Vec<Worker<Batch, Batch>> = vec![];
+        for _ in 0..threads {
+            let tokenizer = self.tokenizer.clone();
+            workers.push(match unit {
+                Unit::Letters => Box::new(Ok),
+                Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
+            });
+        }
+        let (feed, batches) = start(workers, threads * ahead)?;
         let bytes_total = self.bytes_total();
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
         Ok(RunningInput { batches, thread: Some(thread), bytes_total })
@@ -486,14 +489,14 @@ mod tests {
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
         let limits = Limits { letters: None, truncate: false, allow_dna: false };
-        let front = InputPipeline::open(
-            std::slice::from_ref(&path),
-            false,
-            Tokenizer::Esm,
+        let front = InputPipeline::open(InputOptions {
+            inputs: std::slice::from_ref(&path),
+            per_input: false,
+            tokenizer: Tokenizer::Esm,
             limits,
-            None,
-            Naming::OfPipe,
-        )
+            most: None,
+            naming: Naming::OfPipe,
+        })
         .unwrap();
         let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
         let mut read = vec![];

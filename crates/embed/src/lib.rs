@@ -21,7 +21,7 @@ mod resume;
 mod states;
 
 pub use error::EmbedError;
-pub use in_memory::embed_sequences;
+pub use in_memory::{InMemoryOptions, embed_sequences};
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 pub use plimsoll_data::rows::ValueType;
@@ -30,8 +30,8 @@ use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{Engine, Rows};
 use input::{
-    BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit,
-    Unknown,
+    BATCH_LETTERS, BATCH_NAMES, Batch, InputOptions, InputPipeline, InputSummary, Limits, Naming, Renamed,
+    Skipped, Unit, Unknown,
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
 use output::{ResultSchema, Results};
@@ -314,8 +314,8 @@ impl ModelDigests {
         let weights = Arc::clone(weights);
         let described_by = described_by.to_vec();
         // The receiver is gone if the run has failed meanwhile.
-        let hash = move || drop(sender.send(identity::digests(&weights, &described_by)));
-        spawn("digests", hash).map_err(RuntimeError::thread("digests"))?;
+        spawn("digests", move || drop(sender.send(identity::digests(&weights, &described_by))))
+            .map_err(RuntimeError::thread("digests"))?;
         Ok(Self(receiver))
     }
 
@@ -358,9 +358,10 @@ fn run<R: FileRows>(
     let mut watch = Watch::start(command, None, settings.machines(1));
     watch.end_stage("opened", None);
     let limits = limits(options, &model.architecture())?;
+    let source = InputSource { options, model, limits };
     observer.say(Level::Detail, "reading the input once to find the longest sequence");
     let stamps = InputStamps::over(&options.inputs);
-    let mut measured = measure(options, model, limits, Unit::Letters, &results, observer)?;
+    let mut measured = source.measure(Unit::Letters, &results, observer)?;
     // With byte pairs, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
     // the longest sequence.
@@ -371,7 +372,7 @@ fn run<R: FileRows>(
     measured.names.iter().try_for_each(|names| results.check_names(names).map_err(DataError::new))?;
     let saturation = settings.target()?.saturation;
     if !is_exact && measured.longest.is_some_and(|longest| longest > saturation) {
-        measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
+        measured = source.measure(Unit::Tokens, &results, observer)?;
     }
     let budget = settings.read_budget()?;
     let billed = Process::of(settings).is_some();
@@ -379,8 +380,9 @@ fn run<R: FileRows>(
     let most = pipe.map(|most| {
         // The number of records of a pipe is unknown: the budget for names must also hold the share of each
         // record in the writer, beside its entry in the set of names (`NAME` bytes).
-        let held = |records| results.memory_bytes(Some(records), most.longest_name);
-        let records = most.records * NAME / (NAME + held(1) - held(0));
+        let of_one_record = results.memory_bytes(Some(1), most.longest_name);
+        let of_none = results.memory_bytes(Some(0), most.longest_name);
+        let records = most.records * NAME / (NAME + of_one_record - of_none);
         // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
         // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
         // read, which bounds the length of a record.
@@ -411,7 +413,7 @@ fn run<R: FileRows>(
     let planned = match plan(&measured, &budget) {
         // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
         Err(_) if !is_exact => {
-            measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
+            measured = source.measure(Unit::Tokens, &results, observer)?;
             plan(&measured, &budget)?
         }
         planned => planned?,
@@ -451,7 +453,7 @@ fn run<R: FileRows>(
         Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
         None => Naming::OfPipe,
     };
-    let front = open(options, model, limits, most, naming)?;
+    let front = source.open(most, naming)?;
     let mut engine = Engine::new(session, options.pool, model.tokenizer(), results);
     let loaded = Instant::now();
     let streamed = stream(options, front, &mut engine, &kept, &mut harness);
@@ -577,19 +579,74 @@ fn same_inputs(before: Option<&[Input]>, read: &[Input]) -> Result<(), EmbedErro
     }
 }
 
-/// Opens all inputs for reading.
-fn open(
-    options: &Options,
-    model: &dyn SessionModel,
+/// The inputs of a run, and how they are read.
+#[derive(Clone, Copy)]
+struct InputSource<'a> {
+    options: &'a Options,
+    model: &'a dyn SessionModel,
     limits: Limits,
-    most: Option<Extent>,
-    naming: Naming,
-) -> Result<InputPipeline, RuntimeError> {
-    let per_input = match options.output {
-        Destination::File(_) => false,
-        Destination::PerInput { .. } => true,
-    };
-    InputPipeline::open(&options.inputs, per_input, model.tokenizer().clone(), limits, most, naming)
+}
+
+impl InputSource<'_> {
+    /// Opens all inputs for reading. `most` limits the records of a pipe.
+    fn open(self, most: Option<Extent>, naming: Naming) -> Result<InputPipeline, RuntimeError> {
+        InputPipeline::open(InputOptions {
+            inputs: &self.options.inputs,
+            per_input: matches!(self.options.output, Destination::PerInput { .. }),
+            tokenizer: self.model.tokenizer().clone(),
+            limits: self.limits,
+            most,
+            naming,
+        })
+    }
+
+    /// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
+    /// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the maximum number of tokens for
+    /// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length
+    /// limit is returned.
+    fn measure(
+        self,
+        unit: Unit,
+        results: &impl FileRows,
+        observer: &dyn Observer,
+    ) -> Result<Measured, EmbedError> {
+        let Self { options, model, limits } = self;
+        let front = self.open(None, Naming::Measured)?;
+        if front.bytes_total().is_none() {
+            let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
+            return Ok(Measured { longest, ..Measured::default() });
+        }
+        let mut longest = 0;
+        let mut measured = Measured::default();
+        let mut sequences = 0;
+        let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
+        while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
+            stopped(observer, STOPPED)?;
+            strict(options, &batch)?;
+            for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
+                longest = longest.max(match unit {
+                    Unit::Letters => model.tokenizer().most_tokens(length as u64),
+                    Unit::Tokens => length as u64,
+                });
+                measured.letters = measured.letters.max(sequence.length);
+                measured.name = measured.name.max(sequence.id.len() as u64);
+                sequences += 1;
+                if measured.names.len() <= sequence.result {
+                    measured.names.resize(sequence.result + 1, NameSizes::default());
+                }
+                let names = &mut measured.names[sequence.result];
+                names.count += 1;
+                names.longest = names.longest.max(sequence.id.len() as u64);
+                names.bytes += results.name_bytes(&sequence.id);
+            }
+            if let Some(InputSummary { inputs, ids, renamed }) = batch.summary {
+                measured.inputs = Some(inputs);
+                measured.ids = ids;
+                measured.renamed = renamed;
+            }
+        }
+        Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
+    }
 }
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
@@ -675,54 +732,6 @@ fn process(
     }
     process.add("writers", written);
     process.lines
-}
-
-/// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
-/// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the maximum number of tokens for
-/// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
-fn measure(
-    options: &Options,
-    model: &dyn SessionModel,
-    limits: Limits,
-    unit: Unit,
-    results: &impl FileRows,
-    observer: &dyn Observer,
-) -> Result<Measured, EmbedError> {
-    let front = open(options, model, limits, None, Naming::Measured)?;
-    if front.bytes_total().is_none() {
-        let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
-        return Ok(Measured { longest, ..Measured::default() });
-    }
-    let mut longest = 0;
-    let mut measured = Measured::default();
-    let mut sequences = 0;
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
-    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
-        stopped(observer, STOPPED)?;
-        strict(options, &batch)?;
-        for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
-            longest = longest.max(match unit {
-                Unit::Letters => model.tokenizer().most_tokens(length as u64),
-                Unit::Tokens => length as u64,
-            });
-            measured.letters = measured.letters.max(sequence.length);
-            measured.name = measured.name.max(sequence.id.len() as u64);
-            sequences += 1;
-            if measured.names.len() <= sequence.result {
-                measured.names.resize(sequence.result + 1, NameSizes::default());
-            }
-            let names = &mut measured.names[sequence.result];
-            names.count += 1;
-            names.longest = names.longest.max(sequence.id.len() as u64);
-            names.bytes += results.name_bytes(&sequence.id);
-        }
-        if let Some(InputSummary { inputs, ids, renamed }) = batch.summary {
-            measured.inputs = Some(inputs);
-            measured.ids = ids;
-            measured.renamed = renamed;
-        }
-    }
-    Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
 }
 
 /// Counts of skipped, renamed, truncated and RNA records, and of unknown tokens.

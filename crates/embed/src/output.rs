@@ -101,8 +101,8 @@ impl Targets {
 
     /// Creates and locks the folder of the results.
     fn folder(folder: &Path, files: Vec<Vec<PathBuf>>, guard: OutputGuard) -> Result<Self, EmbedError> {
-        let is_folder = |path: &&Path| !path.exists() || path.is_dir();
-        if !folder.ancestors().all(|path| path.as_os_str().is_empty() || is_folder(&path)) {
+        // Only the last of the ancestors of a relative path is empty.
+        if !folder.ancestors().all(|path| path.as_os_str().is_empty() || !path.exists() || path.is_dir()) {
             return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
         let lock = take(folder, &[FOLDER_JOURNAL])?;
@@ -211,13 +211,16 @@ impl ResultSchema {
 
 /// Metadata as texts, for formats without other values: a text as it is, any other value as JSON.
 fn texts(metadata: &[(&'static str, Value)]) -> Vec<(&'static str, String)> {
-    let text = |value: &Value| match (value.as_str(), value.as_array()) {
+    metadata.iter().map(|(key, value)| (*key, text(value))).collect()
+}
+
+fn text(value: &Value) -> String {
+    match (value.as_str(), value.as_array()) {
         (Some(text), _) => text.to_owned(),
         // Lists of numbers read as `0,6,33`.
         (None, Some(list)) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
         (None, None) => value.to_string(),
-    };
-    metadata.iter().map(|(key, value)| (*key, text(value))).collect()
+    }
 }
 
 /// Writes the results one after the other.

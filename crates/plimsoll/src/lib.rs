@@ -45,14 +45,15 @@
 //!
 //! # Embeddings
 //! ```
-//! use plimsoll::embed::{EmbedError, Pool, embed_sequences};
+//! use plimsoll::embed::{EmbedError, InMemoryOptions, Pool, embed_sequences};
 //! use plimsoll::{Bytes, EncoderModel, Settings, Silent};
 //!
 //! # fn main() -> Result<(), EmbedError> {
 //! let model = EncoderModel::builtin_protein()?;
 //! let settings = Settings { budget: Some(Bytes(256 << 20)), ..Settings::default() };
 //! let proteins = ["MKTAYIAKQRQISFVKSHFSRQ", "MVLSPADKTNVKAAW"];
-//! let means = embed_sequences(&model, &proteins, Pool::Mean, None, &settings, &mut Silent)?;
+//! let options = InMemoryOptions { pool: Pool::Mean, layers: None, settings: &settings };
+//! let means = embed_sequences(&model, &proteins, &options, &mut Silent)?;
 //! assert_eq!(means.len(), 2);
 //! assert_eq!(means[0].len() as u64, model.encoder.hidden_size());
 //! # Ok(())
@@ -207,7 +208,8 @@ pub use plimsoll_runtime::{
 pub mod embed {
     pub use plimsoll_embed::classify::{Options as ClassifyOptions, classify};
     pub use plimsoll_embed::{
-        Destination, EmbedError, EmbedReport, Format, Options, Pool, ValueType, embed, embed_sequences,
+        Destination, EmbedError, EmbedReport, Format, InMemoryOptions, Options, Pool, ValueType, embed,
+        embed_sequences,
     };
 }
 

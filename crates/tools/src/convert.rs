@@ -120,14 +120,10 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
         let name = tensor.name();
         let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
         let Some(renamed) = renamed else {
-            let path = weights.path().to_owned();
-            let tensor = name.to_owned();
-            return Err(ToolError::NotOnHub { path, tensor });
+            return Err(ToolError::NotOnHub { path: weights.path().to_owned(), tensor: name.to_owned() });
         };
         if let Some(one) = sources.insert(renamed.clone(), name.to_owned()) {
-            let path = weights.path().to_owned();
-            let other = name.to_owned();
-            return Err(ToolError::SameTensor { path, one, other });
+            return Err(ToolError::SameTensor { path: weights.path().to_owned(), one, other: name.to_owned() });
         }
         names.insert(name.to_owned(), renamed);
     }
@@ -176,32 +172,31 @@ fn compare(
     names: &BTreeMap<String, String>,
     told: &mut Progress<'_>,
 ) -> Result<(), ToolError> {
-    let differs = |name: &str| {
-        let path = input.path().to_owned();
-        let tensor = name.to_owned();
-        ToolError::NotSameAfterWriting { path, tensor }
-    };
     let expected: BTreeSet<&String> = names.values().collect();
     if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
-        return Err(differs(more.name()));
+        return Err(differs(input, more.name()));
     }
     let mut a = vec![];
     let mut b = vec![];
     for tensor in input.tensors() {
         let other = written.expect(&names[tensor.name()], tensor.shape())?;
         if other.dtype() != tensor.dtype() {
-            return Err(differs(tensor.name()));
+            return Err(differs(input, tensor.name()));
         }
         for part in parts(tensor) {
             input.read_bytes(tensor.name(), part.clone(), &mut a)?;
             written.read_bytes(other.name(), part, &mut b)?;
             if a != b {
-                return Err(differs(tensor.name()));
+                return Err(differs(input, tensor.name()));
             }
             told.add(a.len());
         }
     }
     Ok(())
+}
+
+fn differs(input: &Weights, tensor: &str) -> ToolError {
+    ToolError::NotSameAfterWriting { path: input.path().to_owned(), tensor: tensor.to_owned() }
 }
 
 /// Consecutive element ranges of at most `PART` elements that cover a tensor.

@@ -196,14 +196,14 @@ const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8
 
 impl Doctor {
     fn write_processor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
-        let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        let others: Vec<&str> = self.precisions.into_iter().filter(|name| *name != self.precision).collect();
+        let supported = self.features.iter().filter(|(_, is_supported)| *is_supported).map(|(name, _)| *name);
+        let lacking = self.features.iter().filter(|(_, is_supported)| !is_supported).map(|(name, _)| *name);
+        let others = self.precisions.into_iter().filter(|name| *name != self.precision);
         writeln!(f, "\nprocessor")?;
         writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(f, "  cores            {}, the default of {}", self.cores, Setting::Threads)?;
-        writeln!(f, "  supports         {}", list(has(true).collect()))?;
-        writeln!(f, "  lacks            {}", list(has(false).collect()))?;
+        writeln!(f, "  supports         {}", list(supported))?;
+        writeln!(f, "  lacks            {}", list(lacking))?;
         let chosen = Setting::Precision.to("auto");
         writeln!(f, "  precision        {} ({chosen}), also {}", self.precision, list(others))
     }
@@ -279,6 +279,12 @@ impl fmt::Display for Doctor {
     }
 }
 
+/// Names with commas between them; `none` without any.
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -286,12 +292,18 @@ fn read(path: &str) -> String {
 /// Name of the first processor in `/proc/cpuinfo`; on aarch64, where the file has no names, the implementer and
 /// part numbers.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
-    let value = |key: &str| {
-        let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
-        Some(value.trim().to_owned())
-    };
-    value("model name")
-        .or_else(|| Some(format!("implementer {}, part {}", value("CPU implementer")?, value("CPU part")?)))
+    if let Some(name) = cpuinfo_value(cpuinfo, "model name") {
+        return Some(name.to_owned());
+    }
+    let implementer = cpuinfo_value(cpuinfo, "CPU implementer")?;
+    let part = cpuinfo_value(cpuinfo, "CPU part")?;
+    Some(format!("implementer {implementer}, part {part}"))
+}
+
+/// Value of the first line of `/proc/cpuinfo` with a key.
+fn cpuinfo_value<'a>(cpuinfo: &'a str, key: &str) -> Option<&'a str> {
+    let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
+    Some(value.trim())
 }
 
 /// Vector extensions according to the flags in `/proc/cpuinfo`. Unlike CPUID, these flags also tell whether the

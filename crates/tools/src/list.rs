@@ -162,12 +162,13 @@ impl Serialize for Model {
 impl Model {
     /// The model's columns of the text table.
     fn columns(&self) -> [String; 7] {
-        let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));
         let cached = match (&self.cached, &self.checkpoint) {
             (Cached::Complete(bytes), None) => format!("complete, {}", Bytes(*bytes)),
-            (Cached::Complete(bytes), Some(c)) => format!("complete, {}; also {}", Bytes(*bytes), in_torch(c)),
+            (Cached::Complete(bytes), Some(checkpoint)) => {
+                format!("complete, {}; also {}", Bytes(*bytes), in_torch_hub(checkpoint))
+            }
             (Cached::Incomplete(missing), None) => format!("without {}", Name(&missing.join(", "))),
-            (Cached::Incomplete(_) | Cached::Absent, Some(c)) => in_torch(c),
+            (Cached::Incomplete(_) | Cached::Absent, Some(checkpoint)) => in_torch_hub(checkpoint),
             (Cached::Absent, None) => "no".to_owned(),
         };
         [
@@ -183,6 +184,10 @@ impl Model {
     }
 }
 
+fn in_torch_hub(checkpoint: &Checkpoint) -> String {
+    format!("torch hub, {}", Bytes(checkpoint.bytes))
+}
+
 /// Column headings of the text table.
 const HEADINGS: [&str; 7] =
     ["model", "family", "layers", "width", "parameters", "weights in f32", "in the cache"];
@@ -191,8 +196,8 @@ impl fmt::Display for List {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = vec![HEADINGS.map(str::to_owned)];
         rows.extend(self.models.iter().map(Model::columns));
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: [usize; 7] = std::array::from_fn(width);
+        let widths: [usize; 7] =
+            std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
         for row in &rows {
             for (column, cell) in row.iter().enumerate() {
                 match column {

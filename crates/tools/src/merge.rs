@@ -89,7 +89,6 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
 /// Creates and locks the temporary folder of a merge into `output`. A folder that a killed merge left behind is emptied
 /// and used; `Err` if another merge holds its lock, or if nobody can tell because the file system has no locks.
 fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
-    let left_behind = || ToolError::LeftBehind { path: temporary.to_owned() };
     let is_left = match fs::create_dir(temporary) {
         Ok(()) => false,
         Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
@@ -97,7 +96,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
     };
     // A link could lead to a folder that is not a merge's.
     if !fs::symlink_metadata(temporary).is_ok_and(|facts| facts.is_dir()) {
-        return Err(left_behind());
+        return Err(ToolError::LeftBehind { path: temporary.to_owned() });
     }
     let lock = lock::take(temporary, &[])?;
     // Another merge may have ended, and renamed the folder, between the first look at `output` and the lock.
@@ -105,7 +104,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
         return Err(ToolError::Exists { path: output.to_owned(), advice: "another name" });
     }
     if is_left && !lock.is_held() {
-        return Err(left_behind());
+        return Err(ToolError::LeftBehind { path: temporary.to_owned() });
     }
     for entry in fs::read_dir(temporary).map_err(RuntimeError::io(temporary))? {
         let path = entry.map_err(RuntimeError::io(temporary))?.path();
@@ -139,10 +138,10 @@ impl<'a> Merging<'a> {
     /// Matches every tensor of the adapter to a weight of the model. `Err` for a tensor without a match, or a
     /// shape that fits neither the rank nor the weight.
     fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, ToolError> {
-        let foreign = |name: &str| {
-            let path = tensors.path().to_owned();
-            let tensor = name.to_owned();
-            ToolError::AdapterTensor { path, tensor, model: model.name.clone() }
+        let foreign = |name: &str| ToolError::AdapterTensor {
+            path: tensors.path().to_owned(),
+            tensor: name.to_owned(),
+            model: model.name.clone(),
         };
         let mut modules = BTreeSet::new();
         let mut classifier = vec![];
@@ -162,15 +161,10 @@ impl<'a> Merging<'a> {
         for module in modules {
             let weight = weight(model, module).ok_or_else(|| foreign(module))?;
             let &[n, k] = model.weights.tensor(&weight)?.shape() else { return Err(foreign(module)) };
-            let read = |half: &str, shape: [u64; 2]| -> Result<Vec<f32>, ToolError> {
-                let name = format!("{}{module}.lora_{half}.weight", adapter::PREFIX);
-                tensors.expect(&name, &shape)?;
-                let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
-                tensors.read_f32(&name, 0..values.len() as u64, &mut values)?;
-                Ok(values)
-            };
-            let pair = Pair { a: read("A", [adapter.rank, k])?, b: read("B", [n, adapter.rank])? };
-            pairs.insert(weight, pair);
+            let prefix = format!("{}{module}", adapter::PREFIX);
+            let a = read_matrix(tensors, &format!("{prefix}.lora_A.weight"), [adapter.rank, k])?;
+            let b = read_matrix(tensors, &format!("{prefix}.lora_B.weight"), [n, adapter.rank])?;
+            pairs.insert(weight, Pair { a, b });
         }
         let classes = classifier.iter().find(|t| t.shape().len() == 2).map(|t| t.shape()[0]);
         if adapter.classifier != (classifier.len() == 2 && classes.is_some()) {
@@ -196,10 +190,11 @@ impl<'a> Merging<'a> {
         let path = folder.join("model.safetensors");
         let mut file = AtomicFile::create(&path)?;
         let tensors = self.written();
-        let of = |t: &Tensor| t.name().strip_prefix(adapter::PREFIX).unwrap_or(t.name()).to_owned();
-        let names: Vec<String> = tensors.iter().map(|t| of(t)).collect();
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        let entries = names.iter().zip(&tensors).map(|(name, t)| (name.as_str(), t.dtype(), t.shape()));
+        let entries = tensors.iter().map(|tensor| {
+            let name = tensor.name().strip_prefix(adapter::PREFIX).unwrap_or(tensor.name());
+            (name, tensor.dtype(), tensor.shape())
+        });
         file.write_all(&safetensors_header(entries, &metadata)).map_err(|e| file.error(e))?;
         for tensor in tensors {
             self.write(tensor, &mut file)?;
@@ -258,6 +253,14 @@ impl Pair {
             *w = (f64::from(*w) + scale * product) as f32;
         }
     }
+}
+
+/// Reads a matrix of an adapter, whose shape must be `shape`.
+fn read_matrix(tensors: &Weights, name: &str, shape: [u64; 2]) -> Result<Vec<f32>, ToolError> {
+    tensors.expect(name, &shape)?;
+    let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
+    tensors.read_f32(name, 0..values.len() as u64, &mut values)?;
+    Ok(values)
 }
 
 /// The base model's name for a module's weight; adapters use the hub's module names.

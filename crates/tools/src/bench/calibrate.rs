@@ -95,16 +95,19 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
-    let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
     let (f32, tf32, bf16, fp8, int8) = if settings.is_on_host() {
-        let of = |precision| products_rate(&with(precision), repeats);
-        let int8 = raw_gemm_rate(&with(Precision::Int8))?;
-        (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
+        let int8 = raw_gemm_rate(&settings_in(settings, Precision::Int8))?;
+        let f32 = products_rate(&settings_in(settings, Precision::F32), repeats)?;
+        let bf16 = products_rate(&settings_in(settings, Precision::Bf16), repeats)?;
+        (f32, None, bf16, None, Some(int8))
     } else {
-        let of = |precision| raw_gemm_rate(&with(precision));
-        let tf32 = Some(of(Precision::Tf32)?);
-        let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
-        (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
+        let tf32 = raw_gemm_rate(&settings_in(settings, Precision::Tf32))?;
+        let fp8 = where_known(settings.target()?.rates.fp8, || {
+            raw_gemm_rate(&settings_in(settings, Precision::Fp8))
+        })?;
+        let f32 = raw_gemm_rate(&settings_in(settings, Precision::F32))?;
+        let bf16 = raw_gemm_rate(&settings_in(settings, Precision::Bf16))?;
+        (f32, Some(tf32), bf16, fp8, None)
     };
     Ok(Rates {
         f32,
@@ -117,6 +120,10 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
         storage: storage.unwrap_or(settings.target()?.rates.storage),
         link: None,
     })
+}
+
+fn settings_in(settings: &Settings, precision: Precision) -> Settings {
+    Settings { precision: Some(precision), ..settings.clone() }
 }
 
 /// Measures a rate only if the planned target has it: GPUs before sm_89 have no e4m3 matmuls. On a GPU that has

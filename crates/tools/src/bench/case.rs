@@ -113,12 +113,12 @@ impl BenchCase {
         let replicas = settings.most_replicas(Some(tokens / MIN_TOKENS_OF_REPLICA));
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let equal = lengths.iter().all(|&n| n == longest);
-        let graph = |mixed: Bounds| {
+        let graph = Box::new(|mixed: Bounds| {
             let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
             let whole = Bounds { tokens: n * longest, sequences: n, longest, packs: 1 };
             model.graph(if equal { whole } else { mixed }, &[Output::Mean])
-        };
-        let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
+        });
+        let planned = Self::planned(settings, replicas, longest, graph)?;
         let program = planned.programs()[0].clone();
         let bounds = program.plans()[0].1.graph.bounds;
         let steps: Vec<PackedStep> =
@@ -317,7 +317,6 @@ impl BenchCase {
     /// Operations and bytes of an instruction in a pass, with the real number of attention pairs in each step.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
-        let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
         self.steps
             .iter()
             .map(|&PackedStep { counts, longest, .. }| match instr {
@@ -334,23 +333,19 @@ impl BenchCase {
                 }
                 Instr::Wait(_) => (0.0, 0.0),
             })
-            .fold((0.0, 0.0), add)
+            .fold((0.0, 0.0), |(flops, bytes), step| (flops + step.0, bytes + step.1))
     }
 
     /// Rate of the linear layers alone in GFLOP/s, measured in passes until `seconds` have elapsed; at least
     /// one pass.
     pub(super) fn linear_gflops(&mut self, seconds: f64) -> Result<f64, RuntimeError> {
-        let linear = |graph: &Graph, instr: &Instr| match *instr {
-            Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
-            Instr::Start(_) | Instr::Wait(_) => false,
-        };
         let mut flops = 0.0;
         let mut spent = 0.0;
         let start = Instant::now();
         loop {
             let times = self.instructions()?;
             let plan = self.plan();
-            let linears = plan.schedule.instrs.iter().zip(&times).filter(|(i, _)| linear(&plan.graph, i));
+            let linears = plan.schedule.instrs.iter().zip(&times).filter(|(i, _)| is_linear(&plan.graph, i));
             for (&instr, time) in linears {
                 (flops, spent) = (flops + self.cost(instr).0, spent + time);
             }
@@ -363,6 +358,14 @@ impl BenchCase {
     /// Median seconds per pass over `repeats` measurements.
     pub(super) fn seconds(&mut self, repeats: usize) -> Result<f64, RuntimeError> {
         Ok(median(&self.time(repeats, &mut |_, _| Ok(None))?.seconds))
+    }
+}
+
+/// Whether an instruction launches a linear layer.
+fn is_linear(graph: &Graph, instr: &Instr) -> bool {
+    match *instr {
+        Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
+        Instr::Start(_) | Instr::Wait(_) => false,
     }
 }
 

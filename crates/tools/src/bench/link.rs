@@ -131,15 +131,19 @@ impl LinkBench<'_> {
     fn row(&self, bytes: u64) -> Result<CopyRates, RuntimeError> {
         // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
         let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
-        let rates = |direction| -> Result<[f64; 2], RuntimeError> {
-            let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
-            let alone_seconds = self.seconds(&alone)?;
-            let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
-            let beside = self.seconds(&Case { matmuls, ..alone })?;
-            let all = (bytes * copies as u64) as f64;
-            Ok([all / alone_seconds, all / beside])
-        };
-        Ok(CopyRates { bytes, to_device: rates(Direction::ToDevice)?, to_host: rates(Direction::ToHost)? })
+        let to_device = self.copy_rates(bytes, Direction::ToDevice, copies)?;
+        let to_host = self.copy_rates(bytes, Direction::ToHost, copies)?;
+        Ok(CopyRates { bytes, to_device, to_host })
+    }
+
+    /// Bytes per second of `copies` copies in one direction: alone, and beside matmuls.
+    fn copy_rates(&self, bytes: u64, direction: Direction, copies: usize) -> Result<[f64; 2], RuntimeError> {
+        let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
+        let alone_seconds = self.seconds(&alone)?;
+        let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
+        let beside = self.seconds(&Case { matmuls, ..alone })?;
+        let all = (bytes * copies as u64) as f64;
+        Ok([all / alone_seconds, all / beside])
     }
 
     /// Adds the factors by which copies of the size of `row` slow down kernels and each other to the rates of a link.
@@ -163,9 +167,11 @@ impl LinkBench<'_> {
 
     /// Factor by which copies of one direction slow down those of the other.
     fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
-        let of = |direction| self.seconds(&Case { bytes, copies: Some((direction, 16)), matmuls: 0 });
-        let slowest = of(Direction::ToDevice)?.max(of(Direction::ToHost)?);
-        Ok((of(Direction::Both)? / slowest).max(1.0))
+        let case = Case { bytes, ..Case::NOTHING };
+        let to_device = self.seconds(&Case { copies: Some((Direction::ToDevice, 16)), ..case })?;
+        let to_host = self.seconds(&Case { copies: Some((Direction::ToHost, 16)), ..case })?;
+        let both = self.seconds(&Case { copies: Some((Direction::Both, 16)), ..case })?;
+        Ok((both / to_device.max(to_host)).max(1.0))
     }
 }
 
@@ -197,13 +203,9 @@ impl Case {
         let count = self.copies.map_or(0, |(_, count)| count);
         let mut done = 0;
         for k in 0..count.max(1) {
-            let state = |g: &mut Builder, copied: &str| {
-                let role = StateRole::Moment { param: format!("{copied}.{k}"), which: Moment::First };
-                g.state(StateDef::zeros(role), &table, DType::F32)
-            };
             // A store runs beside the matmuls behind it, a fetch beside those before the kernel that reads it.
             if self.copies.is_some_and(|(direction, _)| direction.has_stores()) {
-                let state = state(&mut g, "stored");
+                let state = g.state(table_state(format!("stored.{k}")), &table, DType::F32);
                 let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
                 g.update(state, computed);
             }
@@ -213,7 +215,7 @@ impl Case {
                 done += 1;
             }
             if self.copies.is_some_and(|(direction, _)| direction.has_fetches()) {
-                let state = state(&mut g, "fetched");
+                let state = g.state(table_state(format!("fetched.{k}")), &table, DType::F32);
                 let read = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, state]);
                 g.output(format!("read.{k}").as_str(), read);
             }
@@ -225,6 +227,11 @@ impl Case {
         }
         Ok(graph)
     }
+}
+
+/// An optimizer state, which an offloading plan keeps in host memory.
+fn table_state(param: String) -> StateDef {
+    StateDef::zeros(StateRole::Moment { param, which: Moment::First })
 }
 
 /// Policy of the passes: the tables and results lie in host memory, and the next copies are queued when one ends.

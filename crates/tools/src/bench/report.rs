@@ -82,7 +82,7 @@ const SLOWEST: usize = 12;
 impl BenchReport {
     pub(super) fn new(request: &Request, subject: &BenchCase, turns: Measurements) -> Self {
         let kernels = kernels(subject, &turns);
-        let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
+        let step_tokens = subject.steps.iter().map(|step| step.counts.tokens);
         Self {
             work: request.work.clone(),
             dtype: subject.plan().matmul_dtype(),
@@ -90,8 +90,8 @@ impl BenchReport {
             threads: request.settings.threads,
             replicas: subject.replicas(),
             steps: subject.steps.len() as u64,
-            step_tokens: tokens(u64::max),
-            tokens: tokens(|a, b| a + b),
+            step_tokens: step_tokens.clone().max().unwrap_or(0),
+            tokens: step_tokens.sum(),
             passes: turns.passes,
             flops: kernels.iter().map(|k| k.flops).sum(),
             seconds: turns.seconds,
@@ -316,11 +316,10 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
 
 /// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer.
 fn shape(graph: &Graph, node: &Node) -> String {
-    let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
-    let from = node.inputs.first().copied();
-    let to = node.outputs.iter().flatten().next().copied();
+    let from = node.inputs.first().map_or(String::new(), |&v| graph.spec(v).to_string());
+    let to = node.outputs.iter().flatten().next().map_or(String::new(), |&v| graph.spec(v).to_string());
     let (before, behind) = around(&node.op);
-    format!("{}{before} -> {}{behind}", text(from), text(to))
+    format!("{from}{before} -> {to}{behind}")
 }
 
 fn around(op: &Op) -> (&'static str, &'static str) {

@@ -66,8 +66,8 @@ impl Order {
             at += ahead + 1;
             // If a launch of the run has several kernels, the boundaries between launches are unknown: all
             // kernels of the run are attributed to its first launch.
-            let each = |i: usize| if run.len() == launches.len() { &launches[i] } else { &launches[0] };
-            found.extend((0..run.len()).map(|i| Some(each(i))));
+            let are_single = run.len() == launches.len();
+            found.extend((0..run.len()).map(|i| Some(&launches[if are_single { i } else { 0 }])));
         }
         found
     }

@@ -11,7 +11,7 @@ use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::passes::cotangent;
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program,
+    ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Plan, Precision, Program,
     RecomputePolicy, Target, Training, Window, node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
@@ -54,7 +54,8 @@ pub(super) fn training_kernel_factors(
         let config = DecoderConfig::from_json(config).map_err(|e: plimsoll_models::ConfigError| {
             RuntimeError::bug(format!("the decoder of a calibration: {e}"))
         })?;
-        for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
+        let decoder = CalibrationDecoder { config, longest, optimizer };
+        for (kernel, KernelSeconds { measured, expected }) in times(settings, target, &decoder)? {
             if expected > 0.0 && measured > 0.0 {
                 factors.entry(kernel).or_default().push(measured / expected);
             }
@@ -63,15 +64,29 @@ pub(super) fn training_kernel_factors(
     Ok(factors.into_iter().map(|(kernel, factors)| (kernel, median(&factors))).collect())
 }
 
-/// Sums by kernel of the (measured, expected) seconds of its launches, without the launch overhead.
-type Times = BTreeMap<String, (f64, f64)>;
+/// A decoder whose training steps are timed.
+struct CalibrationDecoder {
+    config: DecoderConfig,
+    /// Tokens of a sequence.
+    longest: u64,
+    optimizer: Optimizer,
+}
 
+/// Sums of the seconds of the launches of a kernel, without the launch overhead.
+#[derive(Default)]
+struct KernelSeconds {
+    measured: f64,
+    /// By the rates of the target.
+    expected: f64,
+}
+
+/// Times the training steps of a decoder; returns the seconds by kernel.
 fn times(
     settings: &Settings,
     target: &Target,
-    (config, longest): (&DecoderConfig, u64),
-    optimizer: Optimizer,
-) -> Result<Times, RuntimeError> {
+    decoder: &CalibrationDecoder,
+) -> Result<BTreeMap<String, KernelSeconds>, RuntimeError> {
+    let CalibrationDecoder { ref config, longest, optimizer } = *decoder;
     let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest, packs: 1 };
     let forward = config
         .train_graph(bounds, &Loss::default())
@@ -111,13 +126,13 @@ fn times(
     let numbers = Numbers::new(longest, optimizer);
     let whole = bounds.full();
     let nothing = Counts { tokens: 0, sequences: 0, packs: 1 };
-    let mut measured = Times::new();
+    let mut sums: BTreeMap<String, KernelSeconds> = BTreeMap::new();
     for step in 0..=STEPS {
         for (plan, counts) in [(micro, whole), (apply, nothing)] {
             let inputs = numbers.inputs(&program, plan);
             let seconds = session.instructions(&[TimedStep { plan, counts, inputs, outputs: vec![] }])?;
             if step > 0 {
-                add(&mut measured, &program, (plan, counts), target, &seconds);
+                add_launches(&mut sums, &program.plans()[plan].1, target, counts, &seconds);
             }
         }
         let mut values = [0f32; 2];
@@ -127,7 +142,7 @@ fn times(
             return Err(RuntimeError::bug(text));
         }
     }
-    Ok(measured)
+    Ok(sums)
 }
 
 /// Values of the inputs of the calibration's training steps.
@@ -178,21 +193,21 @@ impl Numbers {
     }
 }
 
-fn add(
-    measured: &mut Times,
-    program: &Program,
-    (plan, counts): (usize, Counts),
+/// Adds the seconds of each instruction of a plan in a step to the sums of its kernel.
+fn add_launches(
+    sums: &mut BTreeMap<String, KernelSeconds>,
+    plan: &Plan,
     target: &Target,
+    counts: Counts,
     seconds: &[f64],
 ) {
-    let plan = &program.plans()[plan].1;
     for (instr, time) in plan.schedule.instrs.iter().zip(seconds) {
         let Instr::Launch(id) = *instr else { continue };
         let node = plan.graph.node(id);
         let launch = target.rates.launch;
         let expected = node_seconds(&plan.graph, node, target, counts) - launch;
-        let entry = measured.entry(plan.kernels[id.index()].name().to_owned()).or_default();
-        entry.0 += (time - launch).max(0.0);
-        entry.1 += expected;
+        let sum = sums.entry(plan.kernels[id.index()].name().to_owned()).or_default();
+        sum.measured += (time - launch).max(0.0);
+        sum.expected += expected;
     }
 }

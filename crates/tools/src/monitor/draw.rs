@@ -130,9 +130,11 @@ fn progress_bar(state: &LiveState, width: usize) -> String {
 /// The finished work in words.
 fn amount(state: &LiveState) -> String {
     let LiveState { done, total, unit, .. } = state;
-    let percent = |total: u64| 100.0 * *done as f64 / total.max(1) as f64;
     match (&**unit, total) {
-        ("bytes", Some(total)) => format!("{:.0} % of the input", percent(*total).floor()),
+        ("bytes", Some(total)) => {
+            let percent = 100.0 * *done as f64 / (*total).max(1) as f64;
+            format!("{:.0} % of the input", percent.floor())
+        }
         ("bytes", None) => format!("{} of the input", rounded(*done)),
         (_, Some(total)) => format!("step {done} of {total}"),
         (_, None) => format!("step {done}"),
@@ -180,11 +182,15 @@ impl Meter {
         if room < 8 {
             return numbers;
         }
-        let cells = |bytes: u64| ((bytes as f64 / self.total as f64 * room as f64).round() as usize).min(room);
-        let all = cells(self.used);
-        let ours = self.ours.map_or(all, |ours| cells(ours).min(all));
+        let all = self.cells(self.used, room);
+        let ours = self.ours.map_or(all, |ours| self.cells(ours, room).min(all));
         let bar = format!("{}{}{}", "#".repeat(ours), "+".repeat(all - ours), " ".repeat(room - all));
         format!("[{bar}] {numbers}")
+    }
+
+    /// Width of the part of a bar of `room` characters that stands for `bytes`.
+    fn cells(self, bytes: u64, room: usize) -> usize {
+        ((bytes as f64 / self.total as f64 * room as f64).round() as usize).min(room)
     }
 }
 
@@ -199,11 +205,11 @@ fn filled(share: f64, width: usize) -> String {
 
 /// Draws points as a row of blocks between their lowest and their highest value.
 fn sparkline(points: &[Point]) -> String {
-    let means = || points.iter().map(Point::mean);
-    let low = means().fold(f64::INFINITY, f64::min);
-    let high = means().fold(f64::NEG_INFINITY, f64::max);
+    let means = points.iter().map(Point::mean);
+    let low = means.clone().fold(f64::INFINITY, f64::min);
+    let high = means.clone().fold(f64::NEG_INFINITY, f64::max);
     let span = high - low;
-    means()
+    means
         .map(
             |x| {
                 if span > 0.0 { BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)] } else { BLOCKS[0] }

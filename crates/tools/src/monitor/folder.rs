@@ -143,8 +143,6 @@ fn end_of(record: &Value) -> Option<End> {
 fn state_of(record: &Value) -> LiveState {
     let is_training = record.get("config").is_some();
     let last = record["memory"].as_array().and_then(|stages| stages.last()).unwrap_or(&Value::Null);
-    let bytes = |value: &Value| value.as_u64().unwrap_or_default();
-    let float = |value: &Value| value.as_f64().unwrap_or_default();
     let card = last["card_total_bytes"].as_u64().map(|total_bytes| LiveCard {
         process_bytes: bytes(&last["card_bytes"]),
         used_bytes: bytes(&last["card_used_bytes"]),
@@ -193,6 +191,14 @@ fn state_of(record: &Value) -> LiveState {
             ..both
         }
     }
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -63,6 +63,11 @@ impl EncoderOutputs {
         [&self.hidden, &self.mean, &self.logits].into_iter().flatten().copied()
     }
 
+    /// Whether all values of both have the same bits; unlike `==`, this holds for equal NaNs and not for 0 and -0.
+    pub(super) fn has_bits_of(&self, other: &Self) -> bool {
+        self.values().map(f32::to_bits).eq(other.values().map(f32::to_bits))
+    }
+
     /// Number of tokens T.
     pub(super) fn tokens(&self) -> usize {
         self.hidden.len() / self.mean.len().max(1)
@@ -110,10 +115,10 @@ impl Runner {
             StageStart { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
         let session = planned.start(0, start, &mut Silent)?.detached();
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
-        let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);
-        let hidden = position("hidden");
-        let mean = position("mean");
-        let logits = position("logits");
+        let outputs = session.outputs(encoder);
+        let hidden = outputs.iter().position(|output| output.name == "hidden");
+        let mean = outputs.iter().position(|output| output.name == "mean");
+        let logits = outputs.iter().position(|output| output.name == "logits");
         let (Some(hidden), Some(mean)) = (hidden, mean) else {
             return Err(RuntimeError::bug("an encoder without its outputs"));
         };
@@ -160,10 +165,11 @@ impl Runner {
             Next::Pending | Next::Finished => return Ok(false),
         };
         for (i, &key) in step.keys.iter().enumerate() {
-            let values = |output: usize| step.values(output, i).to_vec();
-            let logits = self.logits.map_or_else(Vec::new, values);
-            answers[key as usize] =
-                Some(EncoderOutputs { hidden: values(self.hidden), mean: values(self.mean), logits });
+            answers[key as usize] = Some(EncoderOutputs {
+                hidden: step.values(self.hidden, i).to_vec(),
+                mean: step.values(self.mean, i).to_vec(),
+                logits: self.logits.map_or_else(Vec::new, |logits| step.values(logits, i).to_vec()),
+            });
         }
         self.session.recycle(step);
         Ok(true)

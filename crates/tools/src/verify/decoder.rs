@@ -36,8 +36,8 @@ pub(super) fn verify(
     let each = letters as f64 / tokens as f64;
     verdict.note("tokens", format!("{each:.2} bytes a token in {} texts", own.len()));
     let golden = Golden::find(&model.weights, &model.tokenizer, verdict)?;
-    let all = || own.iter().chain(golden.iter().flat_map(|golden| &golden.sequences));
-    let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
+    let all = own.iter().chain(golden.iter().flat_map(|golden| &golden.sequences));
+    let longest = all.clone().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
     let has_head = model.has_head();
     if !has_head {
@@ -54,11 +54,11 @@ pub(super) fn verify(
     if precision == Precision::F32 {
         return Ok(());
     }
-    let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {} in {}", model.name, precision.name()));
     let mut runner = Runner::start(model, has_head, &options.settings, longest)?;
-    let found = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     distance::answers(precision, &wanted, &found, verdict);
     batch_invariance(&own, &mut runner, verdict)
 }
@@ -66,9 +66,8 @@ pub(super) fn verify(
 /// Checks that a token does not depend on the tokens after it: the hidden states of the first half of a text are those of
 /// the whole text.
 fn causality(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
-    let half = |s: &'_ Sequence| s.tokens.len().div_ceil(2);
     let whole = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
-    let halves = runner.answers(own.iter().map(|s| &s.tokens[..half(s)]))?;
+    let halves = runner.answers(own.iter().map(|s| &s.tokens[..s.tokens.len().div_ceil(2)]))?;
     let mut furthest = 0f32;
     for (whole, EncoderOutputs { hidden, .. }) in whole.iter().zip(&halves) {
         let start = whole.hidden.get(..hidden.len()).ok_or_else(|| RuntimeError::bug("a text is too short"))?;

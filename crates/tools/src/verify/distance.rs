@@ -36,31 +36,25 @@ pub(super) fn answers(
 ) -> Means {
     let name = precision.name();
     let count = wide.len();
-    let l2 = |of: fn(&EncoderOutputs) -> &Vec<f32>| {
-        relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of))
-    };
-    let hidden = l2(|a| &a.hidden);
+    let hidden = relative_l2(narrow.iter().flat_map(|a| &a.hidden), wide.iter().flat_map(|a| &a.hidden));
+    let mean = relative_l2(narrow.iter().flat_map(|a| &a.mean), wide.iter().flat_map(|a| &a.mean));
     let most = bound(precision);
     let detail = format!(
         "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
     );
     verdict.add("distance", hidden < most, detail);
-    verdict.note(
-        "distance",
-        format!("means of {count} sequences in {name}: relative L2 {:.2e} off f32", l2(|a| &a.mean)),
-    );
+    verdict.note("distance", format!("means of {count} sequences in {name}: relative L2 {mean:.2e} off f32"));
     let tokens: usize = wide.iter().map(EncoderOutputs::tokens).sum();
-    let letters = |answers: &[EncoderOutputs]| {
-        answers.iter().flat_map(EncoderOutputs::most_likely).collect::<Vec<usize>>()
-    };
-    let wanted = letters(wide);
-    let found = letters(narrow);
+    let wanted: Vec<usize> = wide.iter().flat_map(EncoderOutputs::most_likely).collect();
+    let found: Vec<usize> = narrow.iter().flat_map(EncoderOutputs::most_likely).collect();
     if !wanted.is_empty() {
         let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
         verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
     }
-    let means = |answers: &[EncoderOutputs]| answers.iter().map(|answer| answer.mean.clone()).collect();
-    Means { wide: means(wide), narrow: means(narrow) }
+    Means {
+        wide: wide.iter().map(|answer| answer.mean.clone()).collect(),
+        narrow: narrow.iter().map(|answer| answer.mean.clone()).collect(),
+    }
 }
 
 /// Compares the head's scores, two per row, for embeddings in both precisions. Fails if a score is not finite
@@ -68,16 +62,20 @@ pub(super) fn answers(
 pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
     let rows = wide.len() / 2;
     let most = super::worst(narrow, wide);
-    let label = |pair: &[f32]| pair[1] > pair[0];
-    let pairs = || wide.chunks(2).zip(narrow.chunks(2));
-    let same = pairs().filter(|(w, n)| label(w) == label(n)).count();
-    let clear = pairs().filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
-    let wrong = clear.filter(|(w, n)| label(w) != label(n)).count();
+    let pairs = wide.chunks(2).zip(narrow.chunks(2));
+    let same = pairs.clone().filter(|(w, n)| is_virus(w) == is_virus(n)).count();
+    let clear = pairs.filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
+    let wrong = clear.filter(|(w, n)| is_virus(w) != is_virus(n)).count();
     let detail = format!(
         "scores of {rows} pairs of sequences: off f32 by {most:.1e} at most, {same} labels of {rows} agree; of those whose \
          scores differ by {CLOSE} or more, {wrong} do not"
     );
     verdict.add("distance", wrong == 0 && most.is_finite(), detail);
+}
+
+/// The label of a pair of scores: P(other), P(virus).
+fn is_virus(scores: &[f32]) -> bool {
+    scores[1] > scores[0]
 }
 
 /// `||found - wanted|| / ||wanted||`, summed in f64.

@@ -77,8 +77,8 @@ pub(super) fn verify(
     let golden = Golden::find(&model.weights, &model.tokenizer, &mut verdict)?;
     let references = references(&model, options, &mut verdict)?;
     let answered = golden.iter().flat_map(|g| &g.sequences);
-    let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
-    let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
+    let all = own.iter().chain(answered).chain(references.iter().flat_map(|r| &r.sequences));
+    let longest = all.clone().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
     let mut runner = Runner::start(&model, has_head, &wide, longest)?;
@@ -101,11 +101,11 @@ pub(super) fn verify(
     if precision == Precision::F32 {
         return Ok((verdict, Some(Opened { width, means: None })));
     }
-    let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
     let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
-    let found = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;
     Ok((verdict, Some(Opened { width, means: Some(means) })))
@@ -235,11 +235,10 @@ pub(super) fn batch_invariance(
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
     reversed.reverse();
-    let bits = |answer: &EncoderOutputs| answer.values().map(f32::to_bits).collect::<Vec<_>>();
     let mut differ = vec![];
     for ((sequence, answer), other) in own.iter().zip(&together).zip(&reversed) {
         let alone = runner.answer(&sequence.tokens)?;
-        if bits(&alone) != bits(answer) || bits(&alone) != bits(other) {
+        if !alone.has_bits_of(answer) || !alone.has_bits_of(other) {
             differ.push(&*sequence.name);
         }
     }
@@ -265,44 +264,49 @@ fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Res
     // One residue in seven is about the 15 % that are masked in training.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
-    let mut seen = (0, 0);
-    let mut masked = (0, 0);
+    let mut seen = ResidueCounts::default();
+    let mut masked = ResidueCounts::default();
     for Sequence { tokens, .. } in proteins {
         let residues = 1..tokens.len() - 1;
         let answer = runner.answer(tokens)?;
-        count(&answer, tokens, residues.clone(), &mut seen);
+        seen.add(&answer, tokens, residues.clone());
         let hidden = residues.skip(EVERY / 2).step_by(EVERY);
         let mut input = tokens.clone();
         hidden.clone().for_each(|at| input[at] = esm::MASK);
         let answer = runner.answer(&input)?;
-        count(&answer, tokens, hidden, &mut masked);
+        masked.add(&answer, tokens, hidden);
     }
-    let share = seen.0 as f64 / f64::from(seen.1.max(1));
-    let detail =
-        format!("{} of {} residues of known proteins are named, more than half is needed", seen.0, seen.1);
+    let share = f64::from(seen.right) / f64::from(seen.all.max(1));
+    let detail = format!(
+        "{} of {} residues of known proteins are named, more than half is needed",
+        seen.right, seen.all
+    );
     verdict.add("language", share > facts::MIN_UNMASKED_ACCURACY, detail);
     verdict.note(
         "masked",
-        format!("{} of {} masked residues are named; chance is about 1 in 20", masked.0, masked.1),
+        format!("{} of {} masked residues are named; chance is about 1 in 20", masked.right, masked.all),
     );
     Ok(())
 }
 
-/// Compares the most likely residue with `wanted` at each of `places` and adds to the counts (right, all).
-/// Special tokens are not considered.
-fn count(
-    answer: &EncoderOutputs,
-    wanted: &[i32],
-    places: impl Iterator<Item = usize>,
-    (right, all): &mut (u32, u32),
-) {
-    let columns = answer.logits.len() / wanted.len();
-    for at in places {
-        let row = &answer.logits[at * columns..(at + 1) * columns];
-        let letters = (0..columns).filter(|&t| esm::letter(t as i32).is_some());
-        let best = letters.max_by(|&a, &b| row[a].total_cmp(&row[b]));
-        *right += u32::from(best == Some(wanted[at] as usize));
-        *all += 1;
+/// Number of residues that a language model was asked for, and of those that it predicts.
+#[derive(Default)]
+struct ResidueCounts {
+    right: u32,
+    all: u32,
+}
+
+impl ResidueCounts {
+    /// Compares the most likely residue with `wanted` at each of `positions`. Special tokens are not considered.
+    fn add(&mut self, answer: &EncoderOutputs, wanted: &[i32], positions: impl Iterator<Item = usize>) {
+        let columns = answer.logits.len() / wanted.len();
+        for position in positions {
+            let row = &answer.logits[position * columns..(position + 1) * columns];
+            let letters = (0..columns).filter(|&t| esm::letter(t as i32).is_some());
+            let best = letters.max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            self.right += u32::from(best == Some(wanted[position] as usize));
+            self.all += 1;
+        }
     }
 }
 

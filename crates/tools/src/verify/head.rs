@@ -111,18 +111,21 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     for file in files {
         let answers = Weights::open(&file)?;
         let rows = answers.tensor("merged")?.shape().first().copied().unwrap_or(0);
-        let read = |name: &str, columns: u64| {
-            let n = answers.expect(name, &[rows, columns])?.elements();
-            let mut values = vec![0.0; n as usize];
-            answers.read_f32(name, 0..n, &mut values).map(|()| values)
-        };
-        let merged = read("merged", runner.columns as u64)?;
-        let wanted = read("scores", 2)?;
+        let merged = read_matrix(&answers, "merged", [rows, runner.columns as u64])?;
+        let wanted = read_matrix(&answers, "scores", [rows, 2])?;
         let difference = worst(&runner.scores(&merged)?, &wanted);
         let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         verdict.near("answers", &format!("{rows} scores of {folder}"), difference, SCORE_BOUND);
     }
     Ok(())
+}
+
+/// Reads a matrix, whose shape must be `shape`.
+fn read_matrix(weights: &Weights, name: &str, shape: [u64; 2]) -> Result<Vec<f32>, ToolError> {
+    let elements = weights.expect(name, &shape)?.elements();
+    let mut values = vec![0.0; elements as usize];
+    weights.read_f32(name, 0..elements, &mut values)?;
+    Ok(values)
 }
 
 /// Compares with the scores that VirNucPro computed from the merged embeddings of its own runs: the scores
@@ -154,17 +157,15 @@ fn reference(
             continue;
         }
         let printed = set.scores()?;
-        let published = |id: &str| {
-            let is_published = head.named_length().is_none_or(|length| length == LENGTH)
-                && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
-            ANCHORS.iter().find(|anchor| is_published && anchor.id == id).map(|anchor| anchor.scores)
-        };
+        let is_published = head.named_length().is_none_or(|length| length == LENGTH)
+            && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
         let mut count = 0;
         let mut difference = 0f32;
         for (id, row) in &rows {
             let wanted = match &printed {
                 Some(scores) => scores.get(id).copied(),
-                None => published(id),
+                None if !is_published => None,
+                None => ANCHORS.iter().find(|anchor| anchor.id == id).map(|anchor| anchor.scores),
             };
             if let Some(wanted) = wanted {
                 difference = difference.max(worst(&runner.scores(row)?, &wanted));
@@ -242,8 +243,9 @@ impl Runner {
         let session = planned.start(0, start, &mut Silent)?.detached();
         let missing = || RuntimeError::bug("the program has no head over two embeddings");
         let model = session.model(HEAD).ok_or_else(missing)?;
-        let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
-        let inputs = [input("dna")?, input("protein")?];
+        let dna_input = session.row_input(model, "dna").ok_or_else(missing)?;
+        let protein_input = session.row_input(model, "protein").ok_or_else(missing)?;
+        let inputs = [dna_input, protein_input];
         let dna = head.config.dna as usize;
         let protein = head.config.protein as usize;
         Ok(Self { inputs, session, head: model, dna, columns: dna + protein })

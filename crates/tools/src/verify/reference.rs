@@ -101,13 +101,7 @@ impl VirNucProRun {
         let mut scores = HashMap::new();
         for (number, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(RuntimeError::io(&path))?;
-            let row = || {
-                let mut cells = line.split('\t');
-                let id = cells.next()?.to_owned();
-                let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
-                Some((id, [first.parse().ok()?, second.parse().ok()?]))
-            };
-            match row() {
+            match scores_of_line(&line) {
                 Some((id, pair)) => {
                     scores.insert(id, pair);
                 }
@@ -140,6 +134,14 @@ impl VirNucProRun {
         };
         self.folder.join(format!("{}_{side}", self.name))
     }
+}
+
+/// Id and scores of a line of `prediction_results.txt`; `None` for a line in another form.
+fn scores_of_line(line: &str) -> Option<(String, [f32; 2])> {
+    let mut cells = line.split('\t');
+    let id = cells.next()?.to_owned();
+    let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
+    Some((id, [first.parse().ok()?, second.parse().ok()?]))
 }
 
 /// Error for a file that exists and does not have the expected structure.

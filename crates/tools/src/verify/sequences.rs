@@ -236,14 +236,16 @@ fn texts_of(path: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         return Ok(vec![]);
     }
     let text = bounded::read_text(path, LARGEST_TEXTS).map_err(RuntimeError::io(path))?;
-    let entry = |line: &str| {
-        let value: serde_json::Value = serde_json::from_str(line).ok()?;
-        Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
-    };
-    text.lines()
-        .enumerate()
-        .map(|(number, line)| {
-            entry(line).ok_or_else(|| ToolError::BadTexts { path: path.to_owned(), line: number + 1 })
-        })
-        .collect()
+    let mut texts = vec![];
+    for (number, line) in text.lines().enumerate() {
+        let bad = || ToolError::BadTexts { path: path.to_owned(), line: number + 1 };
+        texts.push(text_of_line(line).ok_or_else(bad)?);
+    }
+    Ok(texts)
+}
+
+/// Id and text of a line of JSON; `None` for a line in another form.
+fn text_of_line(line: &str) -> Option<(String, Vec<u8>)> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
 }
