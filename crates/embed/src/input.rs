@@ -10,7 +10,7 @@ use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written}
 use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
-use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
+use plimsoll_runtime::ordered::{JobSender, JobWorker, OrderedResults, start};
 use plimsoll_runtime::run::BatchSource;
 use plimsoll_setting::Setting;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(super) const BATCH_NAMES: usize = 256 << 10;
 
 /// Limit of the sequence length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SequenceLimits {
     /// Maximum number of letters; `None` means no limit.
     pub(super) letters: Option<usize>,
     /// Whether longer sequences are truncated; otherwise they are errors.
@@ -35,7 +35,7 @@ pub(super) struct Limits {
 
 /// Unit of the lengths in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum LengthUnit {
     /// Residues or bases of the input; batches are not tokenized.
     Letters,
     /// Tokens of the model.
@@ -102,7 +102,7 @@ const ROOM: &str = "########################################";
 
 /// Identity of a sequence that is embedded.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
+pub(super) struct SequenceRecord {
     pub(super) id: String,
     /// Number of letters in the input, before truncation.
     pub(super) length: u64,
@@ -112,8 +112,8 @@ pub(super) struct Sequence {
 
 /// Consecutive sequences of the input.
 #[derive(Default)]
-pub(super) struct Batch {
-    pub(super) heads: Vec<Sequence>,
+pub(super) struct SequenceBatch {
+    pub(super) heads: Vec<SequenceRecord>,
     /// The letters of all sequences, concatenated; empty after tokenization.
     letters: Vec<u8>,
     /// The tokens of all sequences, concatenated; empty before tokenization.
@@ -137,7 +137,7 @@ pub(super) struct Batch {
     pub(super) summary: Option<InputSummary>,
 }
 
-impl Batch {
+impl SequenceBatch {
     /// Replaces the letters by their tokens. A text without a token, such as one of blanks, is skipped like an empty one.
     fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let letters = std::mem::take(&mut self.letters);
@@ -166,7 +166,7 @@ impl Batch {
         let skipped = self.skipped.len();
         for place in empty.into_iter().rev() {
             self.ends.remove(place);
-            let Sequence { id: name, .. } = self.heads.remove(place);
+            let SequenceRecord { id: name, .. } = self.heads.remove(place);
             // A record that is not in the results has no other name there.
             let renamed = self.renamed.iter().position(|renamed| renamed.name == name);
             let id = renamed.map_or(name, |at| self.renamed.remove(at).id);
@@ -183,7 +183,7 @@ impl Batch {
     }
 
     /// The sequences of a tokenized batch, with their tokens.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = (&Sequence, &[i32])> {
+    pub(super) fn sequences(&self) -> impl Iterator<Item = (&SequenceRecord, &[i32])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
         self.heads.iter().zip(spans)
@@ -219,14 +219,14 @@ pub(super) struct InputOptions<'a> {
     /// Whether every input has its own result file; names are then unique per input.
     pub(super) per_input: bool,
     pub(super) tokenizer: Tokenizer,
-    pub(super) limits: Limits,
+    pub(super) limits: SequenceLimits,
     /// Limits on the records of a pipe.
     pub(super) most: Option<Extent>,
     pub(super) naming: Naming,
 }
 
 /// Reader of the input records, which applies the limits and makes ids unique.
-pub(super) struct InputPipeline {
+pub(super) struct SequencePipeline {
     reader: Reader,
     record: Record,
     naming: Naming,
@@ -239,10 +239,10 @@ pub(super) struct InputPipeline {
     result: usize,
     per_input: bool,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: SequenceLimits,
 }
 
-impl InputPipeline {
+impl SequencePipeline {
     /// Opens the inputs.
     pub(super) fn open(options: InputOptions<'_>) -> Result<Self, RuntimeError> {
         let InputOptions { inputs, per_input, tokenizer, limits, most, mut naming } = options;
@@ -278,7 +278,7 @@ impl InputPipeline {
     }
 
     /// Appends the next record to `batch`; returns false after the last record.
-    fn read(&mut self, batch: &mut Batch) -> Result<bool, RuntimeError> {
+    fn read(&mut self, batch: &mut SequenceBatch) -> Result<bool, RuntimeError> {
         let more = self.reader.read_into(&mut self.record)?;
         batch.notes.extend(self.reader.take_notes());
         if !more {
@@ -326,12 +326,12 @@ impl InputPipeline {
         let length = letters.len() as u64;
         let id = self.name(batch);
         batch.names += id.len();
-        batch.heads.push(Sequence { id, length, result: self.result });
+        batch.heads.push(SequenceRecord { id, length, result: self.result });
         Ok(true)
     }
 
     /// Names the present record.
-    fn name(&mut self, batch: &mut Batch) -> String {
+    fn name(&mut self, batch: &mut SequenceBatch) -> String {
         let id = &self.record.id;
         match &mut self.names {
             NameState::Measured(ids) => {
@@ -387,14 +387,19 @@ impl InputPipeline {
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.
-    pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<RunningInput, RuntimeError> {
+    pub(super) fn start(
+        self,
+        workers: usize,
+        ahead: usize,
+        unit: LengthUnit,
+    ) -> Result<RunningInput, RuntimeError> {
         let threads = workers.max(1);
-        let mut workers: Vec<Worker<Batch, Batch>> = vec![];
+        let mut workers: Vec<JobWorker<SequenceBatch, SequenceBatch>> = vec![];
         for _ in 0..threads {
             let tokenizer = self.tokenizer.clone();
             workers.push(match unit {
-                Unit::Letters => Box::new(Ok),
-                Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
+                LengthUnit::Letters => Box::new(Ok),
+                LengthUnit::Tokens => Box::new(move |batch: SequenceBatch| batch.tokenized(&tokenizer)),
             });
         }
         let (feed, batches) = start(workers, threads * ahead)?;
@@ -404,10 +409,10 @@ impl InputPipeline {
     }
 
     /// Reads until the input ends or fails, or the receiver is dropped.
-    fn run(mut self, feed: &Feed<Batch, Batch>) {
+    fn run(mut self, feed: &JobSender<SequenceBatch, SequenceBatch>) {
         let mut more = true;
         while more {
-            let mut batch = Batch::default();
+            let mut batch = SequenceBatch::default();
             let mut failed = None;
             while more && !batch.is_full() {
                 match self.read(&mut batch) {
@@ -451,18 +456,18 @@ impl Naming {
 /// A running input pipeline. Dropping it does not join the threads, because the reader may block on a pipe;
 /// they end by themselves.
 pub(super) struct RunningInput {
-    batches: Results<Batch>,
+    batches: OrderedResults<SequenceBatch>,
     thread: Option<JoinHandle<()>>,
     bytes_total: Option<u64>,
 }
 
 impl BatchSource for RunningInput {
-    type Batch = Batch;
+    type Batch = SequenceBatch;
 
     fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
-    ) -> Result<Option<Batch>, RuntimeError> {
+    ) -> Result<Option<SequenceBatch>, RuntimeError> {
         if let Some(batch) = self.batches.next(wait)? {
             return Ok(Some(batch));
         }
@@ -488,8 +493,8 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
-        let limits = Limits { letters: None, truncate: false, allow_dna: false };
-        let front = InputPipeline::open(InputOptions {
+        let limits = SequenceLimits { letters: None, truncate: false, allow_dna: false };
+        let front = SequencePipeline::open(InputOptions {
             inputs: std::slice::from_ref(&path),
             per_input: false,
             tokenizer: Tokenizer::Esm,
@@ -498,7 +503,7 @@ mod tests {
             naming: Naming::OfPipe,
         })
         .unwrap();
-        let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
+        let mut stream = front.start(1, 1, LengthUnit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {
             read.push((batch.heads.len(), batch.bytes_read));

@@ -322,14 +322,14 @@ pub enum RequestError {
 
 /// What a session did when a device ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum OomPhase {
     /// The weights were read and copied to the arena.
     Load,
     /// A step was computed, or its inputs or outputs were copied.
     Step,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for OomPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Load => "load of the weights",
@@ -342,7 +342,7 @@ impl fmt::Display for Phase {
 #[derive(Debug)]
 pub struct OutOfMemory {
     /// What was done.
-    pub phase: Phase,
+    pub phase: OomPhase,
     /// Tokens of the smaller steps that were tried.
     pub tried: Vec<u64>,
     /// The largest tensors of the plan.

@@ -14,7 +14,7 @@
 //!
 //! # fn main() -> Result<(), plimsoll_runtime::RuntimeError> {
 //! let target = price::target("cpu")?;
-//! let request = price::Request {
+//! let request = price::PriceRequest {
 //!     tokens: Some(4096),
 //!     budget: None,
 //!     stream: Streaming::Auto,
@@ -53,14 +53,14 @@ pub use run::{lock, metrics, ordered, series};
 
 pub use budget::Budget;
 pub use device::Device;
-pub use error::{Failure, ModelError, OutOfMemory, Phase, RequestError, RuntimeError, SequenceError};
-pub use fair_esm::Checkpoint;
+pub use error::{Failure, ModelError, OomPhase, OutOfMemory, RequestError, RuntimeError, SequenceError};
+pub use fair_esm::FairEsmCheckpoint;
 pub use model::{
     CallerModel, DecoderModel, EncoderModel, HEAD_NAMES, HeadModel, Model, OwnTokenizer, Tokenizer,
     check_decoder, find_in_decoder,
 };
 pub use observer::{
-    FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained, Transfer,
+    FileTransfer, FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained,
 };
 pub use output_error::OutputError;
 pub use plimsoll_data::destination::is_standard_output;

@@ -24,7 +24,7 @@ pub trait Observer {
     }
 
     /// Reports progress of a model file that is being downloaded or written. Called often.
-    fn transfer(&mut self, _: &Transfer<'_>) {}
+    fn transfer(&mut self, _: &FileTransfer<'_>) {}
 
     /// Reports progress of the work before the first step: kernels are compiled, launches prepared, weights loaded.
     /// Called often.
@@ -123,7 +123,7 @@ pub struct Trained {
 
 /// Progress of a file that is being downloaded or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer<'a> {
+pub struct FileTransfer<'a> {
     /// Name of the file.
     pub file: &'a str,
     /// Bytes completed.

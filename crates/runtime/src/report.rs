@@ -78,7 +78,7 @@ pub fn optional_path_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dynamic::{Reason, SizeChange};
+    use crate::dynamic::{Reason, StepSizeChange};
     use crate::machine::{CardReading, Memory, MemoryStage, Reading};
 
     fn text(report: &impl Serialize) -> String {
@@ -91,7 +91,7 @@ mod tests {
         let wanted = "[{\"failed\":null,\"given_back_bytes\":0,\"name\":\"cpu\",\"seconds_busy\":1.0,\
             \"share_busy\":0.25,\"steps\":2,\"tokens\":10}]";
         assert_eq!(text(&DeviceReport::of(&[device], 4.0)), wanted);
-        let change = SizeChange {
+        let change = StepSizeChange {
             step: 3,
             from: 64,
             to: 32,

@@ -2,7 +2,7 @@
 //! (replicas, tokens, streaming) are stored in the plan of a session.
 
 use crate::budget::Budget;
-use crate::dynamic::Dynamic;
+use crate::dynamic::DynamicSettings;
 use crate::{Device, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
@@ -37,7 +37,7 @@ pub struct Settings {
     /// Whether weights may be streamed: kept in pinned host memory or on disk, and copied to the arena in every step.
     pub stream: Streaming,
     /// When the size of steps follows the free memory; `None` is one size for the whole run.
-    pub dynamic: Option<Dynamic>,
+    pub dynamic: Option<DynamicSettings>,
     /// Flags that were given but have no effect on this device, for run.json.
     pub unused_flags: Vec<&'static str>,
 }

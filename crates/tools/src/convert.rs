@@ -15,7 +15,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_models::from_fair_esm;
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::report::{optional_path_text, path_text};
-use plimsoll_runtime::{Level, Observer, Transfer, fair_esm};
+use plimsoll_runtime::{FileTransfer, Level, Observer, fair_esm};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 /// Options of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ConvertOptions {
     /// A weight file, an index, or a model's folder.
     pub input: PathBuf,
     /// The safetensors file.
@@ -34,7 +34,7 @@ pub struct Options {
     pub force: bool,
 }
 
-impl Options {
+impl ConvertOptions {
     /// The files that the conversion reads.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -73,8 +73,8 @@ pub struct ConvertReport {
 const PART: u64 = 1 << 18;
 
 /// Converts `options.input` to a safetensors file and compares the written file with the input.
-pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
-    let Options { input, output, force } = options;
+pub fn convert(options: &ConvertOptions, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
+    let ConvertOptions { input, output, force } = options;
     if output.extension().is_none_or(|suffix| suffix != "safetensors") {
         return Err(ToolError::NotSafetensors { path: output.clone() });
     }
@@ -96,10 +96,16 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Convert
     observer.say(Level::Info, &format!("{} tensors, {}", tensors.len(), Bytes(bytes)));
 
     let mut file = AtomicFile::create(output)?;
-    write(&weights, &tensors, &names, &mut file, &mut Progress { observer, file: output, bytes, done: 0 })?;
+    write(
+        &weights,
+        &tensors,
+        &names,
+        &mut file,
+        &mut ConvertProgress { observer, file: output, bytes, done: 0 },
+    )?;
     let written = Weights::open(file.written()?)?;
     observer.say(Level::Detail, "reading it back");
-    compare(&weights, &written, &names, &mut Progress { observer, file: output, bytes, done: 0 })?;
+    compare(&weights, &written, &names, &mut ConvertProgress { observer, file: output, bytes, done: 0 })?;
     file.commit()?;
     if let Some((path, text)) = &config {
         let mut file = AtomicFile::create(path)?;
@@ -148,7 +154,7 @@ fn write(
     tensors: &[&Tensor],
     names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
-    told: &mut Progress<'_>,
+    told: &mut ConvertProgress<'_>,
 ) -> Result<(), ToolError> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header =
@@ -170,7 +176,7 @@ fn compare(
     input: &Weights,
     written: &Weights,
     names: &BTreeMap<String, String>,
-    told: &mut Progress<'_>,
+    told: &mut ConvertProgress<'_>,
 ) -> Result<(), ToolError> {
     let expected: BTreeSet<&String> = names.values().collect();
     if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
@@ -206,17 +212,17 @@ fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// Progress of one pass over the tensors, reported to the observer.
-struct Progress<'a> {
+struct ConvertProgress<'a> {
     observer: &'a mut dyn Observer,
     file: &'a Path,
     bytes: u64,
     done: u64,
 }
 
-impl Progress<'_> {
+impl ConvertProgress<'_> {
     fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         let file = self.file.to_string_lossy();
-        self.observer.transfer(&Transfer { file: &file, bytes: self.done, total: self.bytes });
+        self.observer.transfer(&FileTransfer { file: &file, bytes: self.done, total: self.bytes });
     }
 }

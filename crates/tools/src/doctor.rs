@@ -10,7 +10,7 @@ use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
 use plimsoll_models::{ModelConfig, SequenceModel};
 use plimsoll_plan::{CpuKernel, KernelId};
-use plimsoll_runtime::fair_esm::{self, Checkpoint};
+use plimsoll_runtime::fair_esm::{self, FairEsmCheckpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use plimsoll_runtime::machine;
 use plimsoll_runtime::model::read_config;
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 /// Report on this machine: processor, memory, GPUs, cached models and free disk space.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Doctor {
+pub struct DoctorReport {
     /// Version of Plimsoll.
     #[serde(rename = "plimsoll")]
     pub version: &'static str,
@@ -106,7 +106,7 @@ pub struct TorchHubCache {
     #[serde(serialize_with = "optional_path_text")]
     pub folder: Option<PathBuf>,
     /// Its ESM-2 checkpoints of fair-esm.
-    pub checkpoints: Vec<Checkpoint>,
+    pub checkpoints: Vec<FairEsmCheckpoint>,
 }
 
 /// Free space of a disk.
@@ -133,7 +133,7 @@ fn as_map<K: Serialize, V: Serialize, S: Serializer>(
 
 /// Options of the report. The caller supplies the lines about GPUs, because this crate does not depend on CUDA.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
     pub gpus: Vec<String>,
     /// Whether to list the CPU kernels of each op.
@@ -142,7 +142,7 @@ pub struct Options {
 
 /// Collects the report on this machine. `Err` if the working directory, the default precision or the default memory
 /// budget cannot be determined.
-pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
+pub fn report(options: DoctorOptions) -> Result<DoctorReport, RuntimeError> {
     let cores = machine::cores();
     let memory = machine::available();
     let hub = HubEnv::from_process();
@@ -150,7 +150,7 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
     let mut folders = vec![("results", here)];
     folders.extend(hub.cache_dir().map(|cache| ("models", cache)));
     let cpuinfo = read("/proc/cpuinfo");
-    Ok(Doctor {
+    Ok(DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
         rust_at_least: env!("CARGO_PKG_RUST_VERSION"),
         platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
@@ -194,7 +194,7 @@ fn kernels() -> BTreeMap<&'static str, Vec<&'static str>> {
 /// Values of `--precision` that CPUs support.
 const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
-impl Doctor {
+impl DoctorReport {
     fn write_processor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let supported = self.features.iter().filter(|(_, is_supported)| *is_supported).map(|(name, _)| *name);
         let lacking = self.features.iter().filter(|(_, is_supported)| !is_supported).map(|(name, _)| *name);
@@ -238,7 +238,7 @@ impl Doctor {
         if self.torch_hub.checkpoints.is_empty() {
             writeln!(f, "    no ESM-2 checkpoints")?;
         }
-        for Checkpoint { model, bytes, .. } in &self.torch_hub.checkpoints {
+        for FairEsmCheckpoint { model, bytes, .. } in &self.torch_hub.checkpoints {
             writeln!(f, "    {model}: ESM-2, {}", Bytes(*bytes))?;
         }
         Ok(())
@@ -254,7 +254,7 @@ impl Doctor {
     }
 }
 
-impl fmt::Display for Doctor {
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { version, platform, rust_at_least, .. } = self;
         writeln!(f, "plimsoll {version} for {platform}, built with Rust {rust_at_least} or later")?;
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn every_part_is_in_both_forms() {
         let gpus = vec!["cuda:0: a card".to_owned()];
-        let doctor = report(Options { gpus: gpus.clone(), kernels: false }).expect("looked at");
+        let doctor = report(DoctorOptions { gpus: gpus.clone(), kernels: false }).expect("looked at");
         let (text, json) = (doctor.to_string(), to_json(&doctor));
         let parts = ["\nprocessor", "\nmemory", "\ngpu\n  cuda:0: a card", "\nmodels", "\ndisk"];
         let places: Vec<usize> =
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!((&json["cores"], &json["gpu"][0]), (&doctor.cores.into(), &"cuda:0: a card".into()));
         assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
         assert!(!text.contains("kernels") && json.get("kernels").is_none(), "{text}");
-        let doctor = report(Options { gpus, kernels: true }).expect("looked at");
+        let doctor = report(DoctorOptions { gpus, kernels: true }).expect("looked at");
         let (text, json) = (doctor.to_string(), to_json(&doctor));
         assert!(text.contains("\nkernels") && text.contains("linear"), "{text}");
         assert!(json["kernels"]["linear"].as_array().is_some_and(|rows| rows.len() > 1), "{json}");

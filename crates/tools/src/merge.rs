@@ -23,7 +23,7 @@ const PART: u64 = 1 << 18;
 
 /// Options of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MergeOptions {
     /// The adapter's folder.
     pub adapter: PathBuf,
     /// The base model; `None` uses the model named by the adapter.
@@ -32,7 +32,7 @@ pub struct Options {
     pub output: PathBuf,
 }
 
-impl Options {
+impl MergeOptions {
     /// The files that the merge reads.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -55,8 +55,8 @@ pub struct MergeReport {
 }
 
 /// Merges an adapter into its base model and writes a model folder.
-pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
-    let Options { adapter: folder, base, output } = options;
+pub fn merge(options: &MergeOptions, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
+    let MergeOptions { adapter: folder, base, output } = options;
     // A link that leads nowhere is somebody's too.
     if fs::symlink_metadata(output).is_ok() {
         return Err(ToolError::Exists { path: output.clone(), advice: "another name" });

@@ -160,17 +160,17 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Process;
+    use crate::process::ProcessMemory;
 
     #[test]
     fn the_process_takes_its_part_of_the_budget() {
-        let mut process = Process::default();
+        let mut process = ProcessMemory::default();
         process.add("heap", 70);
         process.add("nothing", 0);
         let budget = |bytes| Budget::unlimited(Bytes(bytes)).with(process.lines.clone());
         assert_eq!((budget(100).process_bytes(), budget(100).for_plans()), (Bytes(70), Bytes(30)));
         assert_eq!(budget(50).for_plans(), Bytes::ZERO);
-        let mut more = Process { lines: process.lines.clone() };
+        let mut more = ProcessMemory { lines: process.lines.clone() };
         more.add("stacks", 30);
         let left: Vec<u64> = more.beyond(Bytes(80)).iter().map(|line| line.bytes.0).collect();
         assert_eq!(left, [20]);

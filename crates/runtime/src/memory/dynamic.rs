@@ -42,7 +42,7 @@ const PAUSE: u64 = 10;
 
 /// Settings of dynamic sizes; in reports, with the keys of `memory.dynamic`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Dynamic {
+pub struct DynamicSettings {
     /// Shares of the memory that cause a change.
     #[serde(flatten)]
     pub thresholds: Thresholds,
@@ -85,7 +85,7 @@ pub struct Switch {
 /// The sizes of a run, and the size in use.
 #[derive(Clone, Debug)]
 pub struct DynamicSizes {
-    settings: Dynamic,
+    settings: DynamicSettings,
     /// Bytes of the arenas with each size, in ascending order.
     bytes: Vec<Bytes>,
     now: usize,
@@ -97,7 +97,7 @@ pub struct DynamicSizes {
 
 impl DynamicSizes {
     /// A run with sizes of these `bytes`, in ascending order and at least one, that begins with size number `now`.
-    pub fn new(settings: Dynamic, bytes: Vec<Bytes>, now: usize) -> Self {
+    pub fn new(settings: DynamicSettings, bytes: Vec<Bytes>, now: usize) -> Self {
         Self { settings, bytes, now, first: None, paused: 0 }
     }
 
@@ -159,7 +159,7 @@ fn percent(share: f64) -> f64 {
 
 /// A change of the size of the steps of an inference run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SizeChange {
+pub struct StepSizeChange {
     /// Number of steps that were sent to devices before.
     pub step: u64,
     /// Maximum number of tokens of a step before the change.
@@ -176,7 +176,7 @@ pub struct SizeChange {
     pub cause: String,
 }
 
-impl SizeChange {
+impl StepSizeChange {
     /// Line of a run's log.
     pub fn words(&self) -> String {
         let Self { step, from, to, cause, .. } = self;
@@ -189,7 +189,7 @@ fn name_of_reason<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok
     serializer.serialize_str(reason.name())
 }
 
-impl FromStr for Dynamic {
+impl FromStr for DynamicSettings {
     type Err = String;
 
     /// Parses a list, separated by commas, of a profile (default `balanced`) and `key=value` pairs with the keys of
@@ -249,7 +249,7 @@ impl Reason {
     }
 }
 
-impl Dynamic {
+impl DynamicSettings {
     /// Sets the value of a key.
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
@@ -281,7 +281,7 @@ impl Dynamic {
     }
 
     /// Decides on a change from size number `now` of `sizes`, the bytes of each size in ascending order. `due`: this reading
-    /// is a regular one, see [`Dynamic::is_due`].
+    /// is a regular one, see [`DynamicSettings::is_due`].
     ///
     /// A run grows only if the larger size stays below the target, and does not shrink below the warning threshold, so that
     /// it does not swing between two sizes while other processes keep what they have.
@@ -332,7 +332,7 @@ mod tests {
 
     /// Size that a run changes to, and why, with `used` of 1000 bytes in use; a larger size takes 20 bytes more each.
     fn decided(smooth: bool, used: u64, now: usize, due: bool) -> Option<(usize, Reason)> {
-        let dynamic = Dynamic { thresholds: BALANCED, every: 10, smooth };
+        let dynamic = DynamicSettings { thresholds: BALANCED, every: 10, smooth };
         let sizes = [100, 120, 140, 160].map(Bytes);
         let memory = Memory { free: Bytes(1000 - used), total: Bytes(1000) };
         let switch = dynamic.decide(memory, &sizes, now, due)?;
@@ -378,7 +378,7 @@ mod tests {
     /// With other processes that keep what they have, a run that has grown or shrunk does not change back.
     #[test]
     fn sizes_do_not_swing() {
-        let dynamic = Dynamic { thresholds: BALANCED, every: 1, smooth: true };
+        let dynamic = DynamicSettings { thresholds: BALANCED, every: 1, smooth: true };
         let sizes = [100, 120, 140, 160].map(Bytes);
         for others in (600..900).step_by(7) {
             for start in 0..sizes.len() {
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn memory_is_read_at_the_first_step_and_then_regularly() {
         let due = |every| {
-            let dynamic = Dynamic { thresholds: BALANCED, every, smooth: true };
+            let dynamic = DynamicSettings { thresholds: BALANCED, every, smooth: true };
             (1..=7).filter(|&step| dynamic.is_due(step)).collect::<Vec<u64>>()
         };
         assert_eq!((due(1).len(), due(3), due(10)), (7, vec![1, 4, 7], vec![1]));
@@ -422,12 +422,12 @@ mod tests {
 
     #[test]
     fn settings_are_parsed_as_a_profile_with_keys() {
-        let parsed = |text: &str| text.parse::<Dynamic>();
-        let balanced = Dynamic { thresholds: BALANCED, every: EVERY, smooth: true };
+        let parsed = |text: &str| text.parse::<DynamicSettings>();
+        let balanced = DynamicSettings { thresholds: BALANCED, every: EVERY, smooth: true };
         assert_eq!(parsed("balanced"), Ok(balanced));
         assert_eq!(
             parsed("aggressive,target=0.5,adjustment_frequency=1,smooth_transitions=false"),
-            Ok(Dynamic {
+            Ok(DynamicSettings {
                 thresholds: Thresholds { target: 0.5, ..Thresholds::AGGRESSIVE },
                 every: 1,
                 smooth: false
@@ -435,7 +435,7 @@ mod tests {
         );
         assert_eq!(
             parsed("warning=0.91"),
-            Ok(Dynamic { thresholds: Thresholds { warning: 0.91, ..BALANCED }, ..balanced })
+            Ok(DynamicSettings { thresholds: Thresholds { warning: 0.91, ..BALANCED }, ..balanced })
         );
         for (text, wanted) in [
             ("", "`` is no profile (aggressive, balanced, conservative"),
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_run_does_not_grow_soon_after_a_lack_of_memory() {
-        let settings = Dynamic { thresholds: BALANCED, every: 2, smooth: true };
+        let settings = DynamicSettings { thresholds: BALANCED, every: 2, smooth: true };
         let mut sizes = DynamicSizes::new(settings, [80, 160, 320].map(Bytes).to_vec(), 2);
         let used = |used: u64| Memory { free: Bytes(1000 - used), total: Bytes(1000) };
         assert_eq!(sizes.decide(1, used(930)).map(|s| (s.to, s.reason)), Some((1, Reason::Warning)));

@@ -38,7 +38,7 @@ const EVEN: f64 = 0.4;
 #[derive(Clone, Debug, Default)]
 pub struct LeakDetector {
     steps: u64,
-    scales: Vec<Scale>,
+    scales: Vec<TimeScale>,
     leak: Option<Leak>,
 }
 
@@ -54,7 +54,7 @@ pub struct Leak {
 
 /// Readings at one time scale.
 #[derive(Clone, Debug, Default)]
-struct Scale {
+struct TimeScale {
     /// The last readings, one more than the window.
     readings: VecDeque<u64>,
     /// Readings of the block that is not complete.
@@ -76,7 +76,7 @@ impl LeakDetector {
         let mut reading = memory.0;
         for scale in 0..SCALES {
             if scale == self.scales.len() {
-                self.scales.push(Scale::default());
+                self.scales.push(TimeScale::default());
             }
             let steps_of_reading = (BLOCK as u64).pow(scale as u32);
             let (growth, minimum) = self.scales[scale].add(reading);
@@ -100,7 +100,7 @@ impl LeakDetector {
     }
 }
 
-impl Scale {
+impl TimeScale {
     /// Adds a reading. Returns the growth over the window if it is a leak, and the minimum of the block that the reading
     /// completes.
     fn add(&mut self, reading: u64) -> (Option<u64>, Option<u64>) {

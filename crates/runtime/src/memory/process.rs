@@ -31,7 +31,7 @@ const SIZES: u64 = 8 << 20;
 
 /// Memory entries of the process on the host.
 #[derive(Clone, Debug, Default)]
-pub struct Process {
+pub struct ProcessMemory {
     /// Labelled byte counts.
     pub lines: Vec<Staging>,
 }
@@ -46,7 +46,7 @@ pub fn bill_whole_process() {
     IS_A_COMMAND.store(true, Ordering::Relaxed);
 }
 
-impl Process {
+impl ProcessMemory {
     /// The entries of the process, to which a command adds its own; `None` where no budget covers the host's memory.
     /// For a GPU run with a budget for host memory, the list starts empty if the process is not counted.
     pub fn of(settings: &Settings) -> Option<Self> {
@@ -116,7 +116,7 @@ impl Process {
 /// The entries of the process that do not depend on the input. Empty where the planned memory is not the host's and has
 /// no separate budget.
 pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
-    let Some(mut process) = Process::of(settings) else { return vec![] };
+    let Some(mut process) = ProcessMemory::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines
 }

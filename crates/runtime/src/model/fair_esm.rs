@@ -60,7 +60,7 @@ pub(crate) fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
 
 /// A released model's checkpoint in torch.hub's cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Checkpoint {
+pub struct FairEsmCheckpoint {
     /// Hub id of the model.
     pub model: &'static str,
     /// Path of the checkpoint.
@@ -72,13 +72,13 @@ pub struct Checkpoint {
 }
 
 /// Lists the released models whose checkpoints are in torch.hub's cache.
-pub fn cached(env: &HubEnv) -> Vec<Checkpoint> {
+pub fn cached(env: &HubEnv) -> Vec<FairEsmCheckpoint> {
     KNOWN
         .iter()
         .filter_map(|(model, _)| {
             let file = in_torch_cache(model, env)?;
             let bytes = fs::metadata(&file).ok()?.len();
-            Some(Checkpoint { model, file, bytes })
+            Some(FairEsmCheckpoint { model, file, bytes })
         })
         .collect()
 }
@@ -159,7 +159,7 @@ fn unusable(file: &Path, why: String) -> RuntimeError {
 
 /// Sizes of a model. Head count and token dropout cannot be derived from tensors; layers and width must agree with
 /// them.
-struct Sizes {
+struct Esm2Sizes {
     layers: u64,
     hidden_size: u64,
     heads: u64,
@@ -168,7 +168,7 @@ struct Sizes {
 
 /// Reads the sizes from a checkpoint's `cfg` (ESM-2 as published: `cfg["model"]`) or `args`, each a dict or an
 /// argparse.Namespace. `None` if the file has neither, or lacks a size.
-fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
+fn stated(file: &Path) -> Result<Option<Esm2Sizes>, RuntimeError> {
     let object = read_pt_object(file)?;
     let root = object.root();
     let cfg = root.get("cfg").map(|cfg| member(cfg, "model").unwrap_or(cfg));
@@ -177,8 +177,8 @@ fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
 }
 
 /// The sizes among the arguments of a training run; `None` if one is missing.
-fn sizes_of(arguments: Value<'_>) -> Option<Sizes> {
-    Some(Sizes {
+fn sizes_of(arguments: Value<'_>) -> Option<Esm2Sizes> {
+    Some(Esm2Sizes {
         layers: size(arguments, "encoder_layers")?,
         hidden_size: size(arguments, "encoder_embed_dim")?,
         heads: size(arguments, "encoder_attention_heads")?,
@@ -199,13 +199,13 @@ fn member<'a>(value: Value<'a>, name: &str) -> Option<Value<'a>> {
 }
 
 /// Sizes of the released model named like the file, or else of the released model with these layers and width.
-fn released(file: &Path, layers: u64, hidden_size: u64) -> Option<Sizes> {
+fn released(file: &Path, layers: u64, hidden_size: u64) -> Option<Esm2Sizes> {
     let by_name = file.file_stem().and_then(|stem| esm2(stem.to_str()?));
     let Esm2Config { layers, hidden_size, heads, token_dropout, .. } = by_name.or_else(|| {
         let mut all = KNOWN.iter().filter_map(|(id, _)| esm2(id));
         all.find(|config| (config.layers, config.hidden_size) == (layers, hidden_size))
     })?;
-    Some(Sizes { layers, hidden_size, heads, token_dropout })
+    Some(Esm2Sizes { layers, hidden_size, heads, token_dropout })
 }
 
 /// The configuration of a known ESM-2 model.

@@ -2,7 +2,7 @@
 //! and `HF_HUB_OFFLINE` never touch the network; only the files that the model's family needs are downloaded.
 
 use super::{VOCABULARY, fair_esm, read_config};
-use crate::{Level, ModelError, Observer, RuntimeError, Transfer};
+use crate::{FileTransfer, Level, ModelError, Observer, RuntimeError};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::printable::EscapedPath;
@@ -305,7 +305,7 @@ impl Fetch<'_> {
                         observer.say(Level::Info, &format!("{file}: {}", Bytes(total)));
                         announced = true;
                     }
-                    observer.transfer(&Transfer { file, bytes, total });
+                    observer.transfer(&FileTransfer { file, bytes, total });
                 }
             }
             match observer.stop() {

@@ -295,10 +295,10 @@ impl EncoderModel {
     }
 
     /// Where the values of a tensor come from. `check` has made sure that there is a source for every tensor.
-    fn place(&self, tensor: &str) -> Slice {
+    fn place(&self, tensor: &str) -> TensorSource {
         match self.find(tensor) {
-            Some(name) => Slice::File(name),
-            None => Slice::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
+            Some(name) => TensorSource::File(name),
+            None => TensorSource::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
         }
     }
 }
@@ -333,14 +333,14 @@ pub(crate) fn weights_of(name: &str, place: &ModelPath) -> Result<Weights, Runti
 }
 
 /// Source of a tensor's values.
-pub(crate) enum Slice {
+pub(crate) enum TensorSource {
     /// In the weight file, under this name.
     File(String),
     /// In memory: values derived from the configuration.
     Memory(Vec<f32>),
 }
 
-impl Slice {
+impl TensorSource {
     pub(crate) fn read(
         &self,
         weights: &Weights,

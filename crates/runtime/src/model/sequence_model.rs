@@ -4,8 +4,8 @@
 
 use super::hub::{self, CONFIG, Need, TOKENIZER};
 use super::{
-    EncoderModel, Slice, Tokenizer, VOCABULARY, adapter, check_twin, check_vocabulary, leftovers, pieces,
-    read_pieces, sha256, weights_of,
+    EncoderModel, TensorSource, Tokenizer, VOCABULARY, adapter, check_twin, check_vocabulary, leftovers,
+    pieces, read_pieces, sha256, weights_of,
 };
 use crate::session::{SessionModel, WeightSource};
 use crate::{ModelError, Observer, RuntimeError, Silent};
@@ -157,10 +157,12 @@ impl DecoderModel {
     }
 
     /// Where the values of a tensor come from. `check_decoder` has made sure that there is a source for every tensor.
-    fn place(&self, tensor: &str) -> Slice {
+    fn place(&self, tensor: &str) -> TensorSource {
         match self.config.derived(tensor) {
-            Some(values) => Slice::Memory(values),
-            None => Slice::File(find_in_decoder(&self.weights, tensor).unwrap_or_else(|| tensor.to_owned())),
+            Some(values) => TensorSource::Memory(values),
+            None => {
+                TensorSource::File(find_in_decoder(&self.weights, tensor).unwrap_or_else(|| tensor.to_owned()))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! budget and the next larger step was refused, by the plan that `plimsoll plan` makes for these numbers of tokens.
 
 use crate::machine::resident;
-use crate::price::{self, Request};
+use crate::price::{self, PriceRequest};
 use crate::session::bounds::{TOKEN_STEP, tokens};
 use crate::session::{self, Next, Push, SessionModel, StageStart};
 use crate::{Budget, Device, Model, Observer, RequestError, RuntimeError, Settings};
@@ -20,7 +20,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct LargestStep {
     /// The request with the largest number of tokens.
-    pub request: Request,
+    pub request: PriceRequest,
     /// Its program.
     pub program: Program,
     /// The largest number of tokens.
@@ -46,7 +46,7 @@ const MOST: u64 = i32::MAX as u64 / TOKEN_STEP;
 ///
 /// # Errors
 /// [`PlanError::OverBudget`] if even the smallest step does not fit, or a model that cannot be read.
-pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeError> {
+pub fn largest(model: &str, request: &PriceRequest) -> Result<LargestStep, RuntimeError> {
     let smallest = price::LONGEST.div_ceil(TOKEN_STEP);
     let stream = match request.stream {
         Streaming::Auto if fits(model, &sized(request, smallest, Streaming::Never))? => Streaming::Never,
@@ -72,12 +72,12 @@ pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeErr
 }
 
 /// The request for steps of `n` times [`TOKEN_STEP`] tokens.
-fn sized(request: &Request, n: u64, stream: Streaming) -> Request {
-    Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() }
+fn sized(request: &PriceRequest, n: u64, stream: Streaming) -> PriceRequest {
+    PriceRequest { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() }
 }
 
 /// Whether a step of one replica fits the budget.
-fn fits(model: &str, request: &Request) -> Result<bool, RuntimeError> {
+fn fits(model: &str, request: &PriceRequest) -> Result<bool, RuntimeError> {
     match price::alone(model, request) {
         Ok(_) => Ok(true),
         Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
@@ -146,7 +146,7 @@ pub struct StepTrial {
 /// Those of a run: a model without weights, a plan that does not fit, errors of the device.
 pub fn trial(
     model: &str,
-    request: &Request,
+    request: &PriceRequest,
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<StepTrial, RuntimeError> {
@@ -252,7 +252,7 @@ impl TrialCommand {
 
 /// A confirmed answer of [`largest`].
 #[derive(Debug)]
-pub struct Confirmation<'a> {
+pub struct StepConfirmation<'a> {
     largest: &'a LargestStep,
     trial: StepTrial,
 }
@@ -261,7 +261,10 @@ pub struct Confirmation<'a> {
 ///
 /// # Errors
 /// [`RequestError::NotConfirmed`]: a trial that fails, exceeds the budget, or gives outputs that are not finite.
-pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<Confirmation<'a>, RuntimeError> {
+pub fn confirm<'a>(
+    largest: &'a LargestStep,
+    command: &TrialCommand,
+) -> Result<StepConfirmation<'a>, RuntimeError> {
     let trial: StepTrial = command.run(&[])?.map_err(|why| not_confirmed(largest, why))?;
     let StepTrial { tokens, finite, peak_bytes, budget_bytes, .. } = trial;
     if peak_bytes > budget_bytes {
@@ -275,7 +278,7 @@ pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<C
     if !finite {
         return Err(not_confirmed(largest, "an output of its trial is not finite".to_owned()));
     }
-    Ok(Confirmation { largest, trial })
+    Ok(StepConfirmation { largest, trial })
 }
 
 fn not_confirmed(largest: &LargestStep, why: String) -> RuntimeError {
@@ -283,7 +286,7 @@ fn not_confirmed(largest: &LargestStep, why: String) -> RuntimeError {
     RequestError::NotConfirmed { what, why }.into()
 }
 
-impl Confirmation<'_> {
+impl StepConfirmation<'_> {
     /// The confirmation for reports.
     pub fn report(&self) -> ConfirmationReport<StepTrial> {
         let next = self.largest.refused.as_ref().map(|refused| refused.refusal.to_string());

@@ -25,7 +25,7 @@ use std::path::Path;
 
 /// A request for a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct PriceRequest {
     /// Tokens of a step; `None` chooses the most that fit the budget.
     pub tokens: Option<u64>,
     /// Memory budget; `None` takes the target's memory, or this machine's free memory where the target has no memory
@@ -41,7 +41,7 @@ pub struct Request {
     pub target: Target,
 }
 
-impl Request {
+impl PriceRequest {
     /// The most replicas of a run with a long input; always 1 on a GPU.
     fn most_replicas(&self) -> usize {
         if self.target.arena_in_host() { most_replicas(self.threads(), self.threads(), self.stream) } else { 1 }
@@ -151,12 +151,12 @@ pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeErr
 }
 
 /// Plans the program that computes mean embeddings with `model`, for an input of unknown length.
-pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> {
+pub fn program(model: &str, request: &PriceRequest) -> Result<Program, RuntimeError> {
     program_with(model, request, &mut |_, _| {})
 }
 
 /// Plans like [`program`] and calls `dump` with the graph after each pass.
-pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
+pub fn program_with(model: &str, request: &PriceRequest, dump: Dump<'_>) -> Result<Program, RuntimeError> {
     let bytes = budget(request)?;
     // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
@@ -180,7 +180,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
 ///
 /// # Errors
 /// `PlanError::OverBudget` without remedies where it does not fit the budget.
-pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeError> {
+pub(crate) fn alone(model: &str, request: &PriceRequest) -> Result<Program, RuntimeError> {
     let policy = Policy { precision: request.precision()?, ..Policy::default() };
     let budget = Budget::unlimited(budget(request)?).with(process(request).lines);
     let target = request.target_of(1);
@@ -198,7 +198,7 @@ pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeEr
 }
 
 /// The stage of a run that computes mean embeddings.
-pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
+pub(crate) fn stage(model: SequenceModel, request: &PriceRequest, policy: Policy) -> SearchStage<'static> {
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let part = PlanPart {
         name: PLAN.to_owned(),
@@ -211,7 +211,7 @@ pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> 
 
 /// The optimisations in effect in `program`, which was planned for `request`. Sizes of a step are held: a plan without an
 /// optimisation has as many tokens, but may exceed the budget.
-pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
+pub fn explain(model: &str, request: &PriceRequest, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
     let model = sequence_model(model)?;
     explain::of_stage(
         &|precision| stage(model.clone(), request, Policy { precision, ..Policy::default() }),
@@ -222,7 +222,7 @@ pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<
 }
 
 /// The budget of a request: the given one, the target's memory, or the default of a run on this machine.
-pub fn budget(request: &Request) -> Result<Bytes, RuntimeError> {
+pub fn budget(request: &PriceRequest) -> Result<Bytes, RuntimeError> {
     match (request.budget, request.target.memory) {
         (Some(budget), _) => Ok(budget),
         (None, Bytes::ZERO) => Ok(Settings::default().read_budget()?.bytes),
@@ -232,21 +232,21 @@ pub fn budget(request: &Request) -> Result<Bytes, RuntimeError> {
 
 /// Host memory of the process outside the plan, on this machine's CPU: the entries that do not depend on the input.
 /// Empty for any other target, because that plan does not describe this host's memory.
-pub fn process(request: &Request) -> Process {
+pub fn process(request: &PriceRequest) -> ProcessBill {
     if request.target.name != CPU {
-        return Process::default();
+        return ProcessBill::default();
     }
     let settings = Settings { threads: request.threads(), ..Settings::default() };
-    Process { lines: process::before_input(&settings) }
+    ProcessBill { lines: process::before_input(&settings) }
 }
 
 /// Memory entries of the process outside the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Process {
+pub struct ProcessBill {
     lines: Vec<Staging>,
 }
 
-impl Process {
+impl ProcessBill {
     /// The entries.
     pub fn lines(&self) -> &[Staging] {
         &self.lines

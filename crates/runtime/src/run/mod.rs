@@ -12,7 +12,7 @@ use crate::health::PlannedMemory;
 use crate::machine::Reading;
 use crate::observer::stopped;
 use crate::session::bounds::tokens;
-use crate::session::{PlannedStages, StageStart, StepSession, Stop, Usage, say_given_back};
+use crate::session::{PlannedStages, StageStart, StepSession, StopCheck, Usage, say_given_back};
 use crate::watch::{StageRecorder, Watch};
 use crate::{Level, Observer, Progress, RuntimeError};
 use plimsoll_graph::Bytes;
@@ -46,10 +46,10 @@ pub trait StreamEngine {
     fn announce(&mut self, batch: &Self::Batch, observer: &mut dyn Observer) -> Result<(), Self::Error>;
 
     /// Computes the sequences of a batch, or queues them. Calls `stop` while it waits, and returns its error.
-    fn take(&mut self, batch: Self::Batch, stop: Stop<'_>) -> Result<(), Self::Error>;
+    fn take(&mut self, batch: Self::Batch, stop: StopCheck<'_>) -> Result<(), Self::Error>;
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
-    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, Self::Error>;
+    fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, Self::Error>;
 
     /// Returns the warnings that the session raised since the last call, for example about failed devices.
     fn warnings(&mut self) -> Vec<String>;

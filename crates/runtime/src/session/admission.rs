@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::machine::{self, Reading};
 use crate::observer::on_start;
 use crate::settings::free;
-use crate::{Level, Observer, OutOfMemory, Phase, RequestError, RuntimeError, Settings};
+use crate::{Level, Observer, OomPhase, OutOfMemory, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
@@ -41,7 +41,7 @@ pub struct Site {
 /// The OOM fallback of a session at the moment when no smaller step is left.
 pub(crate) struct OomFallback<'a> {
     /// What the session did when the memory ran out.
-    pub(crate) phase: Phase,
+    pub(crate) phase: OomPhase,
     /// Tokens of the smaller steps that lacked memory too.
     pub(crate) tried: &'a [u64],
     /// Whether the run changes the size of its steps with the free memory.

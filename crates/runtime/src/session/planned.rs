@@ -5,11 +5,11 @@ use super::StepSession;
 use super::admission::{OomFallback, Site};
 use super::bounds::{TOKEN_STEP, tokens};
 use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
-use super::search::{Choice, Rejected, SearchPoint, SearchSpace, SearchStage, search};
+use super::search::{RejectedCandidate, SearchPoint, SearchResult, SearchSpace, SearchStage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
-use crate::dynamic::{Dynamic, MAX_SIZES, RETRIES};
-use crate::{Level, Observer, Phase, RequestError, RuntimeError, Settings};
+use crate::dynamic::{DynamicSettings, MAX_SIZES, RETRIES};
+use crate::{Level, Observer, OomPhase, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
@@ -33,7 +33,7 @@ pub struct StagesRequest<'a> {
 pub struct PlannedStages<'a> {
     settings: Settings,
     stages: Vec<SearchStage<'a>>,
-    choice: Choice,
+    choice: SearchResult,
     site: Site,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Reload<'a> {
     }
 
     /// The settings of steps that follow the memory.
-    pub(super) fn dynamic(&self) -> Option<Dynamic> {
+    pub(super) fn dynamic(&self) -> Option<DynamicSettings> {
         self.planned.settings.dynamic
     }
 
@@ -137,7 +137,7 @@ impl PlannedStages<'_> {
     }
 
     /// The candidates that did not fit.
-    pub fn rejected(&self) -> &[Rejected] {
+    pub fn rejected(&self) -> &[RejectedCandidate] {
         &self.choice.rejected
     }
 
@@ -251,7 +251,7 @@ impl PlannedStages<'_> {
             let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
             let Some(smaller) = smaller else {
                 let dynamic = self.settings.dynamic.is_some();
-                let fallback = OomFallback { phase: Phase::Load, tried: &tried, dynamic };
+                let fallback = OomFallback { phase: OomPhase::Load, tried: &tried, dynamic };
                 return Err(self.site.out_of_memory(&used[0], fallback, error));
             };
             let to = tokens(&smaller[0]);

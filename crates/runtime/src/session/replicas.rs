@@ -7,7 +7,7 @@
 mod tests;
 
 use super::bounds::in_flight_target;
-use super::replica::{Replica, Shared};
+use super::replica::{Replica, SharedQueue};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
 use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
@@ -22,34 +22,34 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Callback called periodically while waiting for a step; an error ends the wait.
-pub type Stop<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
+pub type StopCheck<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
 
-/// Interval between calls of [`Stop`].
+/// Interval between calls of [`StopCheck`].
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An output of a plan; its number of rows depends on a step's counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct StepOutput {
     /// The output's id.
     pub id: OutputId,
     /// Its name in the plan's graph.
     pub name: String,
     /// Whether there is a row per sequence or per token.
-    pub per: Per,
+    pub per: RowUnit,
     /// Columns of a row.
     pub width: usize,
 }
 
 /// Row unit of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Per {
+pub enum RowUnit {
     /// One row per sequence.
     Sequence,
     /// One row per token.
     Token,
 }
 
-impl Output {
+impl StepOutput {
     /// The outputs of a plan, in the order of its graph.
     pub(super) fn of(program: &Program, plan: usize) -> Vec<Self> {
         let graph = &program.plans()[plan].1.graph;
@@ -59,10 +59,10 @@ impl Output {
             .map(|(role, value)| {
                 let spec = graph.spec(*value);
                 let (per, columns) = match spec.shape.first() {
-                    Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
-                    Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
+                    Some(Dim::Tokens(_)) => (RowUnit::Token, &spec.shape[1..]),
+                    Some(Dim::Sequences(_)) => (RowUnit::Sequence, &spec.shape[1..]),
                     // No output of a model has a row for each pack.
-                    Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
+                    Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (RowUnit::Sequence, &spec.shape[..]),
                 };
                 let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
                 Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
@@ -73,15 +73,15 @@ impl Output {
     /// Number of elements of the output in a step with these counts.
     pub(super) fn elements(&self, counts: Counts) -> usize {
         let rows = match self.per {
-            Per::Sequence => counts.sequences,
-            Per::Token => counts.tokens,
+            RowUnit::Sequence => counts.sequences,
+            RowUnit::Token => counts.tokens,
         };
         rows as usize * self.width
     }
 }
 
 /// A step of a plan, with its input and output buffers.
-pub(super) struct Work<T> {
+pub(super) struct StepWork<T> {
     /// Index of the plan in the program.
     pub(super) plan: usize,
     /// The inputs, each with exactly the elements that `counts` implies.
@@ -89,7 +89,7 @@ pub(super) struct Work<T> {
     /// Numbers of tokens and sequences of the step.
     pub(super) counts: Counts,
     /// The outputs to read.
-    pub(super) outputs: Arc<[Output]>,
+    pub(super) outputs: Arc<[StepOutput]>,
     /// One vector per output: reusable buffers until the step is done, then the output values.
     pub(super) values: Vec<Vec<f32>>,
     /// The client's identification of the step.
@@ -127,9 +127,9 @@ impl Values {
 }
 
 /// A completed step.
-pub(super) struct Done<T> {
+pub(super) struct CompletedWork<T> {
     /// The step, with its output values.
-    pub(super) work: Work<T>,
+    pub(super) work: StepWork<T>,
     /// Device time in seconds.
     pub(super) seconds: f64,
 }
@@ -154,11 +154,11 @@ pub struct Usage {
 }
 
 /// The devices that share the steps of a program.
-pub(super) struct Replicas<T> {
+pub(super) struct ReplicaPool<T> {
     /// The step queue.
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedQueue<T>>,
     /// Events of the device threads.
-    events: Receiver<Event<T>>,
+    events: Receiver<ReplicaEvent<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
     programs: Prepared,
     /// Index of the program in use.
@@ -182,16 +182,16 @@ pub(super) struct Replicas<T> {
 /// What a device has returned.
 pub(super) enum Returned<T> {
     /// A completed step.
-    Done(Done<T>),
+    Done(CompletedWork<T>),
     /// Steps that were not computed, because the device lacks memory for steps of this size.
-    LacksMemory(DeviceError, Vec<Work<T>>),
+    LacksMemory(DeviceError, Vec<StepWork<T>>),
 }
 
 /// Event reported by a device thread.
-pub(super) enum Event<T> {
+pub(super) enum ReplicaEvent<T> {
     Done {
         replica: usize,
-        done: Done<T>,
+        done: CompletedWork<T>,
         given_back: Bytes,
         /// The device's remark about an unusual event.
         note: Option<String>,
@@ -206,7 +206,7 @@ pub(super) enum Event<T> {
     LacksMemory {
         replica: usize,
         error: DeviceError,
-        works: Vec<Work<T>>,
+        works: Vec<StepWork<T>>,
     },
     /// The answer to a request for a size.
     Resized {
@@ -218,7 +218,7 @@ pub(super) enum Event<T> {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl<T: Send + 'static> Replicas<T> {
+impl<T: Send + 'static> ReplicaPool<T> {
     /// Starts one thread per executor; all executors have the same program and weights.
     pub(super) fn new(executors: Vec<Executor>) -> Result<Self, RuntimeError> {
         let Some(first) = executors.first() else {
@@ -241,7 +241,7 @@ impl<T: Send + 'static> Replicas<T> {
             Usage { name, arithmetic, ..Usage::default() }
         });
         let usage = usage.collect();
-        let shared = Arc::new(Shared::new(replicas));
+        let shared = Arc::new(SharedQueue::new(replicas));
         let (sender, events) = channel();
         // From here on, an error drops `all`, which ends the threads that were started.
         let mut all = Self {
@@ -308,13 +308,16 @@ impl<T: Send + 'static> Replicas<T> {
         let mut failed = None;
         while answers < self.working {
             match self.events.recv() {
-                Ok(Event::Resized { result, .. }) => {
+                Ok(ReplicaEvent::Resized { result, .. }) => {
                     answers += 1;
                     failed = failed.or(result.err());
                 }
-                Ok(Event::Panicked(panic)) => resume_unwind(panic),
+                Ok(ReplicaEvent::Panicked(panic)) => resume_unwind(panic),
                 Ok(
-                    Event::Done { .. } | Event::Retired { .. } | Event::LacksMemory { .. } | Event::Refused(_),
+                    ReplicaEvent::Done { .. }
+                    | ReplicaEvent::Retired { .. }
+                    | ReplicaEvent::LacksMemory { .. }
+                    | ReplicaEvent::Refused(_),
                 ) => {
                     return Err(RuntimeError::bug("a device returned a step that was not in flight"));
                 }
@@ -350,19 +353,19 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Appends a step to the queue.
-    pub(super) fn send(&mut self, work: Work<T>) {
+    pub(super) fn send(&mut self, work: StepWork<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_back(work));
     }
 
     /// Puts a step at the head of the queue.
-    pub(super) fn send_first(&mut self, work: Work<T>) {
+    pub(super) fn send_first(&mut self, work: StepWork<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_front(work));
     }
 
     /// Waits until a device returns steps; `None` if none is in flight.
-    pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Returned<T>>, RuntimeError> {
+    pub(super) fn wait(&mut self, stop: StopCheck<'_>) -> Result<Option<Returned<T>>, RuntimeError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
                 Ok(event) => {
@@ -394,7 +397,7 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Removes and returns the steps that no device has started.
-    pub(super) fn cancel(&mut self) -> Vec<Work<T>> {
+    pub(super) fn cancel(&mut self) -> Vec<StepWork<T>> {
         let works = self.shared.clear();
         self.in_flight -= works.len();
         works
@@ -405,7 +408,7 @@ impl<T: Send + 'static> Replicas<T> {
         self.stop()
     }
 
-    /// Ends the device threads and returns the executors of the working devices; [`Replicas::go_on`] starts them again. No
+    /// Ends the device threads and returns the executors of the working devices; [`ReplicaPool::go_on`] starts them again. No
     /// step may be in flight.
     pub(super) fn stop(&mut self) -> Vec<Executor> {
         self.join().into_iter().flatten().collect()
@@ -429,9 +432,9 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Processes an event; returns the steps that a device returned with it.
-    fn hear(&mut self, event: Event<T>) -> Result<Option<Returned<T>>, RuntimeError> {
+    fn hear(&mut self, event: ReplicaEvent<T>) -> Result<Option<Returned<T>>, RuntimeError> {
         match event {
-            Event::Done { replica, done, given_back, note } => {
+            ReplicaEvent::Done { replica, done, given_back, note } => {
                 self.in_flight -= 1;
                 let usage = &mut self.usage[replica];
                 usage.steps += 1;
@@ -441,18 +444,18 @@ impl<T: Send + 'static> Replicas<T> {
                 self.warnings.extend(note.map(|note| format!("{}: {note}", usage.name)));
                 Ok(Some(Returned::Done(done)))
             }
-            Event::LacksMemory { replica, error, works } => {
+            ReplicaEvent::LacksMemory { replica, error, works } => {
                 self.in_flight -= works.len();
                 let name = &self.usage[replica].name;
                 let why = told(&error);
                 self.warnings.push(format!("{name} has too little memory: {why}"));
                 Ok(Some(Returned::LacksMemory(error, works)))
             }
-            Event::Resized { replica, .. } => {
+            ReplicaEvent::Resized { replica, .. } => {
                 let name = &self.usage[replica].name;
                 Err(RuntimeError::bug(format!("{name} changed its size without a request")))
             }
-            Event::Retired { replica, error, handed_back } => {
+            ReplicaEvent::Retired { replica, error, handed_back } => {
                 self.working -= 1;
                 let name = &self.usage[replica].name;
                 let why = told(&error);
@@ -471,11 +474,11 @@ impl<T: Send + 'static> Replicas<T> {
                 self.warnings.pop();
                 Err(self.none_left())
             }
-            Event::Refused(error) => {
+            ReplicaEvent::Refused(error) => {
                 self.in_flight -= 1;
                 Err(error.into())
             }
-            Event::Panicked(panic) => resume_unwind(panic),
+            ReplicaEvent::Panicked(panic) => resume_unwind(panic),
         }
     }
 
@@ -494,7 +497,7 @@ impl<T: Send + 'static> Replicas<T> {
     }
 }
 
-impl<T> Replicas<T> {
+impl<T> ReplicaPool<T> {
     /// Closes the queue and joins the device threads.
     fn join(&mut self) -> Vec<Option<Executor>> {
         self.shared.close();
@@ -503,7 +506,7 @@ impl<T> Replicas<T> {
     }
 }
 
-impl<T> Drop for Replicas<T> {
+impl<T> Drop for ReplicaPool<T> {
     fn drop(&mut self) {
         self.join();
     }

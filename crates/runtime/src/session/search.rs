@@ -43,10 +43,10 @@ pub struct PlanPart<'a> {
 
 /// Post-processes a program, for example adding the buffers that a run holds beside its arena. The second argument is
 /// the number of replicas.
-pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
+pub type FinishProgram<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
 
 /// Computes the bytes of host memory that hold outputs in transit, given the program and the number of in-flight steps.
-pub type Kept<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
+pub type OutputsInTransit<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
 
 /// Models that are in memory together: the plans of one program.
 pub struct SearchStage<'a> {
@@ -55,16 +55,16 @@ pub struct SearchStage<'a> {
     /// Minimum number of tokens of a step: the length of the longest sequence.
     pub longest: u64,
     /// Adds the buffers that a run holds beside the arena.
-    pub finish: Finish<'a>,
+    pub finish: FinishProgram<'a>,
     /// Bytes that a run keeps in host memory beside a GPU's arena.
-    pub kept: Kept<'a>,
+    pub kept: OutputsInTransit<'a>,
 }
 
 impl<'a> SearchStage<'a> {
     /// A stage that holds no memory beside its arena.
     pub fn new(parts: Vec<PlanPart<'a>>, longest: u64) -> Self {
-        let finish: Finish<'a> = Box::new(|program, _| program);
-        let kept: Kept<'a> = Box::new(|_, _| Bytes::ZERO);
+        let finish: FinishProgram<'a> = Box::new(|program, _| program);
+        let kept: OutputsInTransit<'a> = Box::new(|_, _| Bytes::ZERO);
         Self { parts, longest, finish, kept }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct SearchPoint<'a> {
 
 /// The result of a search.
 #[derive(Debug)]
-pub struct Choice {
+pub struct SearchResult {
     /// Index of the chosen budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
@@ -91,12 +91,12 @@ pub struct Choice {
     /// The program of each stage of the alternative.
     pub programs: Vec<Program>,
     /// The candidates that did not fit, in the order in which they were tried.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedCandidate>,
 }
 
 /// A candidate that did not fit, with the bill of its smallest step.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedCandidate {
     /// Index of the budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
@@ -118,8 +118,8 @@ pub fn search(
     space: &SearchSpace<'_>,
     alternatives: &[Vec<SearchStage<'_>>],
     dump: Dump<'_>,
-) -> Result<Choice, RuntimeError> {
-    let mut rejected: Vec<Rejected> = vec![];
+) -> Result<SearchResult, RuntimeError> {
+    let mut rejected: Vec<RejectedCandidate> = vec![];
     for (number, budget) in space.budgets.iter().enumerate() {
         let mut replicas = space.replicas.max(1);
         loop {
@@ -135,9 +135,11 @@ pub fn search(
                 let fitted = stages.iter().map(|stage| point.fit(space, stage, stream, budget, &mut *dump));
                 match all(fitted)? {
                     Ok(programs) => {
-                        return Ok(Choice { budget: number, replicas, alternative, programs, rejected });
+                        return Ok(SearchResult { budget: number, replicas, alternative, programs, rejected });
                     }
-                    Err(bill) => rejected.push(Rejected { budget: number, replicas, alternative, bill }),
+                    Err(bill) => {
+                        rejected.push(RejectedCandidate { budget: number, replicas, alternative, bill })
+                    }
                 }
             }
             if replicas == 1 {
@@ -267,7 +269,7 @@ mod tests {
         replicas: usize,
         budgets: &[(u64, u64)],
         alternatives: &[Vec<SearchStage<'_>>],
-    ) -> Result<Choice, RuntimeError> {
+    ) -> Result<SearchResult, RuntimeError> {
         let budget = |&(bytes, process): &(u64, u64)| Budget {
             process: vec![Staging { label: "queues".to_owned(), bytes: Bytes(process) }],
             ..Budget::unlimited(Bytes(bytes))
@@ -289,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_first_candidate_that_fits_is_chosen_and_the_others_are_reported() {
-        let tried = |choice: &Choice| -> Vec<(usize, usize, usize)> {
+        let tried = |choice: &SearchResult| -> Vec<(usize, usize, usize)> {
             choice.rejected.iter().map(|r| (r.budget, r.replicas, r.alternative)).collect()
         };
         // Two matrices of 16.8 MB each, together or one after the other; 5.6 MB of workspace.

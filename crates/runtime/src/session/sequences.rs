@@ -8,8 +8,8 @@
 use super::bounds::{bounds, copies, output_bytes, with_outputs};
 use super::in_order::InOrder;
 use super::{
-    Completed, ModelId, Next, Per, PlanPart, PlannedStages, Push, SearchStage, StageStart, StagesRequest,
-    StepSession, Stop, WeightSource,
+    Completed, ModelId, Next, PlanPart, PlannedStages, Push, RowUnit, SearchStage, StageStart, StagesRequest,
+    StepOutput, StepSession, StopCheck, WeightSource,
 };
 use crate::budget::Budget;
 use crate::{Observer, RuntimeError, SequenceError, Settings, Silent, Tokenizer};
@@ -40,7 +40,7 @@ pub trait SessionModel {
 
 /// What a session computes, and on which machines.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct SessionRequest {
     /// Outputs of every sequence. Empty: all outputs of the model's graph, for a [`SessionModel`] that chooses them itself.
     pub outputs: Vec<Output>,
     /// Tokens of the longest sequence, special tokens included, or an upper bound; `None`: the tokens of a step.
@@ -55,7 +55,7 @@ pub struct Request {
     pub settings: Settings,
 }
 
-impl Default for Request {
+impl Default for SessionRequest {
     fn default() -> Self {
         Self {
             outputs: vec![Output::Mean],
@@ -68,7 +68,7 @@ impl Default for Request {
     }
 }
 
-impl Request {
+impl SessionRequest {
     /// Number of full steps whose rows may wait for an older row.
     fn waiting_steps(&self) -> u64 {
         match self.order {
@@ -195,15 +195,15 @@ fn plan_name(index: usize, models: usize) -> String {
 ///
 /// # Examples
 /// ```
-/// use plimsoll_runtime::session::{Next, Push, Request, Session};
+/// use plimsoll_runtime::session::{Next, Push, SessionRequest, Session};
 /// use plimsoll_runtime::{EncoderModel, RuntimeError};
 ///
 /// # fn main() -> Result<(), RuntimeError> {
 /// let model = EncoderModel::builtin_protein()?; // random weights; `Model::open` opens a folder or a hub id
-/// let planned = Session::plan(&[&model], &Request::default())?; // Err: the bill, and what would fit
+/// let planned = Session::plan(&[&model], &SessionRequest::default())?; // Err: the bill, and what would fit
 /// println!("{}", planned.ledger());
 /// let mut session = planned.start()?;
-/// let mut print = |row: plimsoll_runtime::session::Row<'_>| println!("{}: {:?}", row.position(), row.values(0));
+/// let mut print = |row: plimsoll_runtime::session::SessionRow<'_>| println!("{}: {:?}", row.position(), row.values(0));
 /// for protein in ["MKVLAW", "TRESNDQCEGHIL"] {
 ///     while session.push(protein)? == Push::Full {
 ///         if let Next::Ready(row) = session.next()? { print(row) }
@@ -237,21 +237,21 @@ struct SessionPart<'a> {
 struct RowOutput {
     /// Index among the outputs of the model's graph.
     index: usize,
-    per: Per,
+    per: RowUnit,
     /// Number of values of a sequence or of a token.
     width: usize,
 }
 
 impl RowOutput {
-    fn new(outputs: &[Output], index: usize) -> Self {
+    fn new(outputs: &[StepOutput], index: usize) -> Self {
         Self { index, per: outputs[index].per, width: outputs[index].width }
     }
 
     /// Number of values of a sequence of `tokens` tokens.
     fn len(self, tokens: usize) -> usize {
         match self.per {
-            Per::Sequence => self.width,
-            Per::Token => self.width * tokens,
+            RowUnit::Sequence => self.width,
+            RowUnit::Token => self.width * tokens,
         }
     }
 }
@@ -264,14 +264,14 @@ struct PendingRow {
 }
 
 /// The outputs of a sequence.
-pub struct Row<'s> {
+pub struct SessionRow<'s> {
     position: u64,
     row: PendingRow,
     outputs: &'s [RowOutput],
     values: &'s [f32],
 }
 
-impl<'s> Row<'s> {
+impl<'s> SessionRow<'s> {
     /// Position of the sequence among all pushed sequences, from 0.
     pub fn position(&self) -> u64 {
         self.position
@@ -287,7 +287,7 @@ impl<'s> Row<'s> {
         self.row.tokens
     }
 
-    /// The values of an output, by its index in [`Request::outputs`]: `(D)`, or `(tokens, D)` for an output per token.
+    /// The values of an output, by its index in [`SessionRequest::outputs`]: `(D)`, or `(tokens, D)` for an output per token.
     pub fn values(&self, output: usize) -> &'s [f32] {
         let tokens = self.row.tokens;
         let start: usize = self.outputs[..output].iter().map(|before| before.len(tokens)).sum();
@@ -313,7 +313,7 @@ impl<'a> Session<'a> {
     /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan(
         models: &[&'a dyn SessionModel],
-        request: &Request,
+        request: &SessionRequest,
     ) -> Result<PlannedSession<'a>, RuntimeError> {
         Self::plan_within(models, request, request.settings.read_budget()?)
     }
@@ -324,10 +324,10 @@ impl<'a> Session<'a> {
     /// As [`Session::plan`].
     pub fn plan_within(
         models: &[&'a dyn SessionModel],
-        request: &Request,
+        request: &SessionRequest,
         budget: Budget,
     ) -> Result<PlannedSession<'a>, RuntimeError> {
-        let Request { outputs, settings, longest, .. } = request;
+        let SessionRequest { outputs, settings, longest, .. } = request;
         let longest = longest.map(|longest| longest.max(SHORTEST));
         let policy = settings.policy()?;
         let parts = models
@@ -407,7 +407,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// A result that is not finite; an error of a device if no other device is left.
     #[expect(clippy::should_implement_trait, reason = "a row borrows from the session")]
-    pub fn next(&mut self) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn next(&mut self) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_or_stop(&|| Ok(()))
     }
 
@@ -415,7 +415,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::next`], and the error of `stop`.
-    pub fn next_or_stop(&mut self, stop: Stop<'_>) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn next_or_stop(&mut self, stop: StopCheck<'_>) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_row(&mut |steps| steps.next(stop))
     }
 
@@ -423,7 +423,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::next`].
-    pub fn poll(&mut self) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn poll(&mut self) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_row(&mut StepSession::poll)
     }
 
@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
     /// As [`Session::next`], and errors of `take`.
     pub fn finish<E: From<RuntimeError>>(
         mut self,
-        mut take: impl FnMut(Row<'_>) -> Result<(), E>,
+        mut take: impl FnMut(SessionRow<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         self.end();
         while let Next::Ready(row) = self.next()? {
@@ -479,7 +479,7 @@ impl<'a> Session<'a> {
     fn next_row(
         &mut self,
         take: &mut dyn FnMut(&mut StepSession<'a>) -> Result<Next<Completed>, RuntimeError>,
-    ) -> Result<Next<Row<'_>>, RuntimeError> {
+    ) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         if let Some((_, buffer)) = self.current.take() {
             self.waiting.recycle(buffer);
         }
@@ -488,7 +488,7 @@ impl<'a> Session<'a> {
             if let Some(released) = self.waiting.pop() {
                 let (row, values) = self.current.insert(released);
                 let outputs = &self.models[row.model].outputs;
-                return Ok(Next::Ready(Row { position, row: *row, outputs, values }));
+                return Ok(Next::Ready(SessionRow { position, row: *row, outputs, values }));
             }
             match take(&mut self.steps)? {
                 Next::Ready(step) => self.store(step)?,

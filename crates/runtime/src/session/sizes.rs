@@ -3,7 +3,7 @@
 
 use super::bounds::tokens;
 use super::planned::Reload;
-use crate::dynamic::{DynamicSizes, RETRIES, Reason, SizeChange, Switch};
+use crate::dynamic::{DynamicSizes, RETRIES, Reason, StepSizeChange, Switch};
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
@@ -23,15 +23,15 @@ pub(super) struct StepSizes {
     /// Number of steps that were sent before the last reading.
     read: Option<u64>,
     /// The change that waits until no step is in flight.
-    pending: Option<Pending>,
+    pending: Option<PendingSize>,
     /// Smaller sizes that were used since a step was completed.
     tried: Vec<u64>,
     /// Changes not yet taken by the client.
-    changes: Vec<SizeChange>,
+    changes: Vec<StepSizeChange>,
 }
 
 /// A change of size that was decided on.
-enum Pending {
+enum PendingSize {
     /// To size number `to` of the programs.
     Resize { to: usize, reason: Reason, utilisation: Option<f64> },
     /// To a program that is planned for half the tokens, because of this lack of memory.
@@ -39,7 +39,7 @@ enum Pending {
 }
 
 /// What [`super::Session`] must do once no step is in flight.
-pub(super) enum Change {
+pub(super) enum SizeAction {
     /// Use the program of this index.
     Resize(usize),
     /// Start again with a smaller program, because of this lack of memory.
@@ -75,7 +75,7 @@ impl StepSizes {
         {
             self.read = Some(self.sent);
             let switch = control.decide(self.sent + 1, fullest(&self.machines)?);
-            self.pending = switch.map(|Switch { to, reason, utilisation }| Pending::Resize {
+            self.pending = switch.map(|Switch { to, reason, utilisation }| PendingSize::Resize {
                 to,
                 reason,
                 utilisation: Some(utilisation),
@@ -116,32 +116,32 @@ impl StepSizes {
     /// memory for steps of one size.
     pub(super) fn lacks_memory(&mut self, error: DeviceError) {
         let Some(control) = &mut self.control else {
-            self.pending.get_or_insert(Pending::Reload(error));
+            self.pending.get_or_insert(PendingSize::Reload(error));
             return;
         };
         control.lacks_memory(self.sent);
         let Some(next) = control.now().checked_sub(1) else { return };
         let to = match self.pending {
-            Some(Pending::Resize { to, .. }) => to.min(next),
-            Some(Pending::Reload(_)) | None => next,
+            Some(PendingSize::Resize { to, .. }) => to.min(next),
+            Some(PendingSize::Reload(_)) | None => next,
         };
-        self.pending = Some(Pending::Resize { to, reason: Reason::OutOfMemory, utilisation: None });
+        self.pending = Some(PendingSize::Resize { to, reason: Reason::OutOfMemory, utilisation: None });
     }
 
     /// The change that waits. A reload is returned once.
-    pub(super) fn wanted(&mut self) -> Option<Change> {
+    pub(super) fn wanted(&mut self) -> Option<SizeAction> {
         match self.pending.take()? {
-            Pending::Reload(error) => Some(Change::Reload(error)),
-            resize @ Pending::Resize { to, .. } => {
+            PendingSize::Reload(error) => Some(SizeAction::Reload(error)),
+            resize @ PendingSize::Resize { to, .. } => {
                 self.pending = Some(resize);
-                Some(Change::Resize(self.tokens.len() - 1 - to))
+                Some(SizeAction::Resize(self.tokens.len() - 1 - to))
             }
         }
     }
 
-    /// Records that the devices use the size of [`Change::Resize`].
+    /// Records that the devices use the size of [`SizeAction::Resize`].
     pub(super) fn resized(&mut self) {
-        let (Some(Pending::Resize { to, reason, utilisation }), Some(control)) =
+        let (Some(PendingSize::Resize { to, reason, utilisation }), Some(control)) =
             (self.pending.take(), &mut self.control)
         else {
             return;
@@ -149,7 +149,7 @@ impl StepSizes {
         let from = self.tokens[control.now()];
         let cause = control.cause(reason, utilisation);
         control.set(to);
-        self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
+        self.record(StepSizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
     }
 
     /// Switches the executors to the program for half the tokens and loads the weights again, with `reload`; `None` if there
@@ -165,7 +165,7 @@ impl StepSizes {
         let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
         let from = self.tokens[0];
         self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);
-        self.record(SizeChange {
+        self.record(StepSizeChange {
             step: self.sent,
             from,
             to: self.tokens[0],
@@ -176,17 +176,17 @@ impl StepSizes {
         Ok(Some(executors))
     }
 
-    fn record(&mut self, change: SizeChange) {
+    fn record(&mut self, change: StepSizeChange) {
         if change.reason == Reason::OutOfMemory {
             self.tried.push(change.to);
         }
         self.changes.push(change);
     }
 
-    /// Records that there was no memory for the larger size of [`Change::Resize`]. Returns words for a warning; `None` if the
+    /// Records that there was no memory for the larger size of [`SizeAction::Resize`]. Returns words for a warning; `None` if the
     /// change is not to a larger size, so that the run fails.
     pub(super) fn refused(&mut self) -> Option<String> {
-        let (Some(Pending::Resize { to, reason: Reason::Grow, .. }), Some(control)) =
+        let (Some(PendingSize::Resize { to, reason: Reason::Grow, .. }), Some(control)) =
             (&self.pending, &mut self.control)
         else {
             return None;
@@ -199,7 +199,7 @@ impl StepSizes {
     }
 
     /// Returns the changes since the last call.
-    pub(super) fn take_changes(&mut self) -> Vec<SizeChange> {
+    pub(super) fn take_changes(&mut self) -> Vec<StepSizeChange> {
         std::mem::take(&mut self.changes)
     }
 

@@ -47,13 +47,13 @@ struct TimedReplica {
 }
 
 /// Steps of one or more passes that no replica has started.
-struct Queue<'a> {
+struct PassQueue<'a> {
     steps: &'a [TimedStep<'a>],
     next: AtomicUsize,
     end: usize,
 }
 
-impl<'a> Queue<'a> {
+impl<'a> PassQueue<'a> {
     /// Takes the next step; `None` after the last step of the last pass.
     fn take(&self) -> Option<&'a TimedStep<'a>> {
         // Relaxed: the counter only has to give each number to one replica; the steps are not written while it
@@ -235,9 +235,9 @@ impl TimedSession {
         &mut self,
         steps: &[TimedStep<'_>],
         times: u32,
-        run: impl Fn(&mut TimedReplica, &Queue<'_>) -> Result<T, RuntimeError> + Sync,
+        run: impl Fn(&mut TimedReplica, &PassQueue<'_>) -> Result<T, RuntimeError> + Sync,
     ) -> Result<Vec<T>, RuntimeError> {
-        let queue = Queue { steps, next: AtomicUsize::new(0), end: times as usize * steps.len() };
+        let queue = PassQueue { steps, next: AtomicUsize::new(0), end: times as usize * steps.len() };
         let Some((first, others)) = self.replicas.split_first_mut() else { return Ok(vec![]) };
         thread::scope(|scope| {
             let queue = &queue;
@@ -257,7 +257,7 @@ impl TimedSession {
 
 impl TimedReplica {
     /// Computes steps until the queue is empty, with as many in flight as the device allows.
-    fn steps(&mut self, queue: &Queue<'_>) -> Result<(), RuntimeError> {
+    fn steps(&mut self, queue: &PassQueue<'_>) -> Result<(), RuntimeError> {
         let mut in_flight = VecDeque::new();
         while let Some(step) = queue.take() {
             if in_flight.len() >= self.executor.depth() {
@@ -298,7 +298,7 @@ impl TimedReplica {
     }
 
     /// Computes steps without overlap, because the time of a kernel is only known after waiting for it.
-    fn instructions(&mut self, queue: &Queue<'_>) -> Result<Vec<Duration>, RuntimeError> {
+    fn instructions(&mut self, queue: &PassQueue<'_>) -> Result<Vec<Duration>, RuntimeError> {
         let mut times = vec![];
         while let Some(step) = queue.take() {
             self.inputs(step)?;

@@ -4,7 +4,7 @@
 //! the host.
 
 use super::admission::Site;
-use super::batch::{Batch, BatchInputs, Inputs, lacks, targets};
+use super::batch::{BatchInputs, BoundInputs, TrainingBatch, lacks, targets};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{
@@ -25,11 +25,11 @@ pub struct TrainSession {
     /// Index of the plan that micro-steps run.
     micro: usize,
     /// The optimizer's update; `None` where a micro-step updates the weights itself.
-    apply: Option<Apply>,
+    apply: Option<UpdatePlan>,
     /// The evaluation plan's inputs and outputs.
     evaluate: Forward,
     /// Submitted micro-steps and updates whose results have not been read from the device, the oldest first.
-    in_flight: VecDeque<(Stage, Submitted)>,
+    in_flight: VecDeque<(Submission, Submitted)>,
     /// Results that were read from the device to make room for a further submission, the oldest first.
     results: VecDeque<StepResult>,
     /// Memory for the frames of a batch, reused; empty for models without frames.
@@ -42,7 +42,7 @@ pub struct TrainSession {
 
 /// What was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum Submission {
     MicroStep,
     Update,
 }
@@ -51,14 +51,14 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepResult {
     /// Result of a step submitted by [`TrainSession::submit_micro_step`].
-    MicroStep(Losses),
+    MicroStep(MicroStepLosses),
     /// Result of an update submitted by [`TrainSession::submit_update`].
-    Update(Update),
+    Update(UpdateResult),
 }
 
 /// Scalar inputs of a micro-step.
 #[derive(Clone, Copy, Debug)]
-pub struct MicroStep<'a> {
+pub struct MicroStepInputs<'a> {
     /// Whether gradients are added to the sum of the earlier micro-steps; otherwise a new sum starts.
     pub keep: bool,
     /// Loss scale, which keeps 16-bit gradients from underflowing.
@@ -73,7 +73,7 @@ pub struct MicroStep<'a> {
 
 /// Losses of a micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Losses {
+pub struct MicroStepLosses {
     /// Cross-entropy, summed over targets.
     pub cross_entropy: f64,
     /// Z-loss of the output logits, summed over targets.
@@ -92,7 +92,7 @@ pub struct Losses {
 
 /// Result of an optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct UpdateResult {
     /// Global norm of the gradient; `None` where the plan does not compute it.
     pub norm: Option<f64>,
     /// Whether every gradient was finite; otherwise no weight was updated.
@@ -141,7 +141,7 @@ pub struct ExpertLayer {
 }
 
 /// Plan of the optimizer's update.
-struct Apply {
+struct UpdatePlan {
     plan: usize,
     hyper: InputId,
     unscale: InputId,
@@ -165,7 +165,7 @@ impl TrainSession {
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
         let micros = Micro::all(&program)?;
-        let apply = Apply::of(&program)?;
+        let apply = UpdatePlan::of(&program)?;
         let evaluate = evaluation(&program)?;
         let largest = &micros[0].forward;
         let sequences = program.plans()[largest.plan].1.graph.bounds.sequences as usize;
@@ -315,7 +315,11 @@ impl TrainSession {
     ///
     /// # Errors
     /// A batch of the wrong kind or larger than the plan's bounds; device errors.
-    pub fn submit_micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<(), RuntimeError> {
+    pub fn submit_micro_step(
+        &mut self,
+        batch: TrainingBatch<'_>,
+        step: MicroStepInputs<'_>,
+    ) -> Result<(), RuntimeError> {
         self.make_room()?;
         let scalars = Scalars::of(&step);
         let Self { executor, micros, micro, frames, .. } = self;
@@ -324,7 +328,7 @@ impl TrainSession {
         let submitted = inputs.with(|inputs| {
             executor.submit(micro.forward.plan, inputs, counts, &micro.forward.outputs.requested)
         })?;
-        self.in_flight.push_back((Stage::MicroStep, submitted));
+        self.in_flight.push_back((Submission::MicroStep, submitted));
         Ok(())
     }
 
@@ -342,7 +346,7 @@ impl TrainSession {
         let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
         let counts = Counts { tokens: 0, sequences: 0, packs: 1 };
         let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs.requested)?;
-        self.in_flight.push_back((Stage::Update, submitted));
+        self.in_flight.push_back((Submission::Update, submitted));
         Ok(())
     }
 
@@ -401,23 +405,23 @@ impl TrainSession {
             .ok_or_else(|| RuntimeError::bug("a result was asked for, but no step was submitted"))?;
         self.collect_outputs(stage, step)?;
         match (stage, &self.apply) {
-            (Stage::MicroStep, _) => {
+            (Submission::MicroStep, _) => {
                 let micro = &self.micros[self.micro];
                 self.waiting_rows.extend(micro.expert_rows());
                 Ok(StepResult::MicroStep(micro.losses()?))
             }
-            (Stage::Update, Some(apply)) => Ok(StepResult::Update(apply.update())),
-            (Stage::Update, None) => Err(no_update()),
+            (Submission::Update, Some(apply)) => Ok(StepResult::Update(apply.update())),
+            (Submission::Update, None) => Err(no_update()),
         }
     }
 
     /// Waits for the oldest step on the device, and reads its outputs to the memory of its plan. A micro-step is of the
     /// present size, because the size changes only while no step is in flight.
-    fn collect_outputs(&mut self, stage: Stage, step: Submitted) -> Result<(), RuntimeError> {
+    fn collect_outputs(&mut self, stage: Submission, step: Submitted) -> Result<(), RuntimeError> {
         let outputs = match (stage, &mut self.apply) {
-            (Stage::MicroStep, _) => &mut self.micros[self.micro].forward.outputs,
-            (Stage::Update, Some(apply)) => &mut apply.outputs,
-            (Stage::Update, None) => return Err(no_update()),
+            (Submission::MicroStep, _) => &mut self.micros[self.micro].forward.outputs,
+            (Submission::Update, Some(apply)) => &mut apply.outputs,
+            (Submission::Update, None) => return Err(no_update()),
         };
         Ok(self.executor.collect(step, &mut outputs.values)?)
     }
@@ -430,10 +434,10 @@ impl TrainSession {
     /// flight.
     pub fn timed_micro_step(
         &mut self,
-        batch: Batch<'_>,
-        step: MicroStep<'_>,
+        batch: TrainingBatch<'_>,
+        step: MicroStepInputs<'_>,
         times: &mut [Duration],
-    ) -> Result<Losses, RuntimeError> {
+    ) -> Result<MicroStepLosses, RuntimeError> {
         self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
         let Self { executor, micros, micro, frames, .. } = self;
@@ -457,10 +461,10 @@ impl TrainSession {
     ///
     /// # Errors
     /// As [`TrainSession::submit_micro_step`]; a step is in flight.
-    pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
+    pub fn evaluate(&mut self, batch: TrainingBatch<'_>) -> Result<f64, RuntimeError> {
         self.nothing_in_flight()?;
         let Self { executor, evaluate, frames, .. } = self;
-        let (inputs, counts) = evaluate.inputs.given(batch, frames)?;
+        let (inputs, counts) = evaluate.inputs.bind(batch, frames)?;
         let Forward { plan, outputs, .. } = evaluate;
         let submitted = inputs.with(|inputs| executor.submit(*plan, inputs, counts, &outputs.requested))?;
         executor.collect(submitted, &mut outputs.values)?;
@@ -552,7 +556,7 @@ impl PlanOutputs {
     }
 }
 
-/// Values of the scalar inputs of a micro-step that are computed from [`MicroStep`].
+/// Values of the scalar inputs of a micro-step that are computed from [`MicroStepInputs`].
 struct Scalars {
     keep: [f32; 1],
     loss_scale: [f32; 1],
@@ -560,7 +564,7 @@ struct Scalars {
 }
 
 impl Scalars {
-    fn of(step: &MicroStep<'_>) -> Self {
+    fn of(step: &MicroStepInputs<'_>) -> Self {
         let scale = step.loss_scale * step.targets as f32;
         Self { keep: [f32::from(u8::from(step.keep))], loss_scale: [step.loss_scale], unscale: [1.0 / scale] }
     }
@@ -617,12 +621,12 @@ impl Micro {
     /// All inputs of a micro-step with their values, and the batch's numbers of tokens, sequences and packs.
     fn inputs<'a>(
         &self,
-        batch: Batch<'a>,
-        step: &'a MicroStep<'a>,
+        batch: TrainingBatch<'a>,
+        step: &'a MicroStepInputs<'a>,
         scalars: &'a Scalars,
         frames: &'a mut Vec<[i32; 2]>,
-    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let (mut inputs, counts) = self.forward.inputs.given(batch, frames)?;
+    ) -> Result<(BoundInputs<'a>, Counts), RuntimeError> {
+        let (mut inputs, counts) = self.forward.inputs.bind(batch, frames)?;
         inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.auxiliary_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.keep, Data::F32(&scalars.keep))?;
@@ -642,11 +646,11 @@ impl Micro {
     }
 
     /// Losses of the last micro-step that was read.
-    fn losses(&self) -> Result<Losses, RuntimeError> {
+    fn losses(&self) -> Result<MicroStepLosses, RuntimeError> {
         let outputs = &self.forward.outputs;
         let cross_entropy = self.forward.loss()?;
         let dropped = outputs.iter().filter(|(role, _)| matches!(role, OutputRole::DroppedRows { .. }));
-        Ok(Losses {
+        Ok(MicroStepLosses {
             cross_entropy,
             z: outputs.number(&OutputRole::ZLoss),
             distillation: outputs.number(&OutputRole::DistillationLoss),
@@ -663,7 +667,7 @@ fn natural(rows: i32) -> u32 {
     rows.max(0) as u32
 }
 
-impl Apply {
+impl UpdatePlan {
     fn of(program: &Program) -> Result<Option<Self>, RuntimeError> {
         let Some(plan) = program.index(plans::APPLY) else { return Ok(None) };
         let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
@@ -688,9 +692,9 @@ impl Apply {
     }
 
     /// Result of the last update that was read.
-    fn update(&self) -> Update {
+    fn update(&self) -> UpdateResult {
         let moved = self.outputs.gradients_are_finite() == Some(true);
-        Update { norm: self.outputs.number(&OutputRole::GradientNorm), moved }
+        UpdateResult { norm: self.outputs.number(&OutputRole::GradientNorm), moved }
     }
 }
 

@@ -69,9 +69,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Calls `run`, and reads the memory of the process and of `machine` about once in a millisecond until it returns.
 pub fn sampled<T>(machine: &dyn Machine, run: impl FnOnce() -> T) -> (T, Vec<MemorySample>) {
     /// Ends the reader, also when `run` panics: the scope waits for it.
-    struct Ends<'a>(&'a AtomicBool);
+    struct StopOnDrop<'a>(&'a AtomicBool);
 
-    impl Drop for Ends<'_> {
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
@@ -87,7 +87,7 @@ pub fn sampled<T>(machine: &dyn Machine, run: impl FnOnce() -> T) -> (T, Vec<Mem
             }
             samples
         });
-        let ends = Ends(&ended);
+        let ends = StopOnDrop(&ended);
         let result = run();
         drop(ends);
         let samples = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -8,7 +8,7 @@ mod trace;
 
 pub use measured::{MeasuredMemory, MeasuredStep, MeasuredTimeline, MemorySample, sampled};
 pub use plimsoll_plan::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
-pub use trace::{Trace, TraceDetails, TraceEvent, name as phase_name, to_trace};
+pub use trace::{EventTrace, TraceDetails, TraceEvent, name as phase_name, to_trace};
 
 use crate::RuntimeError;
 use crate::report::to_json;

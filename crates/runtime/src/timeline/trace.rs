@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// A trace under construction.
 #[derive(Debug, Serialize)]
-pub struct Trace {
+pub struct EventTrace {
     /// Unit in which a viewer shows times.
     #[serde(rename = "displayTimeUnit")]
     unit: &'static str,
@@ -87,13 +87,13 @@ pub enum TraceDetails {
     },
 }
 
-impl Default for Trace {
+impl Default for EventTrace {
     fn default() -> Self {
         Self { unit: "ms", events: vec![] }
     }
 }
 
-impl Trace {
+impl EventTrace {
     /// Creates an empty trace.
     pub fn new() -> Self {
         Self::default()
@@ -149,8 +149,8 @@ fn name_record(event: &str, pid: usize, tid: Option<usize>, name: &str) -> Event
 
 /// The expected times of the instructions of titled timelines, one after another, and counters of the bytes of each line
 /// of the ledger.
-pub fn to_trace(timelines: &[(String, &Timeline)]) -> Trace {
-    let mut trace = Trace::new();
+pub fn to_trace(timelines: &[(String, &Timeline)]) -> EventTrace {
+    let mut trace = EventTrace::new();
     for (pid, (title, timeline)) in timelines.iter().enumerate() {
         let tracks: Vec<&str> = timeline.plans.iter().map(|plan| plan.name.as_str()).collect();
         trace.process(pid, title, &tracks);

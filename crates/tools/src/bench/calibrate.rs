@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// Result of a calibration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Calibration {
+pub struct CalibrationReport {
     /// Path of the target file.
     pub path: PathBuf,
     /// The target in the file.
@@ -60,7 +60,7 @@ const CHAIN: u32 = 256;
 
 /// Measures this machine and writes a file for `--target` to `path`, which must end in `.toml`. `repeats` is
 /// the number of measurements of each rate that is a median.
-pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, ToolError> {
+pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<CalibrationReport, ToolError> {
     if path.extension().is_none_or(|e| e != "toml") {
         return Err(ToolError::NotToml { path: path.to_owned() });
     }
@@ -85,7 +85,7 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let matmuls = matmuls(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration {
+    Ok(CalibrationReport {
         path: path.to_owned(),
         target,
         storage: storage.is_some(),
@@ -321,7 +321,7 @@ struct MeasuredRates {
 }
 
 /// What was measured, without what the file has from the default target.
-impl Serialize for Calibration {
+impl Serialize for CalibrationReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link } = self.target.rates;
         let storage = self.storage.then_some(storage);
@@ -339,7 +339,7 @@ impl Serialize for Calibration {
     }
 }
 
-impl fmt::Display for Calibration {
+impl fmt::Display for CalibrationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         let rates = self.target.rates;

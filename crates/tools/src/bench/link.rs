@@ -32,14 +32,14 @@ const BESIDE: f64 = 0.7;
 
 /// Direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum CopyDirection {
     ToDevice,
     ToHost,
     /// As many copies to the device as to the host.
     Both,
 }
 
-impl Direction {
+impl CopyDirection {
     fn has_stores(self) -> bool {
         matches!(self, Self::ToHost | Self::Both)
     }
@@ -131,13 +131,18 @@ impl LinkBench<'_> {
     fn row(&self, bytes: u64) -> Result<CopyRates, RuntimeError> {
         // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
         let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
-        let to_device = self.copy_rates(bytes, Direction::ToDevice, copies)?;
-        let to_host = self.copy_rates(bytes, Direction::ToHost, copies)?;
+        let to_device = self.copy_rates(bytes, CopyDirection::ToDevice, copies)?;
+        let to_host = self.copy_rates(bytes, CopyDirection::ToHost, copies)?;
         Ok(CopyRates { bytes, to_device, to_host })
     }
 
     /// Bytes per second of `copies` copies in one direction: alone, and beside matmuls.
-    fn copy_rates(&self, bytes: u64, direction: Direction, copies: usize) -> Result<[f64; 2], RuntimeError> {
+    fn copy_rates(
+        &self,
+        bytes: u64,
+        direction: CopyDirection,
+        copies: usize,
+    ) -> Result<[f64; 2], RuntimeError> {
         let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
         let alone_seconds = self.seconds(&alone)?;
         let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
@@ -148,15 +153,15 @@ impl LinkBench<'_> {
 
     /// Adds the factors by which copies of the size of `row` slow down kernels and each other to the rates of a link.
     fn slowdowns(&self, row: &CopyRates, rates: Link) -> Result<Link, RuntimeError> {
-        let to_device = self.slower_matmuls(Direction::ToDevice, row.bytes, row.to_device[0])?;
-        let to_host = self.slower_matmuls(Direction::ToHost, row.bytes, row.to_host[0])?;
+        let to_device = self.slower_matmuls(CopyDirection::ToDevice, row.bytes, row.to_device[0])?;
+        let to_host = self.slower_matmuls(CopyDirection::ToHost, row.bytes, row.to_host[0])?;
         let slower_copies = self.slower_copies(row.bytes)?;
         Ok(Link { slower_kernels: to_device.max(to_host), slower_copies, ..rates })
     }
 
     /// Factor by which copies of one direction, which run at `rate` bytes per second alone, slow down the matmuls beside them:
     /// from a pass whose matmuls take twice as long as its copies.
-    fn slower_matmuls(&self, direction: Direction, bytes: u64, rate: f64) -> Result<f64, RuntimeError> {
+    fn slower_matmuls(&self, direction: CopyDirection, bytes: u64, rate: f64) -> Result<f64, RuntimeError> {
         let copies = 8;
         let copied = (bytes * copies as u64) as f64 / rate;
         let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
@@ -168,9 +173,9 @@ impl LinkBench<'_> {
     /// Factor by which copies of one direction slow down those of the other.
     fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
         let case = Case { bytes, ..Case::NOTHING };
-        let to_device = self.seconds(&Case { copies: Some((Direction::ToDevice, 16)), ..case })?;
-        let to_host = self.seconds(&Case { copies: Some((Direction::ToHost, 16)), ..case })?;
-        let both = self.seconds(&Case { copies: Some((Direction::Both, 16)), ..case })?;
+        let to_device = self.seconds(&Case { copies: Some((CopyDirection::ToDevice, 16)), ..case })?;
+        let to_host = self.seconds(&Case { copies: Some((CopyDirection::ToHost, 16)), ..case })?;
+        let both = self.seconds(&Case { copies: Some((CopyDirection::Both, 16)), ..case })?;
         Ok((both / to_device.max(to_host)).max(1.0))
     }
 }
@@ -181,7 +186,7 @@ struct Case {
     /// Bytes of a copy.
     bytes: u64,
     /// Direction and number of the copies.
-    copies: Option<(Direction, usize)>,
+    copies: Option<(CopyDirection, usize)>,
     /// Number of matmuls, spread evenly among the copies.
     matmuls: usize,
 }
@@ -286,7 +291,7 @@ mod tests {
     #[test]
     fn cases_copy_what_they_say() {
         let target = Target::named("h100").expect("a target");
-        let directions = [Direction::ToDevice, Direction::ToHost, Direction::Both].into_iter();
+        let directions = [CopyDirection::ToDevice, CopyDirection::ToHost, CopyDirection::Both].into_iter();
         for (direction, matmuls) in directions.flat_map(|direction| [(direction, 0), (direction, 3)]) {
             let case = Case { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
             let plan = compile(&case.graph().expect("a graph"), &policy(&case), &target).expect("planned");

@@ -2,7 +2,7 @@
 //! the number of operations or bytes by the ops' cost rules, divided by measured seconds.
 
 use super::case::{BenchCase, Measurements};
-use super::{BenchWork, Request, median};
+use super::{BenchRequest, BenchWork, median};
 use plimsoll_graph::ops::{Epilogue, Prologue};
 use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
@@ -48,14 +48,14 @@ pub struct BenchReport {
     /// Resident memory of the process: at the end of the benchmark, and the maximum.
     pub resident: (Bytes, Bytes),
     /// Times by kernel, slowest first. Launches that differ only in their layer are one entry.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<KernelTiming>,
     /// Timeline of the largest step with what was measured, if it was requested.
     pub timeline: Option<MeasuredTimeline>,
 }
 
 /// Launches of one op with equal labels (apart from the layer) and shapes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kernel {
+pub struct KernelTiming {
     /// Name of the op, or `load` or `copy`.
     pub op: &'static str,
     /// Label of the node, such as its parameter's name, with `*` for the layer's number; empty if it has none.
@@ -80,7 +80,7 @@ pub struct Kernel {
 const SLOWEST: usize = 12;
 
 impl BenchReport {
-    pub(super) fn new(request: &Request, subject: &BenchCase, turns: Measurements) -> Self {
+    pub(super) fn new(request: &BenchRequest, subject: &BenchCase, turns: Measurements) -> Self {
         let kernels = kernels(subject, &turns);
         let step_tokens = subject.steps.iter().map(|step| step.counts.tokens);
         Self {
@@ -162,7 +162,7 @@ impl Serialize for BenchReport {
     }
 }
 
-impl Kernel {
+impl KernelTiming {
     /// GFLOP/s of the kernel; zero if its time is zero.
     pub fn gflops(&self) -> f64 {
         rate(self.flops, self.seconds)
@@ -175,7 +175,7 @@ impl Kernel {
 }
 
 /// With the rates of the kernel.
-impl Serialize for Kernel {
+impl Serialize for KernelTiming {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut kernel = serializer.serialize_map(None)?;
         kernel.serialize_entry("op", self.op)?;
@@ -235,7 +235,7 @@ impl fmt::Display for BenchReport {
     }
 }
 
-impl fmt::Display for Kernel {
+impl fmt::Display for KernelTiming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (rate, unit) = if self.product { (self.gflops(), "GFLOP/s") } else { (self.gigabytes(), "GB/s") };
         let share = 100.0 * self.share;
@@ -254,9 +254,9 @@ fn rate(amount: f64, seconds: f64) -> f64 {
 
 /// Groups the plan's instructions by (op, label, shape), slowest first. A group's time is the median over the
 /// measurements of the sum of its instructions.
-fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<Kernel> {
+fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<KernelTiming> {
     let plan = subject.plan();
-    let mut kernels: Vec<(Kernel, Vec<f64>)> = vec![];
+    let mut kernels: Vec<(KernelTiming, Vec<f64>)> = vec![];
     for (i, &instr) in plan.schedule.instrs.iter().enumerate() {
         let (op, label, shape, product) = kind(&plan.graph, instr);
         let (flops, bytes) = subject.cost(instr);
@@ -270,12 +270,13 @@ fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<Kernel> {
             kernel.bytes += bytes;
             sums.iter_mut().zip(seconds).for_each(|(sum, s)| *sum += s);
         } else {
-            let kernel = Kernel { op, label, shape, launches, seconds: 0.0, share: 0.0, flops, bytes, product };
+            let kernel =
+                KernelTiming { op, label, shape, launches, seconds: 0.0, share: 0.0, flops, bytes, product };
             kernels.push((kernel, seconds.collect()));
         }
     }
-    let mut kernels: Vec<Kernel> =
-        kernels.into_iter().map(|(k, seconds)| Kernel { seconds: median(&seconds), ..k }).collect();
+    let mut kernels: Vec<KernelTiming> =
+        kernels.into_iter().map(|(k, seconds)| KernelTiming { seconds: median(&seconds), ..k }).collect();
     let all: f64 = kernels.iter().map(|k| k.seconds).sum();
     kernels.iter_mut().for_each(|k| k.share = k.seconds / all);
     kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

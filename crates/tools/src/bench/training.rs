@@ -123,7 +123,7 @@ fn times(
     let missing = || RuntimeError::bug("a calibration lacks a plan of training");
     let (micro, apply) = program.index(plans::MICRO).zip(program.index(plans::APPLY)).ok_or_else(missing)?;
     let scale = program.output(apply, OutputRole::GradientScale).ok_or_else(missing)?;
-    let numbers = Numbers::new(longest, optimizer);
+    let numbers = CalibrationInputs::new(longest, optimizer);
     let whole = bounds.full();
     let nothing = Counts { tokens: 0, sequences: 0, packs: 1 };
     let mut sums: BTreeMap<String, KernelSeconds> = BTreeMap::new();
@@ -146,7 +146,7 @@ fn times(
 }
 
 /// Values of the inputs of the calibration's training steps.
-struct Numbers {
+struct CalibrationInputs {
     tokens: Vec<i32>,
     spans: Vec<i32>,
     /// One pack with all tokens.
@@ -154,7 +154,7 @@ struct Numbers {
     scalars: [(String, Vec<f32>); 5],
 }
 
-impl Numbers {
+impl CalibrationInputs {
     fn new(longest: u64, optimizer: Optimizer) -> Self {
         // The learning rate is small, so that values stay finite. It is followed by the bias corrections of a
         // late step for AdamW, and by the decay rate of the second moments for Adafactor.

@@ -1,7 +1,7 @@
 //! Drawing of a view as text. Invariant: no line is longer than the width, and lines contain no control characters, so a
 //! name in a file cannot command the terminal.
 
-use super::{End, View};
+use super::{End, RunView};
 use plimsoll_data::printable::is_printable;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::live::LiveState;
@@ -18,7 +18,7 @@ const LABEL: usize = 12;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Draws a view in lines of at most `width` columns of a terminal.
-pub fn frame(view: &View, width: usize) -> Vec<String> {
+pub fn frame(view: &RunView, width: usize) -> Vec<String> {
     let width = width.max(NARROWEST);
     let room = width - LABEL;
     let state = &view.state;
@@ -65,7 +65,7 @@ pub fn frame(view: &View, width: usize) -> Vec<String> {
 }
 
 /// Describes a view in one line, for logs.
-pub fn line(view: &View) -> String {
+pub fn line(view: &RunView) -> String {
     let state = &view.state;
     let mut parts = vec![format!("{}: {}", state.command, amount(state))];
     parts.extend(state.loss.map(|loss| format!("loss {loss:.4}")));
@@ -94,7 +94,7 @@ fn batch(state: &LiveState, tokens: u64) -> String {
 }
 
 /// First line: the command, the name of the run, and what it does.
-fn title(view: &View) -> String {
+fn title(view: &RunView) -> String {
     let state = &view.state;
     let name = if view.name.is_empty() { String::new() } else { format!(" {}", view.name) };
     let now = view.end.as_ref().map_or_else(|| state.stage.clone(), words);
@@ -276,7 +276,7 @@ mod tests {
 
     const GB: u64 = 1_000_000_000;
 
-    fn training() -> View {
+    fn training() -> RunView {
         let state = LiveState {
             command: "train".to_owned(),
             stage: "training".to_owned(),
@@ -298,7 +298,7 @@ mod tests {
             oom_risk: 0.02,
             ..LiveState::default()
         };
-        let mut view = View { name: "out/run".to_owned(), state, ..View::default() };
+        let mut view = RunView { name: "out/run".to_owned(), state, ..RunView::default() };
         (0..620_u32)
             .for_each(|step| view.losses.add(step.into(), 2.125 + 3.0 * (-f64::from(step) / 100.0).exp()));
         [(300, 2.2), (600, 2.25)].into_iter().for_each(|(step, loss)| view.validations.add(step, loss));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     /// Compares the frame with a text, and checks the width of every line.
-    fn check(view: &View, width: usize, wanted: &str) {
+    fn check(view: &RunView, width: usize, wanted: &str) {
         let lines = frame(view, width);
         assert!(lines.iter().all(|line| columns(line) <= width), "{lines:#?}");
         assert_eq!(lines.join("\n"), wanted.trim_matches('\n'), "\n{}", lines.join("\n"));

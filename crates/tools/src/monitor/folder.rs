@@ -1,7 +1,7 @@
 //! Reader of the folder of a run. Invariant: files that a run is writing are read without waiting for it; a line that is not
 //! complete is read the next time.
 
-use super::{End, View};
+use super::{End, RunView};
 use crate::ToolError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
@@ -21,7 +21,7 @@ const QUIET: u64 = 5;
 /// The folder of a run.
 pub struct Watched {
     folder: PathBuf,
-    view: View,
+    view: RunView,
     metrics: MetricsReader,
 }
 
@@ -32,7 +32,7 @@ impl Watched {
     /// A folder that is not there, or in which there is no run.
     pub fn open(folder: &Path) -> Result<Self, ToolError> {
         let name = EscapedPath(folder).to_string();
-        let view = View { name, ..View::default() };
+        let view = RunView { name, ..RunView::default() };
         let mut watched = Self { folder: folder.to_owned(), view, metrics: MetricsReader::new(folder) };
         std::fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
         watched.update()?;
@@ -46,7 +46,7 @@ impl Watched {
     ///
     /// # Errors
     /// A file that cannot be read, a run.json that is not a record of a run, or a damaged line of metrics.jsonl.
-    pub fn update(&mut self) -> Result<&View, ToolError> {
+    pub fn update(&mut self) -> Result<&RunView, ToolError> {
         // A run writes run.json before it removes progress.json, so in this order one of the two is found.
         let state = LiveState::read(&self.folder);
         let record = self.record()?;

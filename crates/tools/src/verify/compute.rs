@@ -20,7 +20,7 @@ const TOKENS: u64 = 1024;
 const ENCODER: &str = "encoder";
 
 /// A model with loaded weights that is ready to run.
-pub(super) struct Runner {
+pub(super) struct ModelRunner {
     session: StepSession<'static>,
     encoder: ModelId,
     /// Index of the output `hidden`; `mean` and `logits` are the indices of theirs.
@@ -83,7 +83,7 @@ impl EncoderOutputs {
     }
 }
 
-impl Runner {
+impl ModelRunner {
     /// Plans the model and loads its weights. `longest` is the number of tokens of the longest sequence that
     /// will be passed to [`Self::answers`].
     pub(super) fn start(

@@ -1,10 +1,10 @@
 //! Checks of a decoder language model. Invariant: as for encoders, checks do not modify the model, and every tolerance is a
 //! constant.
 
-use super::compute::{EncoderOutputs, Runner};
+use super::compute::{EncoderOutputs, ModelRunner};
 use super::encoder::{answers, batch_invariance, weights};
-use super::sequences::{self, Golden, Sequence};
-use super::{Options, Verdict, distance, worst};
+use super::sequences::{self, Golden, TestSequence};
+use super::{Verdict, VerifyOptions, distance, worst};
 use crate::ToolError;
 use crate::list::parameters;
 use plimsoll_plan::Precision;
@@ -18,7 +18,7 @@ const PREFIX_BOUND: f32 = 1e-4;
 /// Verifies an opened decoder.
 pub(super) fn verify(
     model: &DecoderModel,
-    options: &Options,
+    options: &VerifyOptions,
     verdict: &mut Verdict,
     observer: &mut dyn Observer,
 ) -> Result<(), ToolError> {
@@ -43,7 +43,7 @@ pub(super) fn verify(
     if !has_head {
         verdict.note("language", "prediction of tokens: not checked, because the file has no lm_head.weight");
     }
-    let mut runner = Runner::start(model, has_head, &wide, longest)?;
+    let mut runner = ModelRunner::start(model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{} is loaded", model.name));
     weights(&runner, verdict);
     if let Some(golden) = &golden {
@@ -57,7 +57,7 @@ pub(super) fn verify(
     let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {} in {}", model.name, precision.name()));
-    let mut runner = Runner::start(model, has_head, &options.settings, longest)?;
+    let mut runner = ModelRunner::start(model, has_head, &options.settings, longest)?;
     let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     distance::answers(precision, &wanted, &found, verdict);
     batch_invariance(&own, &mut runner, verdict)
@@ -65,7 +65,7 @@ pub(super) fn verify(
 
 /// Checks that a token does not depend on the tokens after it: the hidden states of the first half of a text are those of
 /// the whole text.
-fn causality(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn causality(own: &[TestSequence], runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let whole = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let halves = runner.answers(own.iter().map(|s| &s.tokens[..s.tokens.len().div_ceil(2)]))?;
     let mut furthest = 0f32;

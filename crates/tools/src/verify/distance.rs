@@ -92,7 +92,7 @@ fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<I
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
+    use super::super::CheckOutcome;
     use super::*;
 
     fn answer(scale: f32) -> EncoderOutputs {
@@ -117,7 +117,7 @@ mod tests {
         }
         let mut verdict = Verdict::new("a model");
         answers(Precision::Fp8, &[answer(1.0)], &[answer(f32::NAN)], &mut verdict);
-        assert_eq!(verdict.checks[0].outcome, Outcome::Fail);
+        assert_eq!(verdict.checks[0].outcome, CheckOutcome::Fail);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Checks of an encoder. Invariant: checks do not modify the model; a model that cannot be opened is a failed
 //! check and does not end the verification.
 
-use super::compute::{EncoderOutputs, Runner};
+use super::compute::{EncoderOutputs, ModelRunner};
 use super::distance::{self, Means};
 use super::facts::{
     ANCHORS, CORNER_BOUND, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, PublishedCorner, RELEASED, SUM_BOUND,
 };
 use super::reference::{RunSide, sets};
-use super::sequences::{self, Golden, Sequence};
-use super::{Options, Verdict, chain, decoder, facts, worst};
+use super::sequences::{self, Golden, TestSequence};
+use super::{Verdict, VerifyOptions, chain, decoder, facts, worst};
 use crate::ToolError;
 use crate::list::parameters;
 use plimsoll_data::tokenize::esm;
@@ -43,7 +43,7 @@ pub(super) struct Opened {
 /// Verifies an encoder or a decoder; the second value is `None` for a decoder, and if the model could not be opened.
 pub(super) fn verify(
     name: &str,
-    options: &Options,
+    options: &VerifyOptions,
     env: &HubEnv,
     observer: &mut dyn Observer,
 ) -> Result<(Verdict, Option<Opened>), ToolError> {
@@ -81,7 +81,7 @@ pub(super) fn verify(
     let longest = all.clone().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
-    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
+    let mut runner = ModelRunner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     weights(&runner, &mut verdict);
 
@@ -104,7 +104,7 @@ pub(super) fn verify(
     let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
-    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
+    let mut runner = ModelRunner::start(&model, has_head, &options.settings, longest)?;
     let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;
@@ -112,7 +112,7 @@ pub(super) fn verify(
 }
 
 /// Checks that all weights that were loaded are finite.
-pub(super) fn weights(runner: &Runner, verdict: &mut Verdict) {
+pub(super) fn weights(runner: &ModelRunner, verdict: &mut Verdict) {
     let broken = runner.broken_weights;
     verdict.add("weights", broken == 0, format!("{broken} weights are NaN or infinite"));
 }
@@ -175,7 +175,7 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
 }
 
 /// Compares with the published values of the released models that have this configuration.
-fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn corners(model: &EncoderModel, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
     for PublishedCorner { ids, is_logits: of_logits, values } in facts.flat_map(|facts| facts.corners) {
@@ -196,7 +196,11 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
 }
 
 /// Compares with the outputs of a reference implementation that are stored beside the weights.
-pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+pub(super) fn answers(
+    golden: &Golden,
+    runner: &mut ModelRunner,
+    verdict: &mut Verdict,
+) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
         ("hidden", (|a: &EncoderOutputs| &a.hidden) as fn(&EncoderOutputs) -> &Vec<f32>),
@@ -228,8 +232,8 @@ pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdic
 /// Checks that outputs are finite, and bitwise equal whether sequences are computed alone, together, or
 /// together in reverse order.
 pub(super) fn batch_invariance(
-    own: &[Sequence],
-    runner: &mut Runner,
+    own: &[TestSequence],
+    runner: &mut ModelRunner,
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
@@ -260,13 +264,13 @@ pub(super) fn batch_invariance(
 
 /// Checks that the language model predicts most unmasked residues of known proteins; reports the share of
 /// masked residues that it predicts.
-fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn language(own: &[TestSequence], runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     // One residue in seven is about the 15 % that are masked in training.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
     let mut seen = ResidueCounts::default();
     let mut masked = ResidueCounts::default();
-    for Sequence { tokens, .. } in proteins {
+    for TestSequence { tokens, .. } in proteins {
         let residues = 1..tokens.len() - 1;
         let answer = runner.answer(tokens)?;
         seen.add(&answer, tokens, residues.clone());
@@ -314,7 +318,7 @@ impl ResidueCounts {
 /// the encoder that VirNucPro uses.
 fn references(
     model: &EncoderModel,
-    options: &Options,
+    options: &VerifyOptions,
     verdict: &mut Verdict,
 ) -> Result<Vec<Reference>, ToolError> {
     let Some(folder) = &options.reference else { return Ok(vec![]) };
@@ -337,7 +341,7 @@ fn references(
         for (name, letters) in set.sequences(side)? {
             let mut tokens = vec![];
             model.tokenizer.encode(&letters, &mut tokens)?;
-            sequences.push(Sequence { name, letters, tokens });
+            sequences.push(TestSequence { name, letters, tokens });
         }
         let wanted = set.embeddings(side)?.unwrap_or_default();
         references.push(Reference { side, name: set.name, sequences, wanted });
@@ -349,12 +353,12 @@ fn references(
 struct Reference {
     side: RunSide,
     name: String,
-    sequences: Vec<Sequence>,
+    sequences: Vec<TestSequence>,
     wanted: Vec<(String, Vec<f32>)>,
 }
 
 impl Reference {
-    fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+    fn check(&self, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
         let mut vectors = (0, 0f32);
         let mut anchors = (0, 0f32, 0f32);

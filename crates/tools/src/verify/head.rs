@@ -4,7 +4,7 @@
 use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::merged_sets;
-use super::{Options, Verdict, chain, distance, worst};
+use super::{Verdict, VerifyOptions, chain, distance, worst};
 use crate::ToolError;
 use plimsoll_data::pack::Order;
 use plimsoll_data::weights::Weights;
@@ -45,7 +45,7 @@ pub(super) enum Encoders<'a> {
 }
 
 /// Verifies a head.
-pub(super) fn verify(subject: &HeadCase<'_>, options: &Options) -> Result<Verdict, ToolError> {
+pub(super) fn verify(subject: &HeadCase<'_>, options: &VerifyOptions) -> Result<Verdict, ToolError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
     let opened = match subject.encoders {
         Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
@@ -70,7 +70,7 @@ pub(super) fn verify(subject: &HeadCase<'_>, options: &Options) -> Result<Verdic
     let tensors = head.weights.tensors().count();
     verdict.add("opens", true, format!("{tensors} tensors; {} hidden units", head.config.hidden));
     variance(&head, &mut verdict)?;
-    let mut runner = Runner::start(&head, &options.settings)?;
+    let mut runner = HeadRunner::start(&head, &options.settings)?;
     answers(subject.bundle, &mut runner, &mut verdict)?;
     reference(&head, options, &mut runner, &mut verdict)?;
     batch_invariance(&mut runner, &mut verdict)?;
@@ -103,7 +103,7 @@ fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
 
 /// Compares with the reference files `pipeline/*/golden.safetensors` beside the head, which hold `merged`
 /// inputs and their `scores`.
-fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn answers(bundle: &Path, runner: &mut HeadRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let folders = fs::read_dir(bundle.join("pipeline")).into_iter().flatten().flatten().map(|e| e.path());
     let mut files: Vec<_> =
         folders.map(|folder| folder.join("golden.safetensors")).filter(|f| f.exists()).collect();
@@ -132,8 +132,8 @@ fn read_matrix(weights: &Weights, name: &str, shape: [u64; 2]) -> Result<Vec<f32
 /// in its `prediction_results.txt`, or else the published scores of the head for 500 bases.
 fn reference(
     head: &HeadModel,
-    options: &Options,
-    runner: &mut Runner,
+    options: &VerifyOptions,
+    runner: &mut HeadRunner,
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let Some(folder) = &options.reference else { return Ok(()) };
@@ -184,7 +184,7 @@ fn reference(
 
 /// Checks on random rows that the two scores sum to 1, and that they are bitwise equal whether rows are
 /// computed alone or together.
-fn batch_invariance(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn batch_invariance(runner: &mut HeadRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let columns = runner.columns;
     let mut state = 0u64;
     // Knuth's linear congruential generator; its upper 24 bits give a number in [-1, 1).
@@ -212,7 +212,7 @@ fn batch_invariance(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), To
 const HEAD: &str = "head";
 
 /// A head with loaded weights that is ready to run.
-struct Runner {
+struct HeadRunner {
     session: StepSession<'static>,
     head: ModelId,
     /// Indices of the inputs `dna` and `protein`.
@@ -223,7 +223,7 @@ struct Runner {
     columns: usize,
 }
 
-impl Runner {
+impl HeadRunner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
         let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1, packs: 1 };
         let part = PlanPart {

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 /// Options of a verification.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct VerifyOptions {
     /// A bundle folder with `dnabert_s/`, `esm2/` and its heads, or a model folder.
     pub weights: Option<PathBuf>,
     /// Encoders and decoders to verify: paths or hub ids.
@@ -64,14 +64,14 @@ pub struct Check {
     #[serde(rename = "check")]
     pub name: &'static str,
     /// Outcome of the check.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// Measured values and tolerances as text.
     pub detail: String,
 }
 
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The property holds.
     #[serde(rename = "pass")]
     Pass,
@@ -89,7 +89,7 @@ pub(crate) const PROTEIN: &str = "esm2";
 
 /// Verifies the given folder, encoders and heads, in this order. A model that cannot be opened is a failed
 /// check, not an `Err`.
-pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
+pub fn verify(options: &VerifyOptions, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
     let mut story =
         Verification { options, env: HubEnv::from_process(), observer, report: VerifyReport::default() };
     if let Some(folder) = &options.weights {
@@ -110,7 +110,7 @@ pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<VerifyRe
 
 /// State of a verification in progress.
 struct Verification<'a> {
-    options: &'a Options,
+    options: &'a VerifyOptions,
     env: HubEnv,
     observer: &'a mut dyn Observer,
     report: VerifyReport,
@@ -180,12 +180,12 @@ impl Verdict {
     }
 
     fn add(&mut self, name: &'static str, passes: bool, detail: impl Into<String>) {
-        let outcome = if passes { Outcome::Pass } else { Outcome::Fail };
+        let outcome = if passes { CheckOutcome::Pass } else { CheckOutcome::Fail };
         self.checks.push(Check { name, outcome, detail: detail.into() });
     }
 
     fn note(&mut self, name: &'static str, detail: impl Into<String>) {
-        self.checks.push(Check { name, outcome: Outcome::Note, detail: detail.into() });
+        self.checks.push(Check { name, outcome: CheckOutcome::Note, detail: detail.into() });
     }
 
     /// Adds a check that passes if `worst`, the largest difference, is at most `bound`.
@@ -195,7 +195,7 @@ impl Verdict {
 
     /// Whether no check failed.
     pub fn passes(&self) -> bool {
-        self.checks.iter().all(|check| check.outcome != Outcome::Fail)
+        self.checks.iter().all(|check| check.outcome != CheckOutcome::Fail)
     }
 }
 
@@ -249,7 +249,7 @@ impl Serialize for Verdict {
     }
 }
 
-impl Outcome {
+impl CheckOutcome {
     fn word(self) -> &'static str {
         match self {
             Self::Pass => "pass",

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// A tokenized test sequence.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sequence {
+pub(super) struct TestSequence {
     pub(super) name: String,
     /// Empty if only the tokens are known.
     pub(super) letters: Vec<u8>,
@@ -25,7 +25,7 @@ pub(super) struct Sequence {
 
 /// Returns the built-in test sequences for a tokenizer: known and unusual proteins, pseudo-random DNA of 1, 30, 150
 /// and 500 bases, or texts.
-pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
+pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<TestSequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
             let all = PROTEINS.iter().chain(&ODD_PROTEINS);
@@ -39,7 +39,7 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
         .map(|(name, letters)| {
             let mut tokens = vec![];
             tokenizer.encode(&letters, &mut tokens)?;
-            Ok(Sequence { name, letters, tokens })
+            Ok(TestSequence { name, letters, tokens })
         })
         .collect()
 }
@@ -124,7 +124,7 @@ fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
 /// The sequences are the tensors `NAME.ids` or `NAME.tokens` of that file, records of FASTA files beside it, or texts of
 /// `golden.jsonl`: objects with `id` and `text`, one a line.
 pub(super) struct Golden {
-    pub(super) sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<TestSequence>,
     answers: Weights,
 }
 
@@ -172,7 +172,11 @@ impl Golden {
             if tokens.is_empty() {
                 without.push(name.to_owned())
             } else {
-                sequences.push(Sequence { name: name.to_owned(), letters: letters.unwrap_or_default(), tokens })
+                sequences.push(TestSequence {
+                    name: name.to_owned(),
+                    letters: letters.unwrap_or_default(),
+                    tokens,
+                })
             }
         }
         if same.1 > 0 {
