@@ -171,6 +171,7 @@ fn without_ends(row: &SessionRow<'_>, ends: [usize; 2]) -> Vec<f32> {
     let mut inner = vec![];
     for output in 0..row.outputs() {
         let values = row.values(output);
+        // A per-token output has a row for every token of the sequence, special tokens included.
         let width = values.len() / row.tokens();
         inner.extend_from_slice(&values[ends[0] * width..values.len() - ends[1] * width]);
     }

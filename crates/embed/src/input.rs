@@ -44,14 +44,14 @@ pub(super) enum LengthUnit {
 
 /// A record without an embedding.
 #[derive(Debug)]
-pub(super) enum Skipped {
+pub(super) enum SkippedRecord {
     /// The record has no letters, or no tokens; its id.
     Empty(String),
 }
 
 /// A record whose name in the results is not its id.
 #[derive(Debug)]
-pub(super) struct Renamed {
+pub(super) struct RenamedRecord {
     /// Id in the file.
     pub(super) id: String,
     /// Unique name in the results.
@@ -62,7 +62,7 @@ pub(super) struct Renamed {
 
 /// Unknown tokens of a sequence.
 #[derive(Debug)]
-pub(super) struct Unknown {
+pub(super) struct RecordUnknowns {
     /// Id of the sequence.
     pub(super) id: String,
     /// Number of unknown tokens.
@@ -85,7 +85,7 @@ enum NameState {
     Given(Box<RecordNames>),
 }
 
-/// What a pass over the whole input has found.
+/// Results of a pass over the whole input.
 #[derive(Default)]
 pub(super) struct InputSummary {
     /// The files with their digests.
@@ -120,10 +120,10 @@ pub(super) struct SequenceBatch {
     tokens: Vec<i32>,
     /// The end of each sequence in `letters`, or in `tokens` after tokenization.
     ends: Vec<usize>,
-    pub(super) skipped: Vec<Skipped>,
-    pub(super) renamed: Vec<Renamed>,
+    pub(super) skipped: Vec<SkippedRecord>,
+    pub(super) renamed: Vec<RenamedRecord>,
     /// Sequences with unknown tokens; empty before tokenization.
-    pub(super) unknown: Vec<Unknown>,
+    pub(super) unknown: Vec<RecordUnknowns>,
     /// Notes on files that were read to their end.
     pub(super) notes: Vec<InputNote>,
     pub(super) truncated: u64,
@@ -133,7 +133,7 @@ pub(super) struct SequenceBatch {
     pub(super) bytes_read: u64,
     /// Bytes of the names in this batch.
     names: usize,
-    /// In the last batch, what the pass has found.
+    /// Results of the pass, in the last batch.
     pub(super) summary: Option<InputSummary>,
 }
 
@@ -155,7 +155,7 @@ impl SequenceBatch {
                     let error = DataError::new(DataErrorKind::Malformed(why));
                     return Err(error.with_id(head.id.as_str()).into());
                 }
-                self.unknown.push(Unknown { id: head.id.clone(), tokens: unknown });
+                self.unknown.push(RecordUnknowns { id: head.id.clone(), tokens: unknown });
             }
             start = std::mem::replace(end, self.tokens.len());
             if *end == first {
@@ -170,7 +170,7 @@ impl SequenceBatch {
             // A record that is not in the results has no other name there.
             let renamed = self.renamed.iter().position(|renamed| renamed.name == name);
             let id = renamed.map_or(name, |at| self.renamed.remove(at).id);
-            self.skipped.push(Skipped::Empty(id));
+            self.skipped.push(SkippedRecord::Empty(id));
         }
         self.skipped[skipped..].reverse();
         Ok(self)
@@ -285,6 +285,7 @@ impl SequencePipeline {
             return Ok(false);
         }
         let input = self.reader.inputs().len();
+        // Also for inputs without a record: every input has a result, and an entry in the summary.
         while self.per_input && input != self.result {
             self.end_result();
             self.result += 1;
@@ -307,7 +308,7 @@ impl SequencePipeline {
         let id = &self.record.id;
         let letters = self.tokenizer.letters(&self.record.seq);
         if letters.is_empty() {
-            batch.skipped.push(Skipped::Empty(id.clone()));
+            batch.skipped.push(SkippedRecord::Empty(id.clone()));
             return Ok(true);
         }
         let limit = self.limits.letters.unwrap_or(usize::MAX);
@@ -317,11 +318,11 @@ impl SequencePipeline {
             }
             batch.truncated += 1;
         }
-        let kept = match alphabet {
+        let letter_count = match alphabet {
             Some(_) => letters.len().min(limit),
             None => whole_characters(letters, limit),
         };
-        batch.letters.extend_from_slice(&letters[..kept]);
+        batch.letters.extend_from_slice(&letters[..letter_count]);
         batch.ends.push(batch.letters.len());
         let length = letters.len() as u64;
         let id = self.name(batch);
@@ -342,7 +343,7 @@ impl SequencePipeline {
                 self.summary.renamed += 1;
                 let name = written(id).into_owned() + ROOM;
                 let why = if is_name(id) { Renaming::Repeated } else { Renaming::Escaped };
-                batch.renamed.push(Renamed { id: id.clone(), name: name.clone(), why });
+                batch.renamed.push(RenamedRecord { id: id.clone(), name: name.clone(), why });
                 name
             }
             NameState::Given(names) => {
@@ -350,7 +351,7 @@ impl SequencePipeline {
                 let file = if self.per_input { 1 } else { self.place.file };
                 let given = names.name(id, RecordPlace { file, ..self.place });
                 if let Some(why) = given.renaming {
-                    batch.renamed.push(Renamed { id: id.clone(), name: given.name.clone(), why });
+                    batch.renamed.push(RenamedRecord { id: id.clone(), name: given.name.clone(), why });
                 }
                 given.name
             }

@@ -30,8 +30,8 @@ use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{EmbedEngine, RowWriter};
 use input::{
-    BATCH_LETTERS, BATCH_NAMES, InputOptions, InputSummary, LengthUnit, Naming, Renamed, SequenceBatch,
-    SequenceLimits, SequencePipeline, Skipped, Unknown,
+    BATCH_LETTERS, BATCH_NAMES, InputOptions, InputSummary, LengthUnit, Naming, RecordUnknowns, RenamedRecord,
+    SequenceBatch, SequenceLimits, SequencePipeline, SkippedRecord,
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
 use output::{EmbeddingFiles, ResultSchema};
@@ -295,7 +295,7 @@ pub fn embed(options: &EmbedOptions, observer: &mut dyn Observer) -> Result<Embe
     )
 }
 
-/// What [`run`] computes, and where the results go.
+/// Job of [`run`]: the model, its outputs, and the writer of the results.
 struct EmbedJob<'a, R> {
     /// Name of the command.
     command: &'static str,
@@ -556,12 +556,12 @@ fn key(
 /// Bytes of a block of the journal. Rows of tokens are large, and a commit of each would wait for the disk too often.
 /// A block takes little of a small host budget.
 fn journal_block(options: &EmbedOptions, budget: &Budget) -> usize {
-    let most: u64 = match options.pool {
+    let block_bytes: u64 = match options.pool {
         Pooling::Mean | Pooling::Cls | Pooling::Last => 1 << 20,
         Pooling::Tokens => 4 << 20,
     };
     // The same for every budget of host memory: the least budget that a refusal names must suffice.
-    budget.of_host().map_or(most, |_| 64 << 10) as usize
+    budget.of_host().map_or(block_bytes, |_| 64 << 10) as usize
 }
 
 /// Says how an interruption of the run ends.
@@ -727,7 +727,7 @@ fn process(
     let sets = if measured.renamed > 0 { 2 } else { 1 };
     process.add("names of records", records * NAME * sets + (64 << 10));
     if options.journal && measured.inputs.is_some() {
-        // A block, its frame, and a block of the journal that is resumed from.
+        // A block, its frame, and a block of the journal from which the run resumes.
         process.add("journal of finished rows", 3 * journal_block(options, budget) as u64);
     }
     if let Some(most) = &measured.most {
@@ -791,9 +791,11 @@ fn strict(options: &EmbedOptions, batch: &SequenceBatch) -> Result<(), EmbedErro
     }
     let SequenceBatch { skipped, renamed, unknown, notes, rna, .. } = batch;
     let anomalies = [
-        skipped.first().map(|Skipped::Empty(id)| format!("'{}' is empty", Name(id))),
-        renamed.first().map(|Renamed { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
-        unknown.first().map(|Unknown { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
+        skipped.first().map(|SkippedRecord::Empty(id)| format!("'{}' is empty", Name(id))),
+        renamed.first().map(|RenamedRecord { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
+        unknown
+            .first()
+            .map(|RecordUnknowns { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
         notes.first().map(ToString::to_string),
         (*rna > 0).then(|| "sequences contain U, which DNA models read as T".to_owned()),
     ];
@@ -806,7 +808,7 @@ fn strict(options: &EmbedOptions, batch: &SequenceBatch) -> Result<(), EmbedErro
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
 const MAX_LINES: u64 = 10;
 
-/// The engine of a run with the counts of what it has read.
+/// The engine of a run, with the counts of the records that it has read.
 struct EmbedStream<'s, 'a, R> {
     options: &'s EmbedOptions,
     engine: &'s mut EmbedEngine<'a, R>,
@@ -828,11 +830,11 @@ impl<R: RowWriter> StreamEngine for EmbedStream<'_, '_, R> {
     fn announce(&mut self, batch: &SequenceBatch, observer: &mut dyn Observer) -> Result<(), EmbedError> {
         let counts = &mut self.counts;
         for skipped in &batch.skipped {
-            let Skipped::Empty(id) = skipped;
+            let SkippedRecord::Empty(id) = skipped;
             counts.empty += 1;
             say(counts, format!("'{}' is empty: skipped", Name(id)), observer);
         }
-        for Renamed { id, name, why } in &batch.renamed {
+        for RenamedRecord { id, name, why } in &batch.renamed {
             counts.renamed += 1;
             let id = Name(id);
             let why = why.reason();
@@ -842,7 +844,7 @@ impl<R: RowWriter> StreamEngine for EmbedStream<'_, '_, R> {
         for note in &batch.notes {
             observer.say(Level::Warning, &note.to_string());
         }
-        for Unknown { id, tokens } in &batch.unknown {
+        for RecordUnknowns { id, tokens } in &batch.unknown {
             counts.unknown.count(*tokens, || id.clone());
         }
         counts.truncated += batch.truncated;

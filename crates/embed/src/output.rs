@@ -90,10 +90,10 @@ impl Targets {
     pub(super) fn file(files: Vec<PathBuf>, guard: OutputGuard) -> Result<Self, EmbedError> {
         let path = &files[0];
         let journal = journal_path(path);
-        let place = Place::of(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
-        let lock = match place {
+        let destination = Place::of(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
+        let lock = match destination {
             // Of the file after all links, so that two names of it have one lock.
-            Place::File(place) => OutputLock::File { _lock: take_file(&place)? },
+            Place::File(destination) => OutputLock::File { _lock: take_file(&destination)? },
             Place::Stream(_) | Place::Unsuitable => OutputLock::Stream,
         };
         Self::locked(lock, vec![files], journal, guard)

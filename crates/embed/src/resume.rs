@@ -201,6 +201,7 @@ impl RowJournal {
     }
 
     fn bytes(&mut self, bytes: &[u8]) -> Result<(), EmbedError> {
+        // The first byte of a block says whether an entry that an earlier block began goes on in it.
         if self.block.is_empty() {
             self.block.push(if self.is_entry_open { MORE } else { START });
         }
@@ -322,9 +323,9 @@ impl JournalEntries {
                     return Ok(found);
                 }
             }
-            let there = &self.block[self.at..];
-            let some = there.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            bytes.extend_from_slice(&there[..some]);
+            let unread = &self.block[self.at..];
+            let some = unread.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            bytes.extend_from_slice(&unread[..some]);
             self.at += some;
             left -= some as u64;
         }
@@ -338,6 +339,7 @@ impl JournalEntries {
             if !self.blocks.next_into(&mut self.block)? {
                 return Ok(Following::End);
             }
+            // The first byte is the kind of the block.
             self.at = 1;
             match self.block.first() {
                 Some(&START) => return Ok(Following::Entry),

@@ -184,11 +184,11 @@ pub fn report(options: DoctorOptions) -> Result<DoctorReport, RuntimeError> {
 
 /// Names of the CPU kernels of each op.
 fn kernels() -> BTreeMap<&'static str, Vec<&'static str>> {
-    let mut of_op: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut kernels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for kernel in CpuKernel::ALL {
-        of_op.entry(kernel.op().name()).or_default().push(kernel.name());
+        kernels.entry(kernel.op().name()).or_default().push(kernel.name());
     }
-    of_op
+    kernels
 }
 
 /// Values of `--precision` that CPUs support.

@@ -115,7 +115,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
 }
 
 /// The matrices A and B of an adapter, held in full because their ranks are small.
-struct Pair {
+struct AdapterMatrices {
     a: Vec<f32>,
     b: Vec<f32>,
 }
@@ -128,7 +128,7 @@ struct Merging<'a> {
     classifier: Vec<&'a Tensor>,
     tensors: &'a Weights,
     /// Adapter matrices by the name of the base model's weight.
-    pairs: BTreeMap<String, Pair>,
+    pairs: BTreeMap<String, AdapterMatrices>,
     rank: u64,
     /// Scale of B A: alpha / rank.
     scale: f64,
@@ -164,7 +164,7 @@ impl<'a> Merging<'a> {
             let prefix = format!("{}{module}", adapter::PREFIX);
             let a = read_matrix(tensors, &format!("{prefix}.lora_A.weight"), [adapter.rank, k])?;
             let b = read_matrix(tensors, &format!("{prefix}.lora_B.weight"), [n, adapter.rank])?;
-            pairs.insert(weight, Pair { a, b });
+            pairs.insert(weight, AdapterMatrices { a, b });
         }
         let classes = classifier.iter().find(|t| t.shape().len() == 2).map(|t| t.shape()[0]);
         if adapter.classifier != (classifier.len() == 2 && classes.is_some()) {
@@ -206,12 +206,12 @@ impl<'a> Merging<'a> {
         };
         let text = self.model.encoder.to_json(self.task, &source).into_bytes();
         // The tokenizer files of the adapter's training, or else the base model's.
-        let own = tokenizer_files(adapter)?;
-        let beside = match (own.is_empty(), &self.model.folder) {
+        let adapter_files = tokenizer_files(adapter)?;
+        let files = match (adapter_files.is_empty(), &self.model.folder) {
             (true, Some(folder)) => tokenizer_files(folder)?,
-            (_, _) => own,
+            (_, _) => adapter_files,
         };
-        for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(beside) {
+        for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(files) {
             let mut file = AtomicFile::create(folder.join(name))?;
             file.write_all(&bytes).map_err(|e| file.error(e))?;
             file.commit()?;
@@ -224,6 +224,7 @@ impl<'a> Merging<'a> {
         let name = tensor.name();
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
         let pair = self.pairs.get(name);
+        // With an adapter a part is one row of the weight, so that `n` below is the row's number.
         let part = pair.and_then(|_| tensor.shape().last().copied()).unwrap_or(PART);
         let mut buffer = vec![];
         let mut values = vec![];
@@ -242,7 +243,7 @@ impl<'a> Merging<'a> {
     }
 }
 
-impl Pair {
+impl AdapterMatrices {
     /// Adds row `n` of scale B A to the same row of W, summing in f64.
     fn add(&self, n: usize, rank: usize, scale: f64, row: &mut [f32]) {
         let b = &self.b[n * rank..(n + 1) * rank];

@@ -62,14 +62,15 @@ impl Budget {
     /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget for
     /// the longest record, a 16th for the names of all records. `None` without a host budget.
     pub fn of_pipe(&self) -> Option<Extent> {
-        let line = self.of_host()?;
-        let name = (line.0 >> 22).clamp(64, 4096);
+        let budget = self.of_host()?;
+        // 1 KiB for each 4 GiB of the budget; names of real records are far shorter.
+        let longest_name = (budget.0 >> 22).clamp(64, 4096);
         Some(Extent {
-            records: line.0 / 16 / NAME,
-            longest: line.0 / 64,
+            records: budget.0 / 16 / NAME,
+            longest: budget.0 / 64,
             name: String::new(),
-            longest_name: name,
-            longest_title: 16 * name,
+            longest_name,
+            longest_title: 16 * longest_name,
         })
     }
 

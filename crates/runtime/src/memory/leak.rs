@@ -31,7 +31,8 @@ const LEAST_GROWTH: Bytes = Bytes(8 << 20);
 /// Least ratio of the growth to the largest decrease of memory so far.
 const LEAST_RATIO: u64 = 3;
 
-/// Least ratio of the growth from a block to the next one to the mean of this growth.
+/// Least ratio of the growth from a block to the next one to the mean of this growth: a block with less is a plateau, as
+/// between the stages of a start.
 const EVEN: f64 = 0.4;
 
 /// Detects growth of the memory of this process.
@@ -134,9 +135,10 @@ impl TimeScale {
         if growth < LEAST_GROWTH.0.max(LEAST_RATIO * self.decrease) {
             return None;
         }
-        let least = (EVEN * growth as f64 / 3.0) as u64;
-        let blocks_grow = all_grow(&minima, &minima[1..], least);
-        let readings_grow = all_grow(&readings, &readings[BLOCK..], least);
+        // Four blocks have three steps from one to the next.
+        let least_growth = (EVEN * growth as f64 / 3.0) as u64;
+        let blocks_grow = all_grow(&minima, &minima[1..], least_growth);
+        let readings_grow = all_grow(&readings, &readings[BLOCK..], least_growth);
         let largest_step =
             readings.iter().zip(&readings[1..]).map(|(&from, &to)| to.saturating_sub(from)).max();
         (blocks_grow && readings_grow && largest_step? <= growth / 3).then_some(growth)

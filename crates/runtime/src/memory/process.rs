@@ -108,6 +108,7 @@ impl ProcessMemory {
     pub fn add_queues(&mut self, settings: &Settings, queues: u64) {
         let readers = READERS.min(settings.threads as u64);
         let piece = PIECE * 4;
+        // With several readers the queue before a device holds four pieces, and the thread that uploads them a fifth.
         let weights = readers * COPIES_OF_PIECE * piece + if readers > 1 { 5 * piece } else { 0 };
         self.add("queues, or weights while they are loaded", queues.max(weights));
     }

@@ -139,9 +139,6 @@ fn local_of(
         observer.say(Level::Info, &format!("{model} is {}, which torch.hub fetched", EscapedPath(&file)));
         return Ok(ModelPath::WeightFile(file));
     }
-    if !is_hub_id(model) {
-        return Ok(resolve_model(model, env)?);
-    }
     if env.offline || complete {
         return Ok(ModelPath::Folder(found?));
     }
@@ -197,9 +194,9 @@ pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
         return vec![];
     }
     let model = ModelConfig::from_json(&config).ok().filter(|_| need == Need::Model);
-    let beside = model.map(|model| TokenizerFiles::of(&model, &config));
-    let lacked =
-        beside.filter(|files| files.required && !files.names.iter().any(|name| folder.join(name).exists()));
+    let tokenizer_files = model.map(|model| TokenizerFiles::of(&model, &config));
+    let lacked = tokenizer_files
+        .filter(|files| files.required && !files.names.iter().any(|name| folder.join(name).exists()));
     let mut missing: Vec<String> =
         lacked.and_then(|files| files.names.first()).map(|name| (*name).to_owned()).into_iter().collect();
     match FOLDER_FILES.iter().find(|name| folder.join(name).exists()) {

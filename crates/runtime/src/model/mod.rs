@@ -129,8 +129,8 @@ impl Tokenizer {
         }
         let before = tokens.len();
         let unknown = self.encode(&letters, tokens)?;
-        let own = (tokens.len() - before).saturating_sub(self.special_tokens());
-        match unknown_refusal(unknown, own) {
+        let letter_tokens = (tokens.len() - before).saturating_sub(self.special_tokens());
+        match unknown_refusal(unknown, letter_tokens) {
             Some(reason) => Err(refused(SequenceError::Unsuitable { reason })),
             None => Ok(unknown),
         }
@@ -294,7 +294,7 @@ impl EncoderModel {
         })
     }
 
-    /// Where the values of a tensor come from. `check` has made sure that there is a source for every tensor.
+    /// Source of the values of a tensor. `check` has made sure that every tensor has one.
     fn place(&self, tensor: &str) -> TensorSource {
         match self.find(tensor) {
             Some(name) => TensorSource::File(name),
@@ -513,7 +513,7 @@ pub(crate) fn read_pieces(
     read: ReadPiece<'_>,
 ) -> Result<(), RuntimeError> {
     // `start..end` are the parameter's elements covered by the piece; `first` is the piece's first element in its
-    // tensor.
+    // tensor. Element `start + n` of the parameter is therefore element `first + n` of the tensor.
     let mut start = 0;
     for piece in &param.pieces {
         let row: u64 = piece.shape.iter().skip(1).product();

@@ -139,11 +139,11 @@ impl DecoderModel {
         let weights = weights_of(name, place)?;
         let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let folder = config.parent().unwrap_or(Path::new("."));
-        let own = OwnTokenizer::find(name, folder, text)?;
-        if own == OwnTokenizer::Bytes && decoder.vocab_size < 256 {
+        let own_tokenizer = OwnTokenizer::find(name, folder, text)?;
+        if own_tokenizer == OwnTokenizer::Bytes && decoder.vocab_size < 256 {
             return Err(ModelError::TooFewForBytes { name: name.to_owned(), rows: decoder.vocab_size }.into());
         }
-        let tokenizer = own.open(&mut described_by)?;
+        let tokenizer = own_tokenizer.open(&mut described_by)?;
         tokenizer.fits(name, decoder.vocab_size)?;
         check_decoder(name, &decoder, &weights)?;
         let name = name.to_owned();
@@ -156,7 +156,7 @@ impl DecoderModel {
         self.config.tied || find_in_decoder(&self.weights, HEAD).is_some()
     }
 
-    /// Where the values of a tensor come from. `check_decoder` has made sure that there is a source for every tensor.
+    /// Source of the values of a tensor. `check_decoder` has made sure that every tensor has one.
     fn place(&self, tensor: &str) -> TensorSource {
         match self.config.derived(tensor) {
             Some(values) => TensorSource::Memory(values),

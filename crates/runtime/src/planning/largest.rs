@@ -26,12 +26,12 @@ pub struct LargestStep {
     /// The largest number of tokens.
     pub tokens: u64,
     /// The next larger number of tokens; `None` if that is more than a step can have.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedStep>,
 }
 
 /// The step that was refused.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedStep {
     /// Its number of tokens.
     pub tokens: u64,
     /// Its refusal.
@@ -63,7 +63,7 @@ pub fn largest(model: &str, request: &PriceRequest) -> Result<LargestStep, Runti
     };
     match price::program(model, &sized(request, high, stream)) {
         Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => {
-            let refused = Some(Refused { tokens: high * TOKEN_STEP, refusal });
+            let refused = Some(RefusedStep { tokens: high * TOKEN_STEP, refusal });
             Ok(LargestStep { request: found, program, tokens, refused })
         }
         Err(error) => Err(error),
@@ -105,7 +105,7 @@ impl LargestStep {
 /// The largest size of a step or model that fits a budget.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LargestReport {
-    /// What was made larger, such as `tokens`.
+    /// Dimension that was maximised, such as `tokens`.
     pub of: &'static str,
     /// The largest value that fits.
     pub value: u64,
@@ -116,13 +116,13 @@ pub struct LargestReport {
 /// The trial of the largest step or model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ConfirmationReport<Trial> {
-    /// What the trial measured.
+    /// Measurements of the trial.
     pub trial: Trial,
     /// The refusal of the next larger value; `None` if no larger value is possible.
     pub next: Option<String>,
 }
 
-/// What the trial of a step measured. [`confirm`] reads it as JSON from the process of the trial.
+/// Measurements of the trial of a step. [`confirm`] reads it as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrial {
     /// Tokens of the largest step that was run.
@@ -243,8 +243,8 @@ impl TrialCommand {
         let done = Command::new(&self.program).args(&self.arguments).args(overrides).output();
         let done = done.map_err(RuntimeError::io(&self.program))?;
         if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            return Ok(Err(format!("its trial ended with {}: {}", done.status, said.trim())));
+            let stderr = String::from_utf8_lossy(&done.stderr);
+            return Ok(Err(format!("its trial ended with {}: {}", done.status, stderr.trim())));
         }
         Ok(serde_json::from_slice(&done.stdout).map_err(|error| format!("its trial: {error}")))
     }
@@ -298,7 +298,7 @@ impl StepConfirmation<'_> {
         let StepTrial { tokens, planned_bytes, peak_bytes, budget_bytes, seconds, .. } = self.trial;
         let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
         let next = match &self.largest.refused {
-            Some(Refused { tokens, refusal }) => format!("the next, {tokens} tokens, is {refusal}"),
+            Some(RefusedStep { tokens, refusal }) => format!("the next, {tokens} tokens, is {refusal}"),
             None => "no step can have more tokens".to_owned(),
         };
         format!(

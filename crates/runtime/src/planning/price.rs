@@ -76,15 +76,18 @@ impl PriceRequest {
 /// # Errors
 /// The text is not a size, or the budget is above the target's memory.
 pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RuntimeError> {
-    let whole = match target.memory {
+    let memory_of_target = match target.memory {
         Bytes::ZERO => return machine::parse_budget(text, machine::available().free),
         memory => memory,
     };
-    let budget = machine::parse_budget(text, whole)?;
-    if budget > whole {
-        return Err(
-            RequestError::BudgetAboveTarget { budget, target: target.name.clone(), memory: whole }.into()
-        );
+    let budget = machine::parse_budget(text, memory_of_target)?;
+    if budget > memory_of_target {
+        return Err(RequestError::BudgetAboveTarget {
+            budget,
+            target: target.name.clone(),
+            memory: memory_of_target,
+        }
+        .into());
     }
     Ok(budget)
 }
@@ -365,7 +368,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let model = EscapedPath(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
     if target.arena_in_host() {
-        text += &lanes_line(program);
+        text += &replicas_line(program);
     }
     if let Some((_, plan)) = program.plans().first() {
         let b = plan.graph.bounds;
@@ -387,13 +390,13 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     let seconds = program.seconds();
-    let of_lanes = if program.replicas() > 1 { " in every replica" } else { "" };
-    text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
+    let where_computed = if program.replicas() > 1 { " in every replica" } else { "" };
+    text += &format!("expected {seconds:.3} s a step{where_computed}\ndigest {}", program.digest()?);
     Ok(text)
 }
 
 /// Text line that says how a CPU's threads are divided among replicas.
-fn lanes_line(program: &Program) -> String {
+fn replicas_line(program: &Program) -> String {
     let each = threads(program.target().workers);
     match program.replicas() {
         1 => format!("{each} in one replica, which compute a step together\n"),

@@ -64,7 +64,7 @@ pub trait StreamEngine {
     fn progress(&mut self, bytes_total: Option<u64>) -> Progress;
 }
 
-/// What a session did, at its end.
+/// State of a session at the end of its run.
 pub struct SessionEnd<'a> {
     /// The program of the size of steps that is in use.
     pub program: &'a Program,
@@ -149,7 +149,7 @@ impl RunHarness<'_> {
         self.watch.show(self.observer, |state| state.set_progress(progress));
     }
 
-    /// Reports what a session did, gives advice if memory was short, and compares the memory with the plan. `remedies` finds the
+    /// Reports the memory that devices gave back, gives advice if memory was short, and compares the memory with the plan. `remedies` finds the
     /// settings with which the run would need less memory.
     pub fn end_session(
         &mut self,

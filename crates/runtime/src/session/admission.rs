@@ -190,6 +190,8 @@ impl Site {
             return Err(refused(self.with_remedies(bill, &programs[0], longest, build)?));
         }
         let held = held_by(&running);
+        // The free memory sufficed, but another process may take it before the arena is allocated, and the driver may lack one
+        // range of that size.
         loop {
             let program = programs[0].clone();
             if !self.budget.on_host {

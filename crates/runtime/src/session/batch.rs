@@ -74,8 +74,8 @@ pub(super) fn lacks(program: &Program, plan: usize, what: &str) -> RuntimeError 
 
 /// The inputs of a plan that take targets: one, or one for each task; none in a plan that computes scores.
 pub(super) fn targets(program: &Program, plan: usize) -> Vec<InputId> {
-    let of_tasks = (0..MAX_TASKS).map_while(|task| program.input(plan, &format!("targets.{task}")));
-    program.input(plan, "targets").into_iter().chain(of_tasks).collect()
+    let task_targets = (0..MAX_TASKS).map_while(|task| program.input(plan, &format!("targets.{task}")));
+    program.input(plan, "targets").into_iter().chain(task_targets).collect()
 }
 
 impl BatchInputs {

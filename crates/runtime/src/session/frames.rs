@@ -27,6 +27,7 @@ impl FramesInput {
     pub(super) fn of_spans(self, spans: &[[i32; 2]]) -> impl Iterator<Item = [i32; 2]> + '_ {
         let count = self.count as i32;
         spans.iter().flat_map(move |&[start, end]| {
+            // Exact: `check` has refused sequences that do not divide.
             let length = (end - start) / count;
             (0..count).map(move |frame| [start + frame * length, start + (frame + 1) * length])
         })

@@ -54,7 +54,7 @@ use plimsoll_data::pack::{Fill, Order, Pack, Packer};
 use plimsoll_exec::{DeviceError, Executor};
 use plimsoll_graph::Counts;
 use plimsoll_plan::{InputId, Program, step_seconds};
-use replicas::{CompletedWork, ReplicaPool, Returned, StepWork, Values};
+use replicas::{CompletedWork, InputValues, ReplicaPool, Returned, StepWork};
 use sizes::{SizeAction, StepSizes};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -77,10 +77,10 @@ pub struct StepSession<'a> {
     reload: Option<Reload<'a>>,
 }
 
-/// All of a session but its references to plan and weights.
+/// State of a session, without its references to the plan and the weights.
 struct SessionState {
     /// The devices with their step queue.
-    replicas: ReplicaPool<Tag>,
+    replicas: ReplicaPool<StepTag>,
     /// The models, in the order of the program's plans.
     models: Vec<ModelState>,
     /// In-flight steps of packed sequences.
@@ -130,8 +130,8 @@ struct ReturnedRows {
     rows: Vec<Vec<f32>>,
 }
 
-/// Takes what a device has returned, with or without waiting.
-type Take<'t> = &'t mut dyn FnMut(&mut ReplicaPool<Tag>) -> Result<Option<Returned<Tag>>, RuntimeError>;
+/// Receives the next result of the replicas, with or without waiting.
+type Take<'t> = &'t mut dyn FnMut(&mut ReplicaPool<StepTag>) -> Result<Option<Returned<StepTag>>, RuntimeError>;
 
 /// Inputs, outputs and reusable buffers of a model.
 struct ModelState {
@@ -168,7 +168,7 @@ enum SessionInputs {
 }
 
 /// Model and keys of a step.
-enum Tag {
+enum StepTag {
     /// Step of packed sequences.
     Pack { model: usize, owners: Vec<u64> },
     /// Step of rows.
@@ -207,7 +207,7 @@ pub struct Completed {
     pub seconds: f64,
     outputs: Arc<[StepOutput]>,
     values: Vec<Vec<f32>>,
-    inputs: Vec<Values>,
+    inputs: Vec<InputValues>,
 }
 
 impl Completed {
@@ -217,7 +217,7 @@ impl Completed {
         let StepOutput { per, width, .. } = self.outputs[output];
         // A packed step's second input holds the spans; a per-token output has a row for each token of the span.
         let rows = match (per, self.inputs.get(1)) {
-            (RowUnit::Token, Some(Values::Spans(spans))) => spans[i][0] as usize..spans[i][1] as usize,
+            (RowUnit::Token, Some(InputValues::Spans(spans))) => spans[i][0] as usize..spans[i][1] as usize,
             (RowUnit::Token | RowUnit::Sequence, _) => i..i + 1,
         };
         &self.values[output][rows.start * width..rows.end * width]
@@ -350,11 +350,11 @@ impl<'a> StepSession<'a> {
         };
         let work = StepWork {
             plan: model.0,
-            inputs: inputs.iter().copied().zip(rows.into_iter().map(Values::F32)).collect(),
+            inputs: inputs.iter().copied().zip(rows.into_iter().map(InputValues::F32)).collect(),
             counts: Counts { tokens: 0, sequences: keys.len() as u64, packs: 1 },
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
-            tag: Tag::Rows { model: model.0, keys },
+            tag: StepTag::Rows { model: model.0, keys },
         };
         self.state.rows += 1;
         self.state.replicas.send_first(work);
@@ -405,6 +405,7 @@ impl<'a> StepSession<'a> {
         if devices > 1 {
             packers.iter_mut().for_each(|(_, packer)| packer.cut(LAST_PACKS * devices));
         }
+        // One pack of each model in turn, so that steps of all models are queued alternately.
         loop {
             let before = self.state.ready.len();
             for (model, packer) in &mut packers {
@@ -464,13 +465,14 @@ impl<'a> StepSession<'a> {
         match &mut model.inputs {
             SessionInputs::Packed { packer, .. } => {
                 let mut inputs = inputs.into_iter();
-                if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) = (inputs.next(), inputs.next())
+                if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
+                    (inputs.next(), inputs.next())
                 {
                     packer.recycle(Pack { tokens, spans, owners: keys });
                 }
             }
             SessionInputs::Rows { spare, .. } => {
-                spare.push(inputs.into_iter().filter_map(Values::into_f32).collect());
+                spare.push(inputs.into_iter().filter_map(InputValues::into_f32).collect());
             }
         }
     }
@@ -488,8 +490,8 @@ impl<'a> StepSession<'a> {
         let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|step| step.keys).collect();
         for work in self.state.replicas.cancel() {
             match work.tag {
-                Tag::Pack { .. } => self.state.packs -= 1,
-                Tag::Rows { keys, .. } => {
+                StepTag::Pack { .. } => self.state.packs -= 1,
+                StepTag::Rows { keys, .. } => {
                     self.state.rows -= 1;
                     dropped.extend(keys);
                 }
@@ -576,6 +578,7 @@ impl<'a> StepSession<'a> {
         }
         self.set_gives_way();
         let program = self.state.replicas.program();
+        // The models first: packs that wait are divided by the bounds of the new program, and rows are sent with its inputs.
         self.state.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
         for ReadyPack { model, pack } in std::mem::take(&mut self.state.ready) {
             let bounds = program.plans()[model].1.graph.bounds;
@@ -609,26 +612,26 @@ impl<'a> StepSession<'a> {
 
     /// Takes back steps that a device has no memory for, and all steps that no device has started, to send them again after
     /// a change to a smaller size.
-    fn take_back(&mut self, error: DeviceError, mut works: Vec<StepWork<Tag>>) {
+    fn take_back(&mut self, error: DeviceError, mut works: Vec<StepWork<StepTag>>) {
         works.extend(self.state.replicas.cancel());
         // The first step goes back last, to the front of the queue.
         for StepWork { inputs, values, tag, .. } in works.into_iter().rev() {
             let mut inputs = inputs.into_iter().map(|(_, values)| values);
             match tag {
-                Tag::Pack { model, owners } => {
+                StepTag::Pack { model, owners } => {
                     self.state.packs -= 1;
                     self.state.models[model].spare.push(values);
-                    if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
+                    if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
                         let pack = Pack { tokens, spans, owners };
                         self.state.ready.push_front(ReadyPack { model, pack });
                     }
                 }
-                Tag::Rows { model, keys } => {
+                StepTag::Rows { model, keys } => {
                     self.state.rows -= 1;
                     self.state.models[model].spare.push(values);
-                    let rows = inputs.filter_map(Values::into_f32).collect();
+                    let rows = inputs.filter_map(InputValues::into_f32).collect();
                     self.state.returned_rows.push_front(ReturnedRows { model, keys, rows });
                 }
             }
@@ -704,10 +707,12 @@ impl<'a> StepSession<'a> {
         };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
-        let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
-        let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
-        let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
-        let mut inputs = vec![(*ids, Values::I32(tokens)), (*spans_input, Values::Spans(spans))];
+        let firsts =
+            firsts.map(|input| (input, InputValues::I32(spans.iter().map(|[start, _]| *start).collect())));
+        let lasts =
+            lasts.map(|input| (input, InputValues::I32(spans.iter().map(|[_, end]| end - 1).collect())));
+        let frames = frames.map(|frames| (frames.input, InputValues::Spans(frames.of_spans(&spans).collect())));
+        let mut inputs = vec![(*ids, InputValues::I32(tokens)), (*spans_input, InputValues::Spans(spans))];
         inputs.extend(firsts);
         inputs.extend(lasts);
         inputs.extend(frames);
@@ -717,7 +722,7 @@ impl<'a> StepSession<'a> {
             counts,
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
-            tag: Tag::Pack { model, owners },
+            tag: StepTag::Pack { model, owners },
         };
         self.state.packs += 1;
         self.state.sizes.sent();
@@ -725,17 +730,17 @@ impl<'a> StepSession<'a> {
     }
 
     /// Converts a step returned by the devices, and updates the in-flight counts.
-    fn completed(&mut self, done: CompletedWork<Tag>) -> Completed {
+    fn completed(&mut self, done: CompletedWork<StepTag>) -> Completed {
         if self.state.sizes.completed() {
             self.set_gives_way();
         }
         let CompletedWork { work: StepWork { inputs, counts, values, outputs, tag, .. }, seconds } = done;
         let (model, keys) = match tag {
-            Tag::Pack { model, owners } => {
+            StepTag::Pack { model, owners } => {
                 self.state.packs -= 1;
                 (model, owners)
             }
-            Tag::Rows { model, keys } => {
+            StepTag::Rows { model, keys } => {
                 self.state.rows -= 1;
                 (model, keys)
             }

@@ -170,8 +170,8 @@ impl PlannedStages<'_> {
         plan: impl FnOnce(&Budget) -> Result<PlannedStages<'p>, RuntimeError>,
     ) -> Vec<Remedy> {
         let budget = self.site.budget();
-        let beside = budget.process_bytes();
-        let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + beside, ..budget.clone() };
+        let process_bytes = budget.process_bytes();
+        let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + process_bytes, ..budget.clone() };
         // A refusal means that nothing smaller does the same work.
         let Ok(smaller) = plan(&wanted) else { return vec![] };
         let megabytes = (smaller.peak() + smaller.site.budget().process_bytes()).0.div_ceil(1_000_000);
@@ -284,9 +284,9 @@ impl PlannedStages<'_> {
     /// The program for half the tokens of `program`, a program of a stage; `None` if it would not hold the longest sequence,
     /// would need as much memory, or would have its weights at other addresses.
     fn halved(&self, stage: usize, program: &Program) -> Result<Option<Program>, RuntimeError> {
-        let of_stage = &self.stages[stage];
+        let search_stage = &self.stages[stage];
         let before = tokens(program);
-        let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(of_stage.longest);
+        let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(search_stage.longest);
         if half >= before {
             return Ok(None);
         }
@@ -294,7 +294,7 @@ impl PlannedStages<'_> {
         let depth = program.depth();
         let point = SearchPoint { target, depth, replicas: program.replicas() };
         let weights = program.weights();
-        let smaller = of_stage.program(&point, half, weights, &mut |_, _| {})?;
+        let smaller = search_stage.program(&point, half, weights, &mut |_, _| {})?;
         let is_smaller = smaller.arena_bytes() < program.arena_bytes();
         Ok((is_smaller && smaller.has_weights_of(program) && admits_equal_inputs(&smaller, program))
             .then_some(smaller))
@@ -316,16 +316,16 @@ impl PlannedStages<'_> {
         if self.settings.dynamic.is_none() {
             return;
         }
-        let all = programs.iter().map(|program| tokens(program).to_string()).collect::<Vec<_>>().join(", ");
+        let sizes = programs.iter().map(|program| tokens(program).to_string()).collect::<Vec<_>>().join(", ");
         match programs.len() {
             1 => observer.say(
                 Level::Warning,
                 &format!(
-                    "{}: only steps of {all} tokens can be used, so their size cannot change",
+                    "{}: only steps of {sizes} tokens can be used, so their size cannot change",
                     Setting::Dynamic
                 ),
             ),
-            _ => observer.say(Level::Info, &format!("steps of {all} tokens, by the free memory")),
+            _ => observer.say(Level::Info, &format!("steps of {sizes} tokens, by the free memory")),
         }
     }
 

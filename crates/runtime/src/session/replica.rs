@@ -26,8 +26,17 @@ struct QueueState<T> {
     closed: bool,
     /// Whether the session answers a lack of memory with smaller steps. Otherwise the device fails.
     gives_way: bool,
-    /// The size of steps that all devices shall use, and the number of the request.
-    size: (usize, u64),
+    /// The last request for a size of steps.
+    resize: ResizeRequest,
+}
+
+/// Request that all devices use a size of steps.
+#[derive(Clone, Copy, Default)]
+struct ResizeRequest {
+    /// Number of the size.
+    size: usize,
+    /// Number of the request, from 1; 0 before the first. Two requests for one size are answered separately.
+    number: u64,
 }
 
 /// Next task of a device without in-flight steps.
@@ -44,7 +53,7 @@ impl<T> SharedQueue<T> {
             idle: replicas,
             closed: false,
             gives_way: false,
-            size: (0, 0),
+            resize: ResizeRequest::default(),
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -85,7 +94,7 @@ impl<T> SharedQueue<T> {
     /// Requests that every device uses size number `size`; each answers with [`ReplicaEvent::Resized`].
     pub(super) fn resize(&self, size: usize) {
         let mut state = self.state();
-        state.size = (size, state.size.1 + 1);
+        state.resize = ResizeRequest { size, number: state.resize.number + 1 };
         self.changed.notify_all();
     }
 
@@ -97,9 +106,10 @@ impl<T> SharedQueue<T> {
             if state.closed {
                 return None;
             }
-            if state.size.1 > *answered {
-                *answered = state.size.1;
-                return Some(ReplicaTask::Resize(state.size.0));
+            // Before the queue: steps in it are planned for the new size.
+            if state.resize.number > *answered {
+                *answered = state.resize.number;
+                return Some(ReplicaTask::Resize(state.resize.size));
             }
             if let Some(work) = state.queue.pop_front() {
                 state.idle -= 1;
@@ -113,6 +123,7 @@ impl<T> SharedQueue<T> {
     /// device.
     fn another(&self) -> Option<StepWork<T>> {
         let mut state = self.state();
+        // Without the reserve, near the end of the input one device would hold two steps while another has none.
         if state.queue.len() > state.idle { state.queue.pop_front() } else { None }
     }
 
@@ -138,7 +149,8 @@ pub(super) struct Replica<T> {
     open: VecDeque<(StepWork<T>, Submitted)>,
     /// Number of requests for a size that were answered.
     answered: u64,
-    /// Time since which the oldest in-flight step has had the device for itself.
+    /// Time since which the oldest in-flight step has had the device for itself: when it was submitted to an idle device,
+    /// or when the step before it completed. The seconds of steps then sum to the time in which the device was busy.
     since: Instant,
 }
 

@@ -85,7 +85,7 @@ pub(super) struct StepWork<T> {
     /// Index of the plan in the program.
     pub(super) plan: usize,
     /// The inputs, each with exactly the elements that `counts` implies.
-    pub(super) inputs: Vec<(InputId, Values)>,
+    pub(super) inputs: Vec<(InputId, InputValues)>,
     /// Numbers of tokens and sequences of the step.
     pub(super) counts: Counts,
     /// The outputs to read.
@@ -97,7 +97,7 @@ pub(super) struct StepWork<T> {
 }
 
 /// Values of an input.
-pub(super) enum Values {
+pub(super) enum InputValues {
     /// Integers, such as token ids.
     I32(Vec<i32>),
     /// Start and end of each sequence: (S, 2).
@@ -106,7 +106,7 @@ pub(super) enum Values {
     F32(Vec<f32>),
 }
 
-impl Values {
+impl InputValues {
     pub(super) fn data(&self) -> Data<'_> {
         match self {
             Self::I32(values) => Data::I32(values),
@@ -114,9 +114,7 @@ impl Values {
             Self::F32(values) => Data::F32(values),
         }
     }
-}
 
-impl Values {
     /// The values if they are f32.
     pub(super) fn into_f32(self) -> Option<Vec<f32>> {
         match self {
@@ -179,7 +177,7 @@ pub(super) struct ReplicaPool<T> {
     first: Option<Arc<DeviceError>>,
 }
 
-/// What a device has returned.
+/// Result that a device returned to the session.
 pub(super) enum Returned<T> {
     /// A completed step.
     Done(CompletedWork<T>),
@@ -243,8 +241,8 @@ impl<T: Send + 'static> ReplicaPool<T> {
         let usage = usage.collect();
         let shared = Arc::new(SharedQueue::new(replicas));
         let (sender, events) = channel();
-        // From here on, an error drops `all`, which ends the threads that were started.
-        let mut all = Self {
+        // From here on, an error drops `pool`, which ends the threads that were started.
+        let mut pool = Self {
             shared,
             events,
             threads: vec![],
@@ -259,11 +257,11 @@ impl<T: Send + 'static> ReplicaPool<T> {
             first: None,
         };
         for (number, executor) in executors.into_iter().enumerate() {
-            let replica = Replica::new(number, executor, Arc::clone(&all.shared), sender.clone());
+            let replica = Replica::new(number, executor, Arc::clone(&pool.shared), sender.clone());
             let thread = spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))?;
-            all.threads.push(thread);
+            pool.threads.push(thread);
         }
-        Ok(all)
+        Ok(pool)
     }
 
     /// The program in use.
@@ -291,6 +289,7 @@ impl<T: Send + 'static> ReplicaPool<T> {
     pub(super) fn resize(&mut self, size: usize) -> Result<(), RuntimeError> {
         let before = std::mem::replace(&mut self.size, size);
         if let Err(error) = self.resize_all(size) {
+            // Some devices may have changed their size already, and all must run the same program.
             self.size = before;
             self.resize_all(before)?;
             return Err(error);
@@ -417,7 +416,7 @@ impl<T: Send + 'static> ReplicaPool<T> {
     /// Continues on executors with another program.
     pub(super) fn go_on(&mut self, executors: Vec<Executor>) -> Result<(), RuntimeError> {
         let mut next = Self::new(executors)?;
-        // Devices that failed before stay in the record.
+        // Devices that failed before stay in the record, behind the working ones: events number devices by position.
         let usage = std::mem::take(&mut self.usage);
         let (gone, kept): (Vec<Usage>, Vec<Usage>) = usage.into_iter().partition(|one| one.failed.is_some());
         for (new, old) in next.usage.iter_mut().zip(kept) {

@@ -127,6 +127,7 @@ pub fn search(
             let point = SearchPoint { target: &target, depth: space.depth, replicas };
             let tried = if replicas == 1 { alternatives.len() } else { 1 };
             for (alternative, stages) in alternatives[..tried].iter().enumerate() {
+                // Each replica would read the weights in every step, so only a single replica streams them.
                 let stream = match space.stream {
                     _ if replicas > 1 => Streaming::Never,
                     Streaming::Auto if alternative + 1 < alternatives.len() => Streaming::Never,
@@ -208,10 +209,10 @@ impl SearchPoint<'_> {
             1 => (self.target.saturation.max(longest), longest),
             replicas => {
                 let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
-                let each = share.max(MIN_TOKENS_OF_REPLICA).max(longest);
+                let tokens_each = share.max(MIN_TOKENS_OF_REPLICA).max(longest);
                 // Fewer replicas with longer steps are faster than many with short steps, because each replica reads
                 // all weights in every step; hence a minimum step size for several replicas.
-                (each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
+                (tokens_each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
             }
         };
         Search { floor, ceiling, step: TOKEN_STEP, budget: budget.for_plans(), room: budget.room }

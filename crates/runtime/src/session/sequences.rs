@@ -38,7 +38,7 @@ pub trait SessionModel {
     }
 }
 
-/// What a session computes, and on which machines.
+/// Request for a session: the outputs of a sequence, limits of the input, and the machines.
 #[derive(Clone, Debug)]
 pub struct SessionRequest {
     /// Outputs of every sequence. Empty: all outputs of the model's graph, for a [`SessionModel`] that chooses them itself.

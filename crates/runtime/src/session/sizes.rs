@@ -38,7 +38,7 @@ enum PendingSize {
     Reload(DeviceError),
 }
 
-/// What [`super::Session`] must do once no step is in flight.
+/// Action of the session that a change of size requires, once no step is in flight.
 pub(super) enum SizeAction {
     /// Use the program of this index.
     Resize(usize),
@@ -133,6 +133,7 @@ impl StepSizes {
         match self.pending.take()? {
             PendingSize::Reload(error) => Some(SizeAction::Reload(error)),
             resize @ PendingSize::Resize { to, .. } => {
+                // Kept until the devices have answered: `resized` and `refused` read it.
                 self.pending = Some(resize);
                 Some(SizeAction::Resize(self.tokens.len() - 1 - to))
             }

@@ -53,7 +53,7 @@ fn step(replicas: &ReplicaPool<usize>, number: usize, rows: usize) -> StepWork<u
         plan: 0,
         inputs: vec![(
             program.input(0, "x").expect("an input"),
-            Values::F32(vec![number as f32; rows * WIDTH]),
+            InputValues::F32(vec![number as f32; rows * WIDTH]),
         )],
         counts: Counts { tokens: rows as u64, sequences: 1, packs: 1 },
         outputs: StepOutput::of(program, 0).into(),

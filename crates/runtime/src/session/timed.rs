@@ -59,6 +59,7 @@ impl<'a> PassQueue<'a> {
         // Relaxed: the counter only has to give each number to one replica; the steps are not written while it
         // is used.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
+        // Numbers run through all passes; a replica that is ahead starts the next pass without waiting for the others.
         (number < self.end).then(|| &self.steps[number % self.steps.len()])
     }
 }

@@ -21,13 +21,13 @@ use std::time::Duration;
 pub struct TrainSession {
     executor: Executor,
     /// Inputs and outputs of the micro-step plans, the largest first.
-    micros: Vec<Micro>,
+    micros: Vec<MicroStepPlan>,
     /// Index of the plan that micro-steps run.
     micro: usize,
     /// The optimizer's update; `None` where a micro-step updates the weights itself.
     apply: Option<UpdatePlan>,
     /// The evaluation plan's inputs and outputs.
-    evaluate: Forward,
+    evaluate: LossPlan,
     /// Submitted micro-steps and updates whose results have not been read from the device, the oldest first.
     in_flight: VecDeque<(Submission, Submitted)>,
     /// Results that were read from the device to make room for a further submission, the oldest first.
@@ -40,7 +40,7 @@ pub struct TrainSession {
     expert_rows: Vec<u32>,
 }
 
-/// What was submitted.
+/// Kind of a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Submission {
     MicroStep,
@@ -100,7 +100,7 @@ pub struct UpdateResult {
 }
 
 /// A plan that computes the loss of a batch.
-struct Forward {
+struct LossPlan {
     plan: usize,
     inputs: BatchInputs,
     /// Role of the cross-entropy, which is among `outputs`.
@@ -119,8 +119,8 @@ struct PlanOutputs {
 
 /// Plan of the forward and backward pass of a micro-batch. An input is `None` where the plan lacks it. Of the outputs, only a
 /// micro-step that updates the weights has [`OutputRole::GradientScale`].
-struct Micro {
-    forward: Forward,
+struct MicroStepPlan {
+    forward: LossPlan,
     loss_scale: Option<InputId>,
     auxiliary_scale: Option<InputId>,
     keep: Option<InputId>,
@@ -164,7 +164,7 @@ impl TrainSession {
         source: ReadShared<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
-        let micros = Micro::all(&program)?;
+        let micros = MicroStepPlan::all(&program)?;
         let apply = UpdatePlan::of(&program)?;
         let evaluate = evaluation(&program)?;
         let largest = &micros[0].forward;
@@ -362,8 +362,8 @@ impl TrainSession {
         if matches!(result, StepResult::MicroStep(_)) {
             let experts = self.micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
             self.expert_rows.clear();
-            let there = self.waiting_rows.len().min(experts);
-            self.expert_rows.extend(self.waiting_rows.drain(..there));
+            let rows = self.waiting_rows.len().min(experts);
+            self.expert_rows.extend(self.waiting_rows.drain(..rows));
         }
         Ok(result)
     }
@@ -465,7 +465,7 @@ impl TrainSession {
         self.nothing_in_flight()?;
         let Self { executor, evaluate, frames, .. } = self;
         let (inputs, counts) = evaluate.inputs.bind(batch, frames)?;
-        let Forward { plan, outputs, .. } = evaluate;
+        let LossPlan { plan, outputs, .. } = evaluate;
         let submitted = inputs.with(|inputs| executor.submit(*plan, inputs, counts, &outputs.requested))?;
         executor.collect(submitted, &mut outputs.values)?;
         evaluate.loss()
@@ -488,7 +488,7 @@ impl TrainSession {
     }
 }
 
-impl Forward {
+impl LossPlan {
     /// A plan whose cross-entropy is read after every step, and with it the outputs for whose roles `is_read` is true.
     fn of(program: &Program, plan: usize, is_read: impl Fn(&OutputRole) -> bool) -> Result<Self, RuntimeError> {
         if targets(program, plan).is_empty() {
@@ -570,7 +570,7 @@ impl Scalars {
     }
 }
 
-impl Micro {
+impl MicroStepPlan {
     /// The micro-steps of a program, the largest first.
     fn all(program: &Program) -> Result<Vec<Self>, RuntimeError> {
         let first = index(program, plans::MICRO)?;
@@ -580,7 +580,7 @@ impl Micro {
 
     fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
         let updates = program.index(plans::APPLY).is_none();
-        let forward = Forward::of(program, plan, |role| match role {
+        let forward = LossPlan::of(program, plan, |role| match role {
             OutputRole::GradientScale => updates,
             OutputRole::ZLoss
             | OutputRole::DistillationLoss
@@ -641,6 +641,7 @@ impl Micro {
         let layers =
             self.forward.outputs.iter().filter(|(role, _)| matches!(role, OutputRole::ExpertRows { .. }));
         layers.flat_map(|(_, first_rows)| {
+            // `first_rows[e]` is the first row of expert `e`, with the total behind the last.
             first_rows.as_i32().windows(2).map(|pair| natural(pair[1]).saturating_sub(natural(pair[0])))
         })
     }
@@ -703,8 +704,8 @@ fn no_update() -> RuntimeError {
     RuntimeError::bug("an update was submitted, but the program has no plan for it")
 }
 
-fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
-    Forward::of(program, index(program, plans::EVALUATE)?, |_| false)
+fn evaluation(program: &Program) -> Result<LossPlan, RuntimeError> {
+    LossPlan::of(program, index(program, plans::EVALUATE)?, |_| false)
 }
 
 /// Index of the named plan.
@@ -732,7 +733,7 @@ mod tests {
         };
         let error = evaluation(&program(&[plans::MICRO])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `evaluate`"), "{error}");
-        let error = Micro::all(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
+        let error = MicroStepPlan::all(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `micro-step`"), "{error}");
         let error = evaluation(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("`evaluate` of a training program has no input `targets`"), "{error}");

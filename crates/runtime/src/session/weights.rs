@@ -67,8 +67,8 @@ pub(super) fn load_training(
 ) -> Result<(), RuntimeError> {
     // The ledger of a process on the host has the buffers of at most `MAX_READER_THREADS` readers.
     let on_host = executor.program().target().arena_in_host();
-    let most = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
-    let readers = readers(std::slice::from_ref(executor)).min(most);
+    let max_readers = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
+    let readers = readers(std::slice::from_ref(executor)).min(max_readers);
     limits::room_for_threads(readers + 1).map_err(RuntimeError::thread("weights"))?;
     Ok(executor.load_all_plans(copies, readers, read, &mut on_start(observer))?)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A timeline and the measurements of one of its plans.
+/// A timeline of a program, and the measurements of one step of one of its plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeasuredTimeline {
     /// The timeline of the program. The times of the measured plan are those expected for the measured step.
@@ -25,7 +25,7 @@ pub struct MeasuredTimeline {
 /// Measured memory over the instructions of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredMemory {
-    /// Whose memory.
+    /// Owner of the memory: the process or the GPU.
     pub label: String,
     /// Instruction, and bytes while it ran; ascending instructions.
     pub bytes: Vec<(usize, u64)>,

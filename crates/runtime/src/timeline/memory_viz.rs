@@ -93,6 +93,7 @@ fn trace(title: &str, timeline: &Timeline) -> Vec<PickleValue> {
     let mut dead = vec![vec![]; count + 1];
     for tensor in timeline.tensors.iter().filter(|_| count > 0) {
         born[tensor.birth].push(tensor);
+        // A tensor is live during its last instruction, so it is freed before the next. Persistent tensors are never freed.
         if tensor.plan.is_some() {
             dead[tensor.death + 1].push(tensor);
         }

@@ -195,12 +195,12 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     }
     g.output("y", x);
     let mut chain = BenchCase::single(settings, &Policy::default(), 1, g.finish())?;
-    let meeting = if settings.is_on_host() {
+    let synchronisation = if settings.is_on_host() {
         barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)
     } else {
         0.0
     };
-    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
+    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + synchronisation)
 }
 
 /// Median time in seconds of a call of the thread pool in which every thread waits until all threads have started.
@@ -208,14 +208,15 @@ fn barrier_seconds(cpu: &Cpu) -> f64 {
     /// Spins before a waiting thread yields its core: with more threads than cores, spinning alone could block
     /// the others.
     const SPINS: usize = 1000;
-    let come = AtomicUsize::new(0);
+    let arrived = AtomicUsize::new(0);
+    // The counter is never reset: in call number `n` every thread waits until all have arrived `n` times.
     let seconds: Vec<f64> = (1..=CHAIN as usize)
         .map(|n: usize| {
             let start = Instant::now();
             cpu.pool().run(cpu.threads(), &|_, _| {
-                come.fetch_add(1, SeqCst);
+                arrived.fetch_add(1, SeqCst);
                 let mut waits = 0;
-                while come.load(SeqCst) < n * cpu.threads() {
+                while arrived.load(SeqCst) < n * cpu.threads() {
                     waits += 1;
                     if waits < SPINS { spin_loop() } else { yield_now() }
                 }

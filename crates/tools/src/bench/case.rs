@@ -85,23 +85,23 @@ impl BenchCase {
                 // policy applies it to an f32 graph.
                 let precision = if dtype == DType::F32 { precision } else { Precision::F32 };
                 let policy = Policy { precision, ..Policy::default() };
-                let mut subject = Self::single(settings, &policy, rows, single_linear(rows, n, k, dtype))?;
+                let mut case = Self::single(settings, &policy, rows, single_linear(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
                     DType::F32 => {
                         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
-                        subject.write("x", &bytes)?;
+                        case.write("x", &bytes)?;
                     }
                     // The upper halves of the f32 numbers: their truncation in bf16. In binary16 they are other
                     // numbers, but not all zero; multiplying zeros can be faster.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
-                        subject.write("x", &halves)?;
+                        case.write("x", &halves)?;
                     }
                     DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
-                Ok(subject)
+                Ok(case)
             }
         }
     }
@@ -216,6 +216,7 @@ impl BenchCase {
                 out.fill(1.0);
                 return Ok(());
             }
+            // The cycle goes on where the last window of a parameter ended.
             for part in out.chunks_mut(RANDOM) {
                 let (end, wrapped) = part.split_at_mut(part.len().min(RANDOM - at));
                 end.copy_from_slice(&random[at..at + end.len()]);

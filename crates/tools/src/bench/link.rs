@@ -70,7 +70,7 @@ fn alone_and_beside<S: Serializer>(rates: &[f64; 2], serializer: S) -> Result<S:
 /// Measures the link of the device of the settings, a GPU. Sizes for which the memory budget or the host has no room are left
 /// out.
 pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<CopyRates>), RuntimeError> {
-    let matmul_seconds = seconds(settings, &Case { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
+    let matmul_seconds = seconds(settings, &LinkCase { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
     let bench = LinkBench { settings, matmul_seconds, repeats };
     let mut rows = vec![];
     for bytes in SIZES {
@@ -123,7 +123,7 @@ struct LinkBench<'a> {
 
 impl LinkBench<'_> {
     /// Median seconds of a pass.
-    fn seconds(&self, case: &Case) -> Result<f64, RuntimeError> {
+    fn seconds(&self, case: &LinkCase) -> Result<f64, RuntimeError> {
         seconds(self.settings, case, self.repeats)
     }
 
@@ -143,10 +143,10 @@ impl LinkBench<'_> {
         direction: CopyDirection,
         copies: usize,
     ) -> Result<[f64; 2], RuntimeError> {
-        let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
+        let alone = LinkCase { bytes, copies: Some((direction, copies)), matmuls: 0 };
         let alone_seconds = self.seconds(&alone)?;
         let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
-        let beside = self.seconds(&Case { matmuls, ..alone })?;
+        let beside = self.seconds(&LinkCase { matmuls, ..alone })?;
         let all = (bytes * copies as u64) as f64;
         Ok([all / alone_seconds, all / beside])
     }
@@ -165,24 +165,24 @@ impl LinkBench<'_> {
         let copies = 8;
         let copied = (bytes * copies as u64) as f64 / rate;
         let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
-        let beside = self.seconds(&Case { bytes, copies: Some((direction, copies)), matmuls })?;
-        let alone = self.seconds(&Case { matmuls, ..Case::NOTHING })?;
+        let beside = self.seconds(&LinkCase { bytes, copies: Some((direction, copies)), matmuls })?;
+        let alone = self.seconds(&LinkCase { matmuls, ..Case::NOTHING })?;
         Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
     }
 
     /// Factor by which copies of one direction slow down those of the other.
     fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
-        let case = Case { bytes, ..Case::NOTHING };
-        let to_device = self.seconds(&Case { copies: Some((CopyDirection::ToDevice, 16)), ..case })?;
-        let to_host = self.seconds(&Case { copies: Some((CopyDirection::ToHost, 16)), ..case })?;
-        let both = self.seconds(&Case { copies: Some((CopyDirection::Both, 16)), ..case })?;
+        let case = LinkCase { bytes, ..Case::NOTHING };
+        let to_device = self.seconds(&LinkCase { copies: Some((CopyDirection::ToDevice, 16)), ..case })?;
+        let to_host = self.seconds(&LinkCase { copies: Some((CopyDirection::ToHost, 16)), ..case })?;
+        let both = self.seconds(&LinkCase { copies: Some((CopyDirection::Both, 16)), ..case })?;
         Ok((both / to_device.max(to_host)).max(1.0))
     }
 }
 
 /// A pass of copies and matmuls.
 #[derive(Clone, Copy)]
-struct Case {
+struct LinkCase {
     /// Bytes of a copy.
     bytes: u64,
     /// Direction and number of the copies.
@@ -191,7 +191,7 @@ struct Case {
     matmuls: usize,
 }
 
-impl Case {
+impl LinkCase {
     const NOTHING: Self = Self { bytes: SIZES[0], copies: None, matmuls: 0 };
 
     /// The graph of the pass. A fetched table is read by a kernel that reads one row of it; a stored value is computed by a
@@ -214,6 +214,7 @@ impl Case {
                 let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
                 g.update(state, computed);
             }
+            // Matmuls up to the share of the copies that are queued, so that both are spread evenly over the pass.
             while done < self.matmuls * (k + 1) / count.max(1) {
                 x = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, weight]);
                 narrow.push(x);
@@ -240,7 +241,7 @@ fn table_state(param: String) -> StateDef {
 }
 
 /// Policy of the passes: the tables and results lie in host memory, and the next copies are queued when one ends.
-fn policy(case: &Case) -> Policy {
+fn policy(case: &LinkCase) -> Policy {
     Policy {
         weights: Weights::Trained,
         fuse: Fuse::Nothing,
@@ -251,7 +252,7 @@ fn policy(case: &Case) -> Policy {
 }
 
 /// Median seconds of a pass.
-fn seconds(settings: &Settings, case: &Case, repeats: usize) -> Result<f64, RuntimeError> {
+fn seconds(settings: &Settings, case: &LinkCase, repeats: usize) -> Result<f64, RuntimeError> {
     let (rows, width) = MATMUL;
     let mut timed = BenchCase::single(settings, &policy(case), rows, case.graph())?;
     timed.write("ids", &vec![0; rows as usize * 4])?;
@@ -293,7 +294,7 @@ mod tests {
         let target = Target::named("h100").expect("a target");
         let directions = [CopyDirection::ToDevice, CopyDirection::ToHost, CopyDirection::Both].into_iter();
         for (direction, matmuls) in directions.flat_map(|direction| [(direction, 0), (direction, 3)]) {
-            let case = Case { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
+            let case = LinkCase { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
             let plan = compile(&case.graph().expect("a graph"), &policy(&case), &target).expect("planned");
             let graph = &plan.graph;
             let copies: Vec<_> = graph.nodes().filter_map(|(id, _)| moved(graph, id)).collect();

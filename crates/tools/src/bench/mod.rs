@@ -66,15 +66,15 @@ pub struct BenchRequest {
 
 /// Runs a benchmark and writes the trace if one was requested.
 pub fn bench(request: &BenchRequest) -> Result<BenchReport, ToolError> {
-    let mut subject = BenchCase::start(&request.work, &request.settings)?;
+    let mut case = BenchCase::start(&request.work, &request.settings)?;
     let mut ceiling = PeakRate::of(&request.settings)?;
-    let turns = subject.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
+    let turns = case.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
     if let Some(path) = &request.trace {
-        trace::write(path, &mut subject)?;
+        trace::write(path, &mut case)?;
     }
     let timeline =
-        if request.timeline { Some(subject.timeline(request.settings.machine().as_ref())?) } else { None };
-    Ok(BenchReport { timeline, ..BenchReport::new(request, &subject, turns) })
+        if request.timeline { Some(case.timeline(request.settings.machine().as_ref())?) } else { None };
+    Ok(BenchReport { timeline, ..BenchReport::new(request, &case, turns) })
 }
 
 /// Median: for an even number of values the mean of the two in the middle, and zero for no values.

@@ -80,16 +80,16 @@ pub struct KernelTiming {
 const SLOWEST: usize = 12;
 
 impl BenchReport {
-    pub(super) fn new(request: &BenchRequest, subject: &BenchCase, turns: Measurements) -> Self {
-        let kernels = kernels(subject, &turns);
-        let step_tokens = subject.steps.iter().map(|step| step.counts.tokens);
+    pub(super) fn new(request: &BenchRequest, case: &BenchCase, turns: Measurements) -> Self {
+        let kernels = kernels(case, &turns);
+        let step_tokens = case.steps.iter().map(|step| step.counts.tokens);
         Self {
             work: request.work.clone(),
-            dtype: subject.plan().matmul_dtype(),
-            device: subject.device(),
+            dtype: case.plan().matmul_dtype(),
+            device: case.device(),
             threads: request.settings.threads,
-            replicas: subject.replicas(),
-            steps: subject.steps.len() as u64,
+            replicas: case.replicas(),
+            steps: case.steps.len() as u64,
             step_tokens: step_tokens.clone().max().unwrap_or(0),
             tokens: step_tokens.sum(),
             passes: turns.passes,
@@ -97,7 +97,7 @@ impl BenchReport {
             seconds: turns.seconds,
             raw_loop: turns.raw_loop,
             raw_gflops: turns.raw,
-            peak: subject.peak(),
+            peak: case.peak(),
             resident: machine::resident(),
             kernels,
             timeline: None,
@@ -254,14 +254,14 @@ fn rate(amount: f64, seconds: f64) -> f64 {
 
 /// Groups the plan's instructions by (op, label, shape), slowest first. A group's time is the median over the
 /// measurements of the sum of its instructions.
-fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<KernelTiming> {
-    let plan = subject.plan();
+fn kernels(case: &BenchCase, turns: &Measurements) -> Vec<KernelTiming> {
+    let plan = case.plan();
     let mut kernels: Vec<(KernelTiming, Vec<f64>)> = vec![];
     for (i, &instr) in plan.schedule.instrs.iter().enumerate() {
         let (op, label, shape, product) = kind(&plan.graph, instr);
-        let (flops, bytes) = subject.cost(instr);
+        let (flops, bytes) = case.cost(instr);
         let seconds = turns.instructions.iter().map(|turn| turn[i]);
-        let launches = subject.steps.len() as u64;
+        let launches = case.steps.len() as u64;
         if let Some((kernel, sums)) =
             kernels.iter_mut().find(|(k, _)| k.op == op && k.label == label && k.shape == shape)
         {
@@ -277,8 +277,8 @@ fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<KernelTiming> {
     }
     let mut kernels: Vec<KernelTiming> =
         kernels.into_iter().map(|(k, seconds)| KernelTiming { seconds: median(&seconds), ..k }).collect();
-    let all: f64 = kernels.iter().map(|k| k.seconds).sum();
-    kernels.iter_mut().for_each(|k| k.share = k.seconds / all);
+    let total: f64 = kernels.iter().map(|k| k.seconds).sum();
+    kernels.iter_mut().for_each(|k| k.share = k.seconds / total);
     kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     kernels
 }

@@ -57,6 +57,7 @@ fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> 
             rest.iter()
                 .enumerate()
                 .take_while(|&(i, n)| {
+                    // By the midpoint of the sequence: a step ends at the boundary that is nearest to its share of tokens.
                     let is_due = i == 0 || before + tokens + n / 2 < upto;
                     tokens += n;
                     is_due && i < bounds.sequences as usize && tokens <= bounds.tokens

@@ -60,6 +60,7 @@ fn write(file: &mut File) -> Result<()> {
 
 fn read(file: &mut File) -> Result<f64> {
     let mut buffer = vec![0u8; READ + PAGE];
+    // A page more than a read is allocated, so an aligned range of the size of a read lies inside.
     let start = buffer.as_ptr().align_offset(PAGE);
     let buffer = &mut buffer[start..start + READ];
     let mut bytes = 0;

@@ -19,10 +19,10 @@ const PASSES: u32 = 2;
 const TRACKS: [&str; 3] = ["in", "compute", "out"];
 
 /// Traces [`PASSES`] passes and writes the trace to `path`.
-pub(super) fn write(path: &Path, subject: &mut BenchCase) -> Result<(), RuntimeError> {
+pub(super) fn write(path: &Path, case: &mut BenchCase) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
-    let spans = subject.spans(PASSES)?;
-    let text = to_json(&trace(&spans, &LaunchOrder::of(subject.plan()))).to_string();
+    let spans = case.spans(PASSES)?;
+    let text = to_json(&trace(&spans, &LaunchOrder::of(case.plan()))).to_string();
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
 }

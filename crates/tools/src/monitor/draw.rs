@@ -120,6 +120,7 @@ fn progress_bar(state: &LiveState, width: usize) -> String {
     match state.total.filter(|&total| total > 0) {
         None => numbers,
         Some(total) => {
+            // Two brackets and a space; a bar of fewer than eight characters shows nothing.
             let room = width.saturating_sub(columns(&numbers) + 3).min(40);
             let share = state.done as f64 / total as f64;
             if room < 8 { numbers } else { format!("[{}] {numbers}", filled(share, room)) }

@@ -10,7 +10,7 @@ pub use folder::Watched;
 use plimsoll_runtime::live::LiveState;
 use plimsoll_runtime::series::Series;
 
-/// What is shown of a run.
+/// State of a run as the monitor shows it.
 #[derive(Clone, Debug, Default)]
 pub struct RunView {
     /// Name of the run: its folder, or empty inside of a run.

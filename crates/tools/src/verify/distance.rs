@@ -9,7 +9,7 @@ use plimsoll_plan::Precision;
 const CLOSE: f32 = 0.3;
 
 /// Mean embeddings of the same sequences in f32 (`wide`) and in the reduced precision (`narrow`).
-pub(super) struct Means {
+pub(super) struct MeanEmbeddings {
     pub(super) wide: Vec<Vec<f32>>,
     pub(super) narrow: Vec<Vec<f32>>,
 }
@@ -33,16 +33,16 @@ pub(super) fn answers(
     wide: &[EncoderOutputs],
     narrow: &[EncoderOutputs],
     verdict: &mut Verdict,
-) -> Means {
+) -> MeanEmbeddings {
     let name = precision.name();
     let count = wide.len();
     let hidden = relative_l2(narrow.iter().flat_map(|a| &a.hidden), wide.iter().flat_map(|a| &a.hidden));
     let mean = relative_l2(narrow.iter().flat_map(|a| &a.mean), wide.iter().flat_map(|a| &a.mean));
-    let most = bound(precision);
+    let tolerance = bound(precision);
     let detail = format!(
-        "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
+        "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {tolerance:.0e} allowed"
     );
-    verdict.add("distance", hidden < most, detail);
+    verdict.add("distance", hidden < tolerance, detail);
     verdict.note("distance", format!("means of {count} sequences in {name}: relative L2 {mean:.2e} off f32"));
     let tokens: usize = wide.iter().map(EncoderOutputs::tokens).sum();
     let wanted: Vec<usize> = wide.iter().flat_map(EncoderOutputs::most_likely).collect();
@@ -51,7 +51,7 @@ pub(super) fn answers(
         let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
         verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
     }
-    Means {
+    MeanEmbeddings {
         wide: wide.iter().map(|answer| answer.mean.clone()).collect(),
         narrow: narrow.iter().map(|answer| answer.mean.clone()).collect(),
     }
@@ -61,16 +61,16 @@ pub(super) fn answers(
 /// or a label changes on a row with clearly different f32 scores.
 pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
     let rows = wide.len() / 2;
-    let most = super::worst(narrow, wide);
+    let furthest = super::worst(narrow, wide);
     let pairs = wide.chunks(2).zip(narrow.chunks(2));
     let same = pairs.clone().filter(|(w, n)| is_virus(w) == is_virus(n)).count();
     let clear = pairs.filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
     let wrong = clear.filter(|(w, n)| is_virus(w) != is_virus(n)).count();
     let detail = format!(
-        "scores of {rows} pairs of sequences: off f32 by {most:.1e} at most, {same} labels of {rows} agree; of those whose \
+        "scores of {rows} pairs of sequences: off f32 by {furthest:.1e} at most, {same} labels of {rows} agree; of those whose \
          scores differ by {CLOSE} or more, {wrong} do not"
     );
-    verdict.add("distance", wrong == 0 && most.is_finite(), detail);
+    verdict.add("distance", wrong == 0 && furthest.is_finite(), detail);
 }
 
 /// The label of a pair of scores: P(other), P(virus).

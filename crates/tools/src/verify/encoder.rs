@@ -2,7 +2,7 @@
 //! check and does not end the verification.
 
 use super::compute::{EncoderOutputs, ModelRunner};
-use super::distance::{self, Means};
+use super::distance::{self, MeanEmbeddings};
 use super::facts::{
     ANCHORS, CORNER_BOUND, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, PublishedCorner, RELEASED, SUM_BOUND,
 };
@@ -33,11 +33,11 @@ const LM_HEAD: [&str; 5] = [
 const NO_HEAD: &str = "not checked, because the file has no language-model head";
 
 /// Facts about an opened encoder that the checks of the head need.
-pub(super) struct Opened {
+pub(super) struct OpenedEncoder {
     /// Width of the hidden states, D.
     pub(super) width: u64,
     /// Mean embeddings in f32 and in a reduced precision, if one was requested.
-    pub(super) means: Option<Means>,
+    pub(super) means: Option<MeanEmbeddings>,
 }
 
 /// Verifies an encoder or a decoder; the second value is `None` for a decoder, and if the model could not be opened.
@@ -46,7 +46,7 @@ pub(super) fn verify(
     options: &VerifyOptions,
     env: &HubEnv,
     observer: &mut dyn Observer,
-) -> Result<(Verdict, Option<Opened>), ToolError> {
+) -> Result<(Verdict, Option<OpenedEncoder>), ToolError> {
     let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
     let model = match Model::open_with(name, env, observer) {
@@ -99,7 +99,7 @@ pub(super) fn verify(
         (Encoder::Esm2(_) | Encoder::DnabertS(_), _) => {}
     }
     if precision == Precision::F32 {
-        return Ok((verdict, Some(Opened { width, means: None })));
+        return Ok((verdict, Some(OpenedEncoder { width, means: None })));
     }
     let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
@@ -108,7 +108,7 @@ pub(super) fn verify(
     let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;
-    Ok((verdict, Some(Opened { width, means: Some(means) })))
+    Ok((verdict, Some(OpenedEncoder { width, means: Some(means) })))
 }
 
 /// Checks that all weights that were loaded are finite.
@@ -320,7 +320,7 @@ fn references(
     model: &EncoderModel,
     options: &VerifyOptions,
     verdict: &mut Verdict,
-) -> Result<Vec<Reference>, ToolError> {
+) -> Result<Vec<EncoderReference>, ToolError> {
     let Some(folder) = &options.reference else { return Ok(vec![]) };
     let width = model.encoder.hidden_size();
     let side = match (&model.tokenizer, width) {
@@ -344,20 +344,20 @@ fn references(
             sequences.push(TestSequence { name, letters, tokens });
         }
         let wanted = set.embeddings(side)?.unwrap_or_default();
-        references.push(Reference { side, name: set.name, sequences, wanted });
+        references.push(EncoderReference { side, name: set.name, sequences, wanted });
     }
     Ok(references)
 }
 
 /// Sequences and embeddings of one VirNucPro run for one encoder.
-struct Reference {
+struct EncoderReference {
     side: RunSide,
     name: String,
     sequences: Vec<TestSequence>,
     wanted: Vec<(String, Vec<f32>)>,
 }
 
-impl Reference {
+impl EncoderReference {
     fn check(&self, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
         let mut vectors = (0, 0f32);

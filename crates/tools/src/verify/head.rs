@@ -1,7 +1,7 @@
 //! Checks of VirNucPro's classification head. Invariant: except for the distance between precisions, its inputs
 //! are given embeddings, so the verdict does not depend on the encoders.
 
-use super::encoder::Opened;
+use super::encoder::OpenedEncoder;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::merged_sets;
 use super::{Verdict, VerifyOptions, chain, distance, worst};
@@ -37,7 +37,7 @@ pub(super) struct HeadCase<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Encoders<'a> {
     /// The opened nucleotide and protein encoder of the bundle.
-    Opened(&'a Opened, &'a Opened),
+    Opened(&'a OpenedEncoder, &'a OpenedEncoder),
     /// An encoder of the bundle is missing or could not be opened.
     Missing,
     /// The head was given without a bundle.
@@ -45,11 +45,11 @@ pub(super) enum Encoders<'a> {
 }
 
 /// Verifies a head.
-pub(super) fn verify(subject: &HeadCase<'_>, options: &VerifyOptions) -> Result<Verdict, ToolError> {
-    let mut verdict = Verdict::new(&subject.path.display().to_string());
-    let opened = match subject.encoders {
-        Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
-        Encoders::Unknown => HeadModel::open_alone(subject.path),
+pub(super) fn verify(case: &HeadCase<'_>, options: &VerifyOptions) -> Result<Verdict, ToolError> {
+    let mut verdict = Verdict::new(&case.path.display().to_string());
+    let opened = match case.encoders {
+        Encoders::Opened(dna, protein) => HeadModel::open(case.path, dna.width, protein.width),
+        Encoders::Unknown => HeadModel::open_alone(case.path),
         Encoders::Missing => {
             verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
             return Ok(verdict);
@@ -63,7 +63,7 @@ pub(super) fn verify(subject: &HeadCase<'_>, options: &VerifyOptions) -> Result<
         }
     };
     let HeadConfig { dna, protein, .. } = head.config;
-    verdict.about = match subject.encoders {
+    verdict.about = match case.encoders {
         Encoders::Unknown => format!("VirNucPro's head of {} columns", dna + protein),
         Encoders::Opened(..) | Encoders::Missing => format!("VirNucPro's head of {dna} + {protein} columns"),
     };
@@ -71,10 +71,10 @@ pub(super) fn verify(subject: &HeadCase<'_>, options: &VerifyOptions) -> Result<
     verdict.add("opens", true, format!("{tensors} tensors; {} hidden units", head.config.hidden));
     variance(&head, &mut verdict)?;
     let mut runner = HeadRunner::start(&head, &options.settings)?;
-    answers(subject.bundle, &mut runner, &mut verdict)?;
+    answers(case.bundle, &mut runner, &mut verdict)?;
     reference(&head, options, &mut runner, &mut verdict)?;
     batch_invariance(&mut runner, &mut verdict)?;
-    let means = match subject.encoders {
+    let means = match case.encoders {
         Encoders::Opened(dna, protein) => dna.means.as_ref().zip(protein.means.as_ref()),
         Encoders::Missing | Encoders::Unknown => None,
     };

@@ -13,7 +13,7 @@ mod reference;
 mod sequences;
 
 use crate::ToolError;
-use encoder::Opened;
+use encoder::OpenedEncoder;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_runtime::model::HEAD_NAMES;
@@ -90,22 +90,22 @@ pub(crate) const PROTEIN: &str = "esm2";
 /// Verifies the given folder, encoders and heads, in this order. A model that cannot be opened is a failed
 /// check, not an `Err`.
 pub fn verify(options: &VerifyOptions, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
-    let mut story =
+    let mut verification =
         Verification { options, env: HubEnv::from_process(), observer, report: VerifyReport::default() };
     if let Some(folder) = &options.weights {
-        story.folder(folder)?;
+        verification.folder(folder)?;
     }
     for model in &options.models {
-        story.encoder(model)?;
+        verification.encoder(model)?;
     }
     for path in &options.heads {
         if !path.exists() {
             return Err(ToolError::NoHead { path: path.clone() });
         }
         let bundle = path.parent().unwrap_or(Path::new("."));
-        story.head(&head::HeadCase { path, encoders: head::Encoders::Unknown, bundle })?;
+        verification.head(&head::HeadCase { path, encoders: head::Encoders::Unknown, bundle })?;
     }
-    Ok(story.report)
+    Ok(verification.report)
 }
 
 /// State of a verification in progress.
@@ -148,14 +148,14 @@ impl Verification<'_> {
         Ok(())
     }
 
-    fn head(&mut self, subject: &head::HeadCase<'_>) -> Result<(), ToolError> {
-        self.observer.say(Level::Info, &format!("verifying {}", EscapedPath(subject.path)));
-        self.report.models.push(head::verify(subject, self.options)?);
+    fn head(&mut self, case: &head::HeadCase<'_>) -> Result<(), ToolError> {
+        self.observer.say(Level::Info, &format!("verifying {}", EscapedPath(case.path)));
+        self.report.models.push(head::verify(case, self.options)?);
         Ok(())
     }
 
     /// Verifies an encoder of a bundle; a missing folder is a failed check.
-    fn part(&mut self, path: &Path) -> Result<Option<Opened>, ToolError> {
+    fn part(&mut self, path: &Path) -> Result<Option<OpenedEncoder>, ToolError> {
         if path.exists() {
             return self.encoder(&path.display().to_string());
         }
@@ -166,7 +166,7 @@ impl Verification<'_> {
         Ok(None)
     }
 
-    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, ToolError> {
+    fn encoder(&mut self, model: &str) -> Result<Option<OpenedEncoder>, ToolError> {
         self.observer.say(Level::Info, &format!("verifying {model}"));
         let (verdict, opened) = encoder::verify(model, self.options, &self.env, self.observer)?;
         self.report.models.push(verdict);

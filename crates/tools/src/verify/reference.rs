@@ -79,6 +79,7 @@ impl VirNucProRun {
     /// such file.
     pub(super) fn merged(&self) -> Result<Option<Vec<NamedRow>>, ToolError> {
         let mut rows = None;
+        // VirNucPro splits its input into numbered files, without a gap in the numbers.
         for number in 1.. {
             let path = self.in_merged(&format!("output_{number}_merged.pt"));
             if !path.exists() {
