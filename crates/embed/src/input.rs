@@ -51,7 +51,7 @@ pub(super) enum SkippedRecord {
 
 /// A record whose name in the results is not its id.
 #[derive(Debug)]
-pub(super) struct RenamedRecord {
+pub(super) struct RecordRename {
     /// Id in the file.
     pub(super) id: String,
     /// Unique name in the results.
@@ -121,7 +121,7 @@ pub(super) struct SequenceBatch {
     /// The end of each sequence in `letters`, or in `tokens` after tokenization.
     ends: Vec<usize>,
     pub(super) skipped: Vec<SkippedRecord>,
-    pub(super) renamed: Vec<RenamedRecord>,
+    pub(super) renamed: Vec<RecordRename>,
     /// Sequences with unknown tokens; empty before tokenization.
     pub(super) unknown: Vec<RecordUnknowns>,
     /// Notes on files that were read to their end.
@@ -343,7 +343,7 @@ impl SequencePipeline {
                 self.summary.renamed += 1;
                 let name = written(id).into_owned() + ROOM;
                 let why = if is_name(id) { Renaming::Repeated } else { Renaming::Escaped };
-                batch.renamed.push(RenamedRecord { id: id.clone(), name: name.clone(), why });
+                batch.renamed.push(RecordRename { id: id.clone(), name: name.clone(), why });
                 name
             }
             NameState::Given(names) => {
@@ -351,7 +351,7 @@ impl SequencePipeline {
                 let file = if self.per_input { 1 } else { self.place.file };
                 let given = names.name(id, RecordPlace { file, ..self.place });
                 if let Some(why) = given.renaming {
-                    batch.renamed.push(RenamedRecord { id: id.clone(), name: given.name.clone(), why });
+                    batch.renamed.push(RecordRename { id: id.clone(), name: given.name.clone(), why });
                 }
                 given.name
             }

@@ -30,7 +30,7 @@ use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{EmbedEngine, RowWriter};
 use input::{
-    BATCH_LETTERS, BATCH_NAMES, InputOptions, InputSummary, LengthUnit, Naming, RecordUnknowns, RenamedRecord,
+    BATCH_LETTERS, BATCH_NAMES, InputOptions, InputSummary, LengthUnit, Naming, RecordRename, RecordUnknowns,
     SequenceBatch, SequenceLimits, SequencePipeline, SkippedRecord,
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
@@ -382,28 +382,30 @@ fn run<R: FileRows>(
     let budget = settings.read_budget()?;
     let billed = ProcessMemory::of(settings).is_some();
     let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
-    let most = pipe.map(|most| {
+    let pipe_limits = pipe.map(|pipe_limits| {
         // The number of records of a pipe is unknown: the budget for names must also hold the share of each
         // record in the writer, beside its entry in the set of names (`NAME` bytes).
-        let of_one_record = results.memory_bytes(Some(1), most.longest_name);
-        let of_none = results.memory_bytes(Some(0), most.longest_name);
-        let records = most.records * NAME / (NAME + of_one_record - of_none);
+        let of_one_record = results.memory_bytes(Some(1), pipe_limits.longest_name);
+        let of_none = results.memory_bytes(Some(0), pipe_limits.longest_name);
+        let records = pipe_limits.records * NAME / (NAME + of_one_record - of_none);
         // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
         // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
         // read, which bounds the length of a record.
-        let waiting = 8 * most.longest / (batches(options) * LETTER);
-        let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
+        let waiting = 8 * pipe_limits.longest / (batches(options) * LETTER);
+        let longest =
+            if limits.letters.is_some() { pipe_limits.longest } else { pipe_limits.longest.min(waiting) };
         Extent { records, longest, ..most }
     });
-    if let Some(most) = &most {
-        (measured.letters, measured.name) = (most.longest, most.longest_name);
-        measured.most = Some(most.clone());
+    if let Some(pipe_limits) = &pipe_limits {
+        (measured.longest_letters, measured.longest_name) = (pipe_limits.longest, pipe_limits.longest_name);
+        measured.pipe_limits = Some(pipe_limits.clone());
     }
-    let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
+    let records = pipe_limits.as_ref().map_or(measured.sequences, |pipe_limits| Some(pipe_limits.records));
     // Before the memory of the process is read, which then has all that hashing needs: otherwise the reading would depend on how
     // far the hashing is, and the least budget that a refusal names might not suffice in the next run.
     let digests = digests.finish(observer)?;
-    let process = process(options, &measured, limits, results.memory_bytes(records, measured.name), &budget);
+    let process =
+        process(options, &measured, limits, results.memory_bytes(records, measured.longest_name), &budget);
     let plan = |measured: &InputMeasurements, budget: &Budget| {
         let request = SessionRequest {
             outputs: outputs.clone(),
@@ -458,7 +460,7 @@ fn run<R: FileRows>(
         Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
         None => Naming::OfPipe,
     };
-    let front = source.open(most, naming)?;
+    let front = source.open(pipe_limits, naming)?;
     let mut engine = EmbedEngine::new(session, options.pool, model.tokenizer(), results);
     let loaded = Instant::now();
     let streamed = stream(options, front, &mut engine, &kept, &mut harness);
@@ -633,8 +635,8 @@ impl InputSource<'_> {
                     LengthUnit::Letters => model.tokenizer().most_tokens(length as u64),
                     LengthUnit::Tokens => length as u64,
                 });
-                measured.letters = measured.letters.max(sequence.length);
-                measured.name = measured.name.max(sequence.id.len() as u64);
+                measured.longest_letters = measured.longest_letters.max(sequence.length);
+                measured.longest_name = measured.longest_name.max(sequence.id.len() as u64);
                 sequences += 1;
                 if measured.names.len() <= sequence.result {
                     measured.names.resize(sequence.result + 1, NameSizes::default());
@@ -673,13 +675,13 @@ struct InputMeasurements {
     /// Tokens of the longest sequence, or an upper bound; `None` for a pipe without a length limit.
     longest: Option<u64>,
     /// Letters of the longest record before truncation.
-    letters: u64,
+    longest_letters: u64,
     /// Number of sequences; `None` for a pipe.
     sequences: Option<u64>,
     /// Bytes of the longest name.
-    name: u64,
+    longest_name: u64,
     /// Limits on the records of a pipe, from the memory budget.
-    most: Option<Extent>,
+    pipe_limits: Option<Extent>,
     /// The files with their digests; `None` for a pipe.
     inputs: Option<Vec<Input>>,
     /// Sizes of the names of each result.
@@ -714,15 +716,17 @@ fn process(
     let Some(mut process) = ProcessMemory::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     let batches = batches(options);
-    let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
-    let each = (BATCH_LETTERS as u64 + letters) * LETTER;
-    let most = batches * BATCH_LETTERS as u64;
-    let sequences = measured.sequences.unwrap_or(most).min(most);
+    let letters =
+        limits.letters.map_or(measured.longest_letters, |limit| measured.longest_letters.min(limit as u64));
+    let batch_bytes = (BATCH_LETTERS as u64 + letters) * LETTER;
+    let max_sequences = batches * BATCH_LETTERS as u64;
+    let sequences = measured.sequences.unwrap_or(max_sequences).min(max_sequences);
     // A batch is full when its names reach `BATCH_NAMES`, which the last name may exceed by its length.
-    let names = (sequences * measured.name).min(batches * (BATCH_NAMES as u64 + measured.name));
+    let names = (sequences * measured.longest_name).min(batches * (BATCH_NAMES as u64 + measured.longest_name));
     let heads = 96 * sequences + 2 * names;
-    process.add_queues(settings, batches * each + heads);
-    let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
+    process.add_queues(settings, batches * batch_bytes + heads);
+    let records =
+        measured.pipe_limits.as_ref().map_or(measured.sequences.unwrap_or_default(), |limits| limits.records);
     // With a record that needs another name, the ids of all records are held beside the names.
     let sets = if measured.renamed > 0 { 2 } else { 1 };
     process.add("names of records", records * NAME * sets + (64 << 10));
@@ -730,10 +734,10 @@ fn process(
         // A block, its frame, and a block of the journal from which the run resumes.
         process.add("journal of finished rows", 3 * journal_block(options, budget) as u64);
     }
-    if let Some(most) = &measured.most {
+    if let Some(limits) = &measured.pipe_limits {
         // A pipe is not measured, so the heap does not yet hold a buffer for the longest record. The buffer
         // grows by an eighth at a time.
-        process.add("the longest record", most.longest + most.longest / 8 + 2 * most.longest_title);
+        process.add("the longest record", limits.longest + limits.longest / 8 + 2 * limits.longest_title);
     }
     process.add("writers", written);
     process.lines
@@ -792,7 +796,7 @@ fn strict(options: &EmbedOptions, batch: &SequenceBatch) -> Result<(), EmbedErro
     let SequenceBatch { skipped, renamed, unknown, notes, rna, .. } = batch;
     let anomalies = [
         skipped.first().map(|SkippedRecord::Empty(id)| format!("'{}' is empty", Name(id))),
-        renamed.first().map(|RenamedRecord { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
+        renamed.first().map(|RecordRename { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
         unknown
             .first()
             .map(|RecordUnknowns { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
@@ -834,7 +838,7 @@ impl<R: RowWriter> StreamEngine for EmbedStream<'_, '_, R> {
             counts.empty += 1;
             say(counts, format!("'{}' is empty: skipped", Name(id)), observer);
         }
-        for RenamedRecord { id, name, why } in &batch.renamed {
+        for RecordRename { id, name, why } in &batch.renamed {
             counts.renamed += 1;
             let id = Name(id);
             let why = why.reason();

@@ -53,18 +53,13 @@ fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> 
     while !rest.is_empty() {
         let mut tokens = 0;
         let upto = upto(packs.len());
-        let (pack, later) = rest.split_at(
-            rest.iter()
-                .enumerate()
-                .take_while(|&(i, n)| {
-                    // By the midpoint of the sequence: a step ends at the boundary that is nearest to its share of tokens.
-                    let is_due = i == 0 || before + tokens + n / 2 < upto;
-                    tokens += n;
-                    is_due && i < bounds.sequences as usize && tokens <= bounds.tokens
-                })
-                .count()
-                .max(1),
-        );
+        let fitting = rest.iter().enumerate().take_while(|&(i, n)| {
+            // By the midpoint of the sequence: a step ends at the boundary that is nearest to its share of tokens.
+            let is_in_share = i == 0 || before + tokens + n / 2 < upto;
+            tokens += n;
+            is_in_share && i < bounds.sequences as usize && tokens <= bounds.tokens
+        });
+        let (pack, later) = rest.split_at(fitting.count().max(1));
         before += pack.iter().sum::<u64>();
         packs.push(pack);
         rest = later;
