@@ -2,7 +2,8 @@
 //! graph reads was found with the expected shape before the first byte is allocated.
 
 use super::hub::CONFIG;
-use super::{bundle, pieces, read_config, read_pieces};
+use super::tensors::{pieces, read_pieces};
+use super::{bundle, read_config};
 use crate::session::WeightSource;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::weights::Weights;

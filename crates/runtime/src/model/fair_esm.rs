@@ -2,7 +2,7 @@
 //! sizes that the file states, or that a known model has, agree with the file's tensors, or the file is refused.
 
 use super::hub::CONFIG;
-use super::rows;
+use super::tensors::rows;
 use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;

@@ -1,7 +1,7 @@
 //! Tensors of a weight file that its model does not read. Invariant: every tensor is either read by a graph of the model,
 //! known to have no effect on its results, or named in a note.
 
-use super::pieces;
+use super::tensors::pieces;
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::printable::Name;
 use plimsoll_data::weights::Weights;

@@ -3,10 +3,8 @@
 //! before the first byte is allocated.
 
 use super::hub::{self, CONFIG, Need, TOKENIZER};
-use super::{
-    EncoderModel, TensorSource, Tokenizer, VOCABULARY, adapter, check_twin, check_vocabulary, leftovers,
-    pieces, read_pieces, sha256, weights_of,
-};
+use super::tensors::{TensorSource, check_twin, pieces, read_pieces, weights_of};
+use super::{EncoderModel, Tokenizer, VOCABULARY, adapter, check_vocabulary, leftovers, sha256};
 use crate::session::{SessionModel, WeightSource};
 use crate::{ModelError, Observer, RuntimeError, Silent};
 use plimsoll_data::bounded;

@@ -11,7 +11,7 @@ use super::replica::{Replica, SharedQueue};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
 use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
-use plimsoll_graph::{Bytes, Counts, Dim, OutputRole, ValueId};
+use plimsoll_graph::{Bytes, Counts, Dim};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::any::Any;
 use std::error::Error;

@@ -62,7 +62,7 @@ fn step(replicas: &ReplicaPool<usize>, number: usize, rows: usize) -> StepWork<u
     }
 }
 
-fn check(done: &Done<usize>) {
+fn check(done: &CompletedWork<usize>) {
     let StepWork { tag, values, counts, .. } = &done.work;
     assert_eq!(values[0], vec![2.0 * *tag as f32; counts.tokens as usize * WIDTH]);
 }
