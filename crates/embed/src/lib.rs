@@ -394,7 +394,7 @@ fn run<R: FileRows>(
         let waiting = 8 * pipe_limits.longest / (batches(options) * LETTER);
         let longest =
             if limits.letters.is_some() { pipe_limits.longest } else { pipe_limits.longest.min(waiting) };
-        Extent { records, longest, ..most }
+        Extent { records, longest, ..pipe_limits }
     });
     if let Some(pipe_limits) = &pipe_limits {
         (measured.longest_letters, measured.longest_name) = (pipe_limits.longest, pipe_limits.longest_name);

@@ -237,7 +237,7 @@ fn text(
     let target = settings.target()?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let machine = if settings.is_on_host() {
-        let machine = doctor::report(doctor::Options::default())?;
+        let machine = doctor::report(doctor::DoctorOptions::default())?;
         let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
         format!("{processor}, {} threads, {}", target.workers, machine.isa)
     } else {

@@ -8,7 +8,7 @@ use super::{BenchWork, median};
 use crate::ToolError;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
-use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision, PrecisionPolicy};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};

@@ -70,7 +70,7 @@ fn alone_and_beside<S: Serializer>(rates: &[f64; 2], serializer: S) -> Result<S:
 /// Measures the link of the device of the settings, a GPU. Sizes for which the memory budget or the host has no room are left
 /// out.
 pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<CopyRates>), RuntimeError> {
-    let matmul_seconds = seconds(settings, &LinkCase { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
+    let matmul_seconds = seconds(settings, &LinkCase { matmuls: 64, ..LinkCase::NOTHING }, repeats)? / 64.0;
     let bench = LinkBench { settings, matmul_seconds, repeats };
     let mut rows = vec![];
     for bytes in SIZES {
@@ -166,13 +166,13 @@ impl LinkBench<'_> {
         let copied = (bytes * copies as u64) as f64 / rate;
         let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
         let beside = self.seconds(&LinkCase { bytes, copies: Some((direction, copies)), matmuls })?;
-        let alone = self.seconds(&LinkCase { matmuls, ..Case::NOTHING })?;
+        let alone = self.seconds(&LinkCase { matmuls, ..LinkCase::NOTHING })?;
         Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
     }
 
     /// Factor by which copies of one direction slow down those of the other.
     fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
-        let case = LinkCase { bytes, ..Case::NOTHING };
+        let case = LinkCase { bytes, ..LinkCase::NOTHING };
         let to_device = self.seconds(&LinkCase { copies: Some((CopyDirection::ToDevice, 16)), ..case })?;
         let to_host = self.seconds(&LinkCase { copies: Some((CopyDirection::ToHost, 16)), ..case })?;
         let both = self.seconds(&LinkCase { copies: Some((CopyDirection::Both, 16)), ..case })?;

@@ -34,7 +34,7 @@ pub(super) fn verify(
     let own = sequences::own(&model.tokenizer)?;
     let (letters, tokens) = own.iter().fold((0, 0), |sum, s| (sum.0 + s.letters.len(), sum.1 + s.tokens.len()));
     let bytes_per_token = letters as f64 / tokens as f64;
-    verdict.note("tokens", format!("{each:.2} bytes a token in {} texts", own.len()));
+    verdict.note("tokens", format!("{bytes_per_token:.2} bytes a token in {} texts", own.len()));
     let golden = Golden::find(&model.weights, &model.tokenizer, verdict)?;
     let all = own.iter().chain(golden.iter().flat_map(|golden| &golden.sequences));
     let longest = all.clone().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;

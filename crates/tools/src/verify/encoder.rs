@@ -178,14 +178,14 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
 fn corners(model: &EncoderModel, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
-    for PublishedCorner { ids, is_logits: of_logits, values } in facts.flat_map(|facts| facts.corners) {
-        if *of_logits && !runner.has_logits() {
+    for PublishedCorner { ids, is_logits, values } in facts.flat_map(|facts| facts.corners) {
+        if *is_logits && !runner.has_logits() {
             verdict.note("published", format!("logits of the released model: {NO_HEAD}"));
             continue;
         }
         let answer = runner.answer(ids)?;
         let (rows, what) =
-            if of_logits { (&answer.logits, "logits") } else { (&answer.hidden, "hidden states") };
+            if *is_logits { (&answer.logits, "logits") } else { (&answer.hidden, "hidden states") };
         let columns = rows.len() / ids.len();
         let found: Vec<f32> =
             rows.chunks(columns.max(1)).take(3).flat_map(|row| row.iter().take(3)).copied().collect();
