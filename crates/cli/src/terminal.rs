@@ -6,10 +6,10 @@ use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressStyle};
 use plimsoll_runtime::live::LiveState;
 use plimsoll_runtime::{
-    EscapedPath, Level, Observer, OutputGuard, Progress, RuntimeError, StartProgress, StartStage, Trained,
-    Transfer,
+    EscapedPath, FileTransfer, Level, Observer, OutputGuard, Progress, RuntimeError, StartProgress, StartStage,
+    Trained,
 };
-use plimsoll_tools::monitor::{View, frame, line};
+use plimsoll_tools::monitor::{RunView, frame, line};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -49,7 +49,7 @@ pub struct Terminal {
     shows_bar: bool,
     shows_lines: bool,
     /// View of the run, with `--monitor`.
-    monitor: Option<View>,
+    monitor: Option<RunView>,
     /// Where the view is drawn; `None` without a terminal, and before the first state.
     screen: Option<Screen>,
     colours: bool,
@@ -132,7 +132,7 @@ impl Terminal {
 
     /// Shows the state of the run instead of a progress bar.
     pub fn with_monitor(self) -> Self {
-        Self { monitor: Some(View::default()), ..self }
+        Self { monitor: Some(RunView::default()), ..self }
     }
 
     /// Whether a progress bar is drawn. While a run reports its state to a monitor, that has the progress.
@@ -297,8 +297,8 @@ impl Observer for Terminal {
         self.now_and_then(|| line);
     }
 
-    fn transfer(&mut self, transfer: &Transfer<'_>) {
-        let Transfer { file, bytes, total } = *transfer;
+    fn transfer(&mut self, transfer: &FileTransfer<'_>) {
+        let FileTransfer { file, bytes, total } = *transfer;
         if self.has_bar() {
             let bar = self.bar(Some(total), READING);
             bar.set_position(bytes);

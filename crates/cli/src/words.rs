@@ -1,12 +1,12 @@
 //! The flags and subcommands that messages of the libraries name. Invariant: every setting of `plimsoll_setting` has a row, so
 //! that a message names what its reader can type.
 
-use plimsoll_setting::{Command, Setting, Words, set_words};
+use plimsoll_setting::{Command, MessageWords, Setting, set_words};
 use std::fmt;
 
 /// Registers the flags and subcommands as the words of this process.
 pub fn register() {
-    set_words(Words { setting: write_setting, command: write_command });
+    set_words(MessageWords { setting: write_setting, command: write_command });
 }
 
 fn write_setting(setting: &Setting, value: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,10 +3,12 @@
 //! scores. Invariant: the table has one line per sequence, in input order; the scores are the softmax of the
 //! logits.
 
-use crate::input::Sequence;
+use crate::input::SequenceRecord;
 use crate::journaled::{Committing, FileRows, NameSizes, ResultFacts};
-use crate::output::{Targets, Written};
-use crate::{Destination, EmbedError, EmbedReport, Job, ModelDigests, Options as Embedding, Pool, listed, run};
+use crate::output::{Targets, WrittenResult};
+use crate::{
+    BackgroundDigests, EmbedDestination, EmbedError, EmbedJob, EmbedOptions, EmbedReport, Pooling, listed, run,
+};
 use plimsoll_data::DataErrorKind;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::destination::is_stream;
@@ -28,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Options of [`classify`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct ClassifyOptions {
     /// Folder of a classifier checkpoint.
     pub model: String,
     /// Sequence files, and folders of them; `-` is standard input.
@@ -37,7 +39,7 @@ pub struct Options {
     pub output: PathBuf,
     /// Whether an existing table is overwritten; otherwise it is an error.
     pub force: bool,
-    /// Whether anomalies of the input are errors, as in [`embed`](crate::Options::strict).
+    /// Whether anomalies of the input are errors, as in [`embed`](crate::EmbedOptions::strict).
     pub strict: bool,
     /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
     /// results are identical and in input order.
@@ -60,21 +62,22 @@ pub struct Options {
 }
 
 /// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
-pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
+pub fn classify(options: &ClassifyOptions, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
     let guard = OutputGuard::new(options.input_files(), options.force);
     let targets = Targets::file(vec![options.output.clone()], guard)?;
     // Open the inputs first, so that a missing file is an error before the model is loaded.
     Reader::open(Listing::of(&options.inputs, None)?.paths())?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
-    let options = &Options { inputs: listed(&options.inputs, &model.tokenizer, observer)?, ..options.clone() };
+    let options =
+        &ClassifyOptions { inputs: listed(&options.inputs, &model.tokenizer, observer)?, ..options.clone() };
     let names = classes(&model)?;
     let width = names.len();
-    let digests = ModelDigests::start(&model.weights, &model.described_by)?;
-    let results = Table { targets, file: None, names, sequences: 0 };
+    let digests = BackgroundDigests::start(&model.weights, &model.described_by)?;
+    let results = ScoreTable { targets, file: None, names, sequences: 0 };
     let model = &Classifier { encoder: model, classes: width as u64 };
     // The graph of a classifier has the scores as its only output.
-    let job = Job { command: "classify", start, model, digests, outputs: vec![], width, results };
+    let job = EmbedJob { command: "classify", start, model, digests, outputs: vec![], width, results };
     run(&options.as_embedding(), job, observer)
 }
 
@@ -109,27 +112,28 @@ fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
     let Some(names) = config.and_then(|config| Encoder::classes(&config)) else {
         return Err(EmbedError::NoClassifier { model: model.name.clone() });
     };
-    let (classes, width) = (names.len() as u64, model.encoder.hidden_size());
+    let classes = names.len() as u64;
+    let width = model.encoder.hidden_size();
     model.weights.expect("classifier.weight", &[classes, width])?;
     model.weights.expect("classifier.bias", &[classes])?;
     Ok(names)
 }
 
-impl Options {
+impl ClassifyOptions {
     /// The files that a run with these options reads.
     pub fn input_files(&self) -> InputFiles {
         self.as_embedding().input_files()
     }
 
     /// The options of [`embed`](crate::embed) with these settings; pooling, layers and output are not used.
-    fn as_embedding(&self) -> Embedding {
-        Embedding {
+    fn as_embedding(&self) -> EmbedOptions {
+        EmbedOptions {
             model: self.model.clone(),
             inputs: self.inputs.clone(),
-            output: Destination::File(self.output.clone()),
+            output: EmbedDestination::File(self.output.clone()),
             force: self.force,
             strict: self.strict,
-            pool: Pool::Mean,
+            pool: Pooling::Mean,
             layers: None,
             values: ValueType::F32,
             sort_by_length: self.sort_by_length,
@@ -146,7 +150,7 @@ impl Options {
 }
 
 /// Writer of the table: columns `id`, `label` and one score for each class.
-struct Table {
+struct ScoreTable {
     /// The table; `None` before [`FileRows::begin`].
     file: Option<AtomicFile>,
     names: Vec<String>,
@@ -155,7 +159,7 @@ struct Table {
     targets: Targets,
 }
 
-impl FileRows for Table {
+impl FileRows for ScoreTable {
     fn begin(&mut self, _: &ResultFacts, committed: usize) -> Result<(), EmbedError> {
         self.targets.check(committed)?;
         let mut file = AtomicFile::create(self.targets.main())?;
@@ -167,23 +171,29 @@ impl FileRows for Table {
         Ok(())
     }
 
-    fn write(&mut self, sequence: &Sequence, scores: &[f32], _: Committing<'_>) -> Result<(), EmbedError> {
+    fn write(
+        &mut self,
+        sequence: &SequenceRecord,
+        scores: &[f32],
+        _: Committing<'_>,
+    ) -> Result<(), EmbedError> {
         let Some(file) = &mut self.file else { return Err(not_begun()) };
         // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
-        let (id, label) = (Field(&sequence.id), Field(&self.names[best]));
+        let id = Field(&sequence.id);
+        let label = Field(&self.names[best]);
         writeln!(file, "{id}\t{label}{columns}").map_err(|e| file.error(e))?;
         self.sequences += 1;
         Ok(())
     }
 
-    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<Written>, EmbedError> {
+    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<WrittenResult>, EmbedError> {
         let Some(file) = self.file.take() else { return Err(not_begun()) };
         let path = file.target().to_owned();
         committing(0)?;
         file.commit()?;
-        Ok(vec![Written { files: vec![path], sequences: self.sequences }])
+        Ok(vec![WrittenResult { files: vec![path], sequences: self.sequences }])
     }
 
     fn memory_bytes(&self, _: Option<u64>, _: u64) -> u64 {

@@ -1,38 +1,38 @@
 //! Runs the model in a session and writes the values of sequences in input order. Invariant: every sequence that is pushed is
 //! written once, in input order, with finite values; otherwise an error names it.
 
-use super::Pool;
-use super::input::Sequence;
+use super::Pooling;
+use super::input::SequenceRecord;
 use crate::EmbedError;
 use plimsoll_data::pack::Fill;
-use plimsoll_runtime::session::{Next, Push, Row, Session, StepSession, Stop, Usage};
+use plimsoll_runtime::session::{Next, Push, Session, SessionRow, StepSession, StopCheck, Usage};
 use plimsoll_runtime::{RuntimeError, SequenceError, Tokenizer};
 use std::collections::VecDeque;
 
 /// A session, with the sequences in flight and the writer of the results.
-pub(super) struct Engine<'a, R> {
+pub(super) struct EmbedEngine<'a, R> {
     session: Session<'a>,
     /// Number of special tokens at the start and at the end of a sequence that are removed from per-token
     /// results.
     ends: [usize; 2],
     /// The sequences whose rows were not written, oldest first.
-    waiting: VecDeque<Sequence>,
+    waiting: VecDeque<SequenceRecord>,
     /// Number of sequences that were written without being computed.
     replayed: u64,
     results: R,
 }
 
 /// Receives the values of each sequence, in input order.
-pub(super) trait Rows {
+pub(super) trait RowWriter {
     /// Result of the run.
     type Written;
 
     /// Writes the values of the next sequence.
-    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError>;
+    fn write(&mut self, sequence: &SequenceRecord, values: &[f32]) -> Result<(), EmbedError>;
 
     /// Writes the next sequence from the results of an interrupted run; false if they do not have it, and it must be
     /// computed.
-    fn replay(&mut self, _: &Sequence) -> Result<bool, EmbedError> {
+    fn replay(&mut self, _: &SequenceRecord) -> Result<bool, EmbedError> {
         Ok(false)
     }
 
@@ -45,19 +45,19 @@ pub(super) trait Rows {
     fn finish(self) -> Result<Self::Written, EmbedError>;
 }
 
-impl<'a, R: Rows> Engine<'a, R> {
-    pub(super) fn new(session: Session<'a>, pool: Pool, tokenizer: &Tokenizer, results: R) -> Self {
+impl<'a, R: RowWriter> EmbedEngine<'a, R> {
+    pub(super) fn new(session: Session<'a>, pool: Pooling, tokenizer: &Tokenizer, results: R) -> Self {
         let ends = match (pool, tokenizer) {
-            (Pool::Tokens, Tokenizer::Esm) => [1, 1],
-            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_))
-            | (Pool::Mean | Pool::Cls | Pool::Last, _) => [0, 0],
+            (Pooling::Tokens, Tokenizer::Esm) => [1, 1],
+            (Pooling::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_))
+            | (Pooling::Mean | Pooling::Cls | Pooling::Last, _) => [0, 0],
         };
         Self { session, ends, waiting: VecDeque::new(), replayed: 0, results }
     }
 
     /// Writes a sequence from the results of an interrupted run; false if it must be computed. Sequences that are written
     /// so come before all others.
-    pub(super) fn replay(&mut self, sequence: &Sequence) -> Result<bool, EmbedError> {
+    pub(super) fn replay(&mut self, sequence: &SequenceRecord) -> Result<bool, EmbedError> {
         let is_there = self.results.replay(sequence)?;
         self.replayed += u64::from(is_there);
         Ok(is_there)
@@ -72,9 +72,9 @@ impl<'a, R: Rows> Engine<'a, R> {
     /// sequence is longer than a step.
     pub(super) fn push(
         &mut self,
-        sequence: &Sequence,
+        sequence: &SequenceRecord,
         tokens: &[i32],
-        stop: Stop<'_>,
+        stop: StopCheck<'_>,
     ) -> Result<(), EmbedError> {
         self.waiting.push_back(sequence.clone());
         while self.push_tokens(tokens)? == Push::Full {
@@ -89,7 +89,7 @@ impl<'a, R: Rows> Engine<'a, R> {
     }
 
     /// Computes a step of the remaining sequences and writes its results; returns false if none remain.
-    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, EmbedError> {
+    pub(super) fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, EmbedError> {
         self.session.end();
         if !self.write_next(Some(stop))? {
             return Ok(false);
@@ -143,7 +143,7 @@ impl<'a, R: Rows> Engine<'a, R> {
 
     /// Writes the next row in input order. Waits for it if `stop` is given, which is called while it waits. Returns false if no row
     /// is complete.
-    fn write_next(&mut self, stop: Option<Stop<'_>>) -> Result<bool, EmbedError> {
+    fn write_next(&mut self, stop: Option<StopCheck<'_>>) -> Result<bool, EmbedError> {
         let Self { session, ends, waiting, results, .. } = self;
         let first = session.returned();
         let next = match stop {
@@ -167,10 +167,11 @@ impl<'a, R: Rows> Engine<'a, R> {
 }
 
 /// The values of the per-token outputs of a row without those of the special tokens at its `ends`.
-fn without_ends(row: &Row<'_>, ends: [usize; 2]) -> Vec<f32> {
+fn without_ends(row: &SessionRow<'_>, ends: [usize; 2]) -> Vec<f32> {
     let mut inner = vec![];
     for output in 0..row.outputs() {
         let values = row.values(output);
+        // A per-token output has a row for every token of the sequence, special tokens included.
         let width = values.len() / row.tokens();
         inner.extend_from_slice(&values[ends[0] * width..values.len() - ends[1] * width]);
     }
@@ -179,7 +180,7 @@ fn without_ends(row: &Row<'_>, ends: [usize; 2]) -> Vec<f32> {
 
 /// Names the sequence of an error by its id. `waiting` are the sequences whose rows were not returned, the first of which has the
 /// position `first`.
-fn named(error: RuntimeError, waiting: &VecDeque<Sequence>, first: u64) -> EmbedError {
+fn named(error: RuntimeError, waiting: &VecDeque<SequenceRecord>, first: u64) -> EmbedError {
     let RuntimeError::Sequence { position, source } = error else { return error.into() };
     let index = position.saturating_sub(first) as usize;
     let Some(id) = waiting.get(index).map(|sequence| sequence.id.clone()) else {

@@ -1,13 +1,24 @@
 //! Embeddings of sequences in memory. Invariant: the values are identical to the values that
 //! [`embed`](crate::embed) writes for a file with the same sequences.
 
-use crate::engine::{Engine, Rows};
-use crate::input::Sequence;
+use crate::engine::{EmbedEngine, RowWriter};
+use crate::input::SequenceRecord;
 use crate::states::LayerSelection;
-use crate::{EmbedError, Pool, UnknownTokens, warn};
+use crate::{EmbedError, Pooling, UnknownTokens, warn};
 use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::session::{Request, Session, Stop};
+use plimsoll_runtime::session::{Session, SessionRequest, StopCheck};
 use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
+
+/// Options of [`embed_sequences`].
+#[derive(Clone, Copy, Debug)]
+pub struct InMemoryOptions<'a> {
+    /// Pooling of the hidden states of a sequence.
+    pub pool: Pooling,
+    /// Layers of the embeddings, see [`EmbedOptions::layers`](crate::EmbedOptions::layers); `None` for the last layer.
+    pub layers: Option<&'a [i64]>,
+    /// Device, threads, memory budget and precision.
+    pub settings: &'a Settings,
+}
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
@@ -16,7 +27,7 @@ use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 /// [`ESM_LENGTH`](crate::ESM_LENGTH) residues.
 ///
 /// Each embedding is row-major, with D the [hidden size](plimsoll_models::Encoder::hidden_size) of the model: `(D)` for
-/// [`Pool::Mean`] and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the result has one such
+/// [`Pooling::Mean`] and [`Pooling::Cls`], `(tokens, D)` for [`Pooling::Tokens`]. With `layers`, the result has one such
 /// row per layer (and token), in the order of `layers`; layer 0 is the token embedding, and negative numbers
 /// count from the last layer. The memory of `settings` does not include the tokens and the embeddings of all
 /// sequences. Warnings of the devices, and the number of unknown tokens, go to `observer`.
@@ -29,13 +40,14 @@ use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 /// # Examples
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
 /// ```
-/// use plimsoll_embed::{Pool, embed_sequences};
+/// use plimsoll_embed::{InMemoryOptions, Pool, embed_sequences};
 /// use plimsoll_runtime::{EncoderModel, Settings, Silent};
 ///
 /// # fn main() -> Result<(), plimsoll_embed::EmbedError> {
 /// let model = EncoderModel::builtin_protein()?;
 /// let proteins = ["MKTAYIAKQRQISFVKSHFSRQ", "MVLSPADKTNVKAAW"];
-/// let embeddings = embed_sequences(&model, &proteins, Pool::Mean, None, &Settings::default(), &mut Silent)?;
+/// let options = InMemoryOptions { pool: Pool::Mean, layers: None, settings: &Settings::default() };
+/// let embeddings = embed_sequences(&model, &proteins, &options, &mut Silent)?;
 /// assert_eq!(embeddings.len(), 2);
 /// assert_eq!(embeddings[0].len() as u64, model.encoder.hidden_size());
 /// # Ok(())
@@ -44,12 +56,11 @@ use plimsoll_runtime::{EncoderModel, Level, Observer, Settings};
 pub fn embed_sequences(
     model: &EncoderModel,
     sequences: &[impl AsRef<[u8]>],
-    pool: Pool,
-    layers: Option<&[i64]>,
-    settings: &Settings,
+    options: &InMemoryOptions<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
-    if pool == Pool::Last {
+    let InMemoryOptions { pool, layers, settings } = *options;
+    if pool == Pooling::Last {
         return Err(EmbedError::LastOfEncoder { family: model.encoder.family() });
     }
     let outputs = LayerSelection::new(pool, layers, model.encoder.layers())?.outputs();
@@ -67,20 +78,20 @@ pub fn embed_sequences(
         observer.say(Level::Warning, &text);
     }
     let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(vec![]) };
-    let request = Request {
+    let request = SessionRequest {
         outputs,
         longest: Some(longest as u64),
         sequences: Some(encoded.len() as u64),
         settings: settings.clone(),
-        ..Request::default()
+        ..SessionRequest::default()
     };
     let planned = Session::plan(&[model], &request)?;
     let session = planned.start_with(observer)?;
-    let mut engine = Engine::new(session, pool, &model.tokenizer, InMemory(vec![]));
+    let mut engine = EmbedEngine::new(session, pool, &model.tokenizer, InMemory(vec![]));
     for (position, tokens) in encoded.iter().enumerate() {
         let length = sequences[position].as_ref().len() as u64;
-        let sequence = Sequence { id: name(position), length, result: 0 };
-        let stop: Stop<'_> = &|| stopped(observer, STOPPED);
+        let sequence = SequenceRecord { id: name(position), length, result: 0 };
+        let stop: StopCheck<'_> = &|| stopped(observer, STOPPED);
         let pushed = stop().map_err(EmbedError::from).and_then(|()| engine.push(&sequence, tokens, stop));
         warn(&mut engine, observer);
         pushed?;
@@ -105,10 +116,10 @@ fn name(position: usize) -> String {
 /// Collects the values of each sequence.
 struct InMemory(Vec<Vec<f32>>);
 
-impl Rows for InMemory {
+impl RowWriter for InMemory {
     type Written = Vec<Vec<f32>>;
 
-    fn write(&mut self, _: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
+    fn write(&mut self, _: &SequenceRecord, values: &[f32]) -> Result<(), EmbedError> {
         self.0.push(values.to_vec());
         Ok(())
     }

@@ -10,7 +10,7 @@ use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written}
 use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
-use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
+use plimsoll_runtime::ordered::{JobSender, JobWorker, OrderedResults, start};
 use plimsoll_runtime::run::BatchSource;
 use plimsoll_setting::Setting;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(super) const BATCH_NAMES: usize = 256 << 10;
 
 /// Limit of the sequence length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SequenceLimits {
     /// Maximum number of letters; `None` means no limit.
     pub(super) letters: Option<usize>,
     /// Whether longer sequences are truncated; otherwise they are errors.
@@ -35,7 +35,7 @@ pub(super) struct Limits {
 
 /// Unit of the lengths in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum LengthUnit {
     /// Residues or bases of the input; batches are not tokenized.
     Letters,
     /// Tokens of the model.
@@ -44,14 +44,14 @@ pub(super) enum Unit {
 
 /// A record without an embedding.
 #[derive(Debug)]
-pub(super) enum Skipped {
+pub(super) enum SkippedRecord {
     /// The record has no letters, or no tokens; its id.
     Empty(String),
 }
 
 /// A record whose name in the results is not its id.
 #[derive(Debug)]
-pub(super) struct Renamed {
+pub(super) struct RecordRename {
     /// Id in the file.
     pub(super) id: String,
     /// Unique name in the results.
@@ -62,7 +62,7 @@ pub(super) struct Renamed {
 
 /// Unknown tokens of a sequence.
 #[derive(Debug)]
-pub(super) struct Unknown {
+pub(super) struct RecordUnknowns {
     /// Id of the sequence.
     pub(super) id: String,
     /// Number of unknown tokens.
@@ -85,7 +85,7 @@ enum NameState {
     Given(Box<RecordNames>),
 }
 
-/// What a pass over the whole input has found.
+/// Results of a pass over the whole input.
 #[derive(Default)]
 pub(super) struct InputSummary {
     /// The files with their digests.
@@ -102,7 +102,7 @@ const ROOM: &str = "########################################";
 
 /// Identity of a sequence that is embedded.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
+pub(super) struct SequenceRecord {
     pub(super) id: String,
     /// Number of letters in the input, before truncation.
     pub(super) length: u64,
@@ -112,18 +112,18 @@ pub(super) struct Sequence {
 
 /// Consecutive sequences of the input.
 #[derive(Default)]
-pub(super) struct Batch {
-    pub(super) heads: Vec<Sequence>,
+pub(super) struct SequenceBatch {
+    pub(super) heads: Vec<SequenceRecord>,
     /// The letters of all sequences, concatenated; empty after tokenization.
     letters: Vec<u8>,
     /// The tokens of all sequences, concatenated; empty before tokenization.
     tokens: Vec<i32>,
     /// The end of each sequence in `letters`, or in `tokens` after tokenization.
     ends: Vec<usize>,
-    pub(super) skipped: Vec<Skipped>,
-    pub(super) renamed: Vec<Renamed>,
+    pub(super) skipped: Vec<SkippedRecord>,
+    pub(super) renamed: Vec<RecordRename>,
     /// Sequences with unknown tokens; empty before tokenization.
-    pub(super) unknown: Vec<Unknown>,
+    pub(super) unknown: Vec<RecordUnknowns>,
     /// Notes on files that were read to their end.
     pub(super) notes: Vec<InputNote>,
     pub(super) truncated: u64,
@@ -133,15 +133,17 @@ pub(super) struct Batch {
     pub(super) bytes_read: u64,
     /// Bytes of the names in this batch.
     names: usize,
-    /// In the last batch, what the pass has found.
+    /// Results of the pass, in the last batch.
     pub(super) summary: Option<InputSummary>,
 }
 
-impl Batch {
+impl SequenceBatch {
     /// Replaces the letters by their tokens. A text without a token, such as one of blanks, is skipped like an empty one.
     fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let letters = std::mem::take(&mut self.letters);
-        let (mut start, mut first, mut empty) = (0, 0, vec![]);
+        let mut start = 0;
+        let mut first = 0;
+        let mut empty = vec![];
         for (place, (end, head)) in self.ends.iter_mut().zip(&self.heads).enumerate() {
             // `end` was an offset into `letters` and becomes an offset into `tokens`; `start` takes the old
             // value.
@@ -153,7 +155,7 @@ impl Batch {
                     let error = DataError::new(DataErrorKind::Malformed(why));
                     return Err(error.with_id(head.id.as_str()).into());
                 }
-                self.unknown.push(Unknown { id: head.id.clone(), tokens: unknown });
+                self.unknown.push(RecordUnknowns { id: head.id.clone(), tokens: unknown });
             }
             start = std::mem::replace(end, self.tokens.len());
             if *end == first {
@@ -164,11 +166,11 @@ impl Batch {
         let skipped = self.skipped.len();
         for place in empty.into_iter().rev() {
             self.ends.remove(place);
-            let Sequence { id: name, .. } = self.heads.remove(place);
+            let SequenceRecord { id: name, .. } = self.heads.remove(place);
             // A record that is not in the results has no other name there.
             let renamed = self.renamed.iter().position(|renamed| renamed.name == name);
             let id = renamed.map_or(name, |at| self.renamed.remove(at).id);
-            self.skipped.push(Skipped::Empty(id));
+            self.skipped.push(SkippedRecord::Empty(id));
         }
         self.skipped[skipped..].reverse();
         Ok(self)
@@ -181,7 +183,7 @@ impl Batch {
     }
 
     /// The sequences of a tokenized batch, with their tokens.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = (&Sequence, &[i32])> {
+    pub(super) fn sequences(&self) -> impl Iterator<Item = (&SequenceRecord, &[i32])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
         self.heads.iter().zip(spans)
@@ -206,13 +208,25 @@ fn with_id(error: RuntimeError, id: &str) -> RuntimeError {
 fn whole_characters(text: &[u8], limit: usize) -> usize {
     // Continuation bytes have the form 10xxxxxx, and a character has at most three. More of them are not UTF-8, which
     // the tokenizer reports.
-    let inside = |end: &usize| text.get(*end).is_some_and(|byte| byte & 0xc0 == 0x80);
     let end = limit.min(text.len());
-    (end.saturating_sub(3)..=end).rev().find(|end| !inside(end)).unwrap_or(end)
+    let is_continuation = |byte: &u8| byte & 0xc0 == 0x80;
+    (end.saturating_sub(3)..=end).rev().find(|&end| !text.get(end).is_some_and(is_continuation)).unwrap_or(end)
+}
+
+/// The inputs of a pipeline, and how their records are read and named.
+pub(super) struct InputOptions<'a> {
+    pub(super) inputs: &'a [PathBuf],
+    /// Whether every input has its own result file; names are then unique per input.
+    pub(super) per_input: bool,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) limits: SequenceLimits,
+    /// Limits on the records of a pipe.
+    pub(super) most: Option<Extent>,
+    pub(super) naming: Naming,
 }
 
 /// Reader of the input records, which applies the limits and makes ids unique.
-pub(super) struct InputPipeline {
+pub(super) struct SequencePipeline {
     reader: Reader,
     record: Record,
     naming: Naming,
@@ -225,20 +239,13 @@ pub(super) struct InputPipeline {
     result: usize,
     per_input: bool,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: SequenceLimits,
 }
 
-impl InputPipeline {
-    /// Opens the inputs. With `per_input` every input has its own result file, and names are unique per input.
-    /// `most` limits the records of a pipe.
-    pub(super) fn open(
-        inputs: &[PathBuf],
-        per_input: bool,
-        tokenizer: Tokenizer,
-        limits: Limits,
-        most: Option<Extent>,
-        mut naming: Naming,
-    ) -> Result<Self, RuntimeError> {
+impl SequencePipeline {
+    /// Opens the inputs.
+    pub(super) fn open(options: InputOptions<'_>) -> Result<Self, RuntimeError> {
+        let InputOptions { inputs, per_input, tokenizer, limits, most, mut naming } = options;
         let mut reader = Reader::open(inputs)?;
         match tokenizer.alphabet() {
             Some(alphabet) => reader.set_alphabet(alphabet),
@@ -271,13 +278,14 @@ impl InputPipeline {
     }
 
     /// Appends the next record to `batch`; returns false after the last record.
-    fn read(&mut self, batch: &mut Batch) -> Result<bool, RuntimeError> {
+    fn read(&mut self, batch: &mut SequenceBatch) -> Result<bool, RuntimeError> {
         let more = self.reader.read_into(&mut self.record)?;
         batch.notes.extend(self.reader.take_notes());
         if !more {
             return Ok(false);
         }
         let input = self.reader.inputs().len();
+        // Also for inputs without a record: every input has a result, and an entry in the summary.
         while self.per_input && input != self.result {
             self.end_result();
             self.result += 1;
@@ -300,7 +308,7 @@ impl InputPipeline {
         let id = &self.record.id;
         let letters = self.tokenizer.letters(&self.record.seq);
         if letters.is_empty() {
-            batch.skipped.push(Skipped::Empty(id.clone()));
+            batch.skipped.push(SkippedRecord::Empty(id.clone()));
             return Ok(true);
         }
         let limit = self.limits.letters.unwrap_or(usize::MAX);
@@ -310,21 +318,21 @@ impl InputPipeline {
             }
             batch.truncated += 1;
         }
-        let kept = match alphabet {
+        let letter_count = match alphabet {
             Some(_) => letters.len().min(limit),
             None => whole_characters(letters, limit),
         };
-        batch.letters.extend_from_slice(&letters[..kept]);
+        batch.letters.extend_from_slice(&letters[..letter_count]);
         batch.ends.push(batch.letters.len());
         let length = letters.len() as u64;
         let id = self.name(batch);
         batch.names += id.len();
-        batch.heads.push(Sequence { id, length, result: self.result });
+        batch.heads.push(SequenceRecord { id, length, result: self.result });
         Ok(true)
     }
 
     /// Names the present record.
-    fn name(&mut self, batch: &mut Batch) -> String {
+    fn name(&mut self, batch: &mut SequenceBatch) -> String {
         let id = &self.record.id;
         match &mut self.names {
             NameState::Measured(ids) => {
@@ -335,7 +343,7 @@ impl InputPipeline {
                 self.summary.renamed += 1;
                 let name = written(id).into_owned() + ROOM;
                 let why = if is_name(id) { Renaming::Repeated } else { Renaming::Escaped };
-                batch.renamed.push(Renamed { id: id.clone(), name: name.clone(), why });
+                batch.renamed.push(RecordRename { id: id.clone(), name: name.clone(), why });
                 name
             }
             NameState::Given(names) => {
@@ -343,7 +351,7 @@ impl InputPipeline {
                 let file = if self.per_input { 1 } else { self.place.file };
                 let given = names.name(id, RecordPlace { file, ..self.place });
                 if let Some(why) = given.renaming {
-                    batch.renamed.push(Renamed { id: id.clone(), name: given.name.clone(), why });
+                    batch.renamed.push(RecordRename { id: id.clone(), name: given.name.clone(), why });
                 }
                 given.name
             }
@@ -380,25 +388,32 @@ impl InputPipeline {
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.
-    pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<RunningInput, RuntimeError> {
-        let worker = |_| -> Worker<Batch, Batch> {
+    pub(super) fn start(
+        self,
+        workers: usize,
+        ahead: usize,
+        unit: LengthUnit,
+    ) -> Result<RunningInput, RuntimeError> {
+        let threads = workers.max(1);
+        let mut workers: Vec<JobWorker<SequenceBatch, SequenceBatch>> = vec![];
+        for _ in 0..threads {
             let tokenizer = self.tokenizer.clone();
-            match unit {
-                Unit::Letters => Box::new(Ok),
-                Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
-            }
-        };
-        let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
+            workers.push(match unit {
+                LengthUnit::Letters => Box::new(Ok),
+                LengthUnit::Tokens => Box::new(move |batch: SequenceBatch| batch.tokenized(&tokenizer)),
+            });
+        }
+        let (feed, batches) = start(workers, threads * ahead)?;
         let bytes_total = self.bytes_total();
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
         Ok(RunningInput { batches, thread: Some(thread), bytes_total })
     }
 
     /// Reads until the input ends or fails, or the receiver is dropped.
-    fn run(mut self, feed: &Feed<Batch, Batch>) {
+    fn run(mut self, feed: &JobSender<SequenceBatch, SequenceBatch>) {
         let mut more = true;
         while more {
-            let mut batch = Batch::default();
+            let mut batch = SequenceBatch::default();
             let mut failed = None;
             while more && !batch.is_full() {
                 match self.read(&mut batch) {
@@ -442,18 +457,18 @@ impl Naming {
 /// A running input pipeline. Dropping it does not join the threads, because the reader may block on a pipe;
 /// they end by themselves.
 pub(super) struct RunningInput {
-    batches: Results<Batch>,
+    batches: OrderedResults<SequenceBatch>,
     thread: Option<JoinHandle<()>>,
     bytes_total: Option<u64>,
 }
 
 impl BatchSource for RunningInput {
-    type Batch = Batch;
+    type Batch = SequenceBatch;
 
     fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
-    ) -> Result<Option<Batch>, RuntimeError> {
+    ) -> Result<Option<SequenceBatch>, RuntimeError> {
         if let Some(batch) = self.batches.next(wait)? {
             return Ok(Some(batch));
         }
@@ -479,17 +494,17 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         let folder = Folder::new("front");
         let path = folder.write("proteins.fa", &text);
-        let limits = Limits { letters: None, truncate: false, allow_dna: false };
-        let front = InputPipeline::open(
-            std::slice::from_ref(&path),
-            false,
-            Tokenizer::Esm,
+        let limits = SequenceLimits { letters: None, truncate: false, allow_dna: false };
+        let front = SequencePipeline::open(InputOptions {
+            inputs: std::slice::from_ref(&path),
+            per_input: false,
+            tokenizer: Tokenizer::Esm,
             limits,
-            None,
-            Naming::OfPipe,
-        )
+            most: None,
+            naming: Naming::OfPipe,
+        })
         .unwrap();
-        let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
+        let mut stream = front.start(1, 1, LengthUnit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {
             read.push((batch.heads.len(), batch.bytes_read));

@@ -3,10 +3,10 @@
 //! and while this run holds their lock.
 
 use crate::EmbedError;
-use crate::engine::Rows;
-use crate::input::Sequence;
-use crate::output::Written;
-use crate::resume::{Replay, RowJournal};
+use crate::engine::RowWriter;
+use crate::input::SequenceRecord;
+use crate::output::WrittenResult;
+use crate::resume::{RowJournal, RowReplay};
 use plimsoll_data::DataErrorKind;
 use plimsoll_runtime::Arithmetic;
 use plimsoll_runtime::price::KernelNames;
@@ -69,13 +69,13 @@ pub(super) trait FileRows {
     /// Writes the values of the next sequence.
     fn write(
         &mut self,
-        sequence: &Sequence,
+        sequence: &SequenceRecord,
         values: &[f32],
         committing: Committing<'_>,
     ) -> Result<(), EmbedError>;
 
     /// Completes all results; files become visible under their final names.
-    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<Written>, EmbedError>;
+    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<WrittenResult>, EmbedError>;
 
     /// Bytes that the writer holds in memory for `sequences` sequences (`None` if unknown) with names of up to
     /// `name` bytes.
@@ -99,21 +99,21 @@ pub(super) struct Journaled<R> {
     /// `None` if the run cannot be resumed.
     pub(super) journal: Option<RowJournal>,
     /// Rows of an interrupted run that are not written yet.
-    pub(super) replay: Option<Replay>,
+    pub(super) replay: Option<RowReplay>,
     /// The writer of the files, which holds their lock. Dropped last, after a journal without rows was removed.
     pub(super) inner: R,
 }
 
-impl<R: FileRows> Rows for Journaled<R> {
-    type Written = Vec<Written>;
+impl<R: FileRows> RowWriter for Journaled<R> {
+    type Written = Vec<WrittenResult>;
 
-    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
+    fn write(&mut self, sequence: &SequenceRecord, values: &[f32]) -> Result<(), EmbedError> {
         let Self { inner, journal, .. } = self;
         inner.write(sequence, values, &mut |result| mark(journal, result))?;
         journal.iter_mut().try_for_each(|journal| journal.append(&sequence.id, values))
     }
 
-    fn replay(&mut self, sequence: &Sequence) -> Result<bool, EmbedError> {
+    fn replay(&mut self, sequence: &SequenceRecord) -> Result<bool, EmbedError> {
         let Self { inner, journal, replay } = self;
         let Some(rows) = replay else { return Ok(false) };
         let Some(values) = rows.next(sequence)? else {
@@ -128,7 +128,7 @@ impl<R: FileRows> Rows for Journaled<R> {
         self.journal.iter_mut().try_for_each(RowJournal::commit)
     }
 
-    fn finish(mut self) -> Result<Vec<Written>, EmbedError> {
+    fn finish(mut self) -> Result<Vec<WrittenResult>, EmbedError> {
         let Self { inner, journal, .. } = &mut self;
         let written = inner.finish(&mut |result| mark(journal, result))?;
         self.journal.map_or(Ok(()), RowJournal::remove)?;

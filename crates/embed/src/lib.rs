@@ -21,20 +21,20 @@ mod resume;
 mod states;
 
 pub use error::EmbedError;
-pub use in_memory::embed_sequences;
+pub use in_memory::{InMemoryOptions, embed_sequences};
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 pub use plimsoll_data::rows::ValueType;
 use plimsoll_data::sequence::{Extent, Input, Listing, Reader};
 use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
-use engine::{Engine, Rows};
+use engine::{EmbedEngine, RowWriter};
 use input::{
-    BATCH_LETTERS, BATCH_NAMES, Batch, InputPipeline, InputSummary, Limits, Naming, Renamed, Skipped, Unit,
-    Unknown,
+    BATCH_LETTERS, BATCH_NAMES, InputOptions, InputSummary, LengthUnit, Naming, RecordRename, RecordUnknowns,
+    SequenceBatch, SequenceLimits, SequencePipeline, SkippedRecord,
 };
 use journaled::{FileRows, Journaled, NameSizes, ResultFacts};
-use output::{ResultSchema, Results};
+use output::{EmbeddingFiles, ResultSchema};
 use plimsoll_data::DataError;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
@@ -42,15 +42,15 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::Staging;
-use plimsoll_runtime::dynamic::SizeChange;
+use plimsoll_runtime::dynamic::StepSizeChange;
 use plimsoll_runtime::health::HealthRecord;
 use plimsoll_runtime::identity::{self, InputStamps};
 use plimsoll_runtime::machine::MemoryStage;
 use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::process::{NAME, Process};
+use plimsoll_runtime::process::{NAME, ProcessMemory};
 use plimsoll_runtime::report::{DeviceReport, path_texts, staging_by_label};
 use plimsoll_runtime::run::{BatchSource, RunHarness, SessionEnd, StreamEngine};
-use plimsoll_runtime::session::{Request, Session, SessionModel, Stop};
+use plimsoll_runtime::session::{Session, SessionModel, SessionRequest, StopCheck};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{
     Budget, FinishedBytes, Level, Model, Observer, Progress, RuntimeError, Settings, Tokenizer, hub, price,
@@ -68,20 +68,20 @@ use std::time::{Duration, Instant};
 
 /// Options of [`embed`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct EmbedOptions {
     /// The model, an encoder or a decoder: a folder, a weight file or a Hugging Face Hub id.
     pub model: String,
     /// Sequence files, and folders of them; `-` is standard input.
     pub inputs: Vec<PathBuf>,
     /// Output file, or output folder with a file per input.
-    pub output: Destination,
+    pub output: EmbedDestination,
     /// Whether existing output files are overwritten; otherwise they are errors.
     pub force: bool,
     /// Whether anomalies of the input are errors: empty records, repeated ids, dropped characters, unknown tokens, files without
     /// a record.
     pub strict: bool,
     /// Pooling of the hidden states of a sequence.
-    pub pool: Pool,
+    pub pool: Pooling,
     /// Layers to write, numbered as in [`plimsoll_models::Output::HiddenOf`]; negative numbers count from the last
     /// layer, which is -1. The results then have an additional layer dimension. `None` writes the last layer,
     /// without that dimension.
@@ -109,16 +109,16 @@ pub struct Options {
     pub settings: Settings,
 }
 
-impl Options {
+impl EmbedOptions {
     /// The mean embeddings of the sequences of a file with the usual settings: the last layer, in f32, no file replaced.
     pub fn usual(model: impl Into<String>, input: impl Into<PathBuf>, output: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
             inputs: vec![input.into()],
-            output: Destination::File(output.into()),
+            output: EmbedDestination::File(output.into()),
             force: false,
             strict: false,
-            pool: Pool::Mean,
+            pool: Pooling::Mean,
             layers: None,
             values: ValueType::F32,
             sort_by_length: true,
@@ -143,7 +143,7 @@ impl Options {
 
 /// Destination of the results. The columns of parquet tables are described in [`plimsoll_data::rows::ParquetWriter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Destination {
+pub enum EmbedDestination {
     /// One file for all inputs; its extension selects the format.
     File(PathBuf),
     /// One file per input, in a folder that is created if it does not exist. The file is named after its input,
@@ -152,24 +152,24 @@ pub enum Destination {
         /// The folder.
         folder: PathBuf,
         /// Format of the files.
-        format: Format,
+        format: EmbedFormat,
     },
 }
 
 /// File format of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum EmbedFormat {
     /// `OUT.npy`, an array with one row per sequence, `OUT.ids.txt` with the ids, and `OUT.json` with metadata and ids.
     #[default]
     Npy,
-    /// `OUT.npz`: the arrays `embeddings`, `ids`, `lengths` and `metadata` (JSON); with [`Pool::Tokens`] the rows of all
+    /// `OUT.npz`: the arrays `embeddings`, `ids`, `lengths` and `metadata` (JSON); with [`Pooling::Tokens`] the rows of all
     /// tokens, sequence after sequence, and `offsets`, the first row of each sequence.
     Npz,
-    /// `OUT.safetensors`: the same array with the ids in the metadata, or, with [`Pool::Tokens`], one tensor
+    /// `OUT.safetensors`: the same array with the ids in the metadata, or, with [`Pooling::Tokens`], one tensor
     /// per id.
     Safetensors,
     /// `OUT.parquet`: a table with the columns id, length and embedding (one embedding column for each
-    /// requested layer); with [`Pool::Tokens`] a row for each token, with the column token.
+    /// requested layer); with [`Pooling::Tokens`] a row for each token, with the column token.
     Parquet,
 }
 
@@ -179,7 +179,7 @@ pub const ESM_LENGTH: usize = 1022;
 
 /// Pooling: how the hidden states `(T, D)` of a sequence become its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pool {
+pub enum Pooling {
     /// The mean, `(D)`: over residues for ESM-2, over all tokens for other models.
     #[default]
     Mean,
@@ -194,7 +194,7 @@ pub enum Pool {
     Tokens,
 }
 
-impl Pool {
+impl Pooling {
     /// Name of the pooling on the command line and in metadata.
     pub fn name(self) -> &'static str {
         match self {
@@ -247,7 +247,7 @@ pub struct EmbedReport {
     /// Work of each device.
     pub devices: Vec<DeviceReport>,
     /// Changes of the size of the steps.
-    pub size_changes: Vec<SizeChange>,
+    pub size_changes: Vec<StepSizeChange>,
     /// Memory at the end of each stage.
     pub stages: Vec<MemoryStage>,
     /// Health of the whole run.
@@ -260,43 +260,49 @@ fn skipped<S: Serializer>(empty: &u64, serializer: S) -> Result<S::Ok, S::Error>
 }
 
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
-pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
+pub fn embed(options: &EmbedOptions, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
     let guard = OutputGuard::new(options.input_files(), options.force);
     let listing = Listing::of(&options.inputs, None)?;
     // Of a folder with files of both alphabets the model decides which are read.
-    let early = match listing.is_mixed() {
-        true => None,
-        false => Some(output::lock(&options.output, &listing.paths(), options.pool, guard.clone())?),
+    let early = if listing.is_mixed() {
+        None
+    } else {
+        Some(output::lock(&options.output, &listing.paths(), options.pool, guard.clone())?)
     };
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(listing.paths())?;
     let model = Model::open_with(&options.model, &HubEnv::from_process(), observer)?;
-    let digests = ModelDigests::start(model.weight_file(), model.described_by())?;
-    let options = &Options { inputs: listed(&options.inputs, model.tokenizer(), observer)?, ..options.clone() };
+    let digests = BackgroundDigests::start(model.weight_file(), model.described_by())?;
+    let options =
+        &EmbedOptions { inputs: listed(&options.inputs, model.tokenizer(), observer)?, ..options.clone() };
     let (format, targets) = match early {
         Some(locked) => locked,
         None => output::lock(&options.output, &options.inputs, options.pool, guard)?,
     };
     let architecture = model.architecture();
-    if let (Pool::Last, SequenceModel::Encoder(_)) = (options.pool, &architecture) {
+    if let (Pooling::Last, SequenceModel::Encoder(_)) = (options.pool, &architecture) {
         return Err(EmbedError::LastOfEncoder { family: architecture.family() });
     }
     let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
     let outputs = states.outputs();
     let width = architecture.hidden_size() as usize;
-    let results = Results::new(targets, ResultSchema { states, width, values: options.values, format });
-    run(options, Job { command: "embed", start, model: &model, digests, outputs, width, results }, observer)
+    let results = EmbeddingFiles::new(targets, ResultSchema { states, width, values: options.values, format });
+    run(
+        options,
+        EmbedJob { command: "embed", start, model: &model, digests, outputs, width, results },
+        observer,
+    )
 }
 
-/// What [`run`] computes, and where the results go.
-struct Job<'a, R> {
+/// Job of [`run`]: the model, its outputs, and the writer of the results.
+struct EmbedJob<'a, R> {
     /// Name of the command.
     command: &'static str,
     start: Instant,
     model: &'a dyn SessionModel,
-    digests: ModelDigests,
-    /// Outputs that are concatenated to the values of a sequence, see [`Request::outputs`].
+    digests: BackgroundDigests,
+    /// Outputs that are concatenated to the values of a sequence, see [`SessionRequest::outputs`].
     outputs: Vec<Output>,
     /// Number of values of a row.
     width: usize,
@@ -304,16 +310,17 @@ struct Job<'a, R> {
 }
 
 /// Digests of the files of a model, computed by a thread, because large files take minutes.
-struct ModelDigests(Receiver<Result<BTreeMap<String, String>, WeightsError>>);
+struct BackgroundDigests(Receiver<Result<BTreeMap<String, String>, WeightsError>>);
 
-impl ModelDigests {
+impl BackgroundDigests {
     /// Starts to hash the weights; `described_by` has the digests of the other files.
     fn start(weights: &Arc<Weights>, described_by: &[(&'static str, String)]) -> Result<Self, RuntimeError> {
         let (sender, receiver) = channel();
-        let (weights, described_by) = (Arc::clone(weights), described_by.to_vec());
+        let weights = Arc::clone(weights);
+        let described_by = described_by.to_vec();
         // The receiver is gone if the run has failed meanwhile.
-        let hash = move || drop(sender.send(identity::digests(&weights, &described_by)));
-        spawn("digests", hash).map_err(RuntimeError::thread("digests"))?;
+        spawn("digests", move || drop(sender.send(identity::digests(&weights, &described_by))))
+            .map_err(RuntimeError::thread("digests"))?;
         Ok(Self(receiver))
     }
 
@@ -347,18 +354,19 @@ fn listed(
 /// Streams the input through the graph of a model into result files; shared by [`embed`] and
 /// [`classify`](classify::classify).
 fn run<R: FileRows>(
-    options: &Options,
-    job: Job<'_, R>,
+    options: &EmbedOptions,
+    job: EmbedJob<'_, R>,
     observer: &mut dyn Observer,
 ) -> Result<EmbedReport, EmbedError> {
-    let Job { command, start, model, digests, outputs, width, mut results } = job;
+    let EmbedJob { command, start, model, digests, outputs, width, mut results } = job;
     let settings = &options.settings;
     let mut watch = Watch::start(command, None, settings.machines(1));
     watch.end_stage("opened", None);
     let limits = limits(options, &model.architecture())?;
+    let source = InputSource { options, model, limits };
     observer.say(Level::Detail, "reading the input once to find the longest sequence");
     let stamps = InputStamps::over(&options.inputs);
-    let mut measured = measure(options, model, limits, Unit::Letters, &results, observer)?;
+    let mut measured = source.measure(LengthUnit::Letters, &results, observer)?;
     // With byte pairs, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
     // the longest sequence.
@@ -369,34 +377,37 @@ fn run<R: FileRows>(
     measured.names.iter().try_for_each(|names| results.check_names(names).map_err(DataError::new))?;
     let saturation = settings.target()?.saturation;
     if !is_exact && measured.longest.is_some_and(|longest| longest > saturation) {
-        measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
+        measured = source.measure(LengthUnit::Tokens, &results, observer)?;
     }
     let budget = settings.read_budget()?;
-    let billed = Process::of(settings).is_some();
+    let billed = ProcessMemory::of(settings).is_some();
     let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
-    let most = pipe.map(|most| {
+    let pipe_limits = pipe.map(|pipe_limits| {
         // The number of records of a pipe is unknown: the budget for names must also hold the share of each
         // record in the writer, beside its entry in the set of names (`NAME` bytes).
-        let held = |records| results.memory_bytes(Some(records), most.longest_name);
-        let records = most.records * NAME / (NAME + held(1) - held(0));
+        let of_one_record = results.memory_bytes(Some(1), pipe_limits.longest_name);
+        let of_none = results.memory_bytes(Some(0), pipe_limits.longest_name);
+        let records = pipe_limits.records * NAME / (NAME + of_one_record - of_none);
         // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
         // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
         // read, which bounds the length of a record.
-        let waiting = 8 * most.longest / (batches(options) * LETTER);
-        let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
-        Extent { records, longest, ..most }
+        let waiting = 8 * pipe_limits.longest / (batches(options) * LETTER);
+        let longest =
+            if limits.letters.is_some() { pipe_limits.longest } else { pipe_limits.longest.min(waiting) };
+        Extent { records, longest, ..pipe_limits }
     });
-    if let Some(most) = &most {
-        (measured.letters, measured.name) = (most.longest, most.longest_name);
-        measured.most = Some(most.clone());
+    if let Some(pipe_limits) = &pipe_limits {
+        (measured.longest_letters, measured.longest_name) = (pipe_limits.longest, pipe_limits.longest_name);
+        measured.pipe_limits = Some(pipe_limits.clone());
     }
-    let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
+    let records = pipe_limits.as_ref().map_or(measured.sequences, |pipe_limits| Some(pipe_limits.records));
     // Before the memory of the process is read, which then has all that hashing needs: otherwise the reading would depend on how
     // far the hashing is, and the least budget that a refusal names might not suffice in the next run.
     let digests = digests.finish(observer)?;
-    let process = process(options, &measured, limits, results.memory_bytes(records, measured.name), &budget);
-    let plan = |measured: &Measured, budget: &Budget| {
-        let request = Request {
+    let process =
+        process(options, &measured, limits, results.memory_bytes(records, measured.longest_name), &budget);
+    let plan = |measured: &InputMeasurements, budget: &Budget| {
+        let request = SessionRequest {
             outputs: outputs.clone(),
             longest: measured.longest,
             sequences: measured.sequences,
@@ -409,7 +420,7 @@ fn run<R: FileRows>(
     let planned = match plan(&measured, &budget) {
         // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
         Err(_) if !is_exact => {
-            measured = measure(options, model, limits, Unit::Tokens, &results, observer)?;
+            measured = source.measure(LengthUnit::Tokens, &results, observer)?;
             plan(&measured, &budget)?
         }
         planned => planned?,
@@ -449,8 +460,8 @@ fn run<R: FileRows>(
         Some(_) => Naming::OfFiles(std::mem::take(&mut measured.ids)),
         None => Naming::OfPipe,
     };
-    let front = open(options, model, limits, most, naming)?;
-    let mut engine = Engine::new(session, options.pool, model.tokenizer(), results);
+    let front = source.open(pipe_limits, naming)?;
+    let mut engine = EmbedEngine::new(session, options.pool, model.tokenizer(), results);
     let loaded = Instant::now();
     let streamed = stream(options, front, &mut engine, &kept, &mut harness);
     let counts = match streamed {
@@ -463,10 +474,13 @@ fn run<R: FileRows>(
     };
     same_inputs(measured.inputs.as_deref(), &counts.inputs)?;
     harness.watch.end_stage("computed", None);
-    let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let fill = engine.fill();
+    let tokens = engine.tokens();
+    let sequences = engine.sequences();
     let end = SessionEnd { program: engine.program_in_use(), usage: engine.usage(), held: Bytes::ZERO };
-    let smaller = |budget: &Budget| Ok(plan(&measured, budget)?.into_stages());
-    harness.end_session(planned.stages(), &end, || planned.stages().remedies(smaller));
+    harness.end_session(planned.stages(), &end, || {
+        planned.stages().remedies(|budget| Ok(plan(&measured, budget)?.into_stages()))
+    });
     let usage = engine.usage().to_vec();
     let written = engine.finish()?;
     watch.end_stage("written", None);
@@ -499,7 +513,7 @@ fn run<R: FileRows>(
 
 /// Metadata of the result files: version, model, and how its values were computed.
 fn facts(
-    options: &Options,
+    options: &EmbedOptions,
     digests: &BTreeMap<String, String>,
     program: &plimsoll_plan::Program,
 ) -> Result<ResultFacts, RuntimeError> {
@@ -514,13 +528,13 @@ fn facts(
 
 /// Key of the journal: version, command, and everything that the rows and their names depend on.
 fn key(
-    options: &Options,
+    options: &EmbedOptions,
     command: &str,
     inputs: &[Input],
     digests: &BTreeMap<String, String>,
     facts: &ResultFacts,
 ) -> Value {
-    let per_input = matches!(options.output, Destination::PerInput { .. });
+    let per_input = matches!(options.output, EmbedDestination::PerInput { .. });
     let inputs: Vec<Value> =
         inputs.iter().map(|input| json!({"bytes": input.bytes, "sha256": input.sha256_hex()})).collect();
     json!({
@@ -543,19 +557,20 @@ fn key(
 
 /// Bytes of a block of the journal. Rows of tokens are large, and a commit of each would wait for the disk too often.
 /// A block takes little of a small host budget.
-fn journal_block(options: &Options, budget: &Budget) -> usize {
-    let most: u64 = match options.pool {
-        Pool::Mean | Pool::Cls | Pool::Last => 1 << 20,
-        Pool::Tokens => 4 << 20,
+fn journal_block(options: &EmbedOptions, budget: &Budget) -> usize {
+    let block_bytes: u64 = match options.pool {
+        Pooling::Mean | Pooling::Cls | Pooling::Last => 1 << 20,
+        Pooling::Tokens => 4 << 20,
     };
     // The same for every budget of host memory: the least budget that a refusal names must suffice.
-    budget.of_host().map_or(most, |_| 64 << 10) as usize
+    budget.of_host().map_or(block_bytes, |_| 64 << 10) as usize
 }
 
 /// Says how an interruption of the run ends.
-fn say_journal<R: FileRows>(options: &Options, results: &Journaled<R>, observer: &mut dyn Observer) {
+fn say_journal<R: FileRows>(options: &EmbedOptions, results: &Journaled<R>, observer: &mut dyn Observer) {
     if let Some(replay) = results.replay.as_ref().filter(|replay| replay.rows > 0) {
-        let (rows, path) = (replay.rows, EscapedPath(results.inner.journal()));
+        let rows = replay.rows;
+        let path = EscapedPath(results.inner.journal());
         observer.say(Level::Info, &format!("{rows} sequences are finished ({path}): resuming after them"));
     }
     if results.journal.is_none() && options.journal {
@@ -571,24 +586,79 @@ fn same_inputs(before: Option<&[Input]>, read: &[Input]) -> Result<(), EmbedErro
     }
 }
 
-/// Opens all inputs for reading.
-fn open(
-    options: &Options,
-    model: &dyn SessionModel,
-    limits: Limits,
-    most: Option<Extent>,
-    naming: Naming,
-) -> Result<InputPipeline, RuntimeError> {
-    let per_input = match options.output {
-        Destination::File(_) => false,
-        Destination::PerInput { .. } => true,
-    };
-    InputPipeline::open(&options.inputs, per_input, model.tokenizer().clone(), limits, most, naming)
+/// The inputs of a run, and how they are read.
+#[derive(Clone, Copy)]
+struct InputSource<'a> {
+    options: &'a EmbedOptions,
+    model: &'a dyn SessionModel,
+    limits: SequenceLimits,
+}
+
+impl InputSource<'_> {
+    /// Opens all inputs for reading. `most` limits the records of a pipe.
+    fn open(self, most: Option<Extent>, naming: Naming) -> Result<SequencePipeline, RuntimeError> {
+        SequencePipeline::open(InputOptions {
+            inputs: &self.options.inputs,
+            per_input: matches!(self.options.output, EmbedDestination::PerInput { .. }),
+            tokenizer: self.model.tokenizer().clone(),
+            limits: self.limits,
+            most,
+            naming,
+        })
+    }
+
+    /// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
+    /// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the maximum number of tokens for
+    /// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length
+    /// limit is returned.
+    fn measure(
+        self,
+        unit: LengthUnit,
+        results: &impl FileRows,
+        observer: &dyn Observer,
+    ) -> Result<InputMeasurements, EmbedError> {
+        let Self { options, model, limits } = self;
+        let front = self.open(None, Naming::Measured)?;
+        if front.bytes_total().is_none() {
+            let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
+            return Ok(InputMeasurements { longest, ..InputMeasurements::default() });
+        }
+        let mut longest = 0;
+        let mut measured = InputMeasurements::default();
+        let mut sequences = 0;
+        let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
+        while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
+            stopped(observer, STOPPED)?;
+            strict(options, &batch)?;
+            for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
+                longest = longest.max(match unit {
+                    LengthUnit::Letters => model.tokenizer().most_tokens(length as u64),
+                    LengthUnit::Tokens => length as u64,
+                });
+                measured.longest_letters = measured.longest_letters.max(sequence.length);
+                measured.longest_name = measured.longest_name.max(sequence.id.len() as u64);
+                sequences += 1;
+                if measured.names.len() <= sequence.result {
+                    measured.names.resize(sequence.result + 1, NameSizes::default());
+                }
+                let names = &mut measured.names[sequence.result];
+                names.count += 1;
+                names.longest = names.longest.max(sequence.id.len() as u64);
+                names.bytes += results.name_bytes(&sequence.id);
+            }
+            if let Some(InputSummary { inputs, ids, renamed }) = batch.summary {
+                measured.inputs = Some(inputs);
+                measured.ids = ids;
+                measured.renamed = renamed;
+            }
+        }
+        Ok(InputMeasurements { longest: Some(longest), sequences: Some(sequences), ..measured })
+    }
 }
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
 /// and neither gives a limit.
-fn limits(options: &Options, model: &SequenceModel) -> Result<Limits, EmbedError> {
+fn limits(options: &EmbedOptions, model: &SequenceModel) -> Result<SequenceLimits, EmbedError> {
     let letters = match model {
         SequenceModel::Encoder(Encoder::Esm2(_)) => options.max_length.or(Some(ESM_LENGTH)),
         SequenceModel::Encoder(Encoder::DnabertS(_)) | SequenceModel::Decoder(_) => options.max_length,
@@ -596,22 +666,22 @@ fn limits(options: &Options, model: &SequenceModel) -> Result<Limits, EmbedError
     if options.truncate && letters.is_none() {
         return Err(EmbedError::NoLimit { family: model.family() });
     }
-    Ok(Limits { letters, truncate: options.truncate, allow_dna: options.allow_dna })
+    Ok(SequenceLimits { letters, truncate: options.truncate, allow_dna: options.allow_dna })
 }
 
 /// Properties of the input that a run must know before it plans.
 #[derive(Default)]
-struct Measured {
+struct InputMeasurements {
     /// Tokens of the longest sequence, or an upper bound; `None` for a pipe without a length limit.
     longest: Option<u64>,
     /// Letters of the longest record before truncation.
-    letters: u64,
+    longest_letters: u64,
     /// Number of sequences; `None` for a pipe.
     sequences: Option<u64>,
     /// Bytes of the longest name.
-    name: u64,
+    longest_name: u64,
     /// Limits on the records of a pipe, from the memory budget.
-    most: Option<Extent>,
+    pipe_limits: Option<Extent>,
     /// The files with their digests; `None` for a pipe.
     inputs: Option<Vec<Input>>,
     /// Sizes of the names of each result.
@@ -624,7 +694,7 @@ struct Measured {
 
 /// Upper bound of the batches between the reader and the steps: the queues of the tokenizer threads, the
 /// batches that the threads hold, and those at both ends.
-fn batches(options: &Options) -> u64 {
+fn batches(options: &EmbedOptions) -> u64 {
     let workers = options.settings.tokenizers().max(1);
     (workers * options.prefetch.max(1) + 2 * workers + 2) as u64
 }
@@ -636,91 +706,46 @@ const LETTER: u64 = 2 * (1 + 4);
 /// Must be called after the input has been measured: measuring runs the threads and queues of the run, so the
 /// heap has the size that it will have in the run.
 fn process(
-    options: &Options,
-    measured: &Measured,
-    limits: Limits,
+    options: &EmbedOptions,
+    measured: &InputMeasurements,
+    limits: SequenceLimits,
     written: u64,
     budget: &Budget,
 ) -> Vec<Staging> {
     let settings = &options.settings;
-    let Some(mut process) = Process::of(settings) else { return vec![] };
+    let Some(mut process) = ProcessMemory::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     let batches = batches(options);
-    let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
-    let each = (BATCH_LETTERS as u64 + letters) * LETTER;
-    let most = batches * BATCH_LETTERS as u64;
-    let sequences = measured.sequences.unwrap_or(most).min(most);
+    let letters =
+        limits.letters.map_or(measured.longest_letters, |limit| measured.longest_letters.min(limit as u64));
+    let batch_bytes = (BATCH_LETTERS as u64 + letters) * LETTER;
+    let max_sequences = batches * BATCH_LETTERS as u64;
+    let sequences = measured.sequences.unwrap_or(max_sequences).min(max_sequences);
     // A batch is full when its names reach `BATCH_NAMES`, which the last name may exceed by its length.
-    let names = (sequences * measured.name).min(batches * (BATCH_NAMES as u64 + measured.name));
+    let names = (sequences * measured.longest_name).min(batches * (BATCH_NAMES as u64 + measured.longest_name));
     let heads = 96 * sequences + 2 * names;
-    process.add_queues(settings, batches * each + heads);
-    let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
+    process.add_queues(settings, batches * batch_bytes + heads);
+    let records =
+        measured.pipe_limits.as_ref().map_or(measured.sequences.unwrap_or_default(), |limits| limits.records);
     // With a record that needs another name, the ids of all records are held beside the names.
     let sets = if measured.renamed > 0 { 2 } else { 1 };
     process.add("names of records", records * NAME * sets + (64 << 10));
     if options.journal && measured.inputs.is_some() {
-        // A block, its frame, and a block of the journal that is resumed from.
+        // A block, its frame, and a block of the journal from which the run resumes.
         process.add("journal of finished rows", 3 * journal_block(options, budget) as u64);
     }
-    if let Some(most) = &measured.most {
+    if let Some(limits) = &measured.pipe_limits {
         // A pipe is not measured, so the heap does not yet hold a buffer for the longest record. The buffer
         // grows by an eighth at a time.
-        process.add("the longest record", most.longest + most.longest / 8 + 2 * most.longest_title);
+        process.add("the longest record", limits.longest + limits.longest / 8 + 2 * limits.longest_title);
     }
     process.add("writers", written);
     process.lines
 }
 
-/// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
-/// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the maximum number of tokens for
-/// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
-fn measure(
-    options: &Options,
-    model: &dyn SessionModel,
-    limits: Limits,
-    unit: Unit,
-    results: &impl FileRows,
-    observer: &dyn Observer,
-) -> Result<Measured, EmbedError> {
-    let front = open(options, model, limits, None, Naming::Measured)?;
-    if front.bytes_total().is_none() {
-        let longest = limits.letters.map(|letters| model.tokenizer().most_tokens(letters as u64));
-        return Ok(Measured { longest, ..Measured::default() });
-    }
-    let (mut longest, mut measured) = (0, Measured::default());
-    let mut sequences = 0;
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
-    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
-        stopped(observer, STOPPED)?;
-        strict(options, &batch)?;
-        for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
-            longest = longest.max(match unit {
-                Unit::Letters => model.tokenizer().most_tokens(length as u64),
-                Unit::Tokens => length as u64,
-            });
-            measured.letters = measured.letters.max(sequence.length);
-            measured.name = measured.name.max(sequence.id.len() as u64);
-            sequences += 1;
-            if measured.names.len() <= sequence.result {
-                measured.names.resize(sequence.result + 1, NameSizes::default());
-            }
-            let names = &mut measured.names[sequence.result];
-            names.count += 1;
-            names.longest = names.longest.max(sequence.id.len() as u64);
-            names.bytes += results.name_bytes(&sequence.id);
-        }
-        if let Some(InputSummary { inputs, ids, renamed }) = batch.summary {
-            measured.inputs = Some(inputs);
-            measured.ids = ids;
-            measured.renamed = renamed;
-        }
-    }
-    Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
-}
-
 /// Counts of skipped, renamed, truncated and RNA records, and of unknown tokens.
 #[derive(Default)]
-struct Counts {
+struct InputCounts {
     empty: u64,
     renamed: u64,
     truncated: u64,
@@ -764,15 +789,17 @@ impl UnknownTokens {
 }
 
 /// With `--strict`, returns the first anomaly of a batch as an error.
-fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
+fn strict(options: &EmbedOptions, batch: &SequenceBatch) -> Result<(), EmbedError> {
     if !options.strict {
         return Ok(());
     }
-    let Batch { skipped, renamed, unknown, notes, rna, .. } = batch;
+    let SequenceBatch { skipped, renamed, unknown, notes, rna, .. } = batch;
     let anomalies = [
-        skipped.first().map(|Skipped::Empty(id)| format!("'{}' is empty", Name(id))),
-        renamed.first().map(|Renamed { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
-        unknown.first().map(|Unknown { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
+        skipped.first().map(|SkippedRecord::Empty(id)| format!("'{}' is empty", Name(id))),
+        renamed.first().map(|RecordRename { id, why, .. }| format!("'{}' {}", Name(id), why.reason())),
+        unknown
+            .first()
+            .map(|RecordUnknowns { id, tokens }| format!("'{}' has {tokens} unknown tokens", Name(id))),
         notes.first().map(ToString::to_string),
         (*rna > 0).then(|| "sequences contain U, which DNA models read as T".to_owned()),
     ];
@@ -785,11 +812,11 @@ fn strict(options: &Options, batch: &Batch) -> Result<(), EmbedError> {
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
 const MAX_LINES: u64 = 10;
 
-/// The engine of a run with the counts of what it has read.
-struct Streaming<'s, 'a, R> {
-    options: &'s Options,
-    engine: &'s mut Engine<'a, R>,
-    counts: Counts,
+/// The engine of a run, with the counts of the records that it has read.
+struct EmbedStream<'s, 'a, R> {
+    options: &'s EmbedOptions,
+    engine: &'s mut EmbedEngine<'a, R>,
+    counts: InputCounts,
     start: Instant,
     /// Stored bytes of the input up to the last batch taken.
     read: u64,
@@ -800,27 +827,28 @@ struct Streaming<'s, 'a, R> {
     finished: FinishedBytes,
 }
 
-impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
-    type Batch = Batch;
+impl<R: RowWriter> StreamEngine for EmbedStream<'_, '_, R> {
+    type Batch = SequenceBatch;
     type Error = EmbedError;
 
-    fn announce(&mut self, batch: &Batch, observer: &mut dyn Observer) -> Result<(), EmbedError> {
+    fn announce(&mut self, batch: &SequenceBatch, observer: &mut dyn Observer) -> Result<(), EmbedError> {
         let counts = &mut self.counts;
         for skipped in &batch.skipped {
-            let Skipped::Empty(id) = skipped;
+            let SkippedRecord::Empty(id) = skipped;
             counts.empty += 1;
             say(counts, format!("'{}' is empty: skipped", Name(id)), observer);
         }
-        for Renamed { id, name, why } in &batch.renamed {
+        for RecordRename { id, name, why } in &batch.renamed {
             counts.renamed += 1;
-            let (id, why) = (Name(id), why.reason());
+            let id = Name(id);
+            let why = why.reason();
             say(counts, format!("'{id}' {why}: in the results this record is named '{name}'"), observer);
         }
         strict(self.options, batch)?;
         for note in &batch.notes {
             observer.say(Level::Warning, &note.to_string());
         }
-        for Unknown { id, tokens } in &batch.unknown {
+        for RecordUnknowns { id, tokens } in &batch.unknown {
             counts.unknown.count(*tokens, || id.clone());
         }
         counts.truncated += batch.truncated;
@@ -828,7 +856,7 @@ impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
         Ok(())
     }
 
-    fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), EmbedError> {
+    fn take(&mut self, mut batch: SequenceBatch, stop: StopCheck<'_>) -> Result<(), EmbedError> {
         for (sequence, tokens) in batch.sequences() {
             stop()?;
             if self.engine.replay(sequence)? {
@@ -845,7 +873,7 @@ impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
         Ok(())
     }
 
-    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, EmbedError> {
+    fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, EmbedError> {
         self.engine.drain(stop)
     }
 
@@ -871,17 +899,17 @@ impl<R: Rows> StreamEngine for Streaming<'_, '_, R> {
 }
 
 /// Reads, tokenizes and computes until the input ends. `kept` describes what a signal leaves.
-fn stream<R: Rows>(
-    options: &Options,
-    front: InputPipeline,
-    engine: &mut Engine<'_, R>,
+fn stream<R: RowWriter>(
+    options: &EmbedOptions,
+    front: SequencePipeline,
+    engine: &mut EmbedEngine<'_, R>,
     kept: &str,
     harness: &mut RunHarness<'_>,
-) -> Result<Counts, EmbedError> {
-    let mut streaming = Streaming {
+) -> Result<InputCounts, EmbedError> {
+    let mut streaming = EmbedStream {
         options,
         engine,
-        counts: Counts::default(),
+        counts: InputCounts::default(),
         start: Instant::now(),
         read: 0,
         taken: 0,
@@ -890,14 +918,14 @@ fn stream<R: Rows>(
     };
     harness.watch.begin("computing", harness.observer);
     let bytes_total = front.bytes_total();
-    let mut input = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
+    let mut input = front.start(options.settings.tokenizers(), options.prefetch.max(1), LengthUnit::Tokens)?;
     harness.stream(&mut input, &mut streaming, kept)?;
     let last = Progress { bytes: streaming.read, ..streaming.progress(bytes_total) };
     harness.show(&last);
-    let Streaming { counts, .. } = streaming;
+    let EmbedStream { counts, .. } = streaming;
     let observer = &mut *harness.observer;
     if counts.empty + counts.renamed > MAX_LINES {
-        let Counts { empty, renamed, .. } = counts;
+        let InputCounts { empty, renamed, .. } = counts;
         let text = format!(
             "in total, {empty} empty records were skipped, and {renamed} records have another name in the \
                 results than in their file"
@@ -922,12 +950,12 @@ fn stream<R: Rows>(
 const STOPPED: &str = "nothing was written; the same command starts over";
 
 /// Reports a skipped or renamed record: the first [`MAX_LINES`] as warnings, all others as details.
-fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
+fn say(counts: &InputCounts, text: String, observer: &mut dyn Observer) {
     let so_far = counts.empty + counts.renamed;
     observer.say(if so_far <= MAX_LINES { Level::Warning } else { Level::Detail }, &text);
 }
 
 /// Forwards the warnings of the engine (failed devices) to the observer.
-fn warn<R: Rows>(engine: &mut Engine<'_, R>, observer: &mut dyn Observer) {
+fn warn<R: RowWriter>(engine: &mut EmbedEngine<'_, R>, observer: &mut dyn Observer) {
     engine.steps().warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }

@@ -2,10 +2,10 @@
 //! table. Invariant: the files of a result appear together when all are complete, and never beside files of another run; one
 //! run at a time writes a result; with one result per input, the results complete in input order.
 
-use super::input::Sequence;
+use super::input::SequenceRecord;
 use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
-use super::{Destination, EmbedError, Format, Pool};
+use super::{EmbedDestination, EmbedError, EmbedFormat, Pooling};
 use plimsoll_data::atomic::{AtomicFile, commit_together};
 use plimsoll_data::destination::Destination as Place;
 use plimsoll_data::outputs::OutputGuard;
@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
-impl Format {
+impl EmbedFormat {
     /// File name extension.
     pub fn ending(self) -> &'static str {
         match self {
@@ -90,10 +90,10 @@ impl Targets {
     pub(super) fn file(files: Vec<PathBuf>, guard: OutputGuard) -> Result<Self, EmbedError> {
         let path = &files[0];
         let journal = journal_path(path);
-        let place = Place::of(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
-        let lock = match place {
+        let destination = Place::of(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
+        let lock = match destination {
             // Of the file after all links, so that two names of it have one lock.
-            Place::File(place) => OutputLock::File { _lock: take_file(&place)? },
+            Place::File(destination) => OutputLock::File { _lock: take_file(&destination)? },
             Place::Stream(_) | Place::Unsuitable => OutputLock::Stream,
         };
         Self::locked(lock, vec![files], journal, guard)
@@ -101,8 +101,8 @@ impl Targets {
 
     /// Creates and locks the folder of the results.
     fn folder(folder: &Path, files: Vec<Vec<PathBuf>>, guard: OutputGuard) -> Result<Self, EmbedError> {
-        let is_folder = |path: &&Path| !path.exists() || path.is_dir();
-        if !folder.ancestors().all(|path| path.as_os_str().is_empty() || is_folder(&path)) {
+        // Only the last of the ancestors of a relative path is empty.
+        if !folder.ancestors().all(|path| path.as_os_str().is_empty() || !path.exists() || path.is_dir()) {
             return Err(EmbedError::NotAFolder { path: folder.to_owned() });
         }
         let lock = take(folder, &[FOLDER_JOURNAL])?;
@@ -155,22 +155,22 @@ fn journal_path(output: &Path) -> PathBuf {
 /// Paths of the results of `destination`, and their format. `Err` if the format does not fit the pooling, or two inputs
 /// have one result.
 fn paths(
-    destination: &Destination,
+    destination: &EmbedDestination,
     inputs: &[PathBuf],
-    pool: Pool,
-) -> Result<(Format, Vec<PathBuf>), EmbedError> {
+    pool: Pooling,
+) -> Result<(EmbedFormat, Vec<PathBuf>), EmbedError> {
     let (format, paths) = match destination {
-        Destination::File(path) => (Format::of(path)?, vec![path.clone()]),
-        Destination::PerInput { folder, format } => (*format, per_input(inputs, folder, *format)?),
+        EmbedDestination::File(path) => (EmbedFormat::of(path)?, vec![path.clone()]),
+        EmbedDestination::PerInput { folder, format } => (*format, per_input(inputs, folder, *format)?),
     };
-    if format == Format::Npy && pool == Pool::Tokens {
+    if format == EmbedFormat::Npy && pool == Pooling::Tokens {
         return Err(EmbedError::TokensOfNpy);
     }
     Ok((format, paths))
 }
 
 /// `FOLDER/STEM.EXTENSION` for each input. `Err` if two inputs have the same stem.
-fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<PathBuf>, EmbedError> {
+fn per_input(inputs: &[PathBuf], folder: &Path, format: EmbedFormat) -> Result<Vec<PathBuf>, EmbedError> {
     let mut known: HashMap<String, &PathBuf> = HashMap::new();
     let mut paths = vec![];
     for input in inputs {
@@ -185,7 +185,7 @@ fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<Pa
 }
 
 /// The files of one result, after they were written.
-pub(super) struct Written {
+pub(super) struct WrittenResult {
     pub(super) files: Vec<PathBuf>,
     pub(super) sequences: u64,
 }
@@ -196,7 +196,7 @@ pub(super) struct ResultSchema {
     /// Hidden size D of the model.
     pub(super) width: usize,
     pub(super) values: ValueType,
-    pub(super) format: Format,
+    pub(super) format: EmbedFormat,
 }
 
 impl ResultSchema {
@@ -211,22 +211,25 @@ impl ResultSchema {
 
 /// Metadata as texts, for formats without other values: a text as it is, any other value as JSON.
 fn texts(metadata: &[(&'static str, Value)]) -> Vec<(&'static str, String)> {
-    let text = |value: &Value| match (value.as_str(), value.as_array()) {
+    metadata.iter().map(|(key, value)| (*key, text(value))).collect()
+}
+
+fn text(value: &Value) -> String {
+    match (value.as_str(), value.as_array()) {
         (Some(text), _) => text.to_owned(),
         // Lists of numbers read as `0,6,33`.
         (None, Some(list)) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
         (None, None) => value.to_string(),
-    };
-    metadata.iter().map(|(key, value)| (*key, text(value))).collect()
+    }
 }
 
 /// Writes the results one after the other.
-pub(super) struct Results {
+pub(super) struct EmbeddingFiles {
     schema: ResultSchema,
     metadata: Vec<(&'static str, Value)>,
     /// The writer of result number `done.len()`; `None` before [`FileRows::begin`].
-    open: Option<Sink>,
-    done: Vec<Written>,
+    open: Option<ResultFiles>,
+    done: Vec<WrittenResult>,
     /// Dropped last: the lock is released, and a new folder removed if it is empty, after the temporary files are gone.
     targets: Targets,
 }
@@ -234,27 +237,27 @@ pub(super) struct Results {
 /// Checks, before the model is opened, that the results can be written, and locks them: the format is known and fits the
 /// pooling, paths are distinct, no other run writes them, and `guard` permits every file.
 pub(super) fn lock(
-    destination: &Destination,
+    destination: &EmbedDestination,
     inputs: &[PathBuf],
-    pool: Pool,
+    pool: Pooling,
     guard: OutputGuard,
-) -> Result<(Format, Targets), EmbedError> {
+) -> Result<(EmbedFormat, Targets), EmbedError> {
     let (format, paths) = paths(destination, inputs, pool)?;
     let mut files = paths.iter().map(|path| format.files(path));
     let targets = match destination {
-        Destination::File(_) => Targets::file(files.next().unwrap_or_default(), guard)?,
-        Destination::PerInput { folder, .. } => Targets::folder(folder, files.collect(), guard)?,
+        EmbedDestination::File(_) => Targets::file(files.next().unwrap_or_default(), guard)?,
+        EmbedDestination::PerInput { folder, .. } => Targets::folder(folder, files.collect(), guard)?,
     };
     Ok((format, targets))
 }
 
-impl Results {
+impl EmbeddingFiles {
     pub(super) fn new(targets: Targets, schema: ResultSchema) -> Self {
         Self { targets, schema, metadata: vec![], open: None, done: vec![] }
     }
 
-    fn sink(&self, at: usize) -> Result<Sink, EmbedError> {
-        Sink::create(&self.targets, at, &self.schema, &self.metadata)
+    fn sink(&self, at: usize) -> Result<ResultFiles, EmbedError> {
+        ResultFiles::create(&self.targets, at, &self.schema, &self.metadata)
     }
 
     /// Completes the open result, and opens the next one if there is one.
@@ -271,7 +274,7 @@ impl Results {
     }
 }
 
-impl FileRows for Results {
+impl FileRows for EmbeddingFiles {
     fn begin(&mut self, facts: &ResultFacts, committed: usize) -> Result<(), EmbedError> {
         self.targets.check(committed)?;
         self.metadata = self.schema.metadata(facts);
@@ -282,7 +285,7 @@ impl FileRows for Results {
     /// Appends to the result of the sequence's input, after completing all results before it.
     fn write(
         &mut self,
-        sequence: &Sequence,
+        sequence: &SequenceRecord,
         values: &[f32],
         committing: Committing<'_>,
     ) -> Result<(), EmbedError> {
@@ -296,7 +299,7 @@ impl FileRows for Results {
     }
 
     /// Completes the open result, and creates the results of inputs that are left, which have no sequence.
-    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<Written>, EmbedError> {
+    fn finish(&mut self, committing: Committing<'_>) -> Result<Vec<WrittenResult>, EmbedError> {
         while self.done.len() < self.targets.files.len() {
             self.complete(&mut *committing)?;
         }
@@ -308,28 +311,28 @@ impl FileRows for Results {
         const BUFFERS: u64 = 1 << 20;
         BUFFERS
             + match self.schema.format {
-                Format::Npy => 0,
+                EmbedFormat::Npy => 0,
                 // One element of the array of names.
-                Format::Npz => 5 * name,
+                EmbedFormat::Npz => 5 * name,
                 // The header has an entry for each name, which is formatted as text at the end.
-                Format::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
+                EmbedFormat::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
                 // A row group: its values, and their encoded form.
-                Format::Parquet => 3 * (16 << 20),
+                EmbedFormat::Parquet => 3 * (16 << 20),
             }
     }
 
     fn name_bytes(&self, name: &str) -> u64 {
         match self.schema.format {
-            Format::Safetensors => self.schema.states.safetensors().name_bytes(name),
-            Format::Npy | Format::Npz | Format::Parquet => 0,
+            EmbedFormat::Safetensors => self.schema.states.safetensors().name_bytes(name),
+            EmbedFormat::Npy | EmbedFormat::Npz | EmbedFormat::Parquet => 0,
         }
     }
 
     fn check_names(&self, names: &NameSizes) -> Result<(), DataErrorKind> {
         match self.schema.format {
-            Format::Safetensors => self.schema.states.safetensors().check_names(names.bytes),
-            Format::Npz => NpzWriter::check_names(names.count, names.longest),
-            Format::Npy | Format::Parquet => Ok(()),
+            EmbedFormat::Safetensors => self.schema.states.safetensors().check_names(names.bytes),
+            EmbedFormat::Npz => NpzWriter::check_names(names.count, names.longest),
+            EmbedFormat::Npy | EmbedFormat::Parquet => Ok(()),
         }
     }
 
@@ -343,24 +346,24 @@ impl FileRows for Results {
 }
 
 /// The open files of one result.
-struct Sink {
+struct ResultFiles {
     /// The files, the main one first.
     files: Vec<PathBuf>,
-    writer: SinkWriter,
+    writer: ResultWriter,
     sequences: u64,
     shape: Vec<usize>,
     /// With one result per input, the lock of the result; `None` where the run has it.
     _lock: Option<FileLock>,
 }
 
-enum SinkWriter {
+enum ResultWriter {
     Npy { matrix: Box<NpyWriter>, ids: Box<AtomicFile>, description: Box<AtomicFile> },
     Npz(Box<NpzWriter>),
     Safetensors(Box<SafetensorsWriter>),
     Parquet(Box<ParquetWriter>),
 }
 
-impl Sink {
+impl ResultFiles {
     fn create(
         targets: &Targets,
         at: usize,
@@ -376,35 +379,35 @@ impl Sink {
         let path = &files[0];
         let row = schema.states.row(schema.width);
         let writer = match schema.format {
-            Format::Npy => SinkWriter::Npy {
+            EmbedFormat::Npy => ResultWriter::Npy {
                 matrix: Box::new(NpyWriter::with_values(path, &row, schema.values)?),
                 ids: Box::new(AtomicFile::create(&files[1])?),
                 description: Box::new(AtomicFile::create(&files[2])?),
             },
-            Format::Npz => {
+            EmbedFormat::Npz => {
                 let layout = match schema.states.pool {
-                    Pool::Mean | Pool::Cls | Pool::Last => NpzLayout::Matrix,
-                    Pool::Tokens => NpzLayout::Tokens,
+                    Pooling::Mean | Pooling::Cls | Pooling::Last => NpzLayout::Matrix,
+                    Pooling::Tokens => NpzLayout::Tokens,
                 };
-                SinkWriter::Npz(Box::new(NpzWriter::create(path, layout, &row, schema.values)?))
+                ResultWriter::Npz(Box::new(NpzWriter::create(path, layout, &row, schema.values)?))
             }
-            Format::Safetensors => {
+            EmbedFormat::Safetensors => {
                 let writer = match schema.states.safetensors() {
                     Layout::Matrix => SafetensorsWriter::matrix(path, &row)?,
                     Layout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
                 };
-                SinkWriter::Safetensors(Box::new(writer.with_values(schema.values)))
+                ResultWriter::Safetensors(Box::new(writer.with_values(schema.values)))
             }
-            Format::Parquet => {
+            EmbedFormat::Parquet => {
                 let layout = TableLayout {
                     columns: schema.states.columns(),
                     width: schema.width,
                     values: schema.values,
-                    tokens: schema.states.pool == Pool::Tokens,
+                    tokens: schema.states.pool == Pooling::Tokens,
                 };
                 let metadata = texts(metadata);
                 let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
-                SinkWriter::Parquet(Box::new(ParquetWriter::with_layout(path, layout, &metadata)?))
+                ResultWriter::Parquet(Box::new(ParquetWriter::with_layout(path, layout, &metadata)?))
             }
         };
         Ok(Self { files, writer, sequences: 0, shape: row, _lock: lock })
@@ -413,22 +416,22 @@ impl Sink {
     fn write(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), EmbedError> {
         self.sequences += 1;
         match &mut self.writer {
-            SinkWriter::Npy { matrix, ids, .. } => {
+            ResultWriter::Npy { matrix, ids, .. } => {
                 matrix.row(values).map_err(|e| e.with_id(id))?;
                 writeln!(ids, "{id}").map_err(|e| ids.error(e))?;
             }
-            SinkWriter::Npz(writer) => writer.write(id, length, values)?,
-            SinkWriter::Safetensors(writer) => writer.write(id, values)?,
-            SinkWriter::Parquet(writer) => writer.row(id, length, values)?,
+            ResultWriter::Npz(writer) => writer.write(id, length, values)?,
+            ResultWriter::Safetensors(writer) => writer.write(id, values)?,
+            ResultWriter::Parquet(writer) => writer.row(id, length, values)?,
         }
         Ok(())
     }
 
     /// Completes the files and moves them to their final names.
-    fn finish(self, metadata: &[(&'static str, Value)]) -> Result<Written, EmbedError> {
+    fn finish(self, metadata: &[(&'static str, Value)]) -> Result<WrittenResult, EmbedError> {
         let Self { files, writer, sequences, shape, _lock } = self;
         match writer {
-            SinkWriter::Npy { matrix, mut ids, mut description } => {
+            ResultWriter::Npy { matrix, mut ids, mut description } => {
                 let shape: Vec<u64> =
                     std::iter::once(sequences).chain(shape.iter().map(|&n| n as u64)).collect();
                 let names: Vec<String> = files.iter().map(|path| file_name(path)).collect();
@@ -438,21 +441,21 @@ impl Sink {
                 // The description last: where it is, the others are complete.
                 commit_together(vec![matrix.into_file()?, *ids, *description])?;
             }
-            SinkWriter::Npz(writer) => {
+            ResultWriter::Npz(writer) => {
                 let object: Value =
                     metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
                 writer.finish(&object.to_string())?;
             }
-            SinkWriter::Safetensors(writer) => {
+            ResultWriter::Safetensors(writer) => {
                 let metadata = texts(metadata);
                 let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
                 writer.finish(&metadata)?;
             }
-            SinkWriter::Parquet(writer) => {
+            ResultWriter::Parquet(writer) => {
                 writer.finish()?;
             }
         }
-        Ok(Written { files, sequences })
+        Ok(WrittenResult { files, sequences })
     }
 }
 
@@ -496,19 +499,19 @@ mod tests {
     #[test]
     fn what_a_result_may_be_called() {
         let check = |name: &str, pool, wanted: bool| {
-            let found = paths(&Destination::File(name.into()), &[], pool);
+            let found = paths(&EmbedDestination::File(name.into()), &[], pool);
             assert_eq!(found.is_ok(), wanted, "{name}");
         };
-        check("nowhere/a.npy", Pool::Mean, true);
-        check("nowhere/a.parquet", Pool::Cls, true);
-        check("nowhere/a.safetensors", Pool::Tokens, true);
-        check("nowhere/a.npy", Pool::Tokens, false);
-        check("nowhere/a.parquet", Pool::Tokens, true);
-        check("nowhere/a.npz", Pool::Tokens, true);
-        check("nowhere/a.npz", Pool::Last, true);
-        check("nowhere/a", Pool::Mean, false);
-        check("nowhere/a.csv", Pool::Cls, false);
-        check("Cargo.toml", Pool::Mean, false);
+        check("nowhere/a.npy", Pooling::Mean, true);
+        check("nowhere/a.parquet", Pooling::Cls, true);
+        check("nowhere/a.safetensors", Pooling::Tokens, true);
+        check("nowhere/a.npy", Pooling::Tokens, false);
+        check("nowhere/a.parquet", Pooling::Tokens, true);
+        check("nowhere/a.npz", Pooling::Tokens, true);
+        check("nowhere/a.npz", Pooling::Last, true);
+        check("nowhere/a", Pooling::Mean, false);
+        check("nowhere/a.csv", Pooling::Cls, false);
+        check("Cargo.toml", Pooling::Mean, false);
         assert_eq!(journal_path(Path::new("a/b.npy")), Path::new("a/b.npy.journal"));
         assert_eq!(description_path(Path::new("a/b.c.npy")), Path::new("a/b.c.json"));
         assert_eq!(ids_path(Path::new("a/b.c.npy")), Path::new("a/b.c.ids.txt"));
@@ -517,9 +520,10 @@ mod tests {
     #[test]
     fn a_result_for_each_input() {
         let inputs = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
-        let found = per_input(&inputs(&["x/a.fa.gz", "b.c.faa", "-"]), Path::new("out"), Format::Npy);
+        let found = per_input(&inputs(&["x/a.fa.gz", "b.c.faa", "-"]), Path::new("out"), EmbedFormat::Npy);
         assert_eq!(found.expect("three"), inputs(&["out/a.npy", "out/b.c.npy", "out/stdin.npy"]));
-        let error = per_input(&inputs(&["x/a.fa", "b.fa", "y/a.fq.xz"]), Path::new("out"), Format::Parquet);
+        let error =
+            per_input(&inputs(&["x/a.fa", "b.fa", "y/a.fq.xz"]), Path::new("out"), EmbedFormat::Parquet);
         let error = error.expect_err("of one stem").to_string();
         assert!(error.contains("x/a.fa and y/a.fq.xz would both be written to out/a.parquet"), "{error}");
     }

@@ -8,7 +8,7 @@
 //! is ignored.
 
 use crate::EmbedError;
-use crate::input::Sequence;
+use crate::input::SequenceRecord;
 use plimsoll_data::DataErrorKind;
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_runtime::RuntimeError;
@@ -39,10 +39,10 @@ pub(crate) struct JournalPlan {
 }
 
 /// An opened journal.
-pub(crate) struct OpenedJournal {
+pub(crate) struct OpenedRowJournal {
     pub(crate) writer: RowJournal,
     /// The rows of an interrupted run; `None` for a new journal.
-    pub(crate) replay: Option<Replay>,
+    pub(crate) replay: Option<RowReplay>,
     /// Number of results whose files the interrupted run may have committed.
     pub(crate) committed: usize,
 }
@@ -50,7 +50,7 @@ pub(crate) struct OpenedJournal {
 impl JournalPlan {
     /// Opens the journal of an interrupted run, or creates one. A journal of another run is replaced only with `force`, or
     /// if it has no row.
-    pub(crate) fn open(self, force: bool) -> Result<OpenedJournal, EmbedError> {
+    pub(crate) fn open(self, force: bool) -> Result<OpenedRowJournal, EmbedError> {
         let Some(blocks) = Blocks::open(&self.path).map_err(|e| self.unusable(e))? else {
             return self.create();
         };
@@ -67,7 +67,7 @@ impl JournalPlan {
             }
             return Err(EmbedError::OtherRun { path: self.path, what });
         }
-        let mut scanned = Entries::new(&self.path, blocks);
+        let mut scanned = JournalEntries::new(&self.path, blocks);
         let mut rows = 0;
         let mut values = vec![];
         while scanned.next(&mut values).map_err(|e| self.unusable_row(e))?.is_some() {
@@ -77,15 +77,15 @@ impl JournalPlan {
         let journal = scanned.blocks.into_journal()?;
         let reopened = Blocks::open(&self.path)?
             .ok_or_else(|| RuntimeError::bug("the journal of the run has disappeared"))?;
-        let replay = Replay { entries: Entries::new(&self.path, reopened), rows, values };
+        let replay = RowReplay { entries: JournalEntries::new(&self.path, reopened), rows, values };
         let mut writer = self.writer(journal);
         writer.is_unused = rows == 0 && committed == 0;
-        Ok(OpenedJournal { writer, replay: Some(replay), committed })
+        Ok(OpenedRowJournal { writer, replay: Some(replay), committed })
     }
 
-    fn create(self) -> Result<OpenedJournal, EmbedError> {
+    fn create(self) -> Result<OpenedRowJournal, EmbedError> {
         let journal = Journal::create(&self.path, self.key.to_string().as_bytes())?;
-        Ok(OpenedJournal { writer: self.writer(journal), replay: None, committed: 0 })
+        Ok(OpenedRowJournal { writer: self.writer(journal), replay: None, committed: 0 })
     }
 
     fn writer(self, journal: Journal) -> RowJournal {
@@ -201,6 +201,7 @@ impl RowJournal {
     }
 
     fn bytes(&mut self, bytes: &[u8]) -> Result<(), EmbedError> {
+        // The first byte of a block says whether an entry that an earlier block began goes on in it.
         if self.block.is_empty() {
             self.block.push(if self.is_entry_open { MORE } else { START });
         }
@@ -210,16 +211,16 @@ impl RowJournal {
 }
 
 /// The rows of an interrupted run, in the order of the input.
-pub(crate) struct Replay {
-    entries: Entries,
+pub(crate) struct RowReplay {
+    entries: JournalEntries,
     /// Number of rows that are left.
     pub(crate) rows: u64,
     values: Vec<f32>,
 }
 
-impl Replay {
+impl RowReplay {
     /// Returns the values of the next sequence; `None` if the journal does not have it.
-    pub(crate) fn next(&mut self, sequence: &Sequence) -> Result<Option<&[f32]>, EmbedError> {
+    pub(crate) fn next(&mut self, sequence: &SequenceRecord) -> Result<Option<&[f32]>, EmbedError> {
         if self.rows == 0 {
             return Ok(None);
         }
@@ -235,7 +236,7 @@ impl Replay {
 }
 
 /// Reader of the entries.
-struct Entries {
+struct JournalEntries {
     path: PathBuf,
     blocks: Blocks,
     block: Vec<u8>,
@@ -256,7 +257,7 @@ enum Following {
     End,
 }
 
-impl Entries {
+impl JournalEntries {
     fn new(path: &Path, blocks: Blocks) -> Self {
         Self { path: path.to_owned(), blocks, block: vec![], at: 0, id: String::new(), committed: 0 }
     }
@@ -322,9 +323,9 @@ impl Entries {
                     return Ok(found);
                 }
             }
-            let there = &self.block[self.at..];
-            let some = there.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            bytes.extend_from_slice(&there[..some]);
+            let unread = &self.block[self.at..];
+            let some = unread.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            bytes.extend_from_slice(&unread[..some]);
             self.at += some;
             left -= some as u64;
         }
@@ -338,6 +339,7 @@ impl Entries {
             if !self.blocks.next_into(&mut self.block)? {
                 return Ok(Following::End);
             }
+            // The first byte is the kind of the block.
             self.at = 1;
             match self.block.first() {
                 Some(&START) => return Ok(Following::Entry),
@@ -385,12 +387,12 @@ mod tests {
         (0..9).map(row).collect()
     }
 
-    fn sequence(id: &str) -> Sequence {
-        Sequence { id: id.to_owned(), length: 1, result: 0 }
+    fn sequence(id: &str) -> SequenceRecord {
+        SequenceRecord { id: id.to_owned(), length: 1, result: 0 }
     }
 
     /// Opens the journal and checks its rows; returns it and their number.
-    fn replayed(folder: &Folder) -> (OpenedJournal, usize) {
+    fn replayed(folder: &Folder) -> (OpenedRowJournal, usize) {
         let mut opened = plan(folder, "mean").open(false).expect("opened");
         let mut count = 0;
         while let Some(replay) = &mut opened.replay

@@ -1,14 +1,14 @@
 //! Resolves the requested layers of hidden states. Invariant: every layer exists in the model and is requested
 //! once; results contain the layers in the order of the request.
 
-use super::Pool;
+use super::Pooling;
 use crate::EmbedError;
 use plimsoll_data::rows::Layout;
 use plimsoll_models::Output;
 
 /// The requested layers and their pooling.
 pub(super) struct LayerSelection {
-    pub(super) pool: Pool,
+    pub(super) pool: Pooling,
     /// `None` is the last layer, and results have no layer dimension.
     layers: Option<Vec<u32>>,
 }
@@ -16,25 +16,27 @@ pub(super) struct LayerSelection {
 impl LayerSelection {
     /// Layers are numbered as in [`Output::HiddenOf`] up to `last`; negative numbers count from the last layer. `Err` if a
     /// layer does not exist or is given twice.
-    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, last: u64) -> Result<Self, EmbedError> {
+    pub(super) fn new(pool: Pooling, asked: Option<&[i64]>, last: u64) -> Result<Self, EmbedError> {
         let layers = asked.map(|asked| resolve(asked, last)).transpose()?;
         Ok(Self { pool, layers })
     }
 
     /// The outputs that the graph must have, in the order of the results.
     pub(super) fn outputs(&self) -> Vec<Output> {
-        let of = |layer: &u32| match self.pool {
-            Pool::Mean => Output::MeanOf(*layer),
-            Pool::Cls => Output::ClsOf(*layer),
-            Pool::Last => Output::LastOf(*layer),
-            Pool::Tokens => Output::HiddenOf(*layer),
-        };
         match (&self.layers, self.pool) {
-            (Some(layers), _) => layers.iter().map(of).collect(),
-            (None, Pool::Mean) => vec![Output::Mean],
-            (None, Pool::Cls) => vec![Output::Cls],
-            (None, Pool::Last) => vec![Output::Last],
-            (None, Pool::Tokens) => vec![Output::Hidden],
+            (Some(layers), _) => layers
+                .iter()
+                .map(|layer| match self.pool {
+                    Pooling::Mean => Output::MeanOf(*layer),
+                    Pooling::Cls => Output::ClsOf(*layer),
+                    Pooling::Last => Output::LastOf(*layer),
+                    Pooling::Tokens => Output::HiddenOf(*layer),
+                })
+                .collect(),
+            (None, Pooling::Mean) => vec![Output::Mean],
+            (None, Pooling::Cls) => vec![Output::Cls],
+            (None, Pooling::Last) => vec![Output::Last],
+            (None, Pooling::Tokens) => vec![Output::Hidden],
         }
     }
 
@@ -60,8 +62,8 @@ impl LayerSelection {
     /// Which tensors a safetensors file has.
     pub(super) fn safetensors(&self) -> Layout {
         match self.pool {
-            Pool::Mean | Pool::Cls | Pool::Last => Layout::Matrix,
-            Pool::Tokens => Layout::TensorPerId,
+            Pooling::Mean | Pooling::Cls | Pooling::Last => Layout::Matrix,
+            Pooling::Tokens => Layout::TensorPerId,
         }
     }
 }

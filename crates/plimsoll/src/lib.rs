@@ -22,15 +22,15 @@
 //! rows are returned in input order. [`Model::open`] opens a model by its folder or by its name on the hub; the built-in encoder
 //! of this example has random weights.
 //! ```
-//! use plimsoll::{EncoderModel, Next, Push, Request, Row, RuntimeError, Session};
+//! use plimsoll::{EncoderModel, Next, Push, RuntimeError, Session, SessionRequest, SessionRow};
 //!
-//! fn print(row: Row<'_>) -> Result<(), RuntimeError> {
+//! fn print(row: SessionRow<'_>) -> Result<(), RuntimeError> {
 //!     Ok(println!("{}: {:?}", row.position(), row.values(0)))
 //! }
 //!
 //! # fn main() -> Result<(), RuntimeError> {
 //! let model = EncoderModel::builtin_protein()?;
-//! let planned = Session::plan(&[&model], &Request::default())?; // Err: the bill, and what would fit
+//! let planned = Session::plan(&[&model], &SessionRequest::default())?; // Err: the bill, and what would fit
 //! println!("{}", planned.ledger());
 //! let mut session = planned.start()?;
 //! for protein in ["MKVLAW", "TRESNDQCEGHIL"] {
@@ -45,14 +45,15 @@
 //!
 //! # Embeddings
 //! ```
-//! use plimsoll::embed::{EmbedError, Pool, embed_sequences};
+//! use plimsoll::embed::{EmbedError, InMemoryOptions, Pooling, embed_sequences};
 //! use plimsoll::{Bytes, EncoderModel, Settings, Silent};
 //!
 //! # fn main() -> Result<(), EmbedError> {
 //! let model = EncoderModel::builtin_protein()?;
 //! let settings = Settings { budget: Some(Bytes(256 << 20)), ..Settings::default() };
 //! let proteins = ["MKTAYIAKQRQISFVKSHFSRQ", "MVLSPADKTNVKAAW"];
-//! let means = embed_sequences(&model, &proteins, Pool::Mean, None, &settings, &mut Silent)?;
+//! let options = InMemoryOptions { pool: Pooling::Mean, layers: None, settings: &settings };
+//! let means = embed_sequences(&model, &proteins, &options, &mut Silent)?;
 //! assert_eq!(means.len(), 2);
 //! assert_eq!(means[0].len() as u64, model.encoder.hidden_size());
 //! # Ok(())
@@ -61,11 +62,11 @@
 //! From a file into a file, with a journal from which an interrupted run resumes:
 //! ```no_run
 //! use plimsoll::Silent;
-//! use plimsoll::embed::{EmbedError, Options, Pool, embed};
+//! use plimsoll::embed::{EmbedError, EmbedOptions, Pooling, embed};
 //!
 //! # fn main() -> Result<(), EmbedError> {
-//! let options = Options::usual("facebook/esm2_t33_650M_UR50D", "proteins.faa.gz", "embeddings.npy");
-//! let report = embed(&Options { pool: Pool::Cls, ..options }, &mut Silent)?;
+//! let options = EmbedOptions::usual("facebook/esm2_t33_650M_UR50D", "proteins.faa.gz", "embeddings.npy");
+//! let report = embed(&EmbedOptions { pool: Pooling::Cls, ..options }, &mut Silent)?;
 //! println!("{} sequences, {:.0} tokens/s", report.sequences, report.tokens_per_second);
 //! # Ok(())
 //! # }
@@ -92,7 +93,7 @@
 //! use plimsoll::{Room, RuntimeError, Streaming};
 //!
 //! # fn main() -> Result<(), RuntimeError> {
-//! let request = price::Request {
+//! let request = price::PriceRequest {
 //!     target: price::target("h100")?,
 //!     tokens: Some(16384),
 //!     budget: None,
@@ -196,7 +197,7 @@ pub use plimsoll_data::pack::Order;
 pub use plimsoll_models::Output;
 pub use plimsoll_plan::{Bill, Ledger, PlanError, Precision, Program, Remedy, Room, Streaming, Target};
 pub use plimsoll_runtime::session::{
-    Next, PlannedSession, Push, Request, Row, Session, SessionModel, WeightSource,
+    Next, PlannedSession, Push, Session, SessionModel, SessionRequest, SessionRow, WeightSource,
 };
 pub use plimsoll_runtime::{
     Bytes, DecoderModel, Device, EncoderModel, Failure, Level, Model, ModelError, Observer, Progress, Replicas,
@@ -205,9 +206,10 @@ pub use plimsoll_runtime::{
 
 /// Embeddings and classes of sequences.
 pub mod embed {
-    pub use plimsoll_embed::classify::{Options as ClassifyOptions, classify};
+    pub use plimsoll_embed::classify::{ClassifyOptions, classify};
     pub use plimsoll_embed::{
-        Destination, EmbedError, EmbedReport, Format, Options, Pool, ValueType, embed, embed_sequences,
+        EmbedDestination, EmbedError, EmbedFormat, EmbedOptions, EmbedReport, InMemoryOptions, Pooling,
+        ValueType, embed, embed_sequences,
     };
 }
 
@@ -233,7 +235,7 @@ pub mod train {
 
 /// The memory and the time of a model on a machine, without weights and without the machine.
 pub mod price {
-    pub use plimsoll_runtime::price::{Request, program, target, to_text};
+    pub use plimsoll_runtime::price::{PriceRequest, program, target, to_text};
 }
 
 /// Graphs of coarse transformer ops, and how they are built.
@@ -252,7 +254,7 @@ pub mod plan {
 
 /// Settings that errors and remedies name, as data, and the words in which a front end writes them.
 pub mod setting {
-    pub use plimsoll_setting::{Assignment, Command, Setting, Words, set_words};
+    pub use plimsoll_setting::{Assignment, Command, MessageWords, Setting, set_words};
 }
 
 /// Machines that follow a plan.

@@ -7,7 +7,7 @@
 
 use plimsoll_data::sequence::{Reader, Record};
 use plimsoll_models::Output;
-use plimsoll_runtime::session::{Next, Push, Request, Row, Session, SessionModel};
+use plimsoll_runtime::session::{Next, Push, Session, SessionModel, SessionRequest, SessionRow};
 use plimsoll_runtime::{Model, RuntimeError, Settings};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -38,12 +38,17 @@ pub fn max_pooled(
     mut take: impl FnMut(&str, &[f32]),
 ) -> Result<(), RuntimeError> {
     let outputs = vec![Output::Hidden];
-    let request = Request { outputs, longest: Some(LONGEST), settings: settings.clone(), ..Request::default() };
+    let request = SessionRequest {
+        outputs,
+        longest: Some(LONGEST),
+        settings: settings.clone(),
+        ..SessionRequest::default()
+    };
     let planned = Session::plan(&[model], &request)?;
     eprintln!("{}", planned.ledger());
     let mut session = planned.start()?;
     let mut ids: VecDeque<String> = VecDeque::new();
-    let mut emit = |row: Row<'_>, ids: &mut VecDeque<String>| {
+    let mut emit = |row: SessionRow<'_>, ids: &mut VecDeque<String>| {
         let id = ids.pop_front().unwrap_or_default();
         take(&id, &maximum(&row));
     };
@@ -65,7 +70,7 @@ pub fn max_pooled(
 }
 
 /// The maximum of each column over the residues of a protein, i.e. over all tokens except the first (BOS) and the last (EOS).
-fn maximum(row: &Row<'_>) -> Vec<f32> {
+fn maximum(row: &SessionRow<'_>) -> Vec<f32> {
     let width = row.values(0).len() / row.tokens();
     let mut most = vec![f32::NEG_INFINITY; width];
     for state in row.values(0).chunks_exact(width).take(row.tokens() - 1).skip(1) {

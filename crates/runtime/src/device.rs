@@ -57,7 +57,6 @@ impl Device {
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        let names = |machines: &[Arc<dyn Machine>]| machines.iter().map(|m| m.name()).collect::<Vec<_>>();
         match (self, other) {
             (Self::Cpu, Self::Cpu) => true,
             (Self::Machines(some), Self::Machines(others)) => names(some) == names(others),
@@ -67,3 +66,7 @@ impl PartialEq for Device {
 }
 
 impl Eq for Device {}
+
+fn names(machines: &[Arc<dyn Machine>]) -> Vec<String> {
+    machines.iter().map(|machine| machine.name()).collect()
+}

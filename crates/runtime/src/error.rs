@@ -271,7 +271,7 @@ pub enum RequestError {
     NotConfirmed {
         /// The answer.
         what: String,
-        /// What happened.
+        /// Reason for the refusal.
         why: String,
     },
     /// Several devices were given to a command that computes on one.
@@ -320,16 +320,16 @@ pub enum RequestError {
     },
 }
 
-/// What a session did when a device ran out of memory.
+/// Phase of a session in which a device ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum OomPhase {
     /// The weights were read and copied to the arena.
     Load,
     /// A step was computed, or its inputs or outputs were copied.
     Step,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for OomPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Load => "load of the weights",
@@ -338,18 +338,18 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A lack of memory that smaller steps could not meet.
+/// A lack of memory that the OOM fallback to smaller steps could not resolve.
 #[derive(Debug)]
 pub struct OutOfMemory {
-    /// What was done.
-    pub phase: Phase,
+    /// Phase of the session.
+    pub phase: OomPhase,
     /// Tokens of the smaller steps that were tried.
     pub tried: Vec<u64>,
     /// The largest tensors of the plan.
     pub largest: String,
     /// Other processes that hold memory; empty if unknown.
     pub holders: String,
-    /// What to try.
+    /// Suggested remedy.
     pub remedy: String,
     /// Error of the device.
     pub source: DeviceError,

@@ -14,7 +14,7 @@
 //!
 //! # fn main() -> Result<(), plimsoll_runtime::RuntimeError> {
 //! let target = price::target("cpu")?;
-//! let request = price::Request {
+//! let request = price::PriceRequest {
 //!     tokens: Some(4096),
 //!     budget: None,
 //!     stream: Streaming::Auto,
@@ -33,48 +33,34 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod adapter;
-pub mod budget;
-mod bundle;
-mod caller;
 mod device;
-pub mod dynamic;
 mod error;
-pub mod explain;
-pub mod fair_esm;
-pub mod health;
-pub mod hub;
-pub mod identity;
-pub mod largest;
-pub mod leak;
-pub mod leftovers;
-pub mod live;
-pub mod lock;
-pub mod machine;
-pub mod metrics;
+mod memory;
 pub mod model;
 pub mod observer;
-pub mod ordered;
 mod output_error;
-pub mod price;
-pub mod process;
+mod planning;
 pub mod report;
 pub mod run;
-mod sequence_model;
-pub mod series;
 pub mod session;
 mod settings;
 pub mod timeline;
-pub mod watch;
+
+pub use memory::{budget, dynamic, health, leak, live, machine, process, watch};
+pub use model::{adapter, fair_esm, hub, identity, leftovers};
+pub use planning::{explain, largest, price};
+pub use run::{lock, metrics, ordered, series};
 
 pub use budget::Budget;
-pub use caller::CallerModel;
 pub use device::Device;
-pub use error::{Failure, ModelError, OutOfMemory, Phase, RequestError, RuntimeError, SequenceError};
-pub use fair_esm::Checkpoint;
-pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
+pub use error::{Failure, ModelError, OomPhase, OutOfMemory, RequestError, RuntimeError, SequenceError};
+pub use fair_esm::FairEsmCheckpoint;
+pub use model::{
+    CallerModel, DecoderModel, EncoderModel, HEAD_NAMES, HeadModel, Model, OwnTokenizer, Tokenizer,
+    check_decoder, find_in_decoder,
+};
 pub use observer::{
-    FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained, Transfer,
+    FileTransfer, FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained,
 };
 pub use output_error::OutputError;
 pub use plimsoll_data::destination::is_standard_output;
@@ -86,6 +72,5 @@ pub use plimsoll_exec::heap::{Heap, limit_slack};
 pub use plimsoll_graph::Bytes;
 pub use plimsoll_plan::{Precision, Room, Streaming, Target};
 pub use process::bill_whole_process;
-pub use sequence_model::{DecoderModel, Model, OwnTokenizer, check_decoder, find_in_decoder};
 pub use session::Usage;
 pub use settings::{Arithmetic, LETTERS_OF_REPLICA, Replicas, Settings, on_cpu, replicas_for_input};

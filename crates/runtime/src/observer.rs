@@ -24,7 +24,7 @@ pub trait Observer {
     }
 
     /// Reports progress of a model file that is being downloaded or written. Called often.
-    fn transfer(&mut self, _: &Transfer<'_>) {}
+    fn transfer(&mut self, _: &FileTransfer<'_>) {}
 
     /// Reports progress of the work before the first step: kernels are compiled, launches prepared, weights loaded.
     /// Called often.
@@ -98,8 +98,8 @@ impl FinishedBytes {
     pub fn update(&mut self, read: u64, total: Option<u64>, done: u64, taken: u64) -> u64 {
         let share = if taken == 0 { 1.0 } else { (done as f64 / taken as f64).min(1.0) };
         // Rounding and the last results, which are written after their tokens are computed, must not show 100 %.
-        let most = total.map_or(u64::MAX, |total| total.saturating_sub(1));
-        self.0 = self.0.max((read as f64 * share) as u64).min(most);
+        let below_total = total.map_or(u64::MAX, |total| total.saturating_sub(1));
+        self.0 = self.0.max((read as f64 * share) as u64).min(below_total);
         self.0
     }
 }
@@ -123,7 +123,7 @@ pub struct Trained {
 
 /// Progress of a file that is being downloaded or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer<'a> {
+pub struct FileTransfer<'a> {
     /// Name of the file.
     pub file: &'a str,
     /// Bytes completed.

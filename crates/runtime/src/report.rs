@@ -35,16 +35,18 @@ pub struct DeviceReport {
 impl DeviceReport {
     /// Reports the devices of a run that took `seconds` seconds.
     pub fn of(devices: &[Usage], seconds: f64) -> Vec<Self> {
-        let report = |device: &Usage| Self {
-            name: device.name.clone(),
-            steps: device.steps,
-            tokens: device.tokens,
-            seconds_busy: device.busy,
-            share_busy: device.busy / seconds.max(1e-9),
-            given_back_bytes: device.given_back,
-            failed: device.failed.clone(),
-        };
-        devices.iter().map(report).collect()
+        devices
+            .iter()
+            .map(|device| Self {
+                name: device.name.clone(),
+                steps: device.steps,
+                tokens: device.tokens,
+                seconds_busy: device.busy,
+                share_busy: device.busy / seconds.max(1e-9),
+                given_back_bytes: device.given_back,
+                failed: device.failed.clone(),
+            })
+            .collect()
     }
 }
 
@@ -76,7 +78,7 @@ pub fn optional_path_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dynamic::{Reason, SizeChange};
+    use crate::dynamic::{Reason, StepSizeChange};
     use crate::machine::{CardReading, Memory, MemoryStage, Reading};
 
     fn text(report: &impl Serialize) -> String {
@@ -89,7 +91,7 @@ mod tests {
         let wanted = "[{\"failed\":null,\"given_back_bytes\":0,\"name\":\"cpu\",\"seconds_busy\":1.0,\
             \"share_busy\":0.25,\"steps\":2,\"tokens\":10}]";
         assert_eq!(text(&DeviceReport::of(&[device], 4.0)), wanted);
-        let change = SizeChange {
+        let change = StepSizeChange {
             step: 3,
             from: 64,
             to: 32,

@@ -2,7 +2,7 @@
 //! (replicas, tokens, streaming) are stored in the plan of a session.
 
 use crate::budget::Budget;
-use crate::dynamic::Dynamic;
+use crate::dynamic::DynamicSettings;
 use crate::{Device, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
@@ -37,7 +37,7 @@ pub struct Settings {
     /// Whether weights may be streamed: kept in pinned host memory or on disk, and copied to the arena in every step.
     pub stream: Streaming,
     /// When the size of steps follows the free memory; `None` is one size for the whole run.
-    pub dynamic: Option<Dynamic>,
+    pub dynamic: Option<DynamicSettings>,
     /// Flags that were given but have no effect on this device, for run.json.
     pub unused_flags: Vec<&'static str>,
 }
@@ -156,10 +156,7 @@ impl Settings {
 
     /// Number of tokenizer threads: a GPU needs several to be kept busy.
     pub fn tokenizers(&self) -> usize {
-        match self.is_on_host() {
-            true => 1,
-            false => machine::cores().min(TOKENIZERS * self.machines(1).len()),
-        }
+        if self.is_on_host() { 1 } else { machine::cores().min(TOKENIZERS * self.machines(1).len()) }
     }
 
     /// Pipeline depth: in-flight steps on each device.
@@ -183,7 +180,8 @@ impl Settings {
 
     /// The memory budget, based on the memory that is free at the time of the call; without entries of the process.
     pub fn read_budget(&self) -> Result<Budget, RuntimeError> {
-        let (on_host, host_memory) = (self.is_on_host(), self.host_memory);
+        let on_host = self.is_on_host();
+        let host_memory = self.host_memory;
         let bytes = match self.budget {
             Some(budget) => budget,
             None => machine::parse_budget("80%", self.free()?)?,
@@ -236,8 +234,11 @@ pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RuntimeError> {
 
 /// Number of replicas that the size of the input files justifies, compressed or not; `None` if an input is a pipe.
 pub fn replicas_for_input(inputs: &[PathBuf]) -> Option<u64> {
-    let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
-    inputs.iter().map(bytes).sum::<Option<u64>>().map(|letters| letters / LETTERS_OF_REPLICA)
+    inputs
+        .iter()
+        .map(|path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len()))
+        .sum::<Option<u64>>()
+        .map(|letters| letters / LETTERS_OF_REPLICA)
 }
 
 #[cfg(test)]

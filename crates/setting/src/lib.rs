@@ -278,20 +278,20 @@ impl fmt::Display for Command {
 
 /// How a front end writes settings and commands.
 #[derive(Clone, Copy, Debug)]
-pub struct Words {
+pub struct MessageWords {
     /// Writes a setting, or its assignment if there is a value.
     pub setting: fn(&Setting, Option<&str>, &mut fmt::Formatter<'_>) -> fmt::Result,
     /// Writes a command; in its short form if the formatter is in alternate mode.
     pub command: fn(Command, &mut fmt::Formatter<'_>) -> fmt::Result,
 }
 
-static WORDS: OnceLock<Words> = OnceLock::new();
+static WORDS: OnceLock<MessageWords> = OnceLock::new();
 
 /// Registers the words of the front end, once, before the first message. Later calls have no effect.
 ///
 /// The words apply to the whole process, as the language of a program does: they belong to the front end that started it, and
 /// `Display` of an error, which any thread may call, has no argument that could carry them.
-pub fn set_words(words: Words) {
+pub fn set_words(words: MessageWords) {
     // The first front end keeps its words: messages that were already written have them.
     let _ = WORDS.set(words);
 }

@@ -15,7 +15,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_models::from_fair_esm;
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::report::{optional_path_text, path_text};
-use plimsoll_runtime::{Level, Observer, Transfer, fair_esm};
+use plimsoll_runtime::{FileTransfer, Level, Observer, fair_esm};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 /// Options of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ConvertOptions {
     /// A weight file, an index, or a model's folder.
     pub input: PathBuf,
     /// The safetensors file.
@@ -34,7 +34,7 @@ pub struct Options {
     pub force: bool,
 }
 
-impl Options {
+impl ConvertOptions {
     /// The files that the conversion reads.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -73,17 +73,18 @@ pub struct ConvertReport {
 const PART: u64 = 1 << 18;
 
 /// Converts `options.input` to a safetensors file and compares the written file with the input.
-pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
-    let Options { input, output, force } = options;
+pub fn convert(options: &ConvertOptions, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
+    let ConvertOptions { input, output, force } = options;
     if output.extension().is_none_or(|suffix| suffix != "safetensors") {
         return Err(ToolError::NotSafetensors { path: output.clone() });
     }
     let mut guard = OutputGuard::new(options.input_files(), *force);
     guard.file(output)?;
     let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
-    let config = match fair_esm::is_checkpoint(&checkpoint)? {
-        true => Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?)),
-        false => None,
+    let config = if fair_esm::is_checkpoint(&checkpoint)? {
+        Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?))
+    } else {
+        None
     };
     if let Some((path, _)) = &config {
         guard.file(path)?;
@@ -95,10 +96,16 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Convert
     observer.say(Level::Info, &format!("{} tensors, {}", tensors.len(), Bytes(bytes)));
 
     let mut file = AtomicFile::create(output)?;
-    write(&weights, &tensors, &names, &mut file, &mut Progress { observer, file: output, bytes, done: 0 })?;
+    write(
+        &weights,
+        &tensors,
+        &names,
+        &mut file,
+        &mut ConvertProgress { observer, file: output, bytes, done: 0 },
+    )?;
     let written = Weights::open(file.written()?)?;
     observer.say(Level::Detail, "reading it back");
-    compare(&weights, &written, &names, &mut Progress { observer, file: output, bytes, done: 0 })?;
+    compare(&weights, &written, &names, &mut ConvertProgress { observer, file: output, bytes, done: 0 })?;
     file.commit()?;
     if let Some((path, text)) = &config {
         let mut file = AtomicFile::create(path)?;
@@ -119,12 +126,10 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
         let name = tensor.name();
         let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
         let Some(renamed) = renamed else {
-            let (path, tensor) = (weights.path().to_owned(), name.to_owned());
-            return Err(ToolError::NotOnHub { path, tensor });
+            return Err(ToolError::NotOnHub { path: weights.path().to_owned(), tensor: name.to_owned() });
         };
         if let Some(one) = sources.insert(renamed.clone(), name.to_owned()) {
-            let (path, other) = (weights.path().to_owned(), name.to_owned());
-            return Err(ToolError::SameTensor { path, one, other });
+            return Err(ToolError::SameTensor { path: weights.path().to_owned(), one, other: name.to_owned() });
         }
         names.insert(name.to_owned(), renamed);
     }
@@ -136,7 +141,8 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
 fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
     let mut tensors: Vec<&Tensor> = weights.tensors().collect();
     if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
-        let (path, tensor) = (weights.path().to_owned(), tensor.name().to_owned());
+        let path = weights.path().to_owned();
+        let tensor = tensor.name().to_owned();
         return Err(ToolError::ReservedName { path, tensor });
     }
     tensors.sort_by_key(|t| (Reverse(t.dtype().size()), t.name()));
@@ -148,7 +154,7 @@ fn write(
     tensors: &[&Tensor],
     names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
-    told: &mut Progress<'_>,
+    told: &mut ConvertProgress<'_>,
 ) -> Result<(), ToolError> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header =
@@ -170,32 +176,33 @@ fn compare(
     input: &Weights,
     written: &Weights,
     names: &BTreeMap<String, String>,
-    told: &mut Progress<'_>,
+    told: &mut ConvertProgress<'_>,
 ) -> Result<(), ToolError> {
-    let differs = |name: &str| {
-        let (path, tensor) = (input.path().to_owned(), name.to_owned());
-        ToolError::NotSameAfterWriting { path, tensor }
-    };
     let expected: BTreeSet<&String> = names.values().collect();
     if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
-        return Err(differs(more.name()));
+        return Err(differs(input, more.name()));
     }
-    let (mut a, mut b) = (vec![], vec![]);
+    let mut a = vec![];
+    let mut b = vec![];
     for tensor in input.tensors() {
         let other = written.expect(&names[tensor.name()], tensor.shape())?;
         if other.dtype() != tensor.dtype() {
-            return Err(differs(tensor.name()));
+            return Err(differs(input, tensor.name()));
         }
         for part in parts(tensor) {
             input.read_bytes(tensor.name(), part.clone(), &mut a)?;
             written.read_bytes(other.name(), part, &mut b)?;
             if a != b {
-                return Err(differs(tensor.name()));
+                return Err(differs(input, tensor.name()));
             }
             told.add(a.len());
         }
     }
     Ok(())
+}
+
+fn differs(input: &Weights, tensor: &str) -> ToolError {
+    ToolError::NotSameAfterWriting { path: input.path().to_owned(), tensor: tensor.to_owned() }
 }
 
 /// Consecutive element ranges of at most `PART` elements that cover a tensor.
@@ -205,17 +212,17 @@ fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// Progress of one pass over the tensors, reported to the observer.
-struct Progress<'a> {
+struct ConvertProgress<'a> {
     observer: &'a mut dyn Observer,
     file: &'a Path,
     bytes: u64,
     done: u64,
 }
 
-impl Progress<'_> {
+impl ConvertProgress<'_> {
     fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         let file = self.file.to_string_lossy();
-        self.observer.transfer(&Transfer { file: &file, bytes: self.done, total: self.bytes });
+        self.observer.transfer(&FileTransfer { file: &file, bytes: self.done, total: self.bytes });
     }
 }

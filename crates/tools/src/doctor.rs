@@ -10,7 +10,7 @@ use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
 use plimsoll_models::{ModelConfig, SequenceModel};
 use plimsoll_plan::{CpuKernel, KernelId};
-use plimsoll_runtime::fair_esm::{self, Checkpoint};
+use plimsoll_runtime::fair_esm::{self, FairEsmCheckpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use plimsoll_runtime::machine;
 use plimsoll_runtime::model::read_config;
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 /// Report on this machine: processor, memory, GPUs, cached models and free disk space.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Doctor {
+pub struct DoctorReport {
     /// Version of Plimsoll.
     #[serde(rename = "plimsoll")]
     pub version: &'static str,
@@ -106,7 +106,7 @@ pub struct TorchHubCache {
     #[serde(serialize_with = "optional_path_text")]
     pub folder: Option<PathBuf>,
     /// Its ESM-2 checkpoints of fair-esm.
-    pub checkpoints: Vec<Checkpoint>,
+    pub checkpoints: Vec<FairEsmCheckpoint>,
 }
 
 /// Free space of a disk.
@@ -133,7 +133,7 @@ fn as_map<K: Serialize, V: Serialize, S: Serializer>(
 
 /// Options of the report. The caller supplies the lines about GPUs, because this crate does not depend on CUDA.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
     pub gpus: Vec<String>,
     /// Whether to list the CPU kernels of each op.
@@ -142,19 +142,15 @@ pub struct Options {
 
 /// Collects the report on this machine. `Err` if the working directory, the default precision or the default memory
 /// budget cannot be determined.
-pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
+pub fn report(options: DoctorOptions) -> Result<DoctorReport, RuntimeError> {
     let cores = machine::cores();
     let memory = machine::available();
     let hub = HubEnv::from_process();
     let here = std::env::current_dir().map_err(RuntimeError::io("."))?;
     let mut folders = vec![("results", here)];
     folders.extend(hub.cache_dir().map(|cache| ("models", cache)));
-    let free = |(purpose, folder): (&'static str, PathBuf)| {
-        let free = disk::free(&folder);
-        FreeDisk { purpose, folder, free }
-    };
     let cpuinfo = read("/proc/cpuinfo");
-    Ok(Doctor {
+    Ok(DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
         rust_at_least: env!("CARGO_PKG_RUST_VERSION"),
         platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
@@ -175,33 +171,39 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
         gpus: options.gpus,
         hub: HubCache { folder: hub.cache_dir(), models: cached(&hub) },
         torch_hub: TorchHubCache { folder: hub.torch_checkpoints(), checkpoints: fair_esm::cached(&hub) },
-        disk: folders.into_iter().map(free).collect(),
+        disk: folders
+            .into_iter()
+            .map(|(purpose, folder)| {
+                let free = disk::free(&folder);
+                FreeDisk { purpose, folder, free }
+            })
+            .collect(),
         kernels: options.kernels.then(kernels),
     })
 }
 
 /// Names of the CPU kernels of each op.
 fn kernels() -> BTreeMap<&'static str, Vec<&'static str>> {
-    let mut of_op: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut kernels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for kernel in CpuKernel::ALL {
-        of_op.entry(kernel.op().name()).or_default().push(kernel.name());
+        kernels.entry(kernel.op().name()).or_default().push(kernel.name());
     }
-    of_op
+    kernels
 }
 
 /// Values of `--precision` that CPUs support.
 const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
-impl Doctor {
+impl DoctorReport {
     fn write_processor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
-        let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        let others: Vec<&str> = self.precisions.into_iter().filter(|name| *name != self.precision).collect();
+        let supported = self.features.iter().filter(|(_, is_supported)| *is_supported).map(|(name, _)| *name);
+        let lacking = self.features.iter().filter(|(_, is_supported)| !is_supported).map(|(name, _)| *name);
+        let others = self.precisions.into_iter().filter(|name| *name != self.precision);
         writeln!(f, "\nprocessor")?;
         writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(f, "  cores            {}, the default of {}", self.cores, Setting::Threads)?;
-        writeln!(f, "  supports         {}", list(has(true).collect()))?;
-        writeln!(f, "  lacks            {}", list(has(false).collect()))?;
+        writeln!(f, "  supports         {}", list(supported))?;
+        writeln!(f, "  lacks            {}", list(lacking))?;
         let chosen = Setting::Precision.to("auto");
         writeln!(f, "  precision        {} ({chosen}), also {}", self.precision, list(others))
     }
@@ -236,7 +238,7 @@ impl Doctor {
         if self.torch_hub.checkpoints.is_empty() {
             writeln!(f, "    no ESM-2 checkpoints")?;
         }
-        for Checkpoint { model, bytes, .. } in &self.torch_hub.checkpoints {
+        for FairEsmCheckpoint { model, bytes, .. } in &self.torch_hub.checkpoints {
             writeln!(f, "    {model}: ESM-2, {}", Bytes(*bytes))?;
         }
         Ok(())
@@ -252,7 +254,7 @@ impl Doctor {
     }
 }
 
-impl fmt::Display for Doctor {
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { version, platform, rust_at_least, .. } = self;
         writeln!(f, "plimsoll {version} for {platform}, built with Rust {rust_at_least} or later")?;
@@ -277,6 +279,12 @@ impl fmt::Display for Doctor {
     }
 }
 
+/// Names with commas between them; `none` without any.
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -284,12 +292,18 @@ fn read(path: &str) -> String {
 /// Name of the first processor in `/proc/cpuinfo`; on aarch64, where the file has no names, the implementer and
 /// part numbers.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
-    let value = |key: &str| {
-        let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
-        Some(value.trim().to_owned())
-    };
-    let numbers = || Some(format!("implementer {}, part {}", value("CPU implementer")?, value("CPU part")?));
-    value("model name").or_else(numbers)
+    if let Some(name) = cpuinfo_value(cpuinfo, "model name") {
+        return Some(name.to_owned());
+    }
+    let implementer = cpuinfo_value(cpuinfo, "CPU implementer")?;
+    let part = cpuinfo_value(cpuinfo, "CPU part")?;
+    Some(format!("implementer {implementer}, part {part}"))
+}
+
+/// Value of the first line of `/proc/cpuinfo` with a key.
+fn cpuinfo_value<'a>(cpuinfo: &'a str, key: &str) -> Option<&'a str> {
+    let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
+    Some(value.trim())
 }
 
 /// Vector extensions according to the flags in `/proc/cpuinfo`. Unlike CPUID, these flags also tell whether the
@@ -367,7 +381,7 @@ mod tests {
     #[test]
     fn every_part_is_in_both_forms() {
         let gpus = vec!["cuda:0: a card".to_owned()];
-        let doctor = report(Options { gpus: gpus.clone(), kernels: false }).expect("looked at");
+        let doctor = report(DoctorOptions { gpus: gpus.clone(), kernels: false }).expect("looked at");
         let (text, json) = (doctor.to_string(), to_json(&doctor));
         let parts = ["\nprocessor", "\nmemory", "\ngpu\n  cuda:0: a card", "\nmodels", "\ndisk"];
         let places: Vec<usize> =
@@ -376,7 +390,7 @@ mod tests {
         assert_eq!((&json["cores"], &json["gpu"][0]), (&doctor.cores.into(), &"cuda:0: a card".into()));
         assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
         assert!(!text.contains("kernels") && json.get("kernels").is_none(), "{text}");
-        let doctor = report(Options { gpus, kernels: true }).expect("looked at");
+        let doctor = report(DoctorOptions { gpus, kernels: true }).expect("looked at");
         let (text, json) = (doctor.to_string(), to_json(&doctor));
         assert!(text.contains("\nkernels") && text.contains("linear"), "{text}");
         assert!(json["kernels"]["linear"].as_array().is_some_and(|rows| rows.len() > 1), "{json}");

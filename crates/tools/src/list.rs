@@ -6,7 +6,7 @@ use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
 use plimsoll_graph::{Bounds, Bytes, VerifyError};
 use plimsoll_models::{Encoder, KNOWN, Output, SequenceModel, known};
-use plimsoll_runtime::fair_esm::{self, Checkpoint};
+use plimsoll_runtime::fair_esm::{self, FairEsmCheckpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::report::optional_path_text;
@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 
 /// The list of models.
 #[derive(Clone, Debug, Serialize)]
-pub struct List {
+pub struct ModelList {
     /// Folder of the hub cache; `None` if no environment variable locates it.
     #[serde(serialize_with = "optional_path_text")]
     pub cache: Option<PathBuf>,
     /// The known models, followed by other supported models in the cache.
-    pub models: Vec<Model>,
+    pub models: Vec<ListedModel>,
     /// Folder of the torch hub cache; `None` if no environment variable locates it.
     #[serde(serialize_with = "optional_path_text")]
     pub torch_cache: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct List {
 
 /// A listed model.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct ListedModel {
     /// Hub id: `org/name`.
     pub id: String,
     /// One-line description of a known model.
@@ -43,7 +43,7 @@ pub struct Model {
     /// State of the model's files in the hub cache.
     pub cached: Cached,
     /// Checkpoint in the torch hub cache, used by a run if the hub cache is incomplete.
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<FairEsmCheckpoint>,
 }
 
 /// State of a model's files in the hub cache.
@@ -61,7 +61,7 @@ pub enum Cached {
 const F32: u64 = 4;
 
 /// Lists the known models and the supported models in the caches.
-pub fn list() -> Result<List, ToolError> {
+pub fn list() -> Result<ModelList, ToolError> {
     let env = HubEnv::from_process();
     let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
     let known_models = KNOWN
@@ -74,13 +74,16 @@ pub fn list() -> Result<List, ToolError> {
         Some((id, None, architecture))
     });
     let checkpoints = fair_esm::cached(&env);
-    let model = |(id, about, architecture): (String, _, SequenceModel)| {
-        let (parameters, cached) = (parameters(&architecture)?, cached_state(&id, &env));
-        let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
-        Ok(Model { id, about, architecture, parameters, cached, checkpoint })
-    };
-    let models = known_models.chain(others).map(model).collect::<Result<_, ToolError>>()?;
-    Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
+    let models = known_models
+        .chain(others)
+        .map(|(id, about, architecture)| {
+            let parameters = parameters(&architecture)?;
+            let cached = cached_state(&id, &env);
+            let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
+            Ok(ListedModel { id, about, architecture, parameters, cached, checkpoint })
+        })
+        .collect::<Result<_, ToolError>>()?;
+    Ok(ModelList { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
 }
 
 /// Hub ids of all cached model repositories, sorted.
@@ -122,15 +125,16 @@ fn weight_bytes(folder: &Path) -> u64 {
     let Some(file) = FOLDER_FILES.iter().map(|name| folder.join(name)).find(|path| path.exists()) else {
         return 0;
     };
-    let files = match file.to_string_lossy().ends_with(".index.json") {
-        true => shard_files(&file).unwrap_or_default(),
-        false => vec![file],
+    let files = if file.to_string_lossy().ends_with(".index.json") {
+        shard_files(&file).unwrap_or_default()
+    } else {
+        vec![file]
     };
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
 /// With the dimensions of the architecture.
-impl Serialize for Model {
+impl Serialize for ListedModel {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (word, files, missing) = match &self.cached {
             Cached::Complete(bytes) => ("complete", Some(*bytes), &[][..]),
@@ -155,15 +159,16 @@ impl Serialize for Model {
     }
 }
 
-impl Model {
+impl ListedModel {
     /// The model's columns of the text table.
     fn columns(&self) -> [String; 7] {
-        let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));
         let cached = match (&self.cached, &self.checkpoint) {
             (Cached::Complete(bytes), None) => format!("complete, {}", Bytes(*bytes)),
-            (Cached::Complete(bytes), Some(c)) => format!("complete, {}; also {}", Bytes(*bytes), in_torch(c)),
+            (Cached::Complete(bytes), Some(checkpoint)) => {
+                format!("complete, {}; also {}", Bytes(*bytes), in_torch_hub(checkpoint))
+            }
             (Cached::Incomplete(missing), None) => format!("without {}", Name(&missing.join(", "))),
-            (Cached::Incomplete(_) | Cached::Absent, Some(c)) => in_torch(c),
+            (Cached::Incomplete(_) | Cached::Absent, Some(checkpoint)) => in_torch_hub(checkpoint),
             (Cached::Absent, None) => "no".to_owned(),
         };
         [
@@ -179,16 +184,20 @@ impl Model {
     }
 }
 
+fn in_torch_hub(checkpoint: &FairEsmCheckpoint) -> String {
+    format!("torch hub, {}", Bytes(checkpoint.bytes))
+}
+
 /// Column headings of the text table.
 const HEADINGS: [&str; 7] =
     ["model", "family", "layers", "width", "parameters", "weights in f32", "in the cache"];
 
-impl fmt::Display for List {
+impl fmt::Display for ModelList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = vec![HEADINGS.map(str::to_owned)];
-        rows.extend(self.models.iter().map(Model::columns));
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: [usize; 7] = std::array::from_fn(width);
+        rows.extend(self.models.iter().map(ListedModel::columns));
+        let widths: [usize; 7] =
+            std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
         for row in &rows {
             for (column, cell) in row.iter().enumerate() {
                 match column {

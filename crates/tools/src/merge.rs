@@ -23,7 +23,7 @@ const PART: u64 = 1 << 18;
 
 /// Options of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MergeOptions {
     /// The adapter's folder.
     pub adapter: PathBuf,
     /// The base model; `None` uses the model named by the adapter.
@@ -32,7 +32,7 @@ pub struct Options {
     pub output: PathBuf,
 }
 
-impl Options {
+impl MergeOptions {
     /// The files that the merge reads.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -55,8 +55,8 @@ pub struct MergeReport {
 }
 
 /// Merges an adapter into its base model and writes a model folder.
-pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
-    let Options { adapter: folder, base, output } = options;
+pub fn merge(options: &MergeOptions, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
+    let MergeOptions { adapter: folder, base, output } = options;
     // A link that leads nowhere is somebody's too.
     if fs::symlink_metadata(output).is_ok() {
         return Err(ToolError::Exists { path: output.clone(), advice: "another name" });
@@ -66,7 +66,8 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
     let name = base.clone().unwrap_or_else(|| adapter.base.clone());
     let model = EncoderModel::open(&name, &HubEnv::from_process(), observer)?;
     let merging = Merging::new(&model, &adapter, &tensors)?;
-    let (adapted, count) = (merging.pairs.len() as u64, merging.written().len() as u64);
+    let adapted = merging.pairs.len() as u64;
+    let count = merging.written().len() as u64;
     observer.say(Level::Info, &format!("{adapted} adapters of rank {} into {}", adapter.rank, model.name));
     // The folder is filled under a temporary name beside the output and then renamed, so that an interrupted
     // merge never leaves a partial model under the output's name.
@@ -88,7 +89,6 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
 /// Creates and locks the temporary folder of a merge into `output`. A folder that a killed merge left behind is emptied
 /// and used; `Err` if another merge holds its lock, or if nobody can tell because the file system has no locks.
 fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
-    let left_behind = || ToolError::LeftBehind { path: temporary.to_owned() };
     let is_left = match fs::create_dir(temporary) {
         Ok(()) => false,
         Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
@@ -96,7 +96,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
     };
     // A link could lead to a folder that is not a merge's.
     if !fs::symlink_metadata(temporary).is_ok_and(|facts| facts.is_dir()) {
-        return Err(left_behind());
+        return Err(ToolError::LeftBehind { path: temporary.to_owned() });
     }
     let lock = lock::take(temporary, &[])?;
     // Another merge may have ended, and renamed the folder, between the first look at `output` and the lock.
@@ -104,7 +104,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
         return Err(ToolError::Exists { path: output.to_owned(), advice: "another name" });
     }
     if is_left && !lock.is_held() {
-        return Err(left_behind());
+        return Err(ToolError::LeftBehind { path: temporary.to_owned() });
     }
     for entry in fs::read_dir(temporary).map_err(RuntimeError::io(temporary))? {
         let path = entry.map_err(RuntimeError::io(temporary))?.path();
@@ -115,7 +115,7 @@ fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
 }
 
 /// The matrices A and B of an adapter, held in full because their ranks are small.
-struct Pair {
+struct AdapterMatrices {
     a: Vec<f32>,
     b: Vec<f32>,
 }
@@ -128,7 +128,7 @@ struct Merging<'a> {
     classifier: Vec<&'a Tensor>,
     tensors: &'a Weights,
     /// Adapter matrices by the name of the base model's weight.
-    pairs: BTreeMap<String, Pair>,
+    pairs: BTreeMap<String, AdapterMatrices>,
     rank: u64,
     /// Scale of B A: alpha / rank.
     scale: f64,
@@ -138,11 +138,13 @@ impl<'a> Merging<'a> {
     /// Matches every tensor of the adapter to a weight of the model. `Err` for a tensor without a match, or a
     /// shape that fits neither the rank nor the weight.
     fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, ToolError> {
-        let foreign = |name: &str| {
-            let (path, tensor) = (tensors.path().to_owned(), name.to_owned());
-            ToolError::AdapterTensor { path, tensor, model: model.name.clone() }
+        let foreign = |name: &str| ToolError::AdapterTensor {
+            path: tensors.path().to_owned(),
+            tensor: name.to_owned(),
+            model: model.name.clone(),
         };
-        let (mut modules, mut classifier) = (BTreeSet::new(), vec![]);
+        let mut modules = BTreeSet::new();
+        let mut classifier = vec![];
         for tensor in tensors.tensors() {
             let name = tensor.name().strip_prefix(adapter::PREFIX).ok_or_else(|| foreign(tensor.name()))?;
             match TunedPart::of(name) {
@@ -159,15 +161,10 @@ impl<'a> Merging<'a> {
         for module in modules {
             let weight = weight(model, module).ok_or_else(|| foreign(module))?;
             let &[n, k] = model.weights.tensor(&weight)?.shape() else { return Err(foreign(module)) };
-            let read = |half: &str, shape: [u64; 2]| -> Result<Vec<f32>, ToolError> {
-                let name = format!("{}{module}.lora_{half}.weight", adapter::PREFIX);
-                tensors.expect(&name, &shape)?;
-                let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
-                tensors.read_f32(&name, 0..values.len() as u64, &mut values)?;
-                Ok(values)
-            };
-            let pair = Pair { a: read("A", [adapter.rank, k])?, b: read("B", [n, adapter.rank])? };
-            pairs.insert(weight, pair);
+            let prefix = format!("{}{module}", adapter::PREFIX);
+            let a = read_matrix(tensors, &format!("{prefix}.lora_A.weight"), [adapter.rank, k])?;
+            let b = read_matrix(tensors, &format!("{prefix}.lora_B.weight"), [n, adapter.rank])?;
+            pairs.insert(weight, AdapterMatrices { a, b });
         }
         let classes = classifier.iter().find(|t| t.shape().len() == 2).map(|t| t.shape()[0]);
         if adapter.classifier != (classifier.len() == 2 && classes.is_some()) {
@@ -193,10 +190,11 @@ impl<'a> Merging<'a> {
         let path = folder.join("model.safetensors");
         let mut file = AtomicFile::create(&path)?;
         let tensors = self.written();
-        let of = |t: &Tensor| t.name().strip_prefix(adapter::PREFIX).unwrap_or(t.name()).to_owned();
-        let names: Vec<String> = tensors.iter().map(|t| of(t)).collect();
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        let entries = names.iter().zip(&tensors).map(|(name, t)| (name.as_str(), t.dtype(), t.shape()));
+        let entries = tensors.iter().map(|tensor| {
+            let name = tensor.name().strip_prefix(adapter::PREFIX).unwrap_or(tensor.name());
+            (name, tensor.dtype(), tensor.shape())
+        });
         file.write_all(&safetensors_header(entries, &metadata)).map_err(|e| file.error(e))?;
         for tensor in tensors {
             self.write(tensor, &mut file)?;
@@ -208,12 +206,12 @@ impl<'a> Merging<'a> {
         };
         let text = self.model.encoder.to_json(self.task, &source).into_bytes();
         // The tokenizer files of the adapter's training, or else the base model's.
-        let own = tokenizer_files(adapter)?;
-        let beside = match (own.is_empty(), &self.model.folder) {
+        let adapter_files = tokenizer_files(adapter)?;
+        let files = match (adapter_files.is_empty(), &self.model.folder) {
             (true, Some(folder)) => tokenizer_files(folder)?,
-            (_, _) => own,
+            (_, _) => adapter_files,
         };
-        for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(beside) {
+        for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(files) {
             let mut file = AtomicFile::create(folder.join(name))?;
             file.write_all(&bytes).map_err(|e| file.error(e))?;
             file.commit()?;
@@ -226,8 +224,10 @@ impl<'a> Merging<'a> {
         let name = tensor.name();
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
         let pair = self.pairs.get(name);
+        // With an adapter a part is one row of the weight, so that `n` below is the row's number.
         let part = pair.and_then(|_| tensor.shape().last().copied()).unwrap_or(PART);
-        let (mut buffer, mut values) = (vec![], vec![]);
+        let mut buffer = vec![];
+        let mut values = vec![];
         for (n, first) in (0..tensor.elements()).step_by(part.max(1) as usize).enumerate() {
             let range = first..(first + part).min(tensor.elements());
             weights.read_bytes(name, range.clone(), &mut buffer)?;
@@ -243,7 +243,7 @@ impl<'a> Merging<'a> {
     }
 }
 
-impl Pair {
+impl AdapterMatrices {
     /// Adds row `n` of scale B A to the same row of W, summing in f64.
     fn add(&self, n: usize, rank: usize, scale: f64, row: &mut [f32]) {
         let b = &self.b[n * rank..(n + 1) * rank];
@@ -254,6 +254,14 @@ impl Pair {
             *w = (f64::from(*w) + scale * product) as f32;
         }
     }
+}
+
+/// Reads a matrix of an adapter, whose shape must be `shape`.
+fn read_matrix(tensors: &Weights, name: &str, shape: [u64; 2]) -> Result<Vec<f32>, ToolError> {
+    tensors.expect(name, &shape)?;
+    let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
+    tensors.read_f32(name, 0..values.len() as u64, &mut values)?;
+    Ok(values)
 }
 
 /// The base model's name for a module's weight; adapters use the hub's module names.

@@ -12,7 +12,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::machine::holders;
-use plimsoll_runtime::session::{Batch, ExpertLayer};
+use plimsoll_runtime::session::{ExpertLayer, TrainingBatch};
 use plimsoll_runtime::timeline::MeasuredTimeline;
 use plimsoll_runtime::{Machine, Observer, RuntimeError};
 use serde::{Serialize, Serializer};
@@ -123,7 +123,7 @@ pub struct MicroBatch<'a> {
     /// Its size.
     pub taken: Taken,
     /// Inputs of the plan that computes it.
-    pub inputs: Batch<'a>,
+    pub inputs: TrainingBatch<'a>,
 }
 
 /// A model on its device: runs micro-steps, updates and evaluations. A step is one or more micro-steps and an update; their

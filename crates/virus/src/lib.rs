@@ -42,7 +42,7 @@ use plimsoll_exec::Executor;
 use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::process::Process;
+use plimsoll_runtime::process::ProcessMemory;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, Level, Observer, replicas_for_input};
@@ -118,7 +118,8 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let budget = settings.read_budget()?;
     look_at_inputs(options)?;
     let method = methods::open(options, observer)?;
-    let shared = Shared { budget, replicas, process: Process::of(settings), files: options.input_files() };
+    let shared =
+        Shared { budget, replicas, process: ProcessMemory::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
@@ -136,7 +137,7 @@ struct Shared {
     /// The files that the runs read: the result of one input must not overwrite the next input.
     files: InputFiles,
     /// Memory of the process before the first arena was allocated; later measurements would include that arena.
-    process: Option<Process>,
+    process: Option<ProcessMemory>,
 }
 
 /// Executors with loaded weights, for the next run with the same models.
@@ -202,7 +203,7 @@ fn predict_one(
 struct MeasuredHost<'a> {
     budget: &'a Budget,
     /// Memory of the process before the first arena was allocated, if it was measured.
-    before: Option<&'a Process>,
+    before: Option<&'a ProcessMemory>,
     /// Whether the inputs are files, which can be read twice.
     are_files: bool,
 }
@@ -216,7 +217,7 @@ fn hosts(
     observer: &dyn Observer,
 ) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
     let options = work.options;
-    let process = || measured.before.cloned().or_else(|| Process::of(&options.settings));
+    let process = || measured.before.cloned().or_else(|| ProcessMemory::of(&options.settings));
     let measure = || {
         if measured.are_files {
             extent(&options.inputs, &|| stopped(observer, "nothing had begun"))

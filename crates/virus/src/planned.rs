@@ -15,7 +15,7 @@ use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::price::{PlanReport, streamed_from};
-use plimsoll_runtime::process::Process;
+use plimsoll_runtime::process::ProcessMemory;
 use plimsoll_runtime::report::staging_by_label;
 use plimsoll_runtime::session;
 use plimsoll_runtime::{Budget, Device, Settings, price, replicas_for_input};
@@ -190,7 +190,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     crate::look_at_inputs(options)?;
     let PlannedMethod { models, shape, opened } = methods::plan(options)?;
     let budget = settings.read_budget()?;
-    let process = || Process::of(settings);
+    let process = || ProcessMemory::of(settings);
     let measure = || {
         let assumed = Extent {
             records: RECORDS,
@@ -242,7 +242,7 @@ fn effects(shape: &Shape, settings: &Settings, stages: &[StagePlan]) -> Result<V
 pub(crate) fn hosts(
     work: HostWork<'_>,
     budget: &Budget,
-    process: impl Fn() -> Option<Process>,
+    process: impl Fn() -> Option<ProcessMemory>,
     measure: impl FnOnce() -> Result<Extent, RuntimeError>,
 ) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
     if process().is_none() {

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args};
 use plimsoll_report::timeline::{self, Planned};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, Streaming, hub};
-use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
+use plimsoll_tools::bench::{BenchRequest, BenchWork, Lengths, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -158,7 +158,7 @@ impl Bench {
         self.timeline.as_deref().map_or(Ok(()), timeline::check)?;
         let timeline = self.timeline.is_some();
         let trace = self.trace.clone();
-        let mut report = bench(&Request { work, settings, repeats, trace: self.trace, timeline })?;
+        let mut report = bench(&BenchRequest { work, settings, repeats, trace: self.trace, timeline })?;
         // Printed before the page is written, so that a full disk does not cost the report.
         let found = report.timeline.take();
         let outputs: Vec<PathBuf> = trace.into_iter().chain(self.timeline.clone()).collect();

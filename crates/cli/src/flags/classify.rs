@@ -7,7 +7,7 @@ use super::voice::Voice;
 use crate::error::CliError;
 use crate::report;
 use clap::Args;
-use plimsoll_embed::classify::{Options, classify};
+use plimsoll_embed::classify::{ClassifyOptions, classify};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
@@ -97,8 +97,8 @@ impl Classify {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, CliError> {
-        Ok(Options {
+    fn options(&self) -> Result<ClassifyOptions, CliError> {
+        Ok(ClassifyOptions {
             model: self.model.clone(),
             inputs: self.inputs.clone(),
             output: self.output.clone(),

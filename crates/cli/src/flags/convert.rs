@@ -6,7 +6,7 @@ use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError};
-use plimsoll_tools::convert::{Options, convert};
+use plimsoll_tools::convert::{ConvertOptions, convert};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ pub struct Convert {
 impl Convert {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let options = Options { input: self.input, output: self.output, force: self.force };
+        let options = ConvertOptions { input: self.input, output: self.output, force: self.force };
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&options.output).map_err(RuntimeError::from)?;
         let mut terminal = self.voice.terminal(&mut guard)?;

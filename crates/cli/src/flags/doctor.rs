@@ -4,7 +4,7 @@ use super::print;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
-use plimsoll_tools::doctor::{Options, report};
+use plimsoll_tools::doctor::{DoctorOptions, report};
 use std::process::ExitCode;
 
 /// Describe this machine: processor, memory, GPUs, models in the local caches, number formats, free disk space
@@ -22,7 +22,7 @@ pub struct Doctor {
 impl Doctor {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
+        let report = report(DoctorOptions { gpus: super::device::gpus(), kernels: self.kernels })?;
         match self.json {
             true => print(&format!("{:#}", to_json(&report)))?,
             false => print(report.to_string().trim_end())?,

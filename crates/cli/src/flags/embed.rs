@@ -6,7 +6,7 @@ use super::{at_least_one, print};
 use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
-use plimsoll_embed::{Destination, Format, Options, Pool, ValueType, embed};
+use plimsoll_embed::{EmbedDestination, EmbedFormat, EmbedOptions, Pooling, ValueType, embed};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
 use std::path::PathBuf;
@@ -203,18 +203,18 @@ impl Embed {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, CliError> {
-        Ok(Options {
+    fn options(&self) -> Result<EmbedOptions, CliError> {
+        Ok(EmbedOptions {
             model: self.model.clone(),
             inputs: self.inputs.clone(),
             output: self.destination(),
             force: self.force,
             strict: self.strict,
             pool: match self.pool {
-                PoolName::Mean => Pool::Mean,
-                PoolName::Cls => Pool::Cls,
-                PoolName::Last => Pool::Last,
-                PoolName::Tokens => Pool::Tokens,
+                PoolName::Mean => Pooling::Mean,
+                PoolName::Cls => Pooling::Cls,
+                PoolName::Last => Pooling::Last,
+                PoolName::Tokens => Pooling::Tokens,
             },
             layers: self.layers.clone(),
             values: match self.dtype {
@@ -235,16 +235,16 @@ impl Embed {
         })
     }
 
-    fn destination(&self) -> Destination {
+    fn destination(&self) -> EmbedDestination {
         if !self.per_input {
-            return Destination::File(self.output.clone());
+            return EmbedDestination::File(self.output.clone());
         }
         let format = match self.format {
-            FormatName::Npy => Format::Npy,
-            FormatName::Npz => Format::Npz,
-            FormatName::Safetensors => Format::Safetensors,
-            FormatName::Parquet => Format::Parquet,
+            FormatName::Npy => EmbedFormat::Npy,
+            FormatName::Npz => EmbedFormat::Npz,
+            FormatName::Safetensors => EmbedFormat::Safetensors,
+            FormatName::Parquet => EmbedFormat::Parquet,
         };
-        Destination::PerInput { folder: self.output.clone(), format }
+        EmbedDestination::PerInput { folder: self.output.clone(), format }
     }
 }

@@ -7,7 +7,7 @@ use super::precision::{Requested, requested};
 use super::{at_least_one, step_tokens};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::dynamic::Dynamic;
+use plimsoll_runtime::dynamic::DynamicSettings;
 use plimsoll_runtime::{Bytes, Device, Settings, Streaming, machine};
 use std::path::PathBuf;
 
@@ -76,8 +76,8 @@ pub struct DynamicFlag {
     /// aggressive, balanced or conservative, then key=value pairs, separated by commas: target, warning, critical and
     /// emergency (shares of the memory in use), adjustment_frequency (steps between two readings), smooth_transitions
     /// [default: one size for the whole run]
-    #[arg(long, value_name = "PROFILE", value_parser = str::parse::<Dynamic>, help_heading = "Machine")]
-    pub dynamic: Option<Dynamic>,
+    #[arg(long, value_name = "PROFILE", value_parser = str::parse::<DynamicSettings>, help_heading = "Machine")]
+    pub dynamic: Option<DynamicSettings>,
 }
 
 /// When to stream weights.

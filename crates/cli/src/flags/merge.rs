@@ -6,7 +6,7 @@ use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::OutputGuard;
 use plimsoll_runtime::report::to_json;
-use plimsoll_tools::merge::{Options, merge};
+use plimsoll_tools::merge::{MergeOptions, merge};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ pub struct Merge {
 impl Merge {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let options = Options { adapter: self.adapter, base: self.base, output: self.output };
+        let options = MergeOptions { adapter: self.adapter, base: self.base, output: self.output };
         let mut terminal = self.voice.terminal(&mut OutputGuard::new(options.input_files(), false))?;
         let done = merge(&options, &mut terminal);
         terminal.finish();

@@ -6,7 +6,7 @@ use crate::screen::Screen;
 use crate::terminal::{Terminal, Verbosity};
 use clap::Args;
 use plimsoll_runtime::Observer;
-use plimsoll_tools::monitor::{End, View, Watched, frame, line};
+use plimsoll_tools::monitor::{End, RunView, Watched, frame, line};
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -73,7 +73,7 @@ impl Monitor {
 }
 
 /// Prints the first and the last line, and one every ten seconds between them.
-fn print_line(view: &View, printed: &mut Option<Instant>) -> Result<(), CliError> {
+fn print_line(view: &RunView, printed: &mut Option<Instant>) -> Result<(), CliError> {
     if view.end.is_none() && printed.is_some_and(|at| at.elapsed() < BETWEEN_LINES) {
         return Ok(());
     }

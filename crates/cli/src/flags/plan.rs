@@ -15,7 +15,7 @@ use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_report::timeline::Planned;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
-use plimsoll_runtime::price::{self, ModelPlanReport, Request};
+use plimsoll_runtime::price::{self, ModelPlanReport, PriceRequest};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
@@ -377,7 +377,7 @@ impl Plan {
             (target, None) => target,
         };
         let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
-        let request = Request {
+        let request = PriceRequest {
             tokens: self.tokens,
             budget,
             stream: self.streaming.stream(),
@@ -695,7 +695,7 @@ impl Plan {
     }
 
     /// Returns the graph after a pass, for the plan that the other formats print.
-    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, CliError> {
+    fn dump(&self, model: &str, pass: &str, mut request: PriceRequest) -> Result<String, CliError> {
         let program = price::program(model, &request)?;
         // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed, it
         // builds one graph for each number of replicas tried, the last of which fits.

@@ -7,7 +7,7 @@ use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{InputFiles, OutputGuard, hub};
-use plimsoll_tools::verify::{Options, verify};
+use plimsoll_tools::verify::{VerifyOptions, verify};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -61,7 +61,7 @@ impl Verify {
     pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal(&mut OutputGuard::new(self.input_files(), false))?;
         let settings = self.machine.settings_of_one()?;
-        let options = Options {
+        let options = VerifyOptions {
             weights: self.weights,
             models: self.model,
             heads: self.head,

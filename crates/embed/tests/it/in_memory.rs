@@ -2,7 +2,7 @@
 //! the same sequences.
 
 use plimsoll_data::weights::HubEnv;
-use plimsoll_embed::{EmbedError, Options, Pool, embed, embed_sequences};
+use plimsoll_embed::{EmbedError, EmbedOptions, InMemoryOptions, Pooling, embed, embed_sequences};
 use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
 
@@ -25,17 +25,19 @@ fn values_are_those_of_a_file() {
     let proteins = ["MKTAYIAKQRQISFVKSHFSRQ*", "MV", "MVLSPADKTNVKAAWGKVGAHAGEYGAEALERMFLSFPTTKTYFPHF", "mkv"];
     let reads = ["ACGUACGGTTNACCA", "TTGACCAGGT", "ACGATCGATCGACTAGCATCGACTACGACTACGACTCAGCAT"];
     for (name, sequences) in [("esm2", &proteins[..]), ("dnabert_s", &reads[..])] {
-        for (pool, layers) in [(Pool::Mean, None), (Pool::Cls, None), (Pool::Mean, Some(vec![0, -1]))] {
+        for (pool, layers) in [(Pooling::Mean, None), (Pooling::Cls, None), (Pooling::Mean, Some(vec![0, -1]))]
+        {
             let folder = Folder::new(&format!("in-memory-{name}"));
             let records: String =
                 sequences.iter().enumerate().map(|(i, letters)| format!(">{i}\n{letters}\n")).collect();
             let model = fixture("goldens").join(name).display().to_string();
-            let usual = Options::usual(model, folder.write("in.fa", records), folder.path("out.npy"));
-            let options = Options { pool, layers: layers.clone(), ..usual };
+            let usual = EmbedOptions::usual(model, folder.write("in.fa", records), folder.path("out.npy"));
+            let options = EmbedOptions { pool, layers: layers.clone(), ..usual };
             embed(&options, &mut Silent).expect("embedded");
             let written = values(&std::fs::read(folder.path("out.npy")).expect("written"));
             let settings = &options.settings;
-            let rows = embed_sequences(&open(name), sequences, pool, layers.as_deref(), settings, &mut Silent);
+            let options = InMemoryOptions { pool, layers: layers.as_deref(), settings };
+            let rows = embed_sequences(&open(name), sequences, &options, &mut Silent);
             assert_eq!(rows.expect("embedded").concat(), written, "{name} {pool:?} {layers:?}");
         }
     }
@@ -45,10 +47,13 @@ fn values_are_those_of_a_file() {
 fn tokens_have_a_row_each() {
     let model = open("esm2");
     let width = model.encoder.hidden_size() as usize;
-    let rows = embed_sequences(&model, &["MKTAY", "MK"], Pool::Tokens, None, &Settings::default(), &mut Silent);
+    let settings = Settings::default();
+    let options = InMemoryOptions { pool: Pooling::Tokens, layers: None, settings: &settings };
+    let rows = embed_sequences(&model, &["MKTAY", "MK"], &options, &mut Silent);
     let lengths: Vec<usize> = rows.expect("embedded").iter().map(|row| row.len() / width).collect();
     assert_eq!(lengths, [5, 2]);
-    let none = embed_sequences(&model, &[""; 0], Pool::Mean, None, &Settings::default(), &mut Silent);
+    let options = InMemoryOptions { pool: Pooling::Mean, ..options };
+    let none = embed_sequences(&model, &[""; 0], &options, &mut Silent);
     assert!(none.expect("nothing to do").is_empty());
 }
 
@@ -56,8 +61,8 @@ fn tokens_have_a_row_each() {
 fn wrong_sequences_are_named() {
     let check = |model: &str, sequences: &[&str], wanted: &str| {
         let settings = Settings::default();
-        let error = embed_sequences(&open(model), sequences, Pool::Mean, None, &settings, &mut Silent)
-            .expect_err("refused");
+        let options = InMemoryOptions { pool: Pooling::Mean, layers: None, settings: &settings };
+        let error = embed_sequences(&open(model), sequences, &options, &mut Silent).expect_err("refused");
         assert!(
             matches!(error, EmbedError::Runtime(RuntimeError::Sequence { .. }))
                 && error.to_string().contains(wanted),

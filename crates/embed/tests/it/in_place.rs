@@ -2,11 +2,11 @@
 
 use crate::ALLOCATOR;
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_embed::{Options, embed};
+use plimsoll_embed::{EmbedOptions, embed};
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{PlanError, Program, Reserved, Room};
-use plimsoll_runtime::price::{Request, program, report, to_text};
+use plimsoll_runtime::price::{PriceRequest, program, report, to_text};
 use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Streaming};
 use plimsoll_testing::cards::{Card, Memory};
@@ -26,8 +26,14 @@ fn planned_bytes_are_the_arena() {
         target.reserved.push(Reserved { label: "context".to_owned(), bytes: Bytes(12_345) });
         let model = fixture("goldens/esm2/config.json").display().to_string();
         let (precision, stream) = (None, Streaming::Never);
-        let request =
-            Request { tokens: Some(tokens), budget: None, stream, room: Room::UNLIMITED, precision, target };
+        let request = PriceRequest {
+            tokens: Some(tokens),
+            budget: None,
+            stream,
+            room: Room::UNLIMITED,
+            precision,
+            target,
+        };
         let program = program(&model, &request).expect("planned");
         let tables = program.ledger().get("reserved: page tables of pinned host memory");
         let peak = program.peak();
@@ -124,12 +130,13 @@ fn planned(threads: usize, budget: Option<Bytes>) -> Result<plimsoll_plan::Progr
     let Settings { budget, precision, stream, .. } = settings(threads, budget);
     let target = CpuDevice::target(threads, Isa::detect()).expect("a target");
     let model = fixture("goldens/esm2/config.json").display().to_string();
-    program(&model, &Request { tokens: None, budget, stream, room: Room::UNLIMITED, precision, target })
+    program(&model, &PriceRequest { tokens: None, budget, stream, room: Room::UNLIMITED, precision, target })
 }
 
 /// Runs `embed` and returns its memory line.
 fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
-    let usual = Options::usual(fixture("goldens/esm2").display().to_string(), input, folder.path("out.npy"));
-    let options = Options { force: true, settings: settings.clone(), ..usual };
+    let usual =
+        EmbedOptions::usual(fixture("goldens/esm2").display().to_string(), input, folder.path("out.npy"));
+    let options = EmbedOptions { force: true, settings: settings.clone(), ..usual };
     embed(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}")).memory_line
 }

@@ -2,7 +2,7 @@
 
 use crate::browser::Browser;
 use plimsoll_report::timeline::{Measured, Planned, write};
-use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::price::{self, PriceRequest};
 use plimsoll_runtime::timeline::{Timeline, TimelineTensor};
 use plimsoll_runtime::{Room, Streaming, Target};
 use plimsoll_testing::Folder;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 fn planned(model: &str, tokens: u64) -> Planned {
     let target = Target::named("h200").expect("built in");
-    let request = Request {
+    let request = PriceRequest {
         tokens: Some(tokens),
         budget: None,
         stream: Streaming::Never,

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::machine::{self, Reading};
 use crate::observer::on_start;
 use crate::settings::free;
-use crate::{Level, Observer, OutOfMemory, Phase, RequestError, RuntimeError, Settings};
+use crate::{Level, Observer, OomPhase, OutOfMemory, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
@@ -36,6 +36,16 @@ pub struct Site {
     /// Tokens of a step requested by the user; `None` if chosen by the search.
     tokens: Option<u64>,
     stream: Streaming,
+}
+
+/// The OOM fallback of a session at the moment when no smaller step is left.
+pub(crate) struct OomFallback<'a> {
+    /// What the session did when the memory ran out.
+    pub(crate) phase: OomPhase,
+    /// Tokens of the smaller steps that lacked memory too.
+    pub(crate) tried: &'a [u64],
+    /// Whether the run changes the size of its steps with the free memory.
+    pub(crate) dynamic: bool,
 }
 
 impl Site {
@@ -67,32 +77,32 @@ impl Site {
         &self.machines
     }
 
-    /// The error of a lack of memory in `phase`, with the largest tensors of the program, what holds the memory and what to
-    /// try. `tried` are the tokens of smaller steps that lacked memory too; `dynamic`: whether the run changes the size of its
-    /// steps.
+    /// The error of a lack of memory, with the largest tensors of the program, what holds the memory and what to
+    /// try.
     pub(crate) fn out_of_memory(
         &self,
         program: &Program,
-        (phase, tried): (Phase, &[u64]),
-        dynamic: bool,
+        fallback: OomFallback<'_>,
         source: DeviceError,
     ) -> RuntimeError {
+        let OomFallback { phase, tried, dynamic } = fallback;
         let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
         let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));
-        let remedy = match dynamic {
-            true => format!(
+        let remedy = if dynamic {
+            format!(
                 "End other processes, or give a smaller {} (to predict also smaller {} or {})",
                 Setting::MemoryBudget,
                 Setting::DnaTokens,
                 Setting::ProteinTokens
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "End other processes, give a smaller {}, or give {} to predict, embed or classify, whose steps then shrink \
                  before memory is short",
                 Setting::MemoryBudget,
                 Setting::Dynamic
-            ),
+            )
         };
         RuntimeError::OutOfMemory(Box::new(OutOfMemory {
             phase,
@@ -111,9 +121,10 @@ impl Site {
 
     /// Number of in-flight steps that keeps all devices together busy.
     pub fn in_flight_target(&self) -> usize {
-        match self.budget.on_host {
-            true => super::bounds::in_flight_target(self.replicas),
-            false => self.machines.iter().map(|machine| machine.depth() + 1).sum(),
+        if self.budget.on_host {
+            super::bounds::in_flight_target(self.replicas)
+        } else {
+            self.machines.iter().map(|machine| machine.depth() + 1).sum()
         }
     }
 
@@ -163,7 +174,8 @@ impl Site {
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
-        let (target, depth) = (programs[0].target().clone(), programs[0].depth());
+        let target = programs[0].target().clone();
+        let depth = programs[0].depth();
         let point = SearchPoint { target: &target, depth, replicas: self.replicas };
         let build: Build<'_> = &mut |tokens, weights| stage.program(&point, tokens, weights, &mut |_, _| {});
         let longest = stage.longest;
@@ -178,6 +190,8 @@ impl Site {
             return Err(refused(self.with_remedies(bill, &programs[0], longest, build)?));
         }
         let held = held_by(&running);
+        // The free memory sufficed, but another process may take it before the arena is allocated, and the driver may lack one
+        // range of that size.
         loop {
             let program = programs[0].clone();
             if !self.budget.on_host {
@@ -231,7 +245,8 @@ impl Site {
     /// sequence.
     fn smaller(&self, program: &Program, longest: u64, build: Build<'_>) -> Result<Program, RuntimeError> {
         let weights = program.weights();
-        let (free, mut tokens) = (self.free()?, tokens(program));
+        let free = self.free()?;
+        let mut tokens = tokens(program);
         loop {
             tokens = (tokens / 2 / TOKEN_STEP * TOKEN_STEP).max(longest);
             let smaller = build(tokens, weights)?;

@@ -10,7 +10,7 @@ use plimsoll_plan::{InputId, Program};
 
 /// Inputs of a batch.
 #[derive(Clone, Copy, Debug)]
-pub enum Batch<'a> {
+pub enum TrainingBatch<'a> {
     /// Sequences of tokens, packed end to end.
     Tokens {
         /// The packs that the sequences belong to: (P, 6), see [`packs`].
@@ -33,7 +33,7 @@ pub enum Batch<'a> {
     },
 }
 
-impl Batch<'_> {
+impl TrainingBatch<'_> {
     /// Numbers of tokens, sequences and packs; of rows, as many tokens as sequences.
     pub fn counts(&self) -> Counts {
         let [tokens, sequences, packs] = match self {
@@ -62,8 +62,8 @@ enum RowInputs {
 const MOST_INPUTS: usize = 10 + MAX_TASKS;
 
 /// Inputs of a plan with their values, without memory of the heap.
-pub(super) struct Inputs<'a> {
-    given: [Option<(InputId, Data<'a>)>; MOST_INPUTS],
+pub(super) struct BoundInputs<'a> {
+    entries: [Option<(InputId, Data<'a>)>; MOST_INPUTS],
 }
 
 /// The error for a plan that has no `what`.
@@ -74,23 +74,23 @@ pub(super) fn lacks(program: &Program, plan: usize, what: &str) -> RuntimeError 
 
 /// The inputs of a plan that take targets: one, or one for each task; none in a plan that computes scores.
 pub(super) fn targets(program: &Program, plan: usize) -> Vec<InputId> {
-    let input = |name: &str| program.input(plan, name);
-    let of_tasks = (0..MAX_TASKS).map_while(|task| input(&format!("targets.{task}")));
-    input("targets").into_iter().chain(of_tasks).collect()
+    let task_targets = (0..MAX_TASKS).map_while(|task| program.input(plan, &format!("targets.{task}")));
+    program.input(plan, "targets").into_iter().chain(task_targets).collect()
 }
 
 impl BatchInputs {
     /// The inputs of a plan.
     pub(super) fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
-        let input = |name: &str| program.input(plan, name);
-        let packs = input("packs");
+        let packs = program.input(plan, "packs");
         let targets = targets(program, plan);
-        if let (Some(ids), Some(spans)) = (input("ids"), input("spans")) {
+        if let (Some(ids), Some(spans)) = (program.input(plan, "ids"), program.input(plan, "spans")) {
             let frames = FramesInput::of(program, plan);
             return Ok(Self { packs, rows: RowInputs::Tokens { ids, spans, frames, targets } });
         }
-        let part = |name: &str| input(name).ok_or_else(|| lacks(program, plan, "input of rows"));
-        let parts = ["dna", "protein"].map(part).into_iter().collect::<Result<_, _>>()?;
+        let parts = ["dna", "protein"]
+            .map(|name| program.input(plan, name).ok_or_else(|| lacks(program, plan, "input of rows")))
+            .into_iter()
+            .collect::<Result<_, _>>()?;
         Ok(Self { packs, rows: RowInputs::Rows { parts, targets: targets.first().copied() } })
     }
 
@@ -104,30 +104,30 @@ impl BatchInputs {
 
     /// The inputs with the values of a batch, and the batch's numbers of tokens, sequences and packs. `frames` is memory for the
     /// frames of the sequences.
-    pub(super) fn given<'a>(
+    pub(super) fn bind<'a>(
         &self,
-        batch: Batch<'a>,
+        batch: TrainingBatch<'a>,
         frames: &'a mut Vec<[i32; 2]>,
-    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let mut inputs = Inputs { given: [None; MOST_INPUTS] };
+    ) -> Result<(BoundInputs<'a>, Counts), RuntimeError> {
+        let mut inputs = BoundInputs { entries: [None; MOST_INPUTS] };
         match (&self.rows, batch) {
             (
                 RowInputs::Tokens {
                     ids: ids_input,
                     spans: spans_input,
-                    frames: of_frames,
+                    frames: frames_input,
                     targets: targets_inputs,
                 },
-                Batch::Tokens { packs, ids, spans, targets },
+                TrainingBatch::Tokens { packs, ids, spans, targets },
             ) => {
                 inputs.add(self.packs, Data::I32(packs.as_flattened()))?;
                 inputs.add(Some(*ids_input), Data::I32(ids))?;
                 inputs.add(Some(*spans_input), Data::I32(spans.as_flattened()))?;
-                if let Some(of_frames) = of_frames {
-                    spans.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
+                if let Some(frames_input) = frames_input {
+                    spans.iter().try_for_each(|[start, end]| frames_input.check((end - start) as usize))?;
                     frames.clear();
-                    frames.extend(of_frames.of_spans(spans));
-                    inputs.add(Some(of_frames.input), Data::I32(frames.as_flattened()))?;
+                    frames.extend(frames_input.of_spans(spans));
+                    inputs.add(Some(frames_input.input), Data::I32(frames.as_flattened()))?;
                 }
                 // An evaluation reads the targets of the first task alone.
                 if targets.len() < targets_inputs.len() {
@@ -139,7 +139,7 @@ impl BatchInputs {
             }
             (
                 RowInputs::Rows { parts: parts_inputs, targets: targets_input },
-                Batch::Rows { packs, parts, targets },
+                TrainingBatch::Rows { packs, parts, targets },
             ) => {
                 inputs.add(self.packs, Data::I32(packs.as_flattened()))?;
                 for (&input, rows) in parts_inputs.iter().zip(parts) {
@@ -147,7 +147,8 @@ impl BatchInputs {
                 }
                 inputs.add(*targets_input, Data::I32(targets))?;
             }
-            (RowInputs::Tokens { .. }, Batch::Rows { .. }) | (RowInputs::Rows { .. }, Batch::Tokens { .. }) => {
+            (RowInputs::Tokens { .. }, TrainingBatch::Rows { .. })
+            | (RowInputs::Rows { .. }, TrainingBatch::Tokens { .. }) => {
                 return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
             }
         }
@@ -155,11 +156,11 @@ impl BatchInputs {
     }
 }
 
-impl<'a> Inputs<'a> {
+impl<'a> BoundInputs<'a> {
     /// Adds an input, if the plan has it.
     pub(super) fn add(&mut self, input: Option<InputId>, data: Data<'a>) -> Result<(), RuntimeError> {
         let Some(input) = input else { return Ok(()) };
-        let free = self.given.iter_mut().find(|given| given.is_none());
+        let free = self.entries.iter_mut().find(|entry| entry.is_none());
         *free.ok_or_else(|| RuntimeError::bug("a plan has more inputs than MOST_INPUTS"))? =
             Some((input, data));
         Ok(())
@@ -167,10 +168,11 @@ impl<'a> Inputs<'a> {
 
     /// Calls `f` with the inputs as a slice.
     pub(super) fn with<T>(&self, f: impl FnOnce(&[(InputId, Data<'a>)]) -> T) -> T {
-        let Some(first) = self.given[0] else { return f(&[]) };
-        let (mut all, mut n) = ([first; MOST_INPUTS], 0);
-        for given in self.given.iter().flatten() {
-            all[n] = *given;
+        let Some(first) = self.entries[0] else { return f(&[]) };
+        let mut all = [first; MOST_INPUTS];
+        let mut n = 0;
+        for entry in self.entries.iter().flatten() {
+            all[n] = *entry;
             n += 1;
         }
         f(&all[..n])

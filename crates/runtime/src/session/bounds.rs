@@ -26,23 +26,23 @@ pub fn in_flight_target(replicas: usize) -> usize {
 
 /// Adds to a program in host memory the output buffers that an encoder's run holds beside the arena: `copies` times the
 /// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. At most
-/// the rows of `turns` full steps, and at most the rows of all `sequences`, wait.
-pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
+/// the rows of `waiting_steps` full steps, and at most the rows of all `sequences`, wait.
+pub fn with_outputs(program: Program, copies: u64, waiting_steps: u64, sequences: Option<u64>) -> Program {
     if !program.target().arena_in_host() {
         return program;
     }
     let bytes = Bytes(output_bytes(&program).0 * copies);
-    let mut beside = vec![Staging { label: "outputs on their way".to_owned(), bytes }];
-    if turns > 0 {
+    let mut buffers = vec![Staging { label: "outputs on their way".to_owned(), bytes }];
+    if waiting_steps > 0 {
         let full = output_bytes(&program).0;
         let packed = program.plans().iter().map(|(_, plan)| plan.graph.bounds).max_by_key(|b| b.tokens);
         // An output has one row per sequence, or one per token.
         let row = packed.map_or(full, |b| (full / b.sequences.max(1)).max(full / b.tokens.max(1) * b.longest));
         let all = sequences.map_or(u64::MAX, |sequences| sequences.saturating_mul(row));
-        let bytes = Bytes((full * turns).min(all));
-        beside.push(Staging { label: "rows that wait for their turn".to_owned(), bytes });
+        let bytes = Bytes((full * waiting_steps).min(all));
+        buffers.push(Staging { label: "rows that wait for their turn".to_owned(), bytes });
     }
-    program.host_extra(beside)
+    program.host_extra(buffers)
 }
 
 /// Number of full steps whose outputs a run holds at a time: the in-flight steps, and for each replica a completed step
@@ -53,8 +53,11 @@ pub fn copies(replicas: usize) -> u64 {
 
 /// Bytes of the outputs of a full step: the maximum over the program's plans.
 pub fn output_bytes(program: &Program) -> Bytes {
-    let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
-    program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
+    program.plans().iter().map(|(_, plan)| graph_output_bytes(&plan.graph)).max().unwrap_or_default()
+}
+
+fn graph_output_bytes(graph: &Graph) -> Bytes {
+    graph.outputs.iter().map(|(_, value)| graph.spec(*value).bytes(&graph.bounds)).sum()
 }
 
 /// Maximum number of tokens of a step over the program's plans.

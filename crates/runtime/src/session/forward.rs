@@ -3,7 +3,7 @@
 //! on other batches.
 
 use super::admission::Site;
-use super::batch::{Batch, BatchInputs};
+use super::batch::{BatchInputs, TrainingBatch};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Executor, ReadShared};
@@ -65,9 +65,9 @@ impl ForwardSession {
     ///
     /// # Errors
     /// A batch of the wrong kind or larger than the plan's bounds; device errors.
-    pub fn compute(&mut self, batch: Batch<'_>) -> Result<&[f32], RuntimeError> {
+    pub fn compute(&mut self, batch: TrainingBatch<'_>) -> Result<&[f32], RuntimeError> {
         let Self { executor, inputs, output, values, frames } = self;
-        let (inputs, counts) = inputs.given(batch, frames)?;
+        let (inputs, counts) = inputs.bind(batch, frames)?;
         let rows = if output.by_sequence { counts.sequences as usize } else { 1 };
         let wanted = [(output.id, rows * output.width)];
         let submitted = inputs.with(|inputs| executor.submit(0, inputs, counts, &wanted))?;
@@ -78,8 +78,9 @@ impl ForwardSession {
 
 impl ForwardOutput {
     fn of(program: &Program, role: &OutputRole) -> Result<Self, RuntimeError> {
-        let missing = || RuntimeError::bug(format!("the plan of an evaluation has no output `{role}`"));
-        let id = program.output(0, role).ok_or_else(missing)?;
+        let id = program
+            .output(0, role)
+            .ok_or_else(|| RuntimeError::bug(format!("the plan of an evaluation has no output `{role}`")))?;
         let shape = &program.plans()[0].1.graph.spec(id.value).shape;
         let by_sequence = matches!(shape.first(), Some(Dim::Sequences(_)));
         let width = shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;

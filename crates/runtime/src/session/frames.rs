@@ -27,6 +27,7 @@ impl FramesInput {
     pub(super) fn of_spans(self, spans: &[[i32; 2]]) -> impl Iterator<Item = [i32; 2]> + '_ {
         let count = self.count as i32;
         spans.iter().flat_map(move |&[start, end]| {
+            // Exact: `check` has refused sequences that do not divide.
             let length = (end - start) / count;
             (0..count).map(move |frame| [start + frame * length, start + (frame + 1) * length])
         })
@@ -34,12 +35,13 @@ impl FramesInput {
 
     /// An error if a sequence of `tokens` tokens cannot be divided into frames of equal length.
     pub(super) fn check(self, tokens: usize) -> Result<(), RuntimeError> {
-        match tokens.is_multiple_of(self.count) {
-            true => Ok(()),
-            false => Err(RuntimeError::bug(format!(
+        if tokens.is_multiple_of(self.count) {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug(format!(
                 "a sequence of {tokens} tokens does not have {} frames of equal length",
                 self.count
-            ))),
+            )))
         }
     }
 }

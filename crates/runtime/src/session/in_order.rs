@@ -36,8 +36,9 @@ impl<T> InOrder<T> {
     /// # Errors
     /// The item already has values, or was never added: a bug.
     pub(super) fn values_of(&mut self, key: u64) -> Result<(&T, &mut Vec<f32>), RuntimeError> {
-        let at = key.checked_sub(self.first).map(|at| at as usize);
-        match at.and_then(|at| self.waiting.get_mut(at)) {
+        // Keys are consecutive, so the offset from the oldest key is the position in the queue. A released key is below it.
+        let index = key.checked_sub(self.first).map(|index| index as usize);
+        match index.and_then(|index| self.waiting.get_mut(index)) {
             Some((item, values @ None)) => {
                 let mut buffer = self.spare.pop().unwrap_or_default();
                 buffer.clear();
@@ -49,6 +50,7 @@ impl<T> InOrder<T> {
 
     /// Releases the oldest item with its values; `None` if it has no values yet.
     pub(super) fn pop(&mut self) -> Option<(T, Vec<f32>)> {
+        // Checked before anything is changed: the oldest item stays in the queue until its values have arrived.
         self.waiting.front()?.1.as_ref()?;
         self.first += 1;
         let (item, values) = self.waiting.pop_front()?;

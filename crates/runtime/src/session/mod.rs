@@ -26,30 +26,36 @@ mod training;
 mod weights;
 
 pub use admission::Site;
-pub use batch::Batch;
+pub use batch::TrainingBatch;
 pub use forward::ForwardSession;
 pub use planned::{PlannedStages, StageStart, StagesRequest};
-pub use replicas::{Output, Per, Stop, Usage, say_given_back};
+pub use replicas::{RowUnit, StepOutput, StopCheck, Usage, say_given_back};
 pub use report::threads;
 pub(crate) use search::SearchPoint;
-pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
+pub use search::{
+    FinishProgram, OutputsInTransit, PlanPart, RejectedCandidate, SearchResult, SearchSpace, SearchStage,
+    search,
+};
 pub(crate) use sequences::sequence_stage;
-pub use sequences::{PlannedSession, Request, Row, Session, SessionModel};
+pub use sequences::{PlannedSession, Session, SessionModel, SessionRequest, SessionRow};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
-pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update, cross_entropy};
+pub use training::{
+    ExpertLayer, MicroStepInputs, MicroStepLosses, StepResult, TrainSession, UpdateResult, cross_entropy,
+};
 pub use weights::WeightSource;
 
 use crate::health::PlannedMemory;
 use crate::watch::Watch;
-use crate::{Level, Observer, Phase, Progress, RuntimeError};
+use crate::{Level, Observer, OomPhase, Progress, RuntimeError};
+use admission::OomFallback;
 use frames::FramesInput;
 use planned::Reload;
 use plimsoll_data::pack::{Fill, Order, Pack, Packer};
 use plimsoll_exec::{DeviceError, Executor};
 use plimsoll_graph::Counts;
 use plimsoll_plan::{InputId, Program, step_seconds};
-use replicas::{Done, Replicas, Returned, Values, Work};
-use sizes::{Change, StepSizes};
+use replicas::{CompletedWork, InputValues, ReplicaPool, Returned, StepWork};
+use sizes::{SizeAction, StepSizes};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -66,23 +72,23 @@ pub struct ModelId(usize);
 /// `'a` is the lifetime of the plan and the weights: after a lack of memory, a session plans smaller steps and loads the
 /// weights again.
 pub struct StepSession<'a> {
-    state: State,
+    state: SessionState,
     /// Starts the session again with a smaller program, where none was planned before; `None` if it cannot.
     reload: Option<Reload<'a>>,
 }
 
-/// All of a session but its references to plan and weights.
-struct State {
+/// State of a session, without its references to the plan and the weights.
+struct SessionState {
     /// The devices with their step queue.
-    replicas: Replicas<Tag>,
+    replicas: ReplicaPool<StepTag>,
     /// The models, in the order of the program's plans.
     models: Vec<ModelState>,
     /// In-flight steps of packed sequences.
     packs: usize,
     /// In-flight steps of rows.
     rows: usize,
-    /// Packs waiting to be sent, with their models; at most one of each model until the input has ended.
-    ready: VecDeque<(usize, Pack)>,
+    /// Packs waiting to be sent; at most one of each model until the input has ended.
+    ready: VecDeque<ReadyPack>,
     /// Whether the input has ended.
     ended: bool,
     /// Whether the session was cancelled: no more packs are sent.
@@ -91,27 +97,52 @@ struct State {
     sizes: StepSizes,
     /// The machines.
     site: Site,
-    /// Steps of rows that were not computed for lack of memory: the model, the keys and the values.
-    returned_rows: VecDeque<(usize, Vec<u64>, Vec<Vec<f32>>)>,
+    /// Steps of rows that were not computed for lack of memory.
+    returned_rows: VecDeque<ReturnedRows>,
     /// Messages of the session itself that were not taken by the client.
     messages: Vec<String>,
     /// Error of a reading of the memory, to be returned by the next call.
     failed: Option<RuntimeError>,
 }
 
-/// Takes what a device has returned, with or without waiting.
-type Take<'t> = &'t mut dyn FnMut(&mut Replicas<Tag>) -> Result<Option<Returned<Tag>>, RuntimeError>;
+/// A pack that waits to be sent as a step.
+struct ReadyPack {
+    /// Index of the model.
+    model: usize,
+    pack: Pack,
+}
+
+impl ReadyPack {
+    /// Expected duration of the step in seconds.
+    fn seconds(&self, program: &Program) -> f64 {
+        let Pack { tokens, spans, .. } = &self.pack;
+        let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
+        step_seconds(&program.plans()[self.model].1.graph, program.target(), counts)
+    }
+}
+
+/// A step of rows that a device returned without computing it.
+struct ReturnedRows {
+    /// Index of the model.
+    model: usize,
+    keys: Vec<u64>,
+    /// The values of each input.
+    rows: Vec<Vec<f32>>,
+}
+
+/// Receives the next result of the replicas, with or without waiting.
+type Take<'t> = &'t mut dyn FnMut(&mut ReplicaPool<StepTag>) -> Result<Option<Returned<StepTag>>, RuntimeError>;
 
 /// Inputs, outputs and reusable buffers of a model.
 struct ModelState {
-    inputs: Inputs,
-    outputs: Arc<[Output]>,
+    inputs: SessionInputs,
+    outputs: Arc<[StepOutput]>,
     /// Output buffers of completed steps for reuse: for each step a vector per output.
     spare: Vec<Vec<Vec<f32>>>,
 }
 
 /// Inputs of a model, resolved from their names when the session starts.
-enum Inputs {
+enum SessionInputs {
     /// Token sequences, packed end to end.
     Packed {
         /// Token ids: (T).
@@ -137,7 +168,7 @@ enum Inputs {
 }
 
 /// Model and keys of a step.
-enum Tag {
+enum StepTag {
     /// Step of packed sequences.
     Pack { model: usize, owners: Vec<u64> },
     /// Step of rows.
@@ -154,7 +185,7 @@ pub enum Push {
     Full,
 }
 
-/// The next result of a session: a [`Row`] of a [`Session`], a [`Completed`] step of a [`StepSession`].
+/// The next result of a session: a [`SessionRow`] of a [`Session`], a [`Completed`] step of a [`StepSession`].
 pub enum Next<T> {
     /// A result.
     Ready(T),
@@ -174,20 +205,20 @@ pub struct Completed {
     pub counts: Counts,
     /// Device time in seconds.
     pub seconds: f64,
-    outputs: Arc<[Output]>,
+    outputs: Arc<[StepOutput]>,
     values: Vec<Vec<f32>>,
-    inputs: Vec<Values>,
+    inputs: Vec<InputValues>,
 }
 
 impl Completed {
     /// Returns the values of output `output` for the sequence (or row) `i` of the step: one row, or for a per-token
     /// output one row per token of the sequence.
     pub fn values(&self, output: usize, i: usize) -> &[f32] {
-        let Output { per, width, .. } = self.outputs[output];
+        let StepOutput { per, width, .. } = self.outputs[output];
         // A packed step's second input holds the spans; a per-token output has a row for each token of the span.
         let rows = match (per, self.inputs.get(1)) {
-            (Per::Token, Some(Values::Spans(spans))) => spans[i][0] as usize..spans[i][1] as usize,
-            (Per::Token | Per::Sequence, _) => i..i + 1,
+            (RowUnit::Token, Some(InputValues::Spans(spans))) => spans[i][0] as usize..spans[i][1] as usize,
+            (RowUnit::Token | RowUnit::Sequence, _) => i..i + 1,
         };
         &self.values[output][rows.start * width..rows.end * width]
     }
@@ -198,12 +229,12 @@ impl<'a> StepSession<'a> {
     /// `spans` take sequences, packed in the order `order`; other models take rows.
     /// `reload` has the plan of the programs; with programs of several sizes, the steps follow the memory.
     fn new(executors: Vec<Executor>, order: Order, reload: Reload<'a>) -> Result<Self, RuntimeError> {
-        let replicas = Replicas::new(executors)?;
+        let replicas = ReplicaPool::new(executors)?;
         let program = replicas.program();
         let models = (0..program.plans().len()).map(|plan| ModelState::of(program, plan, order)).collect();
         let site = reload.site().clone();
         let sizes = StepSizes::new(replicas.programs(), replicas.size(), &reload);
-        let state = State {
+        let state = SessionState {
             replicas,
             models,
             packs: 0,
@@ -259,7 +290,7 @@ impl<'a> StepSession<'a> {
     }
 
     /// The outputs of a model, in the order of [`Completed::values`]' indices.
-    pub fn outputs(&self, model: ModelId) -> &[Output] {
+    pub fn outputs(&self, model: ModelId) -> &[StepOutput] {
         &self.state.models[model.0].outputs
     }
 
@@ -267,8 +298,8 @@ impl<'a> StepSession<'a> {
     pub fn longest(&self, model: ModelId) -> usize {
         let bounds = self.program().plans()[model.0].1.graph.bounds;
         let longest = match &self.state.models[model.0].inputs {
-            Inputs::Packed { frames: Some(frames), .. } => bounds.longest * frames.count as u64,
-            Inputs::Packed { frames: None, .. } | Inputs::Rows { .. } => bounds.longest,
+            SessionInputs::Packed { frames: Some(frames), .. } => bounds.longest * frames.count as u64,
+            SessionInputs::Packed { frames: None, .. } | SessionInputs::Rows { .. } => bounds.longest,
         };
         longest.min(bounds.tokens) as usize
     }
@@ -287,11 +318,13 @@ impl<'a> StepSession<'a> {
         }
         for (model, key, tokens) in sequences {
             match &mut self.state.models[model.0].inputs {
-                Inputs::Packed { packer, frames, .. } => {
+                SessionInputs::Packed { packer, frames, .. } => {
                     frames.map_or(Ok(()), |frames| frames.check(tokens.len()))?;
                     packer.push(key, tokens)?;
                 }
-                Inputs::Rows { .. } => return Err(RuntimeError::bug("a model of rows was given a sequence")),
+                SessionInputs::Rows { .. } => {
+                    return Err(RuntimeError::bug("a model of rows was given a sequence"));
+                }
             }
         }
         self.dispatch();
@@ -312,16 +345,16 @@ impl<'a> StepSession<'a> {
         rows: Vec<Vec<f32>>,
     ) -> Result<(), RuntimeError> {
         let ModelState { inputs, outputs, spare } = &mut self.state.models[model.0];
-        let Inputs::Rows { inputs, .. } = inputs else {
+        let SessionInputs::Rows { inputs, .. } = inputs else {
             return Err(RuntimeError::bug("a model of sequences was given rows"));
         };
-        let work = Work {
+        let work = StepWork {
             plan: model.0,
-            inputs: inputs.iter().copied().zip(rows.into_iter().map(Values::F32)).collect(),
+            inputs: inputs.iter().copied().zip(rows.into_iter().map(InputValues::F32)).collect(),
             counts: Counts { tokens: 0, sequences: keys.len() as u64, packs: 1 },
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
-            tag: Tag::Rows { model: model.0, keys },
+            tag: StepTag::Rows { model: model.0, keys },
         };
         self.state.rows += 1;
         self.state.replicas.send_first(work);
@@ -341,7 +374,9 @@ impl<'a> StepSession<'a> {
 
     /// Returns empty buffers for the inputs of a step of rows, indexed by [`StepSession::row_input`].
     pub fn row_buffers(&mut self, model: ModelId) -> Vec<Vec<f32>> {
-        let Inputs::Rows { inputs, spare } = &mut self.state.models[model.0].inputs else { return vec![] };
+        let SessionInputs::Rows { inputs, spare } = &mut self.state.models[model.0].inputs else {
+            return vec![];
+        };
         let mut buffers = spare.pop().unwrap_or_default();
         buffers.resize_with(inputs.len(), Vec::new);
         buffers.iter_mut().for_each(Vec::clear);
@@ -363,17 +398,18 @@ impl<'a> StepSession<'a> {
         let devices = self.state.replicas.working();
         let mut packers: Vec<(usize, &mut Packer)> = vec![];
         for (number, model) in self.state.models.iter_mut().enumerate() {
-            if let Inputs::Packed { packer, .. } = &mut model.inputs {
+            if let SessionInputs::Packed { packer, .. } = &mut model.inputs {
                 packers.push((number, packer));
             }
         }
         if devices > 1 {
             packers.iter_mut().for_each(|(_, packer)| packer.cut(LAST_PACKS * devices));
         }
+        // One pack of each model in turn, so that steps of all models are queued alternately.
         loop {
             let before = self.state.ready.len();
             for (model, packer) in &mut packers {
-                self.state.ready.extend(packer.next_pack(true).map(|pack| (*model, pack)));
+                self.state.ready.extend(packer.next_pack(true).map(|pack| ReadyPack { model: *model, pack }));
             }
             if self.state.ready.len() == before {
                 break;
@@ -384,7 +420,7 @@ impl<'a> StepSession<'a> {
             self.state
                 .ready
                 .make_contiguous()
-                .sort_by(|a, b| seconds(program, b).total_cmp(&seconds(program, a)));
+                .sort_by(|a, b| b.seconds(program).total_cmp(&a.seconds(program)));
         }
         self.dispatch();
     }
@@ -395,7 +431,7 @@ impl<'a> StepSession<'a> {
     /// A device error when no other device is left to recompute its steps, or the error of a step that no device can
     /// compute.
     pub fn poll(&mut self) -> Result<Next<Completed>, RuntimeError> {
-        self.returned(&mut Replicas::poll)
+        self.returned(&mut ReplicaPool::poll)
     }
 
     /// Waits for the next completed step while any is in flight. `stop` is called about every 50 ms; its error ends
@@ -403,7 +439,7 @@ impl<'a> StepSession<'a> {
     ///
     /// # Errors
     /// As [`StepSession::poll`], and the error of `stop`.
-    pub fn next(&mut self, stop: Stop<'_>) -> Result<Next<Completed>, RuntimeError> {
+    pub fn next(&mut self, stop: StopCheck<'_>) -> Result<Next<Completed>, RuntimeError> {
         self.returned(&mut |replicas| replicas.wait(stop))
     }
 
@@ -427,15 +463,16 @@ impl<'a> StepSession<'a> {
         let model = &mut self.state.models[model.0];
         model.spare.push(values);
         match &mut model.inputs {
-            Inputs::Packed { packer, .. } => {
+            SessionInputs::Packed { packer, .. } => {
                 let mut inputs = inputs.into_iter();
-                if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) = (inputs.next(), inputs.next())
+                if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
+                    (inputs.next(), inputs.next())
                 {
                     packer.recycle(Pack { tokens, spans, owners: keys });
                 }
             }
-            Inputs::Rows { spare, .. } => {
-                spare.push(inputs.into_iter().filter_map(Values::into_f32).collect());
+            SessionInputs::Rows { spare, .. } => {
+                spare.push(inputs.into_iter().filter_map(InputValues::into_f32).collect());
             }
         }
     }
@@ -450,11 +487,11 @@ impl<'a> StepSession<'a> {
     pub fn cancel(&mut self) -> Vec<u64> {
         self.state.cancelled = true;
         self.state.replicas.set_gives_way(false);
-        let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|(_, keys, _)| keys).collect();
+        let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|step| step.keys).collect();
         for work in self.state.replicas.cancel() {
             match work.tag {
-                Tag::Pack { .. } => self.state.packs -= 1,
-                Tag::Rows { keys, .. } => {
+                StepTag::Pack { .. } => self.state.packs -= 1,
+                StepTag::Rows { keys, .. } => {
                     self.state.rows -= 1;
                     dropped.extend(keys);
                 }
@@ -493,8 +530,8 @@ impl<'a> StepSession<'a> {
     /// Utilization of the packs of a model.
     pub fn fill(&self, model: ModelId) -> Fill {
         match &self.state.models[model.0].inputs {
-            Inputs::Packed { packer, .. } => packer.fill(),
-            Inputs::Rows { .. } => Fill::default(),
+            SessionInputs::Packed { packer, .. } => packer.fill(),
+            SessionInputs::Rows { .. } => Fill::default(),
         }
     }
 
@@ -528,8 +565,8 @@ impl<'a> StepSession<'a> {
         }
         match self.state.sizes.wanted() {
             None => return Ok(()),
-            Some(Change::Reload(error)) => self.reload(error)?,
-            Some(Change::Resize(size)) => match self.state.replicas.resize(size) {
+            Some(SizeAction::Reload(error)) => self.reload(error)?,
+            Some(SizeAction::Resize(size)) => match self.state.replicas.resize(size) {
                 Ok(()) => self.state.sizes.resized(),
                 Err(error) => {
                     // The reading was overtaken: the session continues with its size.
@@ -541,13 +578,14 @@ impl<'a> StepSession<'a> {
         }
         self.set_gives_way();
         let program = self.state.replicas.program();
+        // The models first: packs that wait are divided by the bounds of the new program, and rows are sent with its inputs.
         self.state.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
-        for (model, pack) in std::mem::take(&mut self.state.ready) {
+        for ReadyPack { model, pack } in std::mem::take(&mut self.state.ready) {
             let bounds = program.plans()[model].1.graph.bounds;
             let packs = pack.divided(bounds.tokens as usize, bounds.sequences as usize);
-            self.state.ready.extend(packs.into_iter().map(|pack| (model, pack)));
+            self.state.ready.extend(packs.into_iter().map(|pack| ReadyPack { model, pack }));
         }
-        while let Some((model, keys, rows)) = self.state.returned_rows.pop_front() {
+        while let Some(ReturnedRows { model, keys, rows }) = self.state.returned_rows.pop_front() {
             self.submit_rows(ModelId(model), keys, rows)?;
         }
         Ok(())
@@ -574,26 +612,27 @@ impl<'a> StepSession<'a> {
 
     /// Takes back steps that a device has no memory for, and all steps that no device has started, to send them again after
     /// a change to a smaller size.
-    fn take_back(&mut self, error: DeviceError, mut works: Vec<Work<Tag>>) {
+    fn take_back(&mut self, error: DeviceError, mut works: Vec<StepWork<StepTag>>) {
         works.extend(self.state.replicas.cancel());
         // The first step goes back last, to the front of the queue.
-        for Work { inputs, values, tag, .. } in works.into_iter().rev() {
+        for StepWork { inputs, values, tag, .. } in works.into_iter().rev() {
             let mut inputs = inputs.into_iter().map(|(_, values)| values);
             match tag {
-                Tag::Pack { model, owners } => {
+                StepTag::Pack { model, owners } => {
                     self.state.packs -= 1;
                     self.state.models[model].spare.push(values);
-                    if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
+                    if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
-                        self.state.ready.push_front((model, Pack { tokens, spans, owners }));
+                        let pack = Pack { tokens, spans, owners };
+                        self.state.ready.push_front(ReadyPack { model, pack });
                     }
                 }
-                Tag::Rows { model, keys } => {
+                StepTag::Rows { model, keys } => {
                     self.state.rows -= 1;
                     self.state.models[model].spare.push(values);
-                    let rows = inputs.filter_map(Values::into_f32);
-                    self.state.returned_rows.push_front((model, keys, rows.collect()));
+                    let rows = inputs.filter_map(InputValues::into_f32).collect();
+                    self.state.returned_rows.push_front(ReturnedRows { model, keys, rows });
                 }
             }
         }
@@ -604,13 +643,12 @@ impl<'a> StepSession<'a> {
     fn with_phase(&self, error: RuntimeError) -> RuntimeError {
         match error {
             RuntimeError::Device(error) if error.is_out_of_memory() => {
-                let (tried, dynamic) = (self.state.sizes.tried(), self.state.sizes.is_dynamic());
-                self.state.site.out_of_memory(
-                    self.state.replicas.program(),
-                    (Phase::Step, tried),
-                    dynamic,
-                    error,
-                )
+                let fallback = OomFallback {
+                    phase: OomPhase::Step,
+                    tried: self.state.sizes.tried(),
+                    dynamic: self.state.sizes.is_dynamic(),
+                };
+                self.state.site.out_of_memory(self.state.replicas.program(), fallback, error)
             }
             other => other,
         }
@@ -626,10 +664,11 @@ impl<'a> StepSession<'a> {
     /// Adds to `ready` the next pack of each model that has none there: a full pack, or with `flush` a partial one.
     fn make_ready(&mut self, flush: bool) {
         for (number, model) in self.state.models.iter_mut().enumerate() {
-            if let Inputs::Packed { packer, .. } = &mut model.inputs
-                && self.state.ready.iter().all(|(other, _)| *other != number)
+            if let SessionInputs::Packed { packer, .. } = &mut model.inputs
+                && self.state.ready.iter().all(|other| other.model != number)
             {
-                self.state.ready.extend(packer.next_pack(flush).map(|pack| (number, pack)));
+                let pack = packer.next_pack(flush);
+                self.state.ready.extend(pack.map(|pack| ReadyPack { model: number, pack }));
             }
         }
     }
@@ -644,7 +683,7 @@ impl<'a> StepSession<'a> {
                 self.make_ready(false);
             }
             match self.state.ready.pop_front() {
-                Some((model, pack)) if self.has_room() && self.admits_step() => self.send(model, pack),
+                Some(ready) if self.has_room() && self.admits_step() => self.send(ready),
                 Some(waits) => return self.state.ready.push_front(waits),
                 None => return,
             }
@@ -659,26 +698,31 @@ impl<'a> StepSession<'a> {
         })
     }
 
-    /// Sends a pack as a step of model `number`.
-    fn send(&mut self, number: usize, pack: Pack) {
-        let ModelState { inputs, outputs, spare } = &mut self.state.models[number];
-        let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
+    /// Sends a pack as a step of its model.
+    fn send(&mut self, ready: ReadyPack) {
+        let ReadyPack { model, pack } = ready;
+        let ModelState { inputs, outputs, spare } = &mut self.state.models[model];
+        let SessionInputs::Packed { ids, spans: spans_input, firsts, lasts, frames, .. } = inputs else {
+            return;
+        };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
-        let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
-        let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
-        let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
-        let mut inputs = vec![(*ids, Values::I32(tokens)), (*of_spans, Values::Spans(spans))];
+        let firsts =
+            firsts.map(|input| (input, InputValues::I32(spans.iter().map(|[start, _]| *start).collect())));
+        let lasts =
+            lasts.map(|input| (input, InputValues::I32(spans.iter().map(|[_, end]| end - 1).collect())));
+        let frames = frames.map(|frames| (frames.input, InputValues::Spans(frames.of_spans(&spans).collect())));
+        let mut inputs = vec![(*ids, InputValues::I32(tokens)), (*spans_input, InputValues::Spans(spans))];
         inputs.extend(firsts);
         inputs.extend(lasts);
         inputs.extend(frames);
-        let work = Work {
-            plan: number,
+        let work = StepWork {
+            plan: model,
             inputs,
             counts,
             outputs: Arc::clone(outputs),
             values: spare.pop().unwrap_or_default(),
-            tag: Tag::Pack { model: number, owners },
+            tag: StepTag::Pack { model, owners },
         };
         self.state.packs += 1;
         self.state.sizes.sent();
@@ -686,17 +730,17 @@ impl<'a> StepSession<'a> {
     }
 
     /// Converts a step returned by the devices, and updates the in-flight counts.
-    fn completed(&mut self, done: Done<Tag>) -> Completed {
+    fn completed(&mut self, done: CompletedWork<StepTag>) -> Completed {
         if self.state.sizes.completed() {
             self.set_gives_way();
         }
-        let Done { work: Work { inputs, counts, values, outputs, tag, .. }, seconds } = done;
+        let CompletedWork { work: StepWork { inputs, counts, values, outputs, tag, .. }, seconds } = done;
         let (model, keys) = match tag {
-            Tag::Pack { model, owners } => {
+            StepTag::Pack { model, owners } => {
                 self.state.packs -= 1;
                 (model, owners)
             }
-            Tag::Rows { model, keys } => {
+            StepTag::Rows { model, keys } => {
                 self.state.rows -= 1;
                 (model, keys)
             }
@@ -723,12 +767,6 @@ fn is_out_of_memory(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Device(error) if error.is_out_of_memory())
 }
 
-/// Expected duration of a pack's step in seconds.
-fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
-    let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64, packs: 1 };
-    step_seconds(&program.plans()[*model].1.graph, program.target(), counts)
-}
-
 impl ModelState {
     fn of(program: &Program, plan: usize, order: Order) -> Self {
         let graph = &program.plans()[plan].1.graph;
@@ -740,21 +778,21 @@ impl ModelState {
                 let packer = Packer::new(b.tokens as usize, b.sequences as usize, longest, order);
                 let firsts = program.input(plan, "rows");
                 let lasts = program.input(plan, "lasts");
-                Inputs::Packed { ids, spans, firsts, lasts, frames, packer: Box::new(packer) }
+                SessionInputs::Packed { ids, spans, firsts, lasts, frames, packer: Box::new(packer) }
             }
             (Some(_) | None, _) => {
                 let inputs = graph.inputs.iter().map(|&(_, value)| InputId { plan, value }).collect();
-                Inputs::Rows { inputs, spare: vec![] }
+                SessionInputs::Rows { inputs, spare: vec![] }
             }
         };
-        Self { inputs, outputs: Output::of(program, plan).into(), spare: vec![] }
+        Self { inputs, outputs: StepOutput::of(program, plan).into(), spare: vec![] }
     }
 
     /// Changes inputs, outputs and bounds to those of a program of another size.
     fn resize(&mut self, program: &Program, plan: usize) {
         let graph = &program.plans()[plan].1.graph;
         match &mut self.inputs {
-            Inputs::Packed { ids, spans, firsts, lasts, frames, packer } => {
+            SessionInputs::Packed { ids, spans, firsts, lasts, frames, packer } => {
                 // The programs have equal inputs; only the values that they name may have other numbers.
                 *ids = program.input(plan, "ids").unwrap_or(*ids);
                 *spans = program.input(plan, "spans").unwrap_or(*spans);
@@ -763,11 +801,11 @@ impl ModelState {
                 *frames = FramesInput::of(program, plan);
                 packer.resize(graph.bounds.tokens as usize, graph.bounds.sequences as usize);
             }
-            Inputs::Rows { inputs, .. } => {
+            SessionInputs::Rows { inputs, .. } => {
                 *inputs = graph.inputs.iter().map(|&(_, value)| InputId { plan, value }).collect();
             }
         }
-        self.outputs = Output::of(program, plan).into();
+        self.outputs = StepOutput::of(program, plan).into();
         // Buffers of larger steps would keep their memory.
         self.spare.clear();
     }

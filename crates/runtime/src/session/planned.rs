@@ -2,14 +2,14 @@
 //! program or one with smaller steps, and both are reported.
 
 use super::StepSession;
-use super::admission::Site;
+use super::admission::{OomFallback, Site};
 use super::bounds::{TOKEN_STEP, tokens};
 use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
-use super::search::{Choice, Rejected, SearchPoint, SearchSpace, SearchStage, search};
+use super::search::{RejectedCandidate, SearchPoint, SearchResult, SearchSpace, SearchStage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
-use crate::dynamic::{Dynamic, MAX_SIZES, RETRIES};
-use crate::{Level, Observer, Phase, RequestError, RuntimeError, Settings};
+use crate::dynamic::{DynamicSettings, MAX_SIZES, RETRIES};
+use crate::{Level, Observer, OomPhase, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
@@ -33,7 +33,7 @@ pub struct StagesRequest<'a> {
 pub struct PlannedStages<'a> {
     settings: Settings,
     stages: Vec<SearchStage<'a>>,
-    choice: Choice,
+    choice: SearchResult,
     site: Site,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Reload<'a> {
     }
 
     /// The settings of steps that follow the memory.
-    pub(super) fn dynamic(&self) -> Option<Dynamic> {
+    pub(super) fn dynamic(&self) -> Option<DynamicSettings> {
         self.planned.settings.dynamic
     }
 
@@ -95,12 +95,12 @@ impl Settings {
     /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan_stages<'a>(&self, request: StagesRequest<'a>) -> Result<PlannedStages<'a>, RuntimeError> {
         let StagesRequest { mut alternatives, replicas, tokens, budgets } = request;
-        let stages = || alternatives.iter().flatten();
-        if self.stream == Streaming::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams)
-        {
+        let stages: Vec<&SearchStage<'_>> = alternatives.iter().flatten().collect();
+        let can_stream = stages.iter().any(|stage| stage.parts.iter().any(|part| part.streams));
+        if self.stream == Streaming::Always && !can_stream {
             return Err(RequestError::NotStreamed.into());
         }
-        let longest = stages().map(|stage| stage.longest).max().unwrap_or(0);
+        let longest = stages.iter().map(|stage| stage.longest).max().unwrap_or(0);
         if let Some(tokens) = tokens.filter(|&tokens| tokens < longest) {
             return Err(RequestError::TokensTooFew { tokens, longest }.into());
         }
@@ -137,7 +137,7 @@ impl PlannedStages<'_> {
     }
 
     /// The candidates that did not fit.
-    pub fn rejected(&self) -> &[Rejected] {
+    pub fn rejected(&self) -> &[RejectedCandidate] {
         &self.choice.rejected
     }
 
@@ -153,11 +153,14 @@ impl PlannedStages<'_> {
 
     /// Expected seconds for each token, summed over the stages.
     fn seconds_per_token(&self) -> f64 {
-        let of_program = |program: &Program| {
-            let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(1);
-            program.seconds() / (tokens.max(1) * program.replicas() as u64) as f64
-        };
-        self.programs().iter().map(of_program).sum()
+        self.programs()
+            .iter()
+            .map(|program| {
+                let tokens =
+                    program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(1);
+                program.seconds() / (tokens.max(1) * program.replicas() as u64) as f64
+            })
+            .sum()
     }
 
     /// The setting that would save memory if memory is short: the budget of a plan with at least a tenth less. `plan`
@@ -167,8 +170,8 @@ impl PlannedStages<'_> {
         plan: impl FnOnce(&Budget) -> Result<PlannedStages<'p>, RuntimeError>,
     ) -> Vec<Remedy> {
         let budget = self.site.budget();
-        let beside = budget.process_bytes();
-        let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + beside, ..budget.clone() };
+        let process_bytes = budget.process_bytes();
+        let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + process_bytes, ..budget.clone() };
         // A refusal means that nothing smaller does the same work.
         let Ok(smaller) = plan(&wanted) else { return vec![] };
         let megabytes = (smaller.peak() + smaller.site.budget().process_bytes()).0.div_ceil(1_000_000);
@@ -201,7 +204,8 @@ impl PlannedStages<'_> {
         start: StageStart<'p>,
         observer: &mut dyn Observer,
     ) -> Result<StepSession<'p>, RuntimeError> {
-        let (program, budget) = (&self.choice.programs[stage], self.site.budget());
+        let program = &self.choice.programs[stage];
+        let budget = self.site.budget();
         let kept = self.kept(stage, program);
         budget.admits_held(program, kept)?;
         observer.say(Level::Info, &memory_words(budget, program, kept, start.kept));
@@ -246,10 +250,12 @@ impl PlannedStages<'_> {
                 executors.first().map_or(vec![], |one| one.prepared().programs().cloned().collect());
             let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
             let Some(smaller) = smaller else {
-                let (dynamic, phase) = (self.settings.dynamic.is_some(), (Phase::Load, &tried[..]));
-                return Err(self.site.out_of_memory(&used[0], phase, dynamic, error));
+                let dynamic = self.settings.dynamic.is_some();
+                let fallback = OomFallback { phase: OomPhase::Load, tried: &tried, dynamic };
+                return Err(self.site.out_of_memory(&used[0], fallback, error));
             };
-            let (to, from) = (tokens(&smaller[0]), tokens(&used[0]));
+            let to = tokens(&smaller[0]);
+            let from = tokens(&used[0]);
             let text = format!(
                 "there is too little memory to load the weights: steps now have {to} tokens instead of {from}"
             );
@@ -278,15 +284,17 @@ impl PlannedStages<'_> {
     /// The program for half the tokens of `program`, a program of a stage; `None` if it would not hold the longest sequence,
     /// would need as much memory, or would have its weights at other addresses.
     fn halved(&self, stage: usize, program: &Program) -> Result<Option<Program>, RuntimeError> {
-        let (of_stage, before) = (&self.stages[stage], tokens(program));
-        let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(of_stage.longest);
+        let search_stage = &self.stages[stage];
+        let before = tokens(program);
+        let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(search_stage.longest);
         if half >= before {
             return Ok(None);
         }
-        let (target, depth) = (program.target(), program.depth());
+        let target = program.target();
+        let depth = program.depth();
         let point = SearchPoint { target, depth, replicas: program.replicas() };
         let weights = program.weights();
-        let smaller = of_stage.program(&point, half, weights, &mut |_, _| {})?;
+        let smaller = search_stage.program(&point, half, weights, &mut |_, _| {})?;
         let is_smaller = smaller.arena_bytes() < program.arena_bytes();
         Ok((is_smaller && smaller.has_weights_of(program) && admits_equal_inputs(&smaller, program))
             .then_some(smaller))
@@ -308,16 +316,16 @@ impl PlannedStages<'_> {
         if self.settings.dynamic.is_none() {
             return;
         }
-        let all = programs.iter().map(|program| tokens(program).to_string()).collect::<Vec<_>>().join(", ");
+        let sizes = programs.iter().map(|program| tokens(program).to_string()).collect::<Vec<_>>().join(", ");
         match programs.len() {
             1 => observer.say(
                 Level::Warning,
                 &format!(
-                    "{}: only steps of {all} tokens can be used, so their size cannot change",
+                    "{}: only steps of {sizes} tokens can be used, so their size cannot change",
                     Setting::Dynamic
                 ),
             ),
-            _ => observer.say(Level::Info, &format!("steps of {all} tokens, by the free memory")),
+            _ => observer.say(Level::Info, &format!("steps of {sizes} tokens, by the free memory")),
         }
     }
 
@@ -349,9 +357,10 @@ impl PlannedStages<'_> {
     /// Executors of another program; a thread limit too low for the devices' threads.
     pub fn resume<'p>(&'p self, stage: usize, start: StageStart<'p>) -> Result<StepSession<'p>, RuntimeError> {
         let StageStart { order, weights, running, .. } = start;
-        match self.is_on(stage, &running) {
-            true => StepSession::new(running, order, self.reload(stage, weights)),
-            false => Err(RuntimeError::bug("a session was to go on with executors of another program")),
+        if self.is_on(stage, &running) {
+            StepSession::new(running, order, self.reload(stage, weights))
+        } else {
+            Err(RuntimeError::bug("a session was to go on with executors of another program"))
         }
     }
 }
@@ -360,7 +369,8 @@ impl PlannedStages<'_> {
 fn admits_equal_inputs(some: &Program, other: &Program) -> bool {
     let pairs = some.plans().iter().zip(other.plans());
     pairs.into_iter().all(|((_, some), (_, other))| {
-        let (some_bounds, other_bounds) = (some.graph.bounds, other.graph.bounds);
+        let some_bounds = some.graph.bounds;
+        let other_bounds = other.graph.bounds;
         some_bounds.longest == other_bounds.longest
             && (some.graph.input("ids").is_some() || some_bounds == other_bounds)
     })

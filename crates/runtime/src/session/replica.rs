@@ -1,7 +1,7 @@
 //! Device thread, and the queue from which the device threads take steps. Invariant: each device keeps up to its
 //! pipeline depth of steps in flight, but leaves in the queue a step that an idle device could start.
 
-use super::replicas::{Done, Event, Work};
+use super::replicas::{CompletedWork, ReplicaEvent, StepWork};
 use plimsoll_exec::{Data, DeviceError, Executor, Submitted};
 use plimsoll_plan::{InputId, OutputId};
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Step queue shared by the device threads.
-pub(super) struct Shared<T> {
+pub(super) struct SharedQueue<T> {
     state: Mutex<QueueState<T>>,
     /// Signalled when steps are added and when the queue is closed.
     changed: Condvar,
@@ -19,32 +19,41 @@ pub(super) struct Shared<T> {
 
 struct QueueState<T> {
     /// Waiting steps, next first.
-    queue: VecDeque<Work<T>>,
+    queue: VecDeque<StepWork<T>>,
     /// Number of devices without in-flight steps.
     idle: usize,
     /// Whether the threads shall end.
     closed: bool,
     /// Whether the session answers a lack of memory with smaller steps. Otherwise the device fails.
     gives_way: bool,
-    /// The size of steps that all devices shall use, and the number of the request.
-    size: (usize, u64),
+    /// The last request for a size of steps.
+    resize: ResizeRequest,
+}
+
+/// Request that all devices use a size of steps.
+#[derive(Clone, Copy, Default)]
+struct ResizeRequest {
+    /// Number of the size.
+    size: usize,
+    /// Number of the request, from 1; 0 before the first. Two requests for one size are answered separately.
+    number: u64,
 }
 
 /// Next task of a device without in-flight steps.
-enum Task<T> {
-    Step(Work<T>),
+enum ReplicaTask<T> {
+    Step(StepWork<T>),
     /// Use the size of this number.
     Resize(usize),
 }
 
-impl<T> Shared<T> {
+impl<T> SharedQueue<T> {
     pub(super) fn new(replicas: usize) -> Self {
         let state = QueueState {
             queue: VecDeque::new(),
             idle: replicas,
             closed: false,
             gives_way: false,
-            size: (0, 0),
+            resize: ResizeRequest::default(),
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -55,13 +64,13 @@ impl<T> Shared<T> {
     }
 
     /// Changes the queue through `put` and wakes the device threads.
-    pub(super) fn put(&self, put: impl FnOnce(&mut VecDeque<Work<T>>)) {
+    pub(super) fn put(&self, put: impl FnOnce(&mut VecDeque<StepWork<T>>)) {
         put(&mut self.state().queue);
         self.changed.notify_all();
     }
 
     /// Removes and returns all waiting steps.
-    pub(super) fn clear(&self) -> Vec<Work<T>> {
+    pub(super) fn clear(&self) -> Vec<StepWork<T>> {
         self.state().queue.drain(..).collect()
     }
 
@@ -82,28 +91,29 @@ impl<T> Shared<T> {
         self.state().gives_way
     }
 
-    /// Requests that every device uses size number `size`; each answers with [`Event::Resized`].
+    /// Requests that every device uses size number `size`; each answers with [`ReplicaEvent::Resized`].
     pub(super) fn resize(&self, size: usize) {
         let mut state = self.state();
-        state.size = (size, state.size.1 + 1);
+        state.resize = ResizeRequest { size, number: state.resize.number + 1 };
         self.changed.notify_all();
     }
 
     /// Waits for the next task of a device without in-flight steps, which has answered `answered` requests for a size;
-    /// `None` after [`Shared::close`].
-    fn first(&self, answered: &mut u64) -> Option<Task<T>> {
+    /// `None` after [`SharedQueue::close`].
+    fn first(&self, answered: &mut u64) -> Option<ReplicaTask<T>> {
         let mut state = self.state();
         loop {
             if state.closed {
                 return None;
             }
-            if state.size.1 > *answered {
-                *answered = state.size.1;
-                return Some(Task::Resize(state.size.0));
+            // Before the queue: steps in it are planned for the new size.
+            if state.resize.number > *answered {
+                *answered = state.resize.number;
+                return Some(ReplicaTask::Resize(state.resize.size));
             }
             if let Some(work) = state.queue.pop_front() {
                 state.idle -= 1;
-                return Some(Task::Step(work));
+                return Some(ReplicaTask::Step(work));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -111,8 +121,9 @@ impl<T> Shared<T> {
 
     /// Takes a further step for a device that already has one in flight. Leaves one step in the queue for each idle
     /// device.
-    fn another(&self) -> Option<Work<T>> {
+    fn another(&self) -> Option<StepWork<T>> {
         let mut state = self.state();
+        // Without the reserve, near the end of the input one device would hold two steps while another has none.
         if state.queue.len() > state.idle { state.queue.pop_front() } else { None }
     }
 
@@ -122,7 +133,7 @@ impl<T> Shared<T> {
     }
 
     /// Returns the steps of a failed device to the head of the queue, in their order.
-    fn hand_back(&self, works: Vec<Work<T>>) {
+    fn hand_back(&self, works: Vec<StepWork<T>>) {
         self.put(|queue| works.into_iter().rev().for_each(|work| queue.push_front(work)));
     }
 }
@@ -132,13 +143,14 @@ pub(super) struct Replica<T> {
     /// Index of the device.
     number: usize,
     executor: Executor,
-    shared: Arc<Shared<T>>,
-    events: Sender<Event<T>>,
+    shared: Arc<SharedQueue<T>>,
+    events: Sender<ReplicaEvent<T>>,
     /// In-flight steps, oldest first.
-    open: VecDeque<(Work<T>, Submitted)>,
+    open: VecDeque<(StepWork<T>, Submitted)>,
     /// Number of requests for a size that were answered.
     answered: u64,
-    /// Time since which the oldest in-flight step has had the device for itself.
+    /// Time since which the oldest in-flight step has had the device for itself: when it was submitted to an idle device,
+    /// or when the step before it completed. The seconds of steps then sum to the time in which the device was busy.
     since: Instant,
 }
 
@@ -146,15 +158,15 @@ impl<T> Replica<T> {
     pub(super) fn new(
         number: usize,
         executor: Executor,
-        shared: Arc<Shared<T>>,
-        events: Sender<Event<T>>,
+        shared: Arc<SharedQueue<T>>,
+        events: Sender<ReplicaEvent<T>>,
     ) -> Self {
         Self { number, executor, shared, events, open: VecDeque::new(), answered: 0, since: Instant::now() }
     }
 }
 
 /// A step that could not be completed, with its error.
-struct Failed<T>(DeviceError, Box<Work<T>>);
+struct Failed<T>(DeviceError, Box<StepWork<T>>);
 
 impl<T: Send> Replica<T> {
     /// Runs the device thread; returns the executor unless the device failed or the thread panicked.
@@ -163,7 +175,7 @@ impl<T: Send> Replica<T> {
             Ok(true) => Some(self.executor),
             Ok(false) => None,
             Err(panic) => {
-                let _ = self.events.send(Event::Panicked(panic));
+                let _ = self.events.send(ReplicaEvent::Panicked(panic));
                 None
             }
         }
@@ -176,11 +188,11 @@ impl<T: Send> Replica<T> {
             let next = match self.open.len() {
                 0 => match self.shared.first(&mut self.answered) {
                     None => return true,
-                    Some(Task::Resize(size)) => {
+                    Some(ReplicaTask::Resize(size)) => {
                         self.resize(size);
                         continue;
                     }
-                    Some(Task::Step(work)) => Some(work),
+                    Some(ReplicaTask::Step(work)) => Some(work),
                 },
                 open if open < self.executor.depth() => self.shared.another(),
                 _ => None,
@@ -199,7 +211,7 @@ impl<T: Send> Replica<T> {
                     return false;
                 }
                 Err(Failed(error, _)) => {
-                    let _ = self.events.send(Event::Refused(error));
+                    let _ = self.events.send(ReplicaEvent::Refused(error));
                     self.ended();
                 }
             }
@@ -209,11 +221,11 @@ impl<T: Send> Replica<T> {
     /// Changes the size of the steps and reports the result.
     fn resize(&mut self, size: usize) {
         let result = self.executor.use_size(size);
-        let _ = self.events.send(Event::Resized { replica: self.number, result });
+        let _ = self.events.send(ReplicaEvent::Resized { replica: self.number, result });
     }
 
     /// Returns the step that failed and the in-flight steps to the session, which repeats them as smaller steps.
-    fn lacks_memory(&mut self, error: DeviceError, work: Work<T>) {
+    fn lacks_memory(&mut self, error: DeviceError, work: StepWork<T>) {
         let mut works = vec![work];
         while let Some((work, step)) = self.open.pop_front() {
             // The device returns outputs in order, so they are collected, and dropped with their errors.
@@ -222,11 +234,11 @@ impl<T: Send> Replica<T> {
             works.push(work);
         }
         self.ended();
-        let _ = self.events.send(Event::LacksMemory { replica: self.number, error, works });
+        let _ = self.events.send(ReplicaEvent::LacksMemory { replica: self.number, error, works });
     }
 
     /// Submits a step to the device.
-    fn begin(&mut self, work: Work<T>) -> Result<(), Failed<T>> {
+    fn begin(&mut self, work: StepWork<T>) -> Result<(), Failed<T>> {
         if self.open.is_empty() {
             self.since = Instant::now();
         }
@@ -255,9 +267,11 @@ impl<T: Send> Replica<T> {
         self.since = now;
         self.ended();
         // Sending fails if the run has failed and dropped the receiver.
-        let (replica, done) = (self.number, Done { work, seconds });
-        let (given_back, note) = (self.executor.given_back(), self.executor.note());
-        let _ = self.events.send(Event::Done { replica, done, given_back, note });
+        let replica = self.number;
+        let done = CompletedWork { work, seconds };
+        let given_back = self.executor.given_back();
+        let note = self.executor.note();
+        let _ = self.events.send(ReplicaEvent::Done { replica, done, given_back, note });
         Ok(())
     }
 
@@ -270,12 +284,13 @@ impl<T: Send> Replica<T> {
 
     /// Returns all in-flight steps to the queue and reports the failed device. The failed step goes first: it was the
     /// oldest or the youngest of them, and the queue guarantees no order.
-    fn retire(&mut self, error: DeviceError, work: Work<T>) {
-        let works: Vec<Work<T>> =
+    fn retire(&mut self, error: DeviceError, work: StepWork<T>) {
+        let works: Vec<StepWork<T>> =
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
-        let (replica, handed_back) = (self.number, works.len());
+        let replica = self.number;
+        let handed_back = works.len();
         self.shared.hand_back(works);
-        let _ = self.events.send(Event::Retired { replica, error, handed_back });
+        let _ = self.events.send(ReplicaEvent::Retired { replica, error, handed_back });
     }
 }
 

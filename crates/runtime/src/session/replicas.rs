@@ -7,11 +7,11 @@
 mod tests;
 
 use super::bounds::in_flight_target;
-use super::replica::{Replica, Shared};
+use super::replica::{Replica, SharedQueue};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
 use plimsoll_exec::{Data, DeviceError, DeviceInfo, Executor, Prepared};
-use plimsoll_graph::{Bytes, Counts, Dim, OutputRole, ValueId};
+use plimsoll_graph::{Bytes, Counts, Dim};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::any::Any;
 use std::error::Error;
@@ -22,71 +22,74 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Callback called periodically while waiting for a step; an error ends the wait.
-pub type Stop<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
+pub type StopCheck<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
 
-/// Interval between calls of [`Stop`].
+/// Interval between calls of [`StopCheck`].
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An output of a plan; its number of rows depends on a step's counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct StepOutput {
     /// The output's id.
     pub id: OutputId,
     /// Its name in the plan's graph.
     pub name: String,
     /// Whether there is a row per sequence or per token.
-    pub per: Per,
+    pub per: RowUnit,
     /// Columns of a row.
     pub width: usize,
 }
 
 /// Row unit of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Per {
+pub enum RowUnit {
     /// One row per sequence.
     Sequence,
     /// One row per token.
     Token,
 }
 
-impl Output {
+impl StepOutput {
     /// The outputs of a plan, in the order of its graph.
     pub(super) fn of(program: &Program, plan: usize) -> Vec<Self> {
         let graph = &program.plans()[plan].1.graph;
-        let output = |(role, value): &(OutputRole, ValueId)| {
-            let spec = graph.spec(*value);
-            let (per, columns) = match spec.shape.first() {
-                Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
-                Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
-                // No output of a model has a row for each pack.
-                Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (Per::Sequence, &spec.shape[..]),
-            };
-            let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
-            Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
-        };
-        graph.outputs.iter().map(output).collect()
+        graph
+            .outputs
+            .iter()
+            .map(|(role, value)| {
+                let spec = graph.spec(*value);
+                let (per, columns) = match spec.shape.first() {
+                    Some(Dim::Tokens(_)) => (RowUnit::Token, &spec.shape[1..]),
+                    Some(Dim::Sequences(_)) => (RowUnit::Sequence, &spec.shape[1..]),
+                    // No output of a model has a row for each pack.
+                    Some(Dim::Fixed(_) | Dim::Packs(_)) | None => (RowUnit::Sequence, &spec.shape[..]),
+                };
+                let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+                Self { id: OutputId { plan, value: *value }, name: role.to_string(), per, width }
+            })
+            .collect()
     }
 
     /// Number of elements of the output in a step with these counts.
     pub(super) fn elements(&self, counts: Counts) -> usize {
         let rows = match self.per {
-            Per::Sequence => counts.sequences,
-            Per::Token => counts.tokens,
+            RowUnit::Sequence => counts.sequences,
+            RowUnit::Token => counts.tokens,
         };
         rows as usize * self.width
     }
 }
 
 /// A step of a plan, with its input and output buffers.
-pub(super) struct Work<T> {
+pub(super) struct StepWork<T> {
     /// Index of the plan in the program.
     pub(super) plan: usize,
     /// The inputs, each with exactly the elements that `counts` implies.
-    pub(super) inputs: Vec<(InputId, Values)>,
+    pub(super) inputs: Vec<(InputId, InputValues)>,
     /// Numbers of tokens and sequences of the step.
     pub(super) counts: Counts,
     /// The outputs to read.
-    pub(super) outputs: Arc<[Output]>,
+    pub(super) outputs: Arc<[StepOutput]>,
     /// One vector per output: reusable buffers until the step is done, then the output values.
     pub(super) values: Vec<Vec<f32>>,
     /// The client's identification of the step.
@@ -94,7 +97,7 @@ pub(super) struct Work<T> {
 }
 
 /// Values of an input.
-pub(super) enum Values {
+pub(super) enum InputValues {
     /// Integers, such as token ids.
     I32(Vec<i32>),
     /// Start and end of each sequence: (S, 2).
@@ -103,7 +106,7 @@ pub(super) enum Values {
     F32(Vec<f32>),
 }
 
-impl Values {
+impl InputValues {
     pub(super) fn data(&self) -> Data<'_> {
         match self {
             Self::I32(values) => Data::I32(values),
@@ -111,9 +114,7 @@ impl Values {
             Self::F32(values) => Data::F32(values),
         }
     }
-}
 
-impl Values {
     /// The values if they are f32.
     pub(super) fn into_f32(self) -> Option<Vec<f32>> {
         match self {
@@ -124,9 +125,9 @@ impl Values {
 }
 
 /// A completed step.
-pub(super) struct Done<T> {
+pub(super) struct CompletedWork<T> {
     /// The step, with its output values.
-    pub(super) work: Work<T>,
+    pub(super) work: StepWork<T>,
     /// Device time in seconds.
     pub(super) seconds: f64,
 }
@@ -151,11 +152,11 @@ pub struct Usage {
 }
 
 /// The devices that share the steps of a program.
-pub(super) struct Replicas<T> {
+pub(super) struct ReplicaPool<T> {
     /// The step queue.
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedQueue<T>>,
     /// Events of the device threads.
-    events: Receiver<Event<T>>,
+    events: Receiver<ReplicaEvent<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
     programs: Prepared,
     /// Index of the program in use.
@@ -176,19 +177,19 @@ pub(super) struct Replicas<T> {
     first: Option<Arc<DeviceError>>,
 }
 
-/// What a device has returned.
+/// Result that a device returned to the session.
 pub(super) enum Returned<T> {
     /// A completed step.
-    Done(Done<T>),
+    Done(CompletedWork<T>),
     /// Steps that were not computed, because the device lacks memory for steps of this size.
-    LacksMemory(DeviceError, Vec<Work<T>>),
+    LacksMemory(DeviceError, Vec<StepWork<T>>),
 }
 
 /// Event reported by a device thread.
-pub(super) enum Event<T> {
+pub(super) enum ReplicaEvent<T> {
     Done {
         replica: usize,
-        done: Done<T>,
+        done: CompletedWork<T>,
         given_back: Bytes,
         /// The device's remark about an unusual event.
         note: Option<String>,
@@ -203,7 +204,7 @@ pub(super) enum Event<T> {
     LacksMemory {
         replica: usize,
         error: DeviceError,
-        works: Vec<Work<T>>,
+        works: Vec<StepWork<T>>,
     },
     /// The answer to a request for a size.
     Resized {
@@ -215,54 +216,52 @@ pub(super) enum Event<T> {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl<T: Send + 'static> Replicas<T> {
+impl<T: Send + 'static> ReplicaPool<T> {
     /// Starts one thread per executor; all executors have the same program and weights.
     pub(super) fn new(executors: Vec<Executor>) -> Result<Self, RuntimeError> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
-        let (programs, size) = (first.prepared().clone(), first.size());
-        let (program, replicas) = (programs.program(0), executors.len());
-        let target = match program.target().arena_in_host() {
+        let programs = first.prepared().clone();
+        let size = first.size();
+        let program = programs.program(0);
+        let replicas = executors.len();
+        let target = if !program.target().arena_in_host() {
+            executors.iter().map(|e| e.depth() + 1).sum()
+        } else if program.replicas() == 1 {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
-            true if program.replicas() == 1 => replicas,
-            true => in_flight_target(replicas),
-            false => executors.iter().map(|e| e.depth() + 1).sum(),
+            replicas
+        } else {
+            in_flight_target(replicas)
         };
         let usage = executors.iter().map(|e| {
             let DeviceInfo { name, arithmetic, .. } = e.device().info();
             Usage { name, arithmetic, ..Usage::default() }
         });
         let usage = usage.collect();
-        let shared = Arc::new(Shared::new(replicas));
-        let queue = Arc::clone(&shared);
+        let shared = Arc::new(SharedQueue::new(replicas));
         let (sender, events) = channel();
-        let start = |(number, executor)| {
-            let (shared, events) = (Arc::clone(&queue), sender.clone());
-            let replica = Replica::new(number, executor, shared, events);
-            spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
-        };
-        let (in_flight, working, warnings) = (0, replicas, vec![]);
-        let (threads, failed, first) = (vec![], vec![], None);
-        // From here on, an error drops `all`, which ends the threads that were started.
-        let mut all = Self {
+        // From here on, an error drops `pool`, which ends the threads that were started.
+        let mut pool = Self {
             shared,
             events,
-            threads,
+            threads: vec![],
             programs,
             size,
             usage,
-            in_flight,
+            in_flight: 0,
             target,
-            working,
-            warnings,
-            failed,
-            first,
+            working: replicas,
+            warnings: vec![],
+            failed: vec![],
+            first: None,
         };
-        for thread in executors.into_iter().enumerate().map(start) {
-            all.threads.push(thread?);
+        for (number, executor) in executors.into_iter().enumerate() {
+            let replica = Replica::new(number, executor, Arc::clone(&pool.shared), sender.clone());
+            let thread = spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))?;
+            pool.threads.push(thread);
         }
-        Ok(all)
+        Ok(pool)
     }
 
     /// The program in use.
@@ -290,6 +289,7 @@ impl<T: Send + 'static> Replicas<T> {
     pub(super) fn resize(&mut self, size: usize) -> Result<(), RuntimeError> {
         let before = std::mem::replace(&mut self.size, size);
         if let Err(error) = self.resize_all(size) {
+            // Some devices may have changed their size already, and all must run the same program.
             self.size = before;
             self.resize_all(before)?;
             return Err(error);
@@ -303,16 +303,20 @@ impl<T: Send + 'static> Replicas<T> {
             return Err(RuntimeError::bug("steps are in flight during a change of their size"));
         }
         self.shared.resize(size);
-        let (mut answers, mut failed) = (0, None);
+        let mut answers = 0;
+        let mut failed = None;
         while answers < self.working {
             match self.events.recv() {
-                Ok(Event::Resized { result, .. }) => {
+                Ok(ReplicaEvent::Resized { result, .. }) => {
                     answers += 1;
                     failed = failed.or(result.err());
                 }
-                Ok(Event::Panicked(panic)) => resume_unwind(panic),
+                Ok(ReplicaEvent::Panicked(panic)) => resume_unwind(panic),
                 Ok(
-                    Event::Done { .. } | Event::Retired { .. } | Event::LacksMemory { .. } | Event::Refused(_),
+                    ReplicaEvent::Done { .. }
+                    | ReplicaEvent::Retired { .. }
+                    | ReplicaEvent::LacksMemory { .. }
+                    | ReplicaEvent::Refused(_),
                 ) => {
                     return Err(RuntimeError::bug("a device returned a step that was not in flight"));
                 }
@@ -348,19 +352,19 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Appends a step to the queue.
-    pub(super) fn send(&mut self, work: Work<T>) {
+    pub(super) fn send(&mut self, work: StepWork<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_back(work));
     }
 
     /// Puts a step at the head of the queue.
-    pub(super) fn send_first(&mut self, work: Work<T>) {
+    pub(super) fn send_first(&mut self, work: StepWork<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_front(work));
     }
 
     /// Waits until a device returns steps; `None` if none is in flight.
-    pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Returned<T>>, RuntimeError> {
+    pub(super) fn wait(&mut self, stop: StopCheck<'_>) -> Result<Option<Returned<T>>, RuntimeError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
                 Ok(event) => {
@@ -392,7 +396,7 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Removes and returns the steps that no device has started.
-    pub(super) fn cancel(&mut self) -> Vec<Work<T>> {
+    pub(super) fn cancel(&mut self) -> Vec<StepWork<T>> {
         let works = self.shared.clear();
         self.in_flight -= works.len();
         works
@@ -403,7 +407,7 @@ impl<T: Send + 'static> Replicas<T> {
         self.stop()
     }
 
-    /// Ends the device threads and returns the executors of the working devices; [`Replicas::go_on`] starts them again. No
+    /// Ends the device threads and returns the executors of the working devices; [`ReplicaPool::go_on`] starts them again. No
     /// step may be in flight.
     pub(super) fn stop(&mut self) -> Vec<Executor> {
         self.join().into_iter().flatten().collect()
@@ -412,7 +416,7 @@ impl<T: Send + 'static> Replicas<T> {
     /// Continues on executors with another program.
     pub(super) fn go_on(&mut self, executors: Vec<Executor>) -> Result<(), RuntimeError> {
         let mut next = Self::new(executors)?;
-        // Devices that failed before stay in the record.
+        // Devices that failed before stay in the record, behind the working ones: events number devices by position.
         let usage = std::mem::take(&mut self.usage);
         let (gone, kept): (Vec<Usage>, Vec<Usage>) = usage.into_iter().partition(|one| one.failed.is_some());
         for (new, old) in next.usage.iter_mut().zip(kept) {
@@ -427,9 +431,9 @@ impl<T: Send + 'static> Replicas<T> {
     }
 
     /// Processes an event; returns the steps that a device returned with it.
-    fn hear(&mut self, event: Event<T>) -> Result<Option<Returned<T>>, RuntimeError> {
+    fn hear(&mut self, event: ReplicaEvent<T>) -> Result<Option<Returned<T>>, RuntimeError> {
         match event {
-            Event::Done { replica, done, given_back, note } => {
+            ReplicaEvent::Done { replica, done, given_back, note } => {
                 self.in_flight -= 1;
                 let usage = &mut self.usage[replica];
                 usage.steps += 1;
@@ -439,19 +443,21 @@ impl<T: Send + 'static> Replicas<T> {
                 self.warnings.extend(note.map(|note| format!("{}: {note}", usage.name)));
                 Ok(Some(Returned::Done(done)))
             }
-            Event::LacksMemory { replica, error, works } => {
+            ReplicaEvent::LacksMemory { replica, error, works } => {
                 self.in_flight -= works.len();
-                let (name, why) = (&self.usage[replica].name, told(&error));
+                let name = &self.usage[replica].name;
+                let why = told(&error);
                 self.warnings.push(format!("{name} has too little memory: {why}"));
                 Ok(Some(Returned::LacksMemory(error, works)))
             }
-            Event::Resized { replica, .. } => {
+            ReplicaEvent::Resized { replica, .. } => {
                 let name = &self.usage[replica].name;
                 Err(RuntimeError::bug(format!("{name} changed its size without a request")))
             }
-            Event::Retired { replica, error, handed_back } => {
+            ReplicaEvent::Retired { replica, error, handed_back } => {
                 self.working -= 1;
-                let (name, why) = (&self.usage[replica].name, told(&error));
+                let name = &self.usage[replica].name;
+                let why = told(&error);
                 let steps = if handed_back == 1 { "step" } else { "steps" };
                 self.warnings.push(format!(
                     "{name} failed and is no longer used: {why}; its {handed_back} in-flight {steps} are \
@@ -467,11 +473,11 @@ impl<T: Send + 'static> Replicas<T> {
                 self.warnings.pop();
                 Err(self.none_left())
             }
-            Event::Refused(error) => {
+            ReplicaEvent::Refused(error) => {
                 self.in_flight -= 1;
                 Err(error.into())
             }
-            Event::Panicked(panic) => resume_unwind(panic),
+            ReplicaEvent::Panicked(panic) => resume_unwind(panic),
         }
     }
 
@@ -481,7 +487,8 @@ impl<T: Send + 'static> Replicas<T> {
         self.in_flight = 0;
         match &self.first {
             Some(first) => {
-                let (devices, first) = (self.failed.clone(), Arc::clone(first));
+                let devices = self.failed.clone();
+                let first = Arc::clone(first);
                 DeviceError::NoneLeft { devices, first }.into()
             }
             None => RuntimeError::bug("no device is left to compute on"),
@@ -489,7 +496,7 @@ impl<T: Send + 'static> Replicas<T> {
     }
 }
 
-impl<T> Replicas<T> {
+impl<T> ReplicaPool<T> {
     /// Closes the queue and joins the device threads.
     fn join(&mut self) -> Vec<Option<Executor>> {
         self.shared.close();
@@ -498,7 +505,7 @@ impl<T> Replicas<T> {
     }
 }
 
-impl<T> Drop for Replicas<T> {
+impl<T> Drop for ReplicaPool<T> {
     fn drop(&mut self) {
         self.join();
     }
@@ -516,7 +523,8 @@ pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
 
 /// Formats an error with its chain of sources as one line.
 fn told(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
+    let mut text = error.to_string();
+    let mut cause = error.source();
     while let Some(error) = cause {
         text += &format!(": {error}");
         cause = error.source();

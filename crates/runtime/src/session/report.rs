@@ -10,24 +10,27 @@ use plimsoll_plan::{Precision, Program};
 
 /// One line per device for the reader of a run: device and precision. [`device_lines`] has the kernels.
 pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<String> {
-    let words = |executor: &Executor| format!("computes in {} on {}", precision.name(), name(executor));
-    one_of_each_device(executors).map(words).collect()
+    one_of_each_device(executors)
+        .map(|executor| format!("computes in {} on {}", precision.name(), name(executor)))
+        .collect()
 }
 
 /// The plan against the budget, with rounded sizes, for the reader of a run: [`memory_line_with_host`] has the bytes. `kept`
 /// is the host memory for the values named by `what` of in-flight steps on a GPU.
 pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let on_host = program.target().arena_in_host();
-    let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
+    let peak = program.peak().rounded();
+    let line = budget.bytes.rounded();
     let process = match budget.process_bytes() {
         process if on_host && process > Bytes::ZERO => {
             format!(" and up to {} for the rest of the process", process.rounded())
         }
         _ => String::new(),
     };
-    let host = match on_host {
-        true => String::new(),
-        false => format!("; up to {} of host memory for {what} in transit", kept.rounded()),
+    let host = if on_host {
+        String::new()
+    } else {
+        format!("; up to {} of host memory for {what} in transit", kept.rounded())
     };
     let streamed = match program.streamed() {
         Bytes::ZERO => String::new(),
@@ -75,14 +78,18 @@ pub fn threads(count: u64) -> String {
 /// results. The kernels belong to the program's first attention node and first linear node.
 fn device_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
-    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
-    let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
-    let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
-    let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
+    let attention = first_kernel(program, |op| matches!(op, Op::Attention(_))).unwrap_or("none");
+    let linear = first_kernel(program, |op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let device = name(executor);
     let DeviceInfo { arithmetic: with, matmul_provider, .. } = executor.device().info();
     let by = matmul_provider.map_or_else(String::new, |by| format!(" by {by}"));
     format!("{device}: precision {}, attention: {attention}, matmuls: {linear}{by} ({with})", precision.name())
+}
+
+/// Name of the kernel of the first node whose op is of a kind.
+fn first_kernel(program: &Program, is_of_kind: fn(&Op) -> bool) -> Option<&'static str> {
+    let mut nodes = program.plans().iter().flat_map(|(_, plan)| plan.graph.nodes.iter().zip(&plan.kernels));
+    Some(nodes.find(|(node, _)| is_of_kind(&node.op))?.1.name())
 }
 
 /// The line of `memory_line`, extended by memory outside the plan: on a CPU, the bytes of the budget reserved
@@ -101,7 +108,9 @@ pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: By
 /// One line with the memory budget, the planned peak and its ledger, the pinned host memory, and the bytes of
 /// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
-    let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
+    let tokens = tokens(program);
+    let peak = program.peak();
+    let ledger = program.ledger().line();
     let replicas = match program.replicas() {
         1 => String::new(),
         replicas => format!(" in {replicas} replicas"),

@@ -43,10 +43,10 @@ pub struct PlanPart<'a> {
 
 /// Post-processes a program, for example adding the buffers that a run holds beside its arena. The second argument is
 /// the number of replicas.
-pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
+pub type FinishProgram<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
 
 /// Computes the bytes of host memory that hold outputs in transit, given the program and the number of in-flight steps.
-pub type Kept<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
+pub type OutputsInTransit<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
 
 /// Models that are in memory together: the plans of one program.
 pub struct SearchStage<'a> {
@@ -55,16 +55,16 @@ pub struct SearchStage<'a> {
     /// Minimum number of tokens of a step: the length of the longest sequence.
     pub longest: u64,
     /// Adds the buffers that a run holds beside the arena.
-    pub finish: Finish<'a>,
+    pub finish: FinishProgram<'a>,
     /// Bytes that a run keeps in host memory beside a GPU's arena.
-    pub kept: Kept<'a>,
+    pub kept: OutputsInTransit<'a>,
 }
 
 impl<'a> SearchStage<'a> {
     /// A stage that holds no memory beside its arena.
     pub fn new(parts: Vec<PlanPart<'a>>, longest: u64) -> Self {
-        let (finish, kept): (Finish<'a>, Kept<'a>) =
-            (Box::new(|program, _| program), Box::new(|_, _| Bytes::ZERO));
+        let finish: FinishProgram<'a> = Box::new(|program, _| program);
+        let kept: OutputsInTransit<'a> = Box::new(|_, _| Bytes::ZERO);
         Self { parts, longest, finish, kept }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct SearchPoint<'a> {
 
 /// The result of a search.
 #[derive(Debug)]
-pub struct Choice {
+pub struct SearchResult {
     /// Index of the chosen budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
@@ -91,12 +91,12 @@ pub struct Choice {
     /// The program of each stage of the alternative.
     pub programs: Vec<Program>,
     /// The candidates that did not fit, in the order in which they were tried.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedCandidate>,
 }
 
 /// A candidate that did not fit, with the bill of its smallest step.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedCandidate {
     /// Index of the budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
@@ -118,8 +118,8 @@ pub fn search(
     space: &SearchSpace<'_>,
     alternatives: &[Vec<SearchStage<'_>>],
     dump: Dump<'_>,
-) -> Result<Choice, RuntimeError> {
-    let mut rejected: Vec<Rejected> = vec![];
+) -> Result<SearchResult, RuntimeError> {
+    let mut rejected: Vec<RejectedCandidate> = vec![];
     for (number, budget) in space.budgets.iter().enumerate() {
         let mut replicas = space.replicas.max(1);
         loop {
@@ -127,18 +127,20 @@ pub fn search(
             let point = SearchPoint { target: &target, depth: space.depth, replicas };
             let tried = if replicas == 1 { alternatives.len() } else { 1 };
             for (alternative, stages) in alternatives[..tried].iter().enumerate() {
+                // Each replica would read the weights in every step, so only a single replica streams them.
                 let stream = match space.stream {
                     _ if replicas > 1 => Streaming::Never,
                     Streaming::Auto if alternative + 1 < alternatives.len() => Streaming::Never,
                     stream => stream,
                 };
-                let fit =
-                    |stage: &SearchStage<'_>, dump: Dump<'_>| point.fit(space, stage, stream, budget, dump);
-                match all(stages.iter().map(|stage| fit(stage, &mut *dump)))? {
+                let fitted = stages.iter().map(|stage| point.fit(space, stage, stream, budget, &mut *dump));
+                match all(fitted)? {
                     Ok(programs) => {
-                        return Ok(Choice { budget: number, replicas, alternative, programs, rejected });
+                        return Ok(SearchResult { budget: number, replicas, alternative, programs, rejected });
                     }
-                    Err(bill) => rejected.push(Rejected { budget: number, replicas, alternative, bill }),
+                    Err(bill) => {
+                        rejected.push(RejectedCandidate { budget: number, replicas, alternative, bill })
+                    }
                 }
             }
             if replicas == 1 {
@@ -158,7 +160,8 @@ pub fn search(
 fn all(
     programs: impl Iterator<Item = Result<Program, PlanError>>,
 ) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
-    let (mut fitting, mut refused): (Vec<Program>, Option<Box<Bill>>) = (vec![], None);
+    let mut fitting: Vec<Program> = vec![];
+    let mut refused: Option<Box<Bill>> = None;
     for program in programs {
         match program {
             Ok(program) => fitting.push(program),
@@ -206,10 +209,10 @@ impl SearchPoint<'_> {
             1 => (self.target.saturation.max(longest), longest),
             replicas => {
                 let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
-                let each = share.max(MIN_TOKENS_OF_REPLICA).max(longest);
+                let tokens_each = share.max(MIN_TOKENS_OF_REPLICA).max(longest);
                 // Fewer replicas with longer steps are faster than many with short steps, because each replica reads
                 // all weights in every step; hence a minimum step size for several replicas.
-                (each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
+                (tokens_each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
             }
         };
         Search { floor, ceiling, step: TOKEN_STEP, budget: budget.for_plans(), room: budget.room }
@@ -225,13 +228,13 @@ impl SearchStage<'_> {
         weights: Weights,
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
-        let plan = |part: &PlanPart<'_>, dump: Dump<'_>| {
+        let mut plans = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
             let graph = (part.graph)(tokens).map_err(|source| PlanError::of_graph("build", source))?;
             let weights = if part.streams { weights } else { part.policy.weights };
             let policy = Policy { weights, ..part.policy.clone() };
-            Ok((part.name.clone(), compile_with(&graph, &policy, point.target, dump)?))
-        };
-        let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
+            plans.push((part.name.clone(), compile_with(&graph, &policy, point.target, &mut *dump)?));
+        }
         let program = Program::new(point.target.clone(), plans, vec![]);
         Ok((self.finish)(program, point.replicas)
             .with_pipeline_depth(point.depth)
@@ -267,7 +270,7 @@ mod tests {
         replicas: usize,
         budgets: &[(u64, u64)],
         alternatives: &[Vec<SearchStage<'_>>],
-    ) -> Result<Choice, RuntimeError> {
+    ) -> Result<SearchResult, RuntimeError> {
         let budget = |&(bytes, process): &(u64, u64)| Budget {
             process: vec![Staging { label: "queues".to_owned(), bytes: Bytes(process) }],
             ..Budget::unlimited(Bytes(bytes))
@@ -289,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_first_candidate_that_fits_is_chosen_and_the_others_are_reported() {
-        let tried = |choice: &Choice| -> Vec<(usize, usize, usize)> {
+        let tried = |choice: &SearchResult| -> Vec<(usize, usize, usize)> {
             choice.rejected.iter().map(|r| (r.budget, r.replicas, r.alternative)).collect()
         };
         // Two matrices of 16.8 MB each, together or one after the other; 5.6 MB of workspace.

@@ -8,8 +8,8 @@
 use super::bounds::{bounds, copies, output_bytes, with_outputs};
 use super::in_order::InOrder;
 use super::{
-    Completed, ModelId, Next, Per, PlanPart, PlannedStages, Push, SearchStage, StageStart, StagesRequest,
-    StepSession, Stop, WeightSource,
+    Completed, ModelId, Next, PlanPart, PlannedStages, Push, RowUnit, SearchStage, StageStart, StagesRequest,
+    StepOutput, StepSession, StopCheck, WeightSource,
 };
 use crate::budget::Budget;
 use crate::{Observer, RuntimeError, SequenceError, Settings, Silent, Tokenizer};
@@ -38,9 +38,9 @@ pub trait SessionModel {
     }
 }
 
-/// What a session computes, and on which machines.
+/// Request for a session: the outputs of a sequence, limits of the input, and the machines.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct SessionRequest {
     /// Outputs of every sequence. Empty: all outputs of the model's graph, for a [`SessionModel`] that chooses them itself.
     pub outputs: Vec<Output>,
     /// Tokens of the longest sequence, special tokens included, or an upper bound; `None`: the tokens of a step.
@@ -55,7 +55,7 @@ pub struct Request {
     pub settings: Settings,
 }
 
-impl Default for Request {
+impl Default for SessionRequest {
     fn default() -> Self {
         Self {
             outputs: vec![Output::Mean],
@@ -68,7 +68,7 @@ impl Default for Request {
     }
 }
 
-impl Request {
+impl SessionRequest {
     /// Number of full steps whose rows may wait for an older row.
     fn waiting_steps(&self) -> u64 {
         match self.order {
@@ -86,10 +86,14 @@ pub(crate) fn sequence_stage(
     waiting_steps: u64,
     sequences: Option<u64>,
 ) -> SearchStage<'_> {
-    let finish =
-        move |program: Program, replicas| with_outputs(program, copies(replicas), waiting_steps, sequences);
-    let kept = move |program: &Program, steps| Bytes(output_bytes(program).0 * (steps as u64 + waiting_steps));
-    SearchStage { parts, longest, finish: Box::new(finish), kept: Box::new(kept) }
+    SearchStage {
+        parts,
+        longest,
+        finish: Box::new(move |program, replicas| {
+            with_outputs(program, copies(replicas), waiting_steps, sequences)
+        }),
+        kept: Box::new(move |program, steps| Bytes(output_bytes(program).0 * (steps as u64 + waiting_steps))),
+    }
 }
 
 /// The plan of a [`Session`].
@@ -148,13 +152,18 @@ impl<'a> PlannedSession<'a> {
     /// # Errors
     /// The program lacks a model or an output: a bug.
     pub fn session<'p>(&'p self, steps: StepSession<'p>) -> Result<Session<'p>, RuntimeError> {
-        let model = |(index, model): (usize, &&'p dyn SessionModel)| {
-            let name = plan_name(index, self.models.len());
-            let id =
-                steps.model(&name).ok_or_else(|| RuntimeError::bug(format!("the program has no {name}")))?;
-            Ok(SessionPart { id, tokenizer: model.tokenizer(), outputs: self.outputs_of(&steps, id)? })
-        };
-        let models = self.models.iter().enumerate().map(model).collect::<Result<Vec<_>, RuntimeError>>()?;
+        let models = self
+            .models
+            .iter()
+            .enumerate()
+            .map(|(index, model)| {
+                let name = plan_name(index, self.models.len());
+                let id = steps
+                    .model(&name)
+                    .ok_or_else(|| RuntimeError::bug(format!("the program has no {name}")))?;
+                Ok(SessionPart { id, tokenizer: model.tokenizer(), outputs: self.outputs_of(&steps, id)? })
+            })
+            .collect::<Result<Vec<_>, RuntimeError>>()?;
         let waiting = InOrder::default();
         Ok(Session { steps, models, waiting, current: None, tokens: 0, encoded: vec![] })
     }
@@ -162,15 +171,18 @@ impl<'a> PlannedSession<'a> {
     /// The requested outputs of a model, in the order of the request.
     fn outputs_of(&self, steps: &StepSession<'_>, model: ModelId) -> Result<Vec<RowOutput>, RuntimeError> {
         let known = steps.outputs(model);
-        let output = |index: usize| RowOutput { index, per: known[index].per, width: known[index].width };
         if self.outputs.is_empty() {
-            return Ok((0..known.len()).map(output).collect());
+            return Ok((0..known.len()).map(|index| RowOutput::new(known, index)).collect());
         }
-        let find = |name: &String| {
-            let index = known.iter().position(|output| output.name == *name);
-            index.map(output).ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))
-        };
-        self.outputs.iter().map(find).collect()
+        self.outputs
+            .iter()
+            .map(|name| {
+                let index = known.iter().position(|output| output.name == *name);
+                let index =
+                    index.ok_or_else(|| RuntimeError::bug(format!("the model has no output `{name}`")))?;
+                Ok(RowOutput::new(known, index))
+            })
+            .collect()
     }
 }
 
@@ -183,15 +195,15 @@ fn plan_name(index: usize, models: usize) -> String {
 ///
 /// # Examples
 /// ```
-/// use plimsoll_runtime::session::{Next, Push, Request, Session};
+/// use plimsoll_runtime::session::{Next, Push, SessionRequest, Session};
 /// use plimsoll_runtime::{EncoderModel, RuntimeError};
 ///
 /// # fn main() -> Result<(), RuntimeError> {
 /// let model = EncoderModel::builtin_protein()?; // random weights; `Model::open` opens a folder or a hub id
-/// let planned = Session::plan(&[&model], &Request::default())?; // Err: the bill, and what would fit
+/// let planned = Session::plan(&[&model], &SessionRequest::default())?; // Err: the bill, and what would fit
 /// println!("{}", planned.ledger());
 /// let mut session = planned.start()?;
-/// let mut print = |row: plimsoll_runtime::session::Row<'_>| println!("{}: {:?}", row.position(), row.values(0));
+/// let mut print = |row: plimsoll_runtime::session::SessionRow<'_>| println!("{}: {:?}", row.position(), row.values(0));
 /// for protein in ["MKVLAW", "TRESNDQCEGHIL"] {
 ///     while session.push(protein)? == Push::Full {
 ///         if let Next::Ready(row) = session.next()? { print(row) }
@@ -225,9 +237,23 @@ struct SessionPart<'a> {
 struct RowOutput {
     /// Index among the outputs of the model's graph.
     index: usize,
-    per: Per,
+    per: RowUnit,
     /// Number of values of a sequence or of a token.
     width: usize,
+}
+
+impl RowOutput {
+    fn new(outputs: &[StepOutput], index: usize) -> Self {
+        Self { index, per: outputs[index].per, width: outputs[index].width }
+    }
+
+    /// Number of values of a sequence of `tokens` tokens.
+    fn len(self, tokens: usize) -> usize {
+        match self.per {
+            RowUnit::Sequence => self.width,
+            RowUnit::Token => self.width * tokens,
+        }
+    }
 }
 
 /// A sequence whose row was not returned yet.
@@ -238,14 +264,14 @@ struct PendingRow {
 }
 
 /// The outputs of a sequence.
-pub struct Row<'s> {
+pub struct SessionRow<'s> {
     position: u64,
     row: PendingRow,
     outputs: &'s [RowOutput],
     values: &'s [f32],
 }
 
-impl<'s> Row<'s> {
+impl<'s> SessionRow<'s> {
     /// Position of the sequence among all pushed sequences, from 0.
     pub fn position(&self) -> u64 {
         self.position
@@ -261,14 +287,11 @@ impl<'s> Row<'s> {
         self.row.tokens
     }
 
-    /// The values of an output, by its index in [`Request::outputs`]: `(D)`, or `(tokens, D)` for an output per token.
+    /// The values of an output, by its index in [`SessionRequest::outputs`]: `(D)`, or `(tokens, D)` for an output per token.
     pub fn values(&self, output: usize) -> &'s [f32] {
-        let size = |output: &RowOutput| match output.per {
-            Per::Sequence => output.width,
-            Per::Token => output.width * self.row.tokens,
-        };
-        let start: usize = self.outputs[..output].iter().map(size).sum();
-        &self.values[start..start + size(&self.outputs[output])]
+        let tokens = self.row.tokens;
+        let start: usize = self.outputs[..output].iter().map(|before| before.len(tokens)).sum();
+        &self.values[start..start + self.outputs[output].len(tokens)]
     }
 
     /// Number of outputs.
@@ -290,7 +313,7 @@ impl<'a> Session<'a> {
     /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan(
         models: &[&'a dyn SessionModel],
-        request: &Request,
+        request: &SessionRequest,
     ) -> Result<PlannedSession<'a>, RuntimeError> {
         Self::plan_within(models, request, request.settings.read_budget()?)
     }
@@ -301,22 +324,27 @@ impl<'a> Session<'a> {
     /// As [`Session::plan`].
     pub fn plan_within(
         models: &[&'a dyn SessionModel],
-        request: &Request,
+        request: &SessionRequest,
         budget: Budget,
     ) -> Result<PlannedSession<'a>, RuntimeError> {
-        let Request { outputs, settings, longest, .. } = request;
+        let SessionRequest { outputs, settings, longest, .. } = request;
         let longest = longest.map(|longest| longest.max(SHORTEST));
         let policy = settings.policy()?;
-        let part = |(index, &model): (usize, &&'a dyn SessionModel)| {
-            let outputs = outputs.clone();
-            PlanPart {
-                name: plan_name(index, models.len()),
-                graph: Box::new(move |tokens| model.graph(bounds(tokens, longest.unwrap_or(tokens)), &outputs)),
-                policy: policy.clone(),
-                streams: true,
-            }
-        };
-        let parts = models.iter().enumerate().map(part).collect();
+        let parts = models
+            .iter()
+            .enumerate()
+            .map(|(index, &model)| {
+                let outputs = outputs.clone();
+                PlanPart {
+                    name: plan_name(index, models.len()),
+                    graph: Box::new(move |tokens| {
+                        model.graph(bounds(tokens, longest.unwrap_or(tokens)), &outputs)
+                    }),
+                    policy: policy.clone(),
+                    streams: true,
+                }
+            })
+            .collect();
         let stage =
             sequence_stage(parts, longest.unwrap_or(SHORTEST), request.waiting_steps(), request.sequences);
         let stages = settings.plan_stages(StagesRequest {
@@ -379,7 +407,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// A result that is not finite; an error of a device if no other device is left.
     #[expect(clippy::should_implement_trait, reason = "a row borrows from the session")]
-    pub fn next(&mut self) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn next(&mut self) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_or_stop(&|| Ok(()))
     }
 
@@ -387,7 +415,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::next`], and the error of `stop`.
-    pub fn next_or_stop(&mut self, stop: Stop<'_>) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn next_or_stop(&mut self, stop: StopCheck<'_>) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_row(&mut |steps| steps.next(stop))
     }
 
@@ -395,7 +423,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::next`].
-    pub fn poll(&mut self) -> Result<Next<Row<'_>>, RuntimeError> {
+    pub fn poll(&mut self) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         self.next_row(&mut StepSession::poll)
     }
 
@@ -410,7 +438,7 @@ impl<'a> Session<'a> {
     /// As [`Session::next`], and errors of `take`.
     pub fn finish<E: From<RuntimeError>>(
         mut self,
-        mut take: impl FnMut(Row<'_>) -> Result<(), E>,
+        mut take: impl FnMut(SessionRow<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         self.end();
         while let Next::Ready(row) = self.next()? {
@@ -451,7 +479,7 @@ impl<'a> Session<'a> {
     fn next_row(
         &mut self,
         take: &mut dyn FnMut(&mut StepSession<'a>) -> Result<Next<Completed>, RuntimeError>,
-    ) -> Result<Next<Row<'_>>, RuntimeError> {
+    ) -> Result<Next<SessionRow<'_>>, RuntimeError> {
         if let Some((_, buffer)) = self.current.take() {
             self.waiting.recycle(buffer);
         }
@@ -460,7 +488,7 @@ impl<'a> Session<'a> {
             if let Some(released) = self.waiting.pop() {
                 let (row, values) = self.current.insert(released);
                 let outputs = &self.models[row.model].outputs;
-                return Ok(Next::Ready(Row { position, row: *row, outputs, values }));
+                return Ok(Next::Ready(SessionRow { position, row: *row, outputs, values }));
             }
             match take(&mut self.steps)? {
                 Next::Ready(step) => self.store(step)?,

@@ -3,7 +3,7 @@
 
 use super::bounds::tokens;
 use super::planned::Reload;
-use crate::dynamic::{DynamicSizes, RETRIES, Reason, SizeChange, Switch};
+use crate::dynamic::{DynamicSizes, RETRIES, Reason, StepSizeChange, Switch};
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
@@ -23,23 +23,23 @@ pub(super) struct StepSizes {
     /// Number of steps that were sent before the last reading.
     read: Option<u64>,
     /// The change that waits until no step is in flight.
-    pending: Option<Pending>,
+    pending: Option<PendingSize>,
     /// Smaller sizes that were used since a step was completed.
     tried: Vec<u64>,
     /// Changes not yet taken by the client.
-    changes: Vec<SizeChange>,
+    changes: Vec<StepSizeChange>,
 }
 
 /// A change of size that was decided on.
-enum Pending {
+enum PendingSize {
     /// To size number `to` of the programs.
     Resize { to: usize, reason: Reason, utilisation: Option<f64> },
     /// To a program that is planned for half the tokens, because of this lack of memory.
     Reload(DeviceError),
 }
 
-/// What [`super::Session`] must do once no step is in flight.
-pub(super) enum Change {
+/// Action of the session that a change of size requires, once no step is in flight.
+pub(super) enum SizeAction {
     /// Use the program of this index.
     Resize(usize),
     /// Start again with a smaller program, because of this lack of memory.
@@ -50,14 +50,15 @@ impl StepSizes {
     /// Sizes of a session with these programs, the largest first, of which number `current` is in use. The steps follow the
     /// memory if there are several.
     pub(super) fn new(programs: &Prepared, current: usize, reload: &Reload<'_>) -> Self {
-        let (settings, machines) = (reload.dynamic(), reload.site().machines().to_vec());
+        let settings = reload.dynamic();
+        let machines = reload.site().machines().to_vec();
         let (bytes, tokens): (Vec<Bytes>, Vec<u64>) =
             programs.programs().rev().map(|program| (program.all_arenas_bytes(), tokens(program))).unzip();
-        let (count, now) = (bytes.len(), bytes.len() - 1 - current);
+        let count = bytes.len();
+        // Sizes are numbered from the smallest on, programs from the largest on.
+        let now = count - 1 - current;
         let control = settings.filter(|_| count > 1).map(|settings| DynamicSizes::new(settings, bytes, now));
-        let (read, pending) = (None, None);
-        let (tried, changes) = (vec![], vec![]);
-        Self { control, tokens, machines, sent: 0, read, pending, tried, changes }
+        Self { control, tokens, machines, sent: 0, read: None, pending: None, tried: vec![], changes: vec![] }
     }
 
     /// Whether the size changes with the memory in use.
@@ -74,7 +75,7 @@ impl StepSizes {
         {
             self.read = Some(self.sent);
             let switch = control.decide(self.sent + 1, fullest(&self.machines)?);
-            self.pending = switch.map(|Switch { to, reason, utilisation }| Pending::Resize {
+            self.pending = switch.map(|Switch { to, reason, utilisation }| PendingSize::Resize {
                 to,
                 reason,
                 utilisation: Some(utilisation),
@@ -115,39 +116,41 @@ impl StepSizes {
     /// memory for steps of one size.
     pub(super) fn lacks_memory(&mut self, error: DeviceError) {
         let Some(control) = &mut self.control else {
-            self.pending.get_or_insert(Pending::Reload(error));
+            self.pending.get_or_insert(PendingSize::Reload(error));
             return;
         };
         control.lacks_memory(self.sent);
         let Some(next) = control.now().checked_sub(1) else { return };
         let to = match self.pending {
-            Some(Pending::Resize { to, .. }) => to.min(next),
-            Some(Pending::Reload(_)) | None => next,
+            Some(PendingSize::Resize { to, .. }) => to.min(next),
+            Some(PendingSize::Reload(_)) | None => next,
         };
-        self.pending = Some(Pending::Resize { to, reason: Reason::OutOfMemory, utilisation: None });
+        self.pending = Some(PendingSize::Resize { to, reason: Reason::OutOfMemory, utilisation: None });
     }
 
     /// The change that waits. A reload is returned once.
-    pub(super) fn wanted(&mut self) -> Option<Change> {
+    pub(super) fn wanted(&mut self) -> Option<SizeAction> {
         match self.pending.take()? {
-            Pending::Reload(error) => Some(Change::Reload(error)),
-            resize @ Pending::Resize { to, .. } => {
+            PendingSize::Reload(error) => Some(SizeAction::Reload(error)),
+            resize @ PendingSize::Resize { to, .. } => {
+                // Kept until the devices have answered: `resized` and `refused` read it.
                 self.pending = Some(resize);
-                Some(Change::Resize(self.tokens.len() - 1 - to))
+                Some(SizeAction::Resize(self.tokens.len() - 1 - to))
             }
         }
     }
 
-    /// Records that the devices use the size of [`Change::Resize`].
+    /// Records that the devices use the size of [`SizeAction::Resize`].
     pub(super) fn resized(&mut self) {
-        let (Some(Pending::Resize { to, reason, utilisation }), Some(control)) =
+        let (Some(PendingSize::Resize { to, reason, utilisation }), Some(control)) =
             (self.pending.take(), &mut self.control)
         else {
             return;
         };
-        let (from, cause) = (self.tokens[control.now()], control.cause(reason, utilisation));
+        let from = self.tokens[control.now()];
+        let cause = control.cause(reason, utilisation);
         control.set(to);
-        self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
+        self.record(StepSizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
     }
 
     /// Switches the executors to the program for half the tokens and loads the weights again, with `reload`; `None` if there
@@ -161,38 +164,43 @@ impl StepSizes {
     ) -> Result<Option<Vec<Executor>>, RuntimeError> {
         let Some(reload) = reload else { return Ok(None) };
         let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
-        let from = std::mem::take(&mut self.tokens);
+        let from = self.tokens[0];
         self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);
-        let (reason, utilisation) = (Reason::OutOfMemory, None);
-        let cause = "out of memory; the weights were loaded again".to_owned();
-        let (from, to) = (from[0], self.tokens[0]);
-        self.record(SizeChange { step: self.sent, from, to, reason, utilisation, cause });
+        self.record(StepSizeChange {
+            step: self.sent,
+            from,
+            to: self.tokens[0],
+            reason: Reason::OutOfMemory,
+            utilisation: None,
+            cause: "out of memory; the weights were loaded again".to_owned(),
+        });
         Ok(Some(executors))
     }
 
-    fn record(&mut self, change: SizeChange) {
+    fn record(&mut self, change: StepSizeChange) {
         if change.reason == Reason::OutOfMemory {
             self.tried.push(change.to);
         }
         self.changes.push(change);
     }
 
-    /// Records that there was no memory for the larger size of [`Change::Resize`]. Returns words for a warning; `None` if the
+    /// Records that there was no memory for the larger size of [`SizeAction::Resize`]. Returns words for a warning; `None` if the
     /// change is not to a larger size, so that the run fails.
     pub(super) fn refused(&mut self) -> Option<String> {
-        let (Some(Pending::Resize { to, reason: Reason::Grow, .. }), Some(control)) =
+        let (Some(PendingSize::Resize { to, reason: Reason::Grow, .. }), Some(control)) =
             (&self.pending, &mut self.control)
         else {
             return None;
         };
         control.lacks_memory(self.sent);
-        let (to, from) = (self.tokens[*to], self.tokens[control.now()]);
+        let to = self.tokens[*to];
+        let from = self.tokens[control.now()];
         self.pending = None;
         Some(format!("there is no memory for steps of {to} tokens; {from} are kept"))
     }
 
     /// Returns the changes since the last call.
-    pub(super) fn take_changes(&mut self) -> Vec<SizeChange> {
+    pub(super) fn take_changes(&mut self) -> Vec<StepSizeChange> {
         std::mem::take(&mut self.changes)
     }
 

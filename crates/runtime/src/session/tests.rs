@@ -28,7 +28,7 @@ impl WeightSource for Twice {
 }
 
 /// Starts `count` CPU devices with a program that multiplies rows by twice the identity.
-fn replicas(count: usize) -> Replicas<usize> {
+fn replicas(count: usize) -> ReplicaPool<usize> {
     let program = || {
         let mut g = Builder::new(Bounds { tokens: 8, sequences: 1, longest: 8, packs: 1 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(WIDTH as u64)], DType::F32);
@@ -44,26 +44,26 @@ fn replicas(count: usize) -> Replicas<usize> {
     let twice = Twice { reads: AtomicUsize::new(0) };
     load_all(&mut executors, 0, &twice).expect("loaded");
     assert_eq!(twice.reads.into_inner(), 1, "a weight is read once for all devices");
-    Replicas::new(executors).expect("replicas")
+    ReplicaPool::new(executors).expect("replicas")
 }
 
-fn step(replicas: &Replicas<usize>, number: usize, rows: usize) -> Work<usize> {
+fn step(replicas: &ReplicaPool<usize>, number: usize, rows: usize) -> StepWork<usize> {
     let program = replicas.program();
-    Work {
+    StepWork {
         plan: 0,
         inputs: vec![(
             program.input(0, "x").expect("an input"),
-            Values::F32(vec![number as f32; rows * WIDTH]),
+            InputValues::F32(vec![number as f32; rows * WIDTH]),
         )],
         counts: Counts { tokens: rows as u64, sequences: 1, packs: 1 },
-        outputs: Output::of(program, 0).into(),
+        outputs: StepOutput::of(program, 0).into(),
         values: vec![],
         tag: number,
     }
 }
 
-fn check(done: &Done<usize>) {
-    let Work { tag, values, counts, .. } = &done.work;
+fn check(done: &CompletedWork<usize>) {
+    let StepWork { tag, values, counts, .. } = &done.work;
     assert_eq!(values[0], vec![2.0 * *tag as f32; counts.tokens as usize * WIDTH]);
 }
 
@@ -142,7 +142,7 @@ fn without_a_device_the_error_is_that_of_the_devices() {
         let mut replicas = replicas(count);
         let mut retire = |lane: usize| {
             let source = format!("device {lane} fell off the bus").into();
-            replicas.hear(Event::Retired {
+            replicas.hear(ReplicaEvent::Retired {
                 replica: lane,
                 error: DeviceError::Machine { source },
                 handed_back: 1,

@@ -8,7 +8,7 @@
 use super::admission::Site;
 use super::report::name;
 use super::weights::load;
-use crate::timeline::{MeasuredTimeline, sampled};
+use crate::timeline::{MeasuredStep, MeasuredTimeline, sampled};
 use crate::{RuntimeError, Settings, Silent};
 use plimsoll_exec::{Data, Executor, Machine, Span, Submitted};
 use plimsoll_graph::{Counts, Graph, Param, VerifyError};
@@ -47,18 +47,19 @@ struct TimedReplica {
 }
 
 /// Steps of one or more passes that no replica has started.
-struct Queue<'a> {
+struct PassQueue<'a> {
     steps: &'a [TimedStep<'a>],
     next: AtomicUsize,
     end: usize,
 }
 
-impl<'a> Queue<'a> {
+impl<'a> PassQueue<'a> {
     /// Takes the next step; `None` after the last step of the last pass.
     fn take(&self) -> Option<&'a TimedStep<'a>> {
         // Relaxed: the counter only has to give each number to one replica; the steps are not written while it
         // is used.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
+        // Numbers run through all passes; a replica that is ahead starts the next pass without waiting for the others.
         (number < self.end).then(|| &self.steps[number % self.steps.len()])
     }
 }
@@ -177,11 +178,12 @@ impl TimedSession {
     /// Errors of the device.
     pub fn instructions(&mut self, steps: &[TimedStep<'_>]) -> Result<Vec<f64>, RuntimeError> {
         let times = self.in_parallel(steps, 1, TimedReplica::instructions)?;
-        let mean = |i: usize| {
-            let of_replicas = times.iter().filter_map(|replica| replica.get(i)).map(Duration::as_secs_f64);
-            of_replicas.sum::<f64>() / times.len() as f64
-        };
-        Ok((0..times.iter().map(Vec::len).max().unwrap_or(0)).map(mean).collect())
+        Ok((0..times.iter().map(Vec::len).max().unwrap_or(0))
+            .map(|i: usize| {
+                let of_replicas = times.iter().filter_map(|replica| replica.get(i)).map(Duration::as_secs_f64);
+                of_replicas.sum::<f64>() / times.len() as f64
+            })
+            .collect())
     }
 
     /// Computes one step on the first replica and returns the times of its instructions, and the memory while it ran.
@@ -203,7 +205,9 @@ impl TimedSession {
         let (done, samples) = sampled(machine, || executor.run_timed(step.plan, step.counts, &mut times));
         done?;
         executor.wait()?;
-        Ok(MeasuredTimeline::new(executor.program(), step.plan, step.counts, &times, start, &samples))
+        let measured =
+            MeasuredStep { plan: step.plan, counts: step.counts, times: &times, start, samples: &samples };
+        Ok(MeasuredTimeline::new(executor.program(), &measured))
     }
 
     /// Computes every step `times` times and returns the begin and end of each kernel and copy, for each replica.
@@ -213,12 +217,14 @@ impl TimedSession {
     pub fn spans(&mut self, steps: &[TimedStep<'_>], times: u32) -> Result<Vec<ReplicaSpans>, RuntimeError> {
         self.replicas.iter_mut().try_for_each(|replica| replica.executor.trace(true))?;
         self.passes(steps, times)?;
-        let of_replica = |TimedReplica { executor, .. }: &mut TimedReplica| {
-            let spans = executor.spans()?;
-            executor.trace(false)?;
-            Ok((executor.device().info().name, spans))
-        };
-        self.replicas.iter_mut().map(of_replica).collect()
+        self.replicas
+            .iter_mut()
+            .map(|TimedReplica { executor, .. }| {
+                let spans = executor.spans()?;
+                executor.trace(false)?;
+                Ok((executor.device().info().name, spans))
+            })
+            .collect()
     }
 
     fn first_mut(&mut self) -> &mut Executor {
@@ -230,14 +236,17 @@ impl TimedSession {
         &mut self,
         steps: &[TimedStep<'_>],
         times: u32,
-        run: impl Fn(&mut TimedReplica, &Queue<'_>) -> Result<T, RuntimeError> + Sync,
+        run: impl Fn(&mut TimedReplica, &PassQueue<'_>) -> Result<T, RuntimeError> + Sync,
     ) -> Result<Vec<T>, RuntimeError> {
-        let queue = Queue { steps, next: AtomicUsize::new(0), end: times as usize * steps.len() };
+        let queue = PassQueue { steps, next: AtomicUsize::new(0), end: times as usize * steps.len() };
         let Some((first, others)) = self.replicas.split_first_mut() else { return Ok(vec![]) };
         thread::scope(|scope| {
-            let (queue, run) = (&queue, &run);
-            let start = |replica| thread::Builder::new().spawn_scoped(scope, move || run(replica, queue));
-            let others: Result<Vec<_>, _> = others.iter_mut().map(start).collect();
+            let queue = &queue;
+            let run = &run;
+            let others: Result<Vec<_>, _> = others
+                .iter_mut()
+                .map(|replica| thread::Builder::new().spawn_scoped(scope, move || run(replica, queue)))
+                .collect();
             let others = others.map_err(RuntimeError::thread("replica"))?;
             let first = run(first, queue);
             let others =
@@ -249,15 +258,18 @@ impl TimedSession {
 
 impl TimedReplica {
     /// Computes steps until the queue is empty, with as many in flight as the device allows.
-    fn steps(&mut self, queue: &Queue<'_>) -> Result<(), RuntimeError> {
+    fn steps(&mut self, queue: &PassQueue<'_>) -> Result<(), RuntimeError> {
         let mut in_flight = VecDeque::new();
         while let Some(step) = queue.take() {
             if in_flight.len() >= self.executor.depth() {
                 self.collect(&mut in_flight)?;
             }
             let graph = &self.executor.program().plans()[step.plan].1.graph;
-            let elements = |id: &OutputId| graph.spec(id.value).elements_at(step.counts) as usize;
-            let outputs: Vec<_> = step.outputs.iter().map(|id| (*id, elements(id))).collect();
+            let outputs: Vec<_> = step
+                .outputs
+                .iter()
+                .map(|id| (*id, graph.spec(id.value).elements_at(step.counts) as usize))
+                .collect();
             let submitted = self.executor.submit(step.plan, &step.inputs, step.counts, &outputs)?;
             in_flight.push_back((submitted, outputs.len()));
         }
@@ -287,7 +299,7 @@ impl TimedReplica {
     }
 
     /// Computes steps without overlap, because the time of a kernel is only known after waiting for it.
-    fn instructions(&mut self, queue: &Queue<'_>) -> Result<Vec<Duration>, RuntimeError> {
+    fn instructions(&mut self, queue: &PassQueue<'_>) -> Result<Vec<Duration>, RuntimeError> {
         let mut times = vec![];
         while let Some(step) = queue.take() {
             self.inputs(step)?;

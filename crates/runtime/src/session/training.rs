@@ -4,7 +4,7 @@
 //! the host.
 
 use super::admission::Site;
-use super::batch::{Batch, BatchInputs, Inputs, lacks, targets};
+use super::batch::{BatchInputs, BoundInputs, TrainingBatch, lacks, targets};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{
@@ -21,15 +21,15 @@ use std::time::Duration;
 pub struct TrainSession {
     executor: Executor,
     /// Inputs and outputs of the micro-step plans, the largest first.
-    micros: Vec<Micro>,
+    micros: Vec<MicroStepPlan>,
     /// Index of the plan that micro-steps run.
     micro: usize,
     /// The optimizer's update; `None` where a micro-step updates the weights itself.
-    apply: Option<Apply>,
+    apply: Option<UpdatePlan>,
     /// The evaluation plan's inputs and outputs.
-    evaluate: Forward,
+    evaluate: LossPlan,
     /// Submitted micro-steps and updates whose results have not been read from the device, the oldest first.
-    in_flight: VecDeque<(Stage, Submitted)>,
+    in_flight: VecDeque<(Submission, Submitted)>,
     /// Results that were read from the device to make room for a further submission, the oldest first.
     results: VecDeque<StepResult>,
     /// Memory for the frames of a batch, reused; empty for models without frames.
@@ -40,9 +40,9 @@ pub struct TrainSession {
     expert_rows: Vec<u32>,
 }
 
-/// What was submitted.
+/// Kind of a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum Submission {
     MicroStep,
     Update,
 }
@@ -51,14 +51,14 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepResult {
     /// Result of a step submitted by [`TrainSession::submit_micro_step`].
-    MicroStep(Losses),
+    MicroStep(MicroStepLosses),
     /// Result of an update submitted by [`TrainSession::submit_update`].
-    Update(Update),
+    Update(UpdateResult),
 }
 
 /// Scalar inputs of a micro-step.
 #[derive(Clone, Copy, Debug)]
-pub struct MicroStep<'a> {
+pub struct MicroStepInputs<'a> {
     /// Whether gradients are added to the sum of the earlier micro-steps; otherwise a new sum starts.
     pub keep: bool,
     /// Loss scale, which keeps 16-bit gradients from underflowing.
@@ -73,7 +73,7 @@ pub struct MicroStep<'a> {
 
 /// Losses of a micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Losses {
+pub struct MicroStepLosses {
     /// Cross-entropy, summed over targets.
     pub cross_entropy: f64,
     /// Z-loss of the output logits, summed over targets.
@@ -92,7 +92,7 @@ pub struct Losses {
 
 /// Result of an optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct UpdateResult {
     /// Global norm of the gradient; `None` where the plan does not compute it.
     pub norm: Option<f64>,
     /// Whether every gradient was finite; otherwise no weight was updated.
@@ -100,7 +100,7 @@ pub struct Update {
 }
 
 /// A plan that computes the loss of a batch.
-struct Forward {
+struct LossPlan {
     plan: usize,
     inputs: BatchInputs,
     /// Role of the cross-entropy, which is among `outputs`.
@@ -119,8 +119,8 @@ struct PlanOutputs {
 
 /// Plan of the forward and backward pass of a micro-batch. An input is `None` where the plan lacks it. Of the outputs, only a
 /// micro-step that updates the weights has [`OutputRole::GradientScale`].
-struct Micro {
-    forward: Forward,
+struct MicroStepPlan {
+    forward: LossPlan,
     loss_scale: Option<InputId>,
     auxiliary_scale: Option<InputId>,
     keep: Option<InputId>,
@@ -141,7 +141,7 @@ pub struct ExpertLayer {
 }
 
 /// Plan of the optimizer's update.
-struct Apply {
+struct UpdatePlan {
     plan: usize,
     hyper: InputId,
     unscale: InputId,
@@ -164,15 +164,16 @@ impl TrainSession {
         source: ReadShared<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
-        let micros = Micro::all(&program)?;
-        let (apply, evaluate) = (Apply::of(&program)?, evaluation(&program)?);
+        let micros = MicroStepPlan::all(&program)?;
+        let apply = UpdatePlan::of(&program)?;
+        let evaluate = evaluation(&program)?;
         let largest = &micros[0].forward;
         let sequences = program.plans()[largest.plan].1.graph.bounds.sequences as usize;
         let frames = Vec::with_capacity(largest.inputs.frames_of_a_sequence() * sequences);
         let executor = site.start_one(program, observer)?;
         observer.stage("arena allocated", &site.reading());
-        let (in_flight, results) =
-            (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
+        let in_flight = VecDeque::with_capacity(executor.depth());
+        let results = VecDeque::with_capacity(MOST_RESULTS);
         // Micro-steps of all sizes have the same outputs.
         let experts = micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
         let waiting_rows = VecDeque::with_capacity(MOST_RESULTS * experts);
@@ -205,19 +206,21 @@ impl TrainSession {
                 states.insert(&state.role, (state, *at));
             }
         }
-        let copies_of = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
-            PersistentKind::Param(param) => {
-                let name = || param.name.clone();
-                let roles = [StateRole::Master { param: name() }, StateRole::Average { param: name() }];
-                let place = |role: StateRole| {
-                    let (state, copy) = states.get(&role)?;
-                    (**state == StateDef::zeros(role)).then_some(*copy)
-                };
-                Some((*at, roles.map(place)))
-            }
-            PersistentKind::State(_) => None,
-        };
-        let copies: BTreeMap<Location, Copies> = residents.iter().filter_map(copies_of).collect();
+        let copies: BTreeMap<Location, Copies> = residents
+            .iter()
+            .filter_map(|PersistentTensor { what, at, .. }| match what {
+                PersistentKind::Param(param) => {
+                    let master = StateRole::Master { param: param.name.clone() };
+                    let average = StateRole::Average { param: param.name.clone() };
+                    let copies = [master, average].map(|role| {
+                        let (state, copy) = states.get(&role)?;
+                        (**state == StateDef::zeros(role)).then_some(*copy)
+                    });
+                    Some((*at, copies))
+                }
+                PersistentKind::State(_) => None,
+            })
+            .collect();
         load_training(executor, &copies, source, observer)
     }
 
@@ -239,11 +242,8 @@ impl TrainSession {
     /// The sizes of micro-steps between which [`TrainSession::set_micro_step`] switches, the largest first: the maximum number
     /// of tokens, and the bytes of the arena that are in use with this size.
     pub fn micro_steps(&self) -> Vec<(u64, Bytes)> {
-        let bytes = |k| match self.micros.len() {
-            1 => self.program().arena_bytes(),
-            _ => self.program().arena_bytes_from(k),
-        };
-        (0..self.micros.len()).map(|k| (self.plan_of(k).graph.bounds.tokens, bytes(k))).collect()
+        let sizes = 0..self.micros.len();
+        sizes.map(|k| (self.plan_of(k).graph.bounds.tokens, self.arena_bytes_of(k))).collect()
     }
 
     /// Runs the following micro-steps with the plan of size `k` of [`TrainSession::micro_steps`], and gives back the memory
@@ -268,9 +268,14 @@ impl TrainSession {
 
     /// Bytes of the arena that plans of the present size of micro-steps use.
     pub fn arena_bytes(&self) -> Bytes {
+        self.arena_bytes_of(self.micro)
+    }
+
+    /// Bytes of the arena that plans of micro-steps of size `k` use.
+    fn arena_bytes_of(&self, k: usize) -> Bytes {
         match self.micros.len() {
             1 => self.program().arena_bytes(),
-            _ => self.program().arena_bytes_from(self.micro),
+            _ => self.program().arena_bytes_from(k),
         }
     }
 
@@ -310,7 +315,11 @@ impl TrainSession {
     ///
     /// # Errors
     /// A batch of the wrong kind or larger than the plan's bounds; device errors.
-    pub fn submit_micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<(), RuntimeError> {
+    pub fn submit_micro_step(
+        &mut self,
+        batch: TrainingBatch<'_>,
+        step: MicroStepInputs<'_>,
+    ) -> Result<(), RuntimeError> {
         self.make_room()?;
         let scalars = Scalars::of(&step);
         let Self { executor, micros, micro, frames, .. } = self;
@@ -319,7 +328,7 @@ impl TrainSession {
         let submitted = inputs.with(|inputs| {
             executor.submit(micro.forward.plan, inputs, counts, &micro.forward.outputs.requested)
         })?;
-        self.in_flight.push_back((Stage::MicroStep, submitted));
+        self.in_flight.push_back((Submission::MicroStep, submitted));
         Ok(())
     }
 
@@ -337,7 +346,7 @@ impl TrainSession {
         let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
         let counts = Counts { tokens: 0, sequences: 0, packs: 1 };
         let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs.requested)?;
-        self.in_flight.push_back((Stage::Update, submitted));
+        self.in_flight.push_back((Submission::Update, submitted));
         Ok(())
     }
 
@@ -353,8 +362,8 @@ impl TrainSession {
         if matches!(result, StepResult::MicroStep(_)) {
             let experts = self.micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
             self.expert_rows.clear();
-            let there = self.waiting_rows.len().min(experts);
-            self.expert_rows.extend(self.waiting_rows.drain(..there));
+            let rows = self.waiting_rows.len().min(experts);
+            self.expert_rows.extend(self.waiting_rows.drain(..rows));
         }
         Ok(result)
     }
@@ -372,9 +381,10 @@ impl TrainSession {
 
     /// An error if a step is in flight.
     fn nothing_in_flight(&self) -> Result<(), RuntimeError> {
-        match self.in_flight.is_empty() {
-            true => Ok(()),
-            false => Err(RuntimeError::bug("the results of submitted steps were not read")),
+        if self.in_flight.is_empty() {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug("the results of submitted steps were not read"))
         }
     }
 
@@ -395,23 +405,23 @@ impl TrainSession {
             .ok_or_else(|| RuntimeError::bug("a result was asked for, but no step was submitted"))?;
         self.collect_outputs(stage, step)?;
         match (stage, &self.apply) {
-            (Stage::MicroStep, _) => {
+            (Submission::MicroStep, _) => {
                 let micro = &self.micros[self.micro];
                 self.waiting_rows.extend(micro.expert_rows());
                 Ok(StepResult::MicroStep(micro.losses()?))
             }
-            (Stage::Update, Some(apply)) => Ok(StepResult::Update(apply.update())),
-            (Stage::Update, None) => Err(no_update()),
+            (Submission::Update, Some(apply)) => Ok(StepResult::Update(apply.update())),
+            (Submission::Update, None) => Err(no_update()),
         }
     }
 
     /// Waits for the oldest step on the device, and reads its outputs to the memory of its plan. A micro-step is of the
     /// present size, because the size changes only while no step is in flight.
-    fn collect_outputs(&mut self, stage: Stage, step: Submitted) -> Result<(), RuntimeError> {
+    fn collect_outputs(&mut self, stage: Submission, step: Submitted) -> Result<(), RuntimeError> {
         let outputs = match (stage, &mut self.apply) {
-            (Stage::MicroStep, _) => &mut self.micros[self.micro].forward.outputs,
-            (Stage::Update, Some(apply)) => &mut apply.outputs,
-            (Stage::Update, None) => return Err(no_update()),
+            (Submission::MicroStep, _) => &mut self.micros[self.micro].forward.outputs,
+            (Submission::Update, Some(apply)) => &mut apply.outputs,
+            (Submission::Update, None) => return Err(no_update()),
         };
         Ok(self.executor.collect(step, &mut outputs.values)?)
     }
@@ -424,10 +434,10 @@ impl TrainSession {
     /// flight.
     pub fn timed_micro_step(
         &mut self,
-        batch: Batch<'_>,
-        step: MicroStep<'_>,
+        batch: TrainingBatch<'_>,
+        step: MicroStepInputs<'_>,
         times: &mut [Duration],
-    ) -> Result<Losses, RuntimeError> {
+    ) -> Result<MicroStepLosses, RuntimeError> {
         self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
         let Self { executor, micros, micro, frames, .. } = self;
@@ -451,11 +461,11 @@ impl TrainSession {
     ///
     /// # Errors
     /// As [`TrainSession::submit_micro_step`]; a step is in flight.
-    pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
+    pub fn evaluate(&mut self, batch: TrainingBatch<'_>) -> Result<f64, RuntimeError> {
         self.nothing_in_flight()?;
         let Self { executor, evaluate, frames, .. } = self;
-        let (inputs, counts) = evaluate.inputs.given(batch, frames)?;
-        let Forward { plan, outputs, .. } = evaluate;
+        let (inputs, counts) = evaluate.inputs.bind(batch, frames)?;
+        let LossPlan { plan, outputs, .. } = evaluate;
         let submitted = inputs.with(|inputs| executor.submit(*plan, inputs, counts, &outputs.requested))?;
         executor.collect(submitted, &mut outputs.values)?;
         evaluate.loss()
@@ -478,7 +488,7 @@ impl TrainSession {
     }
 }
 
-impl Forward {
+impl LossPlan {
     /// A plan whose cross-entropy is read after every step, and with it the outputs for whose roles `is_read` is true.
     fn of(program: &Program, plan: usize, is_read: impl Fn(&OutputRole) -> bool) -> Result<Self, RuntimeError> {
         if targets(program, plan).is_empty() {
@@ -493,8 +503,9 @@ impl Forward {
 
     /// Cross-entropy of the last step that was read, summed over targets.
     fn loss(&self) -> Result<f64, RuntimeError> {
-        let missing = || RuntimeError::bug("the plan of a loss has no output for its cross-entropy");
-        self.outputs.number(&self.cross_entropy).ok_or_else(missing)
+        self.outputs
+            .number(&self.cross_entropy)
+            .ok_or_else(|| RuntimeError::bug("the plan of a loss has no output for its cross-entropy"))
     }
 }
 
@@ -513,12 +524,15 @@ impl PlanOutputs {
         let graph = &program.plans()[plan].1.graph;
         let mut outputs: Vec<_> = graph.outputs.iter().filter(|(role, _)| is_read(role)).collect();
         outputs.sort();
-        let n = |v| graph.spec(v).shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
-        Self {
-            roles: outputs.iter().map(|(role, _)| role.clone()).collect(),
-            requested: outputs.iter().map(|&&(_, value)| (OutputId { plan, value }, n(value))).collect(),
-            values: outputs.iter().map(|(_, v)| OutputValues::zeros(graph.spec(*v).dtype, n(*v))).collect(),
+        let mut requested = Vec::with_capacity(outputs.len());
+        let mut values = Vec::with_capacity(outputs.len());
+        for &&(_, value) in &outputs {
+            let spec = graph.spec(value);
+            let elements = spec.shape.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+            requested.push((OutputId { plan, value }, elements));
+            values.push(OutputValues::zeros(spec.dtype, elements));
         }
+        Self { roles: outputs.iter().map(|(role, _)| role.clone()).collect(), requested, values }
     }
 
     /// All outputs of the last step that was read, sorted by role.
@@ -542,7 +556,7 @@ impl PlanOutputs {
     }
 }
 
-/// Values of the scalar inputs of a micro-step that are computed from [`MicroStep`].
+/// Values of the scalar inputs of a micro-step that are computed from [`MicroStepInputs`].
 struct Scalars {
     keep: [f32; 1],
     loss_scale: [f32; 1],
@@ -550,13 +564,13 @@ struct Scalars {
 }
 
 impl Scalars {
-    fn of(step: &MicroStep<'_>) -> Self {
+    fn of(step: &MicroStepInputs<'_>) -> Self {
         let scale = step.loss_scale * step.targets as f32;
         Self { keep: [f32::from(u8::from(step.keep))], loss_scale: [step.loss_scale], unscale: [1.0 / scale] }
     }
 }
 
-impl Micro {
+impl MicroStepPlan {
     /// The micro-steps of a program, the largest first.
     fn all(program: &Program) -> Result<Vec<Self>, RuntimeError> {
         let first = index(program, plans::MICRO)?;
@@ -565,9 +579,8 @@ impl Micro {
     }
 
     fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
-        let input = |name: &str| program.input(plan, name);
         let updates = program.index(plans::APPLY).is_none();
-        let forward = Forward::of(program, plan, |role| match role {
+        let forward = LossPlan::of(program, plan, |role| match role {
             OutputRole::GradientScale => updates,
             OutputRole::ZLoss
             | OutputRole::DistillationLoss
@@ -585,19 +598,22 @@ impl Micro {
         if updates && forward.outputs.gradients_are_finite().is_none() {
             return Err(RuntimeError::bug("a micro-step that moves the weights has no output `scale`"));
         }
-        let expert_layer = |(role, values): (&OutputRole, &OutputValues)| {
-            let OutputRole::ExpertRows { layer } = *role else { return None };
-            Some(ExpertLayer { layer, experts: values.as_i32().len().saturating_sub(1) })
-        };
-        let expert_layers = forward.outputs.iter().filter_map(expert_layer).collect();
+        let expert_layers = forward
+            .outputs
+            .iter()
+            .filter_map(|(role, values)| {
+                let OutputRole::ExpertRows { layer } = *role else { return None };
+                Some(ExpertLayer { layer, experts: values.as_i32().len().saturating_sub(1) })
+            })
+            .collect();
         Ok(Self {
             forward,
-            loss_scale: input(&cotangent(&OutputRole::Loss)),
-            auxiliary_scale: input(&cotangent(&OutputRole::Auxiliary)),
-            keep: input("keep"),
-            unscale: input("unscale"),
-            hyper: input("hyper"),
-            seed: input("seed"),
+            loss_scale: program.input(plan, &cotangent(&OutputRole::Loss)),
+            auxiliary_scale: program.input(plan, &cotangent(&OutputRole::Auxiliary)),
+            keep: program.input(plan, "keep"),
+            unscale: program.input(plan, "unscale"),
+            hyper: program.input(plan, "hyper"),
+            seed: program.input(plan, "seed"),
             expert_layers,
         })
     }
@@ -605,12 +621,12 @@ impl Micro {
     /// All inputs of a micro-step with their values, and the batch's numbers of tokens, sequences and packs.
     fn inputs<'a>(
         &self,
-        batch: Batch<'a>,
-        step: &'a MicroStep<'a>,
+        batch: TrainingBatch<'a>,
+        step: &'a MicroStepInputs<'a>,
         scalars: &'a Scalars,
         frames: &'a mut Vec<[i32; 2]>,
-    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let (mut inputs, counts) = self.forward.inputs.given(batch, frames)?;
+    ) -> Result<(BoundInputs<'a>, Counts), RuntimeError> {
+        let (mut inputs, counts) = self.forward.inputs.bind(batch, frames)?;
         inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.auxiliary_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.keep, Data::F32(&scalars.keep))?;
@@ -625,16 +641,17 @@ impl Micro {
         let layers =
             self.forward.outputs.iter().filter(|(role, _)| matches!(role, OutputRole::ExpertRows { .. }));
         layers.flat_map(|(_, first_rows)| {
+            // `first_rows[e]` is the first row of expert `e`, with the total behind the last.
             first_rows.as_i32().windows(2).map(|pair| natural(pair[1]).saturating_sub(natural(pair[0])))
         })
     }
 
     /// Losses of the last micro-step that was read.
-    fn losses(&self) -> Result<Losses, RuntimeError> {
+    fn losses(&self) -> Result<MicroStepLosses, RuntimeError> {
         let outputs = &self.forward.outputs;
         let cross_entropy = self.forward.loss()?;
         let dropped = outputs.iter().filter(|(role, _)| matches!(role, OutputRole::DroppedRows { .. }));
-        Ok(Losses {
+        Ok(MicroStepLosses {
             cross_entropy,
             z: outputs.number(&OutputRole::ZLoss),
             distillation: outputs.number(&OutputRole::DistillationLoss),
@@ -651,11 +668,10 @@ fn natural(rows: i32) -> u32 {
     rows.max(0) as u32
 }
 
-impl Apply {
+impl UpdatePlan {
     fn of(program: &Program) -> Result<Option<Self>, RuntimeError> {
         let Some(plan) = program.index(plans::APPLY) else { return Ok(None) };
         let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
-        let input = |name: &str| program.input(plan, name).ok_or_else(missing);
         let outputs = PlanOutputs::of(program, plan, |role| match role {
             OutputRole::GradientScale | OutputRole::GradientNorm => true,
             OutputRole::Loss
@@ -671,13 +687,15 @@ impl Apply {
             | OutputRole::Named(_) => false,
         });
         outputs.gradients_are_finite().ok_or_else(missing)?;
-        Ok(Some(Self { plan, hyper: input("hyper")?, unscale: input("unscale")?, outputs }))
+        let hyper = program.input(plan, "hyper").ok_or_else(missing)?;
+        let unscale = program.input(plan, "unscale").ok_or_else(missing)?;
+        Ok(Some(Self { plan, hyper, unscale, outputs }))
     }
 
     /// Result of the last update that was read.
-    fn update(&self) -> Update {
+    fn update(&self) -> UpdateResult {
         let moved = self.outputs.gradients_are_finite() == Some(true);
-        Update { norm: self.outputs.number(&OutputRole::GradientNorm), moved }
+        UpdateResult { norm: self.outputs.number(&OutputRole::GradientNorm), moved }
     }
 }
 
@@ -686,14 +704,13 @@ fn no_update() -> RuntimeError {
     RuntimeError::bug("an update was submitted, but the program has no plan for it")
 }
 
-fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
-    Forward::of(program, index(program, plans::EVALUATE)?, |_| false)
+fn evaluation(program: &Program) -> Result<LossPlan, RuntimeError> {
+    LossPlan::of(program, index(program, plans::EVALUATE)?, |_| false)
 }
 
 /// Index of the named plan.
 fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
-    let missing = || RuntimeError::bug(format!("the training program has no plan `{name}`"));
-    program.index(name).ok_or_else(missing)
+    program.index(name).ok_or_else(|| RuntimeError::bug(format!("the training program has no plan `{name}`")))
 }
 
 #[cfg(test)]
@@ -716,7 +733,7 @@ mod tests {
         };
         let error = evaluation(&program(&[plans::MICRO])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `evaluate`"), "{error}");
-        let error = Micro::all(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
+        let error = MicroStepPlan::all(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `micro-step`"), "{error}");
         let error = evaluation(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("`evaluate` of a training program has no input `targets`"), "{error}");

@@ -35,10 +35,9 @@ pub(super) fn load(
     plan: usize,
     mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>,
 ) -> Result<(), RuntimeError> {
-    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+    Ok(executor.load(plan, &mut |param: &Param, range: Range<u64>, out: &mut [f32]| {
         read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
-    };
-    Ok(executor.load(plan, &mut read)?)
+    })?)
 }
 
 /// Maximum number of threads that read weights; with more, the disk or the bus is the bottleneck.
@@ -51,9 +50,12 @@ const MAX_DRAWING_THREADS: usize = 16;
 /// Number of threads that may load weights: on the CPU the number of compute threads, which the user may have limited.
 /// Before a GPU run starts, all cores of the host are idle.
 fn readers(executors: &[Executor]) -> usize {
-    let of_host = executors.first().filter(|executor| executor.program().target().arena_in_host());
-    let of_all = |executor: &Executor| executors.len() * executor.device().info().workers as usize;
-    of_host.map_or_else(machine::cores, of_all)
+    match executors.first() {
+        Some(executor) if executor.program().target().arena_in_host() => {
+            executors.len() * executor.device().info().workers as usize
+        }
+        Some(_) | None => machine::cores(),
+    }
 }
 
 /// Loads the parameters of every plan of a training program, and their further copies ([`Executor::load_all_plans`]).
@@ -65,8 +67,8 @@ pub(super) fn load_training(
 ) -> Result<(), RuntimeError> {
     // The ledger of a process on the host has the buffers of at most `MAX_READER_THREADS` readers.
     let on_host = executor.program().target().arena_in_host();
-    let most = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
-    let readers = readers(std::slice::from_ref(executor)).min(most);
+    let max_readers = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
+    let readers = readers(std::slice::from_ref(executor)).min(max_readers);
     limits::room_for_threads(readers + 1).map_err(RuntimeError::thread("weights"))?;
     Ok(executor.load_all_plans(copies, readers, read, &mut on_start(observer))?)
 }
@@ -77,10 +79,14 @@ pub(crate) fn load_all(
     plan: usize,
     source: &dyn WeightSource,
 ) -> Result<(), RuntimeError> {
-    let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
-        source.read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
-    };
     let readers = readers(executors).min(MAX_READER_THREADS);
     limits::room_for_threads(readers + executors.len()).map_err(RuntimeError::thread("weights"))?;
-    Ok(plimsoll_exec::load_all(executors, plan, readers, &read)?)
+    Ok(plimsoll_exec::load_all(
+        executors,
+        plan,
+        readers,
+        &|param: &Param, range: Range<u64>, out: &mut [f32]| {
+            source.read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
+        },
+    )?)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A timeline and the measurements of one of its plans.
+/// A timeline of a program, and the measurements of one step of one of its plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeasuredTimeline {
     /// The timeline of the program. The times of the measured plan are those expected for the measured step.
@@ -25,7 +25,7 @@ pub struct MeasuredTimeline {
 /// Measured memory over the instructions of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredMemory {
-    /// Whose memory.
+    /// Owner of the memory: the process or the GPU.
     pub label: String,
     /// Instruction, and bytes while it ran; ascending instructions.
     pub bytes: Vec<(usize, u64)>,
@@ -42,33 +42,52 @@ pub struct MemorySample {
     pub device: Option<Bytes>,
 }
 
+impl MemorySample {
+    fn read(machine: &dyn Machine) -> Self {
+        Self { at: Instant::now(), process: resident().0, device: machine.taken().ok().flatten() }
+    }
+}
+
+/// A step of a plan that was run once, and its measurements.
+#[derive(Clone, Copy, Debug)]
+pub struct MeasuredStep<'a> {
+    /// Number of the plan in its program.
+    pub plan: usize,
+    /// Tokens and sequences of the step.
+    pub counts: Counts,
+    /// Time of each instruction of the plan.
+    pub times: &'a [Duration],
+    /// When the step started.
+    pub start: Instant,
+    /// Readings of the memory while the step ran.
+    pub samples: &'a [MemorySample],
+}
+
 /// Pause between two readings of the memory.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Calls `run`, and reads the memory of the process and of `machine` about once in a millisecond until it returns.
 pub fn sampled<T>(machine: &dyn Machine, run: impl FnOnce() -> T) -> (T, Vec<MemorySample>) {
     /// Ends the reader, also when `run` panics: the scope waits for it.
-    struct Ends<'a>(&'a AtomicBool);
+    struct StopOnDrop<'a>(&'a AtomicBool);
 
-    impl Drop for Ends<'_> {
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
 
     let ended = AtomicBool::new(false);
-    let sample =
-        || MemorySample { at: Instant::now(), process: resident().0, device: machine.taken().ok().flatten() };
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let mut samples = vec![sample()];
+            let mut samples = vec![MemorySample::read(machine)];
             while !ended.load(Ordering::Relaxed) {
                 thread::sleep(PAUSE);
-                samples.push(sample());
+                samples.push(MemorySample::read(machine));
             }
             samples
         });
-        let ends = Ends(&ended);
+        let ends = StopOnDrop(&ended);
         let result = run();
         drop(ends);
         let samples = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -77,16 +96,9 @@ pub fn sampled<T>(machine: &dyn Machine, run: impl FnOnce() -> T) -> (T, Vec<Mem
 }
 
 impl MeasuredTimeline {
-    /// The timeline of a program with the times of the instructions of plan number `plan`, in a step of `counts` that
-    /// started at `start`.
-    pub fn new(
-        program: &Program,
-        plan: usize,
-        counts: Counts,
-        times: &[Duration],
-        start: Instant,
-        samples: &[MemorySample],
-    ) -> Self {
+    /// The timeline of a program with the measurements of a step of one of its plans.
+    pub fn new(program: &Program, step: &MeasuredStep<'_>) -> Self {
+        let MeasuredStep { plan, counts, times, .. } = *step;
         let mut timeline = program.timeline();
         let first = timeline.plans[plan].first;
         let mut seconds = vec![None; timeline.instructions.len()];
@@ -95,38 +107,43 @@ impl MeasuredTimeline {
             seconds[first + i] = Some(time.as_secs_f64());
             timeline.instructions[first + i].seconds = expected;
         }
-        let memory = memory(first, times, start, samples);
+        let memory = memory(first, step);
         Self { timeline, seconds, counts, memory }
     }
 }
 
-/// The readings at the instructions that ran at their times: of several in one instruction, the highest.
-fn memory(first: usize, times: &[Duration], start: Instant, samples: &[MemorySample]) -> Vec<MeasuredMemory> {
+/// The readings at the instructions that ran at their times: of several in one instruction, the highest. `first` is the number
+/// of the plan's first instruction.
+fn memory(first: usize, step: &MeasuredStep<'_>) -> Vec<MeasuredMemory> {
+    let mut process = MeasuredMemory { label: "process, measured".to_owned(), bytes: vec![] };
+    let mut device = MeasuredMemory { label: "card, measured".to_owned(), bytes: vec![] };
+    // End of each instruction since the start of the step.
     let mut ends = vec![];
     let mut end = Duration::ZERO;
-    for time in times {
+    for time in step.times {
         end += *time;
         ends.push(end);
     }
-    let instruction = |at: Instant| {
-        let since = at.saturating_duration_since(start);
-        first + ends.partition_point(|end| *end <= since).min(times.len().saturating_sub(1))
-    };
-    let line = |label: &str, of: &dyn Fn(&MemorySample) -> Option<Bytes>| {
-        let mut bytes: Vec<(usize, u64)> = vec![];
-        for sample in samples {
-            let Some(found) = of(sample) else { continue };
-            let at = instruction(sample.at);
-            match bytes.last_mut() {
-                Some((last, most)) if *last == at => *most = found.0.max(*most),
-                _ => bytes.push((at, found.0)),
-            }
+    for sample in step.samples {
+        let since = sample.at.saturating_duration_since(step.start);
+        // A reading after the last instruction counts to the last: the reader stops a moment after the step.
+        let instruction = ends.partition_point(|end| *end <= since).min(ends.len().saturating_sub(1));
+        process.add(first + instruction, sample.process);
+        if let Some(bytes) = sample.device {
+            device.add(first + instruction, bytes);
         }
-        MeasuredMemory { label: label.to_owned(), bytes }
-    };
-    let process = line("process, measured", &|sample| Some(sample.process));
-    let device = line("card, measured", &|sample| sample.device);
+    }
     [process, device].into_iter().filter(|line| !line.bytes.is_empty()).collect()
+}
+
+impl MeasuredMemory {
+    /// Adds a reading at an instruction that is not before that of the last reading.
+    fn add(&mut self, instruction: usize, reading: Bytes) {
+        match self.bytes.last_mut() {
+            Some((last, highest)) if *last == instruction => *highest = reading.0.max(*highest),
+            _ => self.bytes.push((instruction, reading.0)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -144,7 +161,9 @@ mod tests {
         };
         let samples =
             [sample(0, 10, None), sample(3, 30, Some(7)), sample(5, 20, Some(8)), sample(99, 40, None)];
-        let found = memory(100, &[ms(2), ms(4), ms(1)], start, &samples);
+        let times = [ms(2), ms(4), ms(1)];
+        let counts = Counts { tokens: 1, sequences: 1, packs: 1 };
+        let found = memory(100, &MeasuredStep { plan: 0, counts, times: &times, start, samples: &samples });
         let wanted =
             [("process, measured", vec![(100, 10), (101, 30), (102, 40)]), ("card, measured", vec![(101, 8)])];
         let wanted = wanted.map(|(label, bytes)| MeasuredMemory { label: label.to_owned(), bytes });

@@ -6,9 +6,9 @@ pub mod memory_viz;
 mod pickle;
 mod trace;
 
-pub use measured::{MeasuredMemory, MeasuredTimeline, MemorySample, sampled};
+pub use measured::{MeasuredMemory, MeasuredStep, MeasuredTimeline, MemorySample, sampled};
 pub use plimsoll_plan::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
-pub use trace::{Trace, TraceDetails, TraceEvent, name as phase_name, to_trace};
+pub use trace::{EventTrace, TraceDetails, TraceEvent, name as phase_name, to_trace};
 
 use crate::RuntimeError;
 use crate::report::to_json;

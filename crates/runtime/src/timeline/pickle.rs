@@ -5,7 +5,7 @@
 
 /// A value of a pickle.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Pickle {
+pub enum PickleValue {
     /// A bool.
     Bool(bool),
     /// An int.
@@ -13,12 +13,12 @@ pub enum Pickle {
     /// A str.
     Str(String),
     /// A list.
-    List(Vec<Pickle>),
+    List(Vec<PickleValue>),
     /// A dict with text keys.
-    Dict(Vec<(&'static str, Pickle)>),
+    Dict(Vec<(&'static str, PickleValue)>),
 }
 
-impl Pickle {
+impl PickleValue {
     /// A str.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Str(text.into())
@@ -91,15 +91,15 @@ mod tests {
     /// Python reads larger pickles in `tests/it/timeline.rs`.
     #[test]
     fn values_have_their_opcodes() {
-        let cases: [(Pickle, &[u8]); 8] = [
-            (Pickle::Bool(true), b"\x88"),
-            (Pickle::Int(255), b"K\xff"),
-            (Pickle::Int(256), b"M\x00\x01"),
-            (Pickle::Int(-1), b"J\xff\xff\xff\xff"),
-            (Pickle::Int(1 << 40), b"\x8a\x08\x00\x00\x00\x00\x00\x01\x00\x00"),
-            (Pickle::text("é"), b"X\x02\x00\x00\x00\xc3\xa9"),
-            (Pickle::List(vec![Pickle::Int(1)]), b"](K\x01e"),
-            (Pickle::Dict(vec![("a", Pickle::Int(1))]), b"}(X\x01\x00\x00\x00aK\x01u"),
+        let cases: [(PickleValue, &[u8]); 8] = [
+            (PickleValue::Bool(true), b"\x88"),
+            (PickleValue::Int(255), b"K\xff"),
+            (PickleValue::Int(256), b"M\x00\x01"),
+            (PickleValue::Int(-1), b"J\xff\xff\xff\xff"),
+            (PickleValue::Int(1 << 40), b"\x8a\x08\x00\x00\x00\x00\x00\x01\x00\x00"),
+            (PickleValue::text("é"), b"X\x02\x00\x00\x00\xc3\xa9"),
+            (PickleValue::List(vec![PickleValue::Int(1)]), b"](K\x01e"),
+            (PickleValue::Dict(vec![("a", PickleValue::Int(1))]), b"}(X\x01\x00\x00\x00aK\x01u"),
         ];
         for (value, bytes) in cases {
             assert_eq!(value.to_bytes(), [b"\x80\x02", bytes, b"."].concat(), "{value:?}");

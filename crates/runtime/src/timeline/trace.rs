@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// A trace under construction.
 #[derive(Debug, Serialize)]
-pub struct Trace {
+pub struct EventTrace {
     /// Unit in which a viewer shows times.
     #[serde(rename = "displayTimeUnit")]
     unit: &'static str,
@@ -87,13 +87,13 @@ pub enum TraceDetails {
     },
 }
 
-impl Default for Trace {
+impl Default for EventTrace {
     fn default() -> Self {
         Self { unit: "ms", events: vec![] }
     }
 }
 
-impl Trace {
+impl EventTrace {
     /// Creates an empty trace.
     pub fn new() -> Self {
         Self::default()
@@ -101,17 +101,10 @@ impl Trace {
 
     /// Names a process and its tracks, which are numbered from 0.
     pub fn process(&mut self, pid: usize, name: &str, tracks: &[&str]) {
-        let named = |event: &str, tid, name: &str| EventRecord {
-            name: event.to_owned(),
-            ph: "M",
-            pid,
-            tid,
-            arguments: Some(Arguments::Name { name: name.to_owned() }),
-            ..EventRecord::default()
-        };
-        self.events.push(named("process_name", None, name));
-        let tracks = tracks.iter().enumerate();
-        self.events.extend(tracks.map(|(tid, name)| named("thread_name", Some(tid), name)));
+        self.events.push(name_record("process_name", pid, None, name));
+        for (tid, track) in tracks.iter().enumerate() {
+            self.events.push(name_record("thread_name", pid, Some(tid), track));
+        }
     }
 
     /// Adds an interval.
@@ -142,18 +135,30 @@ impl Trace {
     }
 }
 
+/// A metadata event that names a process, or one of its tracks.
+fn name_record(event: &str, pid: usize, tid: Option<usize>, name: &str) -> EventRecord {
+    EventRecord {
+        name: event.to_owned(),
+        ph: "M",
+        pid,
+        tid,
+        arguments: Some(Arguments::Name { name: name.to_owned() }),
+        ..EventRecord::default()
+    }
+}
+
 /// The expected times of the instructions of titled timelines, one after another, and counters of the bytes of each line
 /// of the ledger.
-pub fn to_trace(timelines: &[(String, &Timeline)]) -> Trace {
-    let mut trace = Trace::new();
+pub fn to_trace(timelines: &[(String, &Timeline)]) -> EventTrace {
+    let mut trace = EventTrace::new();
     for (pid, (title, timeline)) in timelines.iter().enumerate() {
         let tracks: Vec<&str> = timeline.plans.iter().map(|plan| plan.name.as_str()).collect();
         trace.process(pid, title, &tracks);
         let lines = timeline.lines();
         let mut start = 0.0;
         let mut last: Option<Vec<u64>> = None;
-        let plan_of = |i: usize| timeline.plans.iter().rposition(|plan| plan.first <= i).unwrap_or(0);
         for (i, instruction) in timeline.instructions.iter().enumerate() {
+            let plan = timeline.plans.iter().rposition(|plan| plan.first <= i).unwrap_or(0);
             let bytes: Vec<u64> = lines.bytes.iter().map(|line| line[i]).collect();
             if last.as_ref() != Some(&bytes) {
                 let series = lines.lines.iter().cloned().zip(bytes.iter().copied()).collect();
@@ -163,7 +168,7 @@ pub fn to_trace(timelines: &[(String, &Timeline)]) -> Trace {
             trace.interval(TraceEvent {
                 name: &instruction.label,
                 category: name(instruction.phase),
-                track: (pid, plan_of(i)),
+                track: (pid, plan),
                 start,
                 seconds: instruction.seconds,
                 details: Some(TraceDetails::Instruction {

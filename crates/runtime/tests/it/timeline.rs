@@ -2,7 +2,7 @@
 
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Room, Streaming};
-use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::price::{self, PriceRequest};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline::{Timeline, memory_viz, to_trace};
 use serde_json::Value;
@@ -25,7 +25,7 @@ json.dump(snapshot, sys.stdout)
 
 fn program(target: &str) -> Program {
     let target = price::target(target).expect("a target");
-    let request = Request {
+    let request = PriceRequest {
         tokens: Some(512),
         budget: None,
         stream: Streaming::Never,

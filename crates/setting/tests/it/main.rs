@@ -1,6 +1,6 @@
 //! Words of settings and commands. The test has a binary of its own, because words are registered once in a process.
 
-use plimsoll_setting::{Command, Setting, Words, set_words};
+use plimsoll_setting::{Command, MessageWords, Setting, set_words};
 
 #[test]
 fn settings_have_names_until_words_are_registered() {
@@ -11,7 +11,7 @@ fn settings_have_names_until_words_are_registered() {
     assert_eq!(Setting::key(String::from("run.steps")).to_string(), "run.steps");
     assert_eq!(format!("{} or {:#}", Command::Merge, Command::StandardInput), "merge or stdin");
 
-    set_words(Words {
+    set_words(MessageWords {
         setting: |setting, value, f| match value {
             Some(value) => write!(f, "<{} {value}>", setting.name()),
             None => write!(f, "<{}>", setting.name()),
@@ -26,7 +26,7 @@ fn settings_have_names_until_words_are_registered() {
     assert_eq!(format!("{} or {:#}", Command::Merge, Command::Merge), "(program merge) or (merge)");
 
     // Words that are registered later have no effect.
-    set_words(Words { setting: |_, _, _| Ok(()), command: |_, _| Ok(()) });
+    set_words(MessageWords { setting: |_, _, _| Ok(()), command: |_, _| Ok(()) });
     assert_eq!(Setting::Force.to_string(), "<force>");
     assert_eq!(Setting::Force.name(), "force");
 }

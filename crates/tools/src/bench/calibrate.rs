@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// Result of a calibration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Calibration {
+pub struct CalibrationReport {
     /// Path of the target file.
     pub path: PathBuf,
     /// The target in the file.
@@ -60,7 +60,7 @@ const CHAIN: u32 = 256;
 
 /// Measures this machine and writes a file for `--target` to `path`, which must end in `.toml`. `repeats` is
 /// the number of measurements of each rate that is a median.
-pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, ToolError> {
+pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<CalibrationReport, ToolError> {
     if path.extension().is_none_or(|e| e != "toml") {
         return Err(ToolError::NotToml { path: path.to_owned() });
     }
@@ -75,16 +75,17 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
     // Only the CPU has kernels for training.
-    let slower = match settings.is_on_host() {
-        true => training::training_kernel_factors(settings, &target)?,
-        false => BTreeMap::new(),
+    let slower = if settings.is_on_host() {
+        training::training_kernel_factors(settings, &target)?
+    } else {
+        BTreeMap::new()
     };
     let text = text + &slower_text(&slower);
     let target = Target::parse(&path.display().to_string(), &text)?;
     let matmuls = matmuls(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration {
+    Ok(CalibrationReport {
         path: path.to_owned(),
         target,
         storage: storage.is_some(),
@@ -94,19 +95,19 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
-    let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
-    let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
-        true => {
-            let of = |precision| products_rate(&with(precision), repeats);
-            let int8 = raw_gemm_rate(&with(Precision::Int8))?;
-            (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
-        }
-        false => {
-            let of = |precision| raw_gemm_rate(&with(precision));
-            let tf32 = Some(of(Precision::Tf32)?);
-            let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
-            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
-        }
+    let (f32, tf32, bf16, fp8, int8) = if settings.is_on_host() {
+        let int8 = raw_gemm_rate(&settings_in(settings, Precision::Int8))?;
+        let f32 = products_rate(&settings_in(settings, Precision::F32), repeats)?;
+        let bf16 = products_rate(&settings_in(settings, Precision::Bf16), repeats)?;
+        (f32, None, bf16, None, Some(int8))
+    } else {
+        let tf32 = raw_gemm_rate(&settings_in(settings, Precision::Tf32))?;
+        let fp8 = where_known(settings.target()?.rates.fp8, || {
+            raw_gemm_rate(&settings_in(settings, Precision::Fp8))
+        })?;
+        let f32 = raw_gemm_rate(&settings_in(settings, Precision::F32))?;
+        let bf16 = raw_gemm_rate(&settings_in(settings, Precision::Bf16))?;
+        (f32, Some(tf32), bf16, fp8, None)
     };
     Ok(Rates {
         f32,
@@ -121,6 +122,10 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
     })
 }
 
+fn settings_in(settings: &Settings, precision: Precision) -> Settings {
+    Settings { precision: Some(precision), ..settings.clone() }
+}
+
 /// Measures a rate only if the planned target has it: GPUs before sm_89 have no e4m3 matmuls. On a GPU that has
 /// them, a failed measurement is an error and not an absent rate.
 fn where_known(
@@ -132,7 +137,8 @@ fn where_known(
 
 /// Operations per second of the GEMMs of [`CPU_GEMMS`] on the CPU, in the precision of the settings.
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
-    let (mut flops, mut seconds) = (0.0, 0.0);
+    let mut flops = 0.0;
+    let mut seconds = 0.0;
     for (rows, n, k) in CPU_GEMMS {
         let mut case = BenchCase::start(&BenchWork::Linear { rows, n, k }, settings)?;
         flops += 2.0 * (rows * n * k) as f64;
@@ -168,7 +174,8 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (rows, columns) = COPY;
     let mut g = Builder::new(one_sequence(rows));
     let matrix = [Dim::Tokens(1), Dim::Fixed(columns)];
-    let (x, y) = (g.input("x", &matrix, DType::F32), g.input("y", &matrix, DType::F32));
+    let x = g.input("x", &matrix, DType::F32);
+    let y = g.input("y", &matrix, DType::F32);
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
     // The inputs stay as the arena has them: the time of a copy does not depend on the values.
@@ -188,11 +195,12 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     }
     g.output("y", x);
     let mut chain = BenchCase::single(settings, &Policy::default(), 1, g.finish())?;
-    let meeting = match settings.is_on_host() {
-        true => barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?),
-        false => 0.0,
+    let synchronisation = if settings.is_on_host() {
+        barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)
+    } else {
+        0.0
     };
-    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
+    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + synchronisation)
 }
 
 /// Median time in seconds of a call of the thread pool in which every thread waits until all threads have started.
@@ -200,20 +208,22 @@ fn barrier_seconds(cpu: &Cpu) -> f64 {
     /// Spins before a waiting thread yields its core: with more threads than cores, spinning alone could block
     /// the others.
     const SPINS: usize = 1000;
-    let come = AtomicUsize::new(0);
-    let meet = |n: usize| {
-        let start = Instant::now();
-        cpu.pool().run(cpu.threads(), &|_, _| {
-            come.fetch_add(1, SeqCst);
-            let mut waits = 0;
-            while come.load(SeqCst) < n * cpu.threads() {
-                waits += 1;
-                if waits < SPINS { spin_loop() } else { yield_now() }
-            }
-        });
-        start.elapsed().as_secs_f64()
-    };
-    let seconds: Vec<f64> = (1..=CHAIN as usize).map(meet).collect();
+    let arrived = AtomicUsize::new(0);
+    // The counter is never reset: in call number `n` every thread waits until all have arrived `n` times.
+    let seconds: Vec<f64> = (1..=CHAIN as usize)
+        .map(|n: usize| {
+            let start = Instant::now();
+            cpu.pool().run(cpu.threads(), &|_, _| {
+                arrived.fetch_add(1, SeqCst);
+                let mut waits = 0;
+                while arrived.load(SeqCst) < n * cpu.threads() {
+                    waits += 1;
+                    if waits < SPINS { spin_loop() } else { yield_now() }
+                }
+            });
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
     median(&seconds)
 }
 
@@ -224,17 +234,18 @@ fn text(
     rates: Rates,
     storage_is_measured: bool,
 ) -> Result<String, ToolError> {
-    let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
-    let machine = match settings.is_on_host() {
-        true => {
-            let machine = doctor::report(doctor::Options::default())?;
-            let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
-            format!("{processor}, {} threads, {}", target.workers, machine.isa)
-        }
-        false => format!("{}, {}", settings.machine().name(), settings.machine().arithmetic()),
+    let target = settings.target()?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let machine = if settings.is_on_host() {
+        let machine = doctor::report(doctor::DoctorOptions::default())?;
+        let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
+        format!("{processor}, {} threads, {}", target.workers, machine.isa)
+    } else {
+        format!("{}, {}", settings.machine().name(), settings.machine().arithmetic())
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
-    let (name, about) = (quoted(&name), quoted(&about));
+    let name = quoted(&name);
+    let about = quoted(&about);
     let Target { space, memory, alignment, workers: units, saturation, kernels, reserved, .. } = &target;
     let reserved = reserved
         .iter()
@@ -248,11 +259,14 @@ fn text(
     let memory = memory.0;
     let reserved = reserved.collect::<String>();
     let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage, link } = rates;
-    let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
-    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
-    let of_storage = match storage_is_measured {
-        true => "Measured on the disk that this file was written to, bypassing the cache.",
-        false => "Not measured: rate of a SATA III SSD, because the location of the weights is unknown.",
+    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)]
+        .into_iter()
+        .filter_map(|(name, rate)| rate.map(|rate| format!("{name} = {rate:.3e}\n")))
+        .collect();
+    let of_storage = if storage_is_measured {
+        "Measured on the disk that this file was written to, bypassing the cache."
+    } else {
+        "Not measured: rate of a SATA III SSD, because the location of the weights is unknown."
     };
     Ok(format!(
         "# Written by `{} {}`; `{} {}` reads it.\n\
@@ -290,8 +304,7 @@ fn slower_text(slower: &BTreeMap<String, f64>) -> String {
 
 /// A TOML basic string. Characters that TOML would require to be escaped are omitted.
 fn quoted(text: &str) -> String {
-    let plain = |c: &char| !c.is_control() && !matches!(c, '"' | '\\');
-    format!("\"{}\"", text.chars().filter(plain).collect::<String>())
+    format!("\"{}\"", text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect::<String>())
 }
 
 /// The rates of a calibration. `storage` is `None` if it was not measured.
@@ -309,7 +322,7 @@ struct MeasuredRates {
 }
 
 /// What was measured, without what the file has from the default target.
-impl Serialize for Calibration {
+impl Serialize for CalibrationReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link } = self.target.rates;
         let storage = self.storage.then_some(storage);
@@ -327,9 +340,10 @@ impl Serialize for Calibration {
     }
 }
 
-impl fmt::Display for Calibration {
+impl fmt::Display for CalibrationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, rates) = (self.path.display(), self.target.rates);
+        let path = self.path.display();
+        let rates = self.target.rates;
         writeln!(f, "wrote {path}: {}", self.target.about)?;
         writeln!(f, "  f32 matmuls   {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
@@ -340,13 +354,14 @@ impl fmt::Display for Calibration {
         }
         writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
         writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
-        match self.storage {
-            true => writeln!(f, "  storage       {:>10.1} GB/s, the disk of this folder", rates.storage / 1e9)?,
-            false => writeln!(
+        if self.storage {
+            writeln!(f, "  storage       {:>10.1} GB/s, the disk of this folder", rates.storage / 1e9)?
+        } else {
+            writeln!(
                 f,
                 "  storage       not measured: reads from the disk of this folder cannot bypass the \
                     cache"
-            )?,
+            )?
         }
         if let Some(link) = rates.link {
             writeln!(f, "  copies between pinned host memory and the GPU, alone and beside matmuls, GB/s:")?;

@@ -8,7 +8,7 @@ use super::{BenchWork, median};
 use crate::ToolError;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
-use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision, PrecisionPolicy};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
@@ -85,23 +85,23 @@ impl BenchCase {
                 // policy applies it to an f32 graph.
                 let precision = if dtype == DType::F32 { precision } else { Precision::F32 };
                 let policy = Policy { precision, ..Policy::default() };
-                let mut subject = Self::single(settings, &policy, rows, single_linear(rows, n, k, dtype))?;
+                let mut case = Self::single(settings, &policy, rows, single_linear(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
                     DType::F32 => {
                         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
-                        subject.write("x", &bytes)?;
+                        case.write("x", &bytes)?;
                     }
                     // The upper halves of the f32 numbers: their truncation in bf16. In binary16 they are other
                     // numbers, but not all zero; multiplying zeros can be faster.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
-                        subject.write("x", &halves)?;
+                        case.write("x", &halves)?;
                     }
                     DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
-                Ok(subject)
+                Ok(case)
             }
         }
     }
@@ -113,12 +113,12 @@ impl BenchCase {
         let replicas = settings.most_replicas(Some(tokens / MIN_TOKENS_OF_REPLICA));
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let equal = lengths.iter().all(|&n| n == longest);
-        let graph = |mixed: Bounds| {
+        let graph = Box::new(|mixed: Bounds| {
             let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
             let whole = Bounds { tokens: n * longest, sequences: n, longest, packs: 1 };
             model.graph(if equal { whole } else { mixed }, &[Output::Mean])
-        };
-        let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
+        });
+        let planned = Self::planned(settings, replicas, longest, graph)?;
         let program = planned.programs()[0].clone();
         let bounds = program.plans()[0].1.graph.bounds;
         let steps: Vec<PackedStep> =
@@ -216,6 +216,7 @@ impl BenchCase {
                 out.fill(1.0);
                 return Ok(());
             }
+            // The cycle goes on where the last window of a parameter ended.
             for part in out.chunks_mut(RANDOM) {
                 let (end, wrapped) = part.split_at_mut(part.len().min(RANDOM - at));
                 end.copy_from_slice(&random[at..at + end.len()]);
@@ -229,8 +230,11 @@ impl BenchCase {
 
     /// Copies the input `name` to the device; all steps use it.
     pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
-        let missing = || RuntimeError::bug(format!("a graph to time has no input `{name}`"));
-        let input = self.session.program().input(0, name).ok_or_else(missing)?;
+        let input = self
+            .session
+            .program()
+            .input(0, name)
+            .ok_or_else(|| RuntimeError::bug(format!("a graph to time has no input `{name}`")))?;
         self.session.write(input, data)
     }
 
@@ -314,37 +318,35 @@ impl BenchCase {
     /// Operations and bytes of an instruction in a pass, with the real number of attention pairs in each step.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
-        let of_step = |&PackedStep { counts, longest, .. }: &PackedStep| match instr {
-            Instr::Launch(id) => {
-                let bounds = Bounds { longest, ..graph.bounds };
-                let node = graph.node(id);
-                let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
-                let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
-                let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
-                (cost.flops, cost.bytes)
-            }
-            Instr::Start(id) => {
-                let bytes = |&v: &ValueId| graph.spec(v).bytes_at(counts).0 as f64;
-                (0.0, graph.node(id).inputs.iter().map(bytes).sum())
-            }
-            Instr::Wait(_) => (0.0, 0.0),
-        };
-        let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
-        self.steps.iter().map(of_step).fold((0.0, 0.0), add)
+        self.steps
+            .iter()
+            .map(|&PackedStep { counts, longest, .. }| match instr {
+                Instr::Launch(id) => {
+                    let bounds = Bounds { longest, ..graph.bounds };
+                    let node = graph.node(id);
+                    let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
+                    let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
+                    let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
+                    (cost.flops, cost.bytes)
+                }
+                Instr::Start(id) => {
+                    (0.0, graph.node(id).inputs.iter().map(|&v| graph.spec(v).bytes_at(counts).0 as f64).sum())
+                }
+                Instr::Wait(_) => (0.0, 0.0),
+            })
+            .fold((0.0, 0.0), |(flops, bytes), step| (flops + step.0, bytes + step.1))
     }
 
     /// Rate of the linear layers alone in GFLOP/s, measured in passes until `seconds` have elapsed; at least
     /// one pass.
     pub(super) fn linear_gflops(&mut self, seconds: f64) -> Result<f64, RuntimeError> {
-        let linear = |graph: &Graph, instr: &Instr| match *instr {
-            Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
-            Instr::Start(_) | Instr::Wait(_) => false,
-        };
-        let (mut flops, mut spent, start) = (0.0, 0.0, Instant::now());
+        let mut flops = 0.0;
+        let mut spent = 0.0;
+        let start = Instant::now();
         loop {
             let times = self.instructions()?;
             let plan = self.plan();
-            let linears = plan.schedule.instrs.iter().zip(&times).filter(|(i, _)| linear(&plan.graph, i));
+            let linears = plan.schedule.instrs.iter().zip(&times).filter(|(i, _)| is_linear(&plan.graph, i));
             for (&instr, time) in linears {
                 (flops, spent) = (flops + self.cost(instr).0, spent + time);
             }
@@ -357,6 +359,14 @@ impl BenchCase {
     /// Median seconds per pass over `repeats` measurements.
     pub(super) fn seconds(&mut self, repeats: usize) -> Result<f64, RuntimeError> {
         Ok(median(&self.time(repeats, &mut |_, _| Ok(None))?.seconds))
+    }
+}
+
+/// Whether an instruction launches a linear layer.
+fn is_linear(graph: &Graph, instr: &Instr) -> bool {
+    match *instr {
+        Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
+        Instr::Start(_) | Instr::Wait(_) => false,
     }
 }
 
@@ -387,20 +397,22 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
 
 /// Resolves the inputs and outputs of the steps of a pass.
 fn timed<'a>(steps: &'a [PackedStep], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
-    let step = |PackedStep { counts, spans, .. }: &'a PackedStep| {
-        let (inputs, outputs) = match model {
-            Some(model) => (
-                vec![
-                    (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
-                    (model.spans, Data::I32(spans)),
-                ],
-                vec![model.mean],
-            ),
-            None => (vec![], vec![]),
-        };
-        TimedStep { plan: 0, counts: *counts, inputs, outputs }
-    };
-    steps.iter().map(step).collect()
+    steps
+        .iter()
+        .map(|PackedStep { counts, spans, .. }| {
+            let (inputs, outputs) = match model {
+                Some(model) => (
+                    vec![
+                        (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
+                        (model.spans, Data::I32(spans)),
+                    ],
+                    vec![model.mean],
+                ),
+                None => (vec![], vec![]),
+            };
+            TimedStep { plan: 0, counts: *counts, inputs, outputs }
+        })
+        .collect()
 }
 
 /// `count` token ids without special tokens: residues for ESM-2, words of the vocabulary for DNABERT-S, any id for a

@@ -22,9 +22,10 @@ pub(super) enum PeakRate {
 
 impl PeakRate {
     pub(super) fn of(settings: &Settings) -> Result<Self, RuntimeError> {
-        match settings.is_on_host() {
-            true => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)),
-            false => Ok(Self::Gemms(Box::new(BenchCase::gemm_chain(settings, GEMM_SIZE, GEMM_SIZE, COUNT)?))),
+        if settings.is_on_host() {
+            Ok(Self::Loops(Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?))
+        } else {
+            Ok(Self::Gemms(Box::new(BenchCase::gemm_chain(settings, GEMM_SIZE, GEMM_SIZE, COUNT)?)))
         }
     }
 

@@ -22,14 +22,16 @@ impl Lengths {
         let mut normal = || {
             // Standard normal numbers by Box and Muller 1958. `u` is clamped to at least 1e-9 above, so `ln` is
             // finite.
-            let (u, v) = (uniform.next().unwrap_or(1.0), uniform.next().unwrap_or(1.0));
+            let u = uniform.next().unwrap_or(1.0);
+            let v = uniform.next().unwrap_or(1.0);
             (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
         };
-        let length = |_| match self {
-            Self::Equal(length) => length,
-            Self::LogNormal => normal().mul_add(0.75, 5.6).exp().clamp(30.0, 1022.0) as u64 + 2,
-        };
-        (0..sequences).map(length).collect()
+        (0..sequences)
+            .map(|_| match self {
+                Self::Equal(length) => length,
+                Self::LogNormal => normal().mul_add(0.75, 5.6).exp().clamp(30.0, 1022.0) as u64 + 2,
+            })
+            .collect()
     }
 }
 

@@ -32,14 +32,14 @@ const BESIDE: f64 = 0.7;
 
 /// Direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum CopyDirection {
     ToDevice,
     ToHost,
     /// As many copies to the device as to the host.
     Both,
 }
 
-impl Direction {
+impl CopyDirection {
     fn has_stores(self) -> bool {
         matches!(self, Self::ToHost | Self::Both)
     }
@@ -70,7 +70,7 @@ fn alone_and_beside<S: Serializer>(rates: &[f64; 2], serializer: S) -> Result<S:
 /// Measures the link of the device of the settings, a GPU. Sizes for which the memory budget or the host has no room are left
 /// out.
 pub(super) fn measure(settings: &Settings, repeats: usize) -> Result<(Link, Vec<CopyRates>), RuntimeError> {
-    let matmul_seconds = seconds(settings, &Case { matmuls: 64, ..Case::NOTHING }, repeats)? / 64.0;
+    let matmul_seconds = seconds(settings, &LinkCase { matmuls: 64, ..LinkCase::NOTHING }, repeats)? / 64.0;
     let bench = LinkBench { settings, matmul_seconds, repeats };
     let mut rows = vec![];
     for bytes in SIZES {
@@ -123,7 +123,7 @@ struct LinkBench<'a> {
 
 impl LinkBench<'_> {
     /// Median seconds of a pass.
-    fn seconds(&self, case: &Case) -> Result<f64, RuntimeError> {
+    fn seconds(&self, case: &LinkCase) -> Result<f64, RuntimeError> {
         seconds(self.settings, case, self.repeats)
     }
 
@@ -131,56 +131,67 @@ impl LinkBench<'_> {
     fn row(&self, bytes: u64) -> Result<CopyRates, RuntimeError> {
         // Enough copies for the time of some matmuls, and at least three, so that one is queued when another ends.
         let copies = ((128 << 20) / bytes).clamp(3, 512) as usize;
-        let rates = |direction| -> Result<[f64; 2], RuntimeError> {
-            let alone = Case { bytes, copies: Some((direction, copies)), matmuls: 0 };
-            let alone_seconds = self.seconds(&alone)?;
-            let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
-            let beside = self.seconds(&Case { matmuls, ..alone })?;
-            let all = (bytes * copies as u64) as f64;
-            Ok([all / alone_seconds, all / beside])
-        };
-        Ok(CopyRates { bytes, to_device: rates(Direction::ToDevice)?, to_host: rates(Direction::ToHost)? })
+        let to_device = self.copy_rates(bytes, CopyDirection::ToDevice, copies)?;
+        let to_host = self.copy_rates(bytes, CopyDirection::ToHost, copies)?;
+        Ok(CopyRates { bytes, to_device, to_host })
+    }
+
+    /// Bytes per second of `copies` copies in one direction: alone, and beside matmuls.
+    fn copy_rates(
+        &self,
+        bytes: u64,
+        direction: CopyDirection,
+        copies: usize,
+    ) -> Result<[f64; 2], RuntimeError> {
+        let alone = LinkCase { bytes, copies: Some((direction, copies)), matmuls: 0 };
+        let alone_seconds = self.seconds(&alone)?;
+        let matmuls = ((BESIDE * alone_seconds / self.matmul_seconds) as usize).max(1);
+        let beside = self.seconds(&LinkCase { matmuls, ..alone })?;
+        let all = (bytes * copies as u64) as f64;
+        Ok([all / alone_seconds, all / beside])
     }
 
     /// Adds the factors by which copies of the size of `row` slow down kernels and each other to the rates of a link.
     fn slowdowns(&self, row: &CopyRates, rates: Link) -> Result<Link, RuntimeError> {
-        let to_device = self.slower_matmuls(Direction::ToDevice, row.bytes, row.to_device[0])?;
-        let to_host = self.slower_matmuls(Direction::ToHost, row.bytes, row.to_host[0])?;
+        let to_device = self.slower_matmuls(CopyDirection::ToDevice, row.bytes, row.to_device[0])?;
+        let to_host = self.slower_matmuls(CopyDirection::ToHost, row.bytes, row.to_host[0])?;
         let slower_copies = self.slower_copies(row.bytes)?;
         Ok(Link { slower_kernels: to_device.max(to_host), slower_copies, ..rates })
     }
 
     /// Factor by which copies of one direction, which run at `rate` bytes per second alone, slow down the matmuls beside them:
     /// from a pass whose matmuls take twice as long as its copies.
-    fn slower_matmuls(&self, direction: Direction, bytes: u64, rate: f64) -> Result<f64, RuntimeError> {
+    fn slower_matmuls(&self, direction: CopyDirection, bytes: u64, rate: f64) -> Result<f64, RuntimeError> {
         let copies = 8;
         let copied = (bytes * copies as u64) as f64 / rate;
         let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
-        let beside = self.seconds(&Case { bytes, copies: Some((direction, copies)), matmuls })?;
-        let alone = self.seconds(&Case { matmuls, ..Case::NOTHING })?;
+        let beside = self.seconds(&LinkCase { bytes, copies: Some((direction, copies)), matmuls })?;
+        let alone = self.seconds(&LinkCase { matmuls, ..LinkCase::NOTHING })?;
         Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
     }
 
     /// Factor by which copies of one direction slow down those of the other.
     fn slower_copies(&self, bytes: u64) -> Result<f64, RuntimeError> {
-        let of = |direction| self.seconds(&Case { bytes, copies: Some((direction, 16)), matmuls: 0 });
-        let slowest = of(Direction::ToDevice)?.max(of(Direction::ToHost)?);
-        Ok((of(Direction::Both)? / slowest).max(1.0))
+        let case = LinkCase { bytes, ..LinkCase::NOTHING };
+        let to_device = self.seconds(&LinkCase { copies: Some((CopyDirection::ToDevice, 16)), ..case })?;
+        let to_host = self.seconds(&LinkCase { copies: Some((CopyDirection::ToHost, 16)), ..case })?;
+        let both = self.seconds(&LinkCase { copies: Some((CopyDirection::Both, 16)), ..case })?;
+        Ok((both / to_device.max(to_host)).max(1.0))
     }
 }
 
 /// A pass of copies and matmuls.
 #[derive(Clone, Copy)]
-struct Case {
+struct LinkCase {
     /// Bytes of a copy.
     bytes: u64,
     /// Direction and number of the copies.
-    copies: Option<(Direction, usize)>,
+    copies: Option<(CopyDirection, usize)>,
     /// Number of matmuls, spread evenly among the copies.
     matmuls: usize,
 }
 
-impl Case {
+impl LinkCase {
     const NOTHING: Self = Self { bytes: SIZES[0], copies: None, matmuls: 0 };
 
     /// The graph of the pass. A fetched table is read by a kernel that reads one row of it; a stored value is computed by a
@@ -197,23 +208,20 @@ impl Case {
         let count = self.copies.map_or(0, |(_, count)| count);
         let mut done = 0;
         for k in 0..count.max(1) {
-            let state = |g: &mut Builder, copied: &str| {
-                let role = StateRole::Moment { param: format!("{copied}.{k}"), which: Moment::First };
-                g.state(StateDef::zeros(role), &table, DType::F32)
-            };
             // A store runs beside the matmuls behind it, a fetch beside those before the kernel that reads it.
             if self.copies.is_some_and(|(direction, _)| direction.has_stores()) {
-                let state = state(&mut g, "stored");
+                let state = g.state(table_state(format!("stored.{k}")), &table, DType::F32);
                 let computed = g.one(Op::Scale(Scale { factor: 0.5 }), &[source]);
                 g.update(state, computed);
             }
+            // Matmuls up to the share of the copies that are queued, so that both are spread evenly over the pass.
             while done < self.matmuls * (k + 1) / count.max(1) {
                 x = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, weight]);
                 narrow.push(x);
                 done += 1;
             }
             if self.copies.is_some_and(|(direction, _)| direction.has_fetches()) {
-                let state = state(&mut g, "fetched");
+                let state = g.state(table_state(format!("fetched.{k}")), &table, DType::F32);
                 let read = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, state]);
                 g.output(format!("read.{k}").as_str(), read);
             }
@@ -227,8 +235,13 @@ impl Case {
     }
 }
 
+/// An optimizer state, which an offloading plan keeps in host memory.
+fn table_state(param: String) -> StateDef {
+    StateDef::zeros(StateRole::Moment { param, which: Moment::First })
+}
+
 /// Policy of the passes: the tables and results lie in host memory, and the next copies are queued when one ends.
-fn policy(case: &Case) -> Policy {
+fn policy(case: &LinkCase) -> Policy {
     Policy {
         weights: Weights::Trained,
         fuse: Fuse::Nothing,
@@ -239,7 +252,7 @@ fn policy(case: &Case) -> Policy {
 }
 
 /// Median seconds of a pass.
-fn seconds(settings: &Settings, case: &Case, repeats: usize) -> Result<f64, RuntimeError> {
+fn seconds(settings: &Settings, case: &LinkCase, repeats: usize) -> Result<f64, RuntimeError> {
     let (rows, width) = MATMUL;
     let mut timed = BenchCase::single(settings, &policy(case), rows, case.graph())?;
     timed.write("ids", &vec![0; rows as usize * 4])?;
@@ -279,9 +292,9 @@ mod tests {
     #[test]
     fn cases_copy_what_they_say() {
         let target = Target::named("h100").expect("a target");
-        let directions = [Direction::ToDevice, Direction::ToHost, Direction::Both].into_iter();
+        let directions = [CopyDirection::ToDevice, CopyDirection::ToHost, CopyDirection::Both].into_iter();
         for (direction, matmuls) in directions.flat_map(|direction| [(direction, 0), (direction, 3)]) {
-            let case = Case { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
+            let case = LinkCase { bytes: SIZES[1], copies: Some((direction, 6)), matmuls };
             let plan = compile(&case.graph().expect("a graph"), &policy(&case), &target).expect("planned");
             let graph = &plan.graph;
             let copies: Vec<_> = graph.nodes().filter_map(|(id, _)| moved(graph, id)).collect();

@@ -15,10 +15,10 @@ mod storage;
 mod trace;
 mod training;
 
-pub use calibrate::{Calibration, calibrate};
+pub use calibrate::{CalibrationReport, calibrate};
 pub use lengths::Lengths;
 pub use link::CopyRates;
-pub use report::{BenchReport, Kernel};
+pub use report::{BenchReport, KernelTiming};
 
 use crate::ToolError;
 use case::BenchCase;
@@ -51,7 +51,7 @@ pub enum BenchWork {
 
 /// Request of a benchmark.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct BenchRequest {
     /// Work to time.
     pub work: BenchWork,
     /// Device, threads, precision and memory budget. A batch is split into steps of at most `tokens` tokens.
@@ -65,18 +65,16 @@ pub struct Request {
 }
 
 /// Runs a benchmark and writes the trace if one was requested.
-pub fn bench(request: &Request) -> Result<BenchReport, ToolError> {
-    let mut subject = BenchCase::start(&request.work, &request.settings)?;
+pub fn bench(request: &BenchRequest) -> Result<BenchReport, ToolError> {
+    let mut case = BenchCase::start(&request.work, &request.settings)?;
     let mut ceiling = PeakRate::of(&request.settings)?;
-    let turns = subject.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
+    let turns = case.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
     if let Some(path) = &request.trace {
-        trace::write(path, &mut subject)?;
+        trace::write(path, &mut case)?;
     }
-    let timeline = match request.timeline {
-        true => Some(subject.timeline(request.settings.machine().as_ref())?),
-        false => None,
-    };
-    Ok(BenchReport { timeline, ..BenchReport::new(request, &subject, turns) })
+    let timeline =
+        if request.timeline { Some(case.timeline(request.settings.machine().as_ref())?) } else { None };
+    Ok(BenchReport { timeline, ..BenchReport::new(request, &case, turns) })
 }
 
 /// Median: for an even number of values the mean of the two in the middle, and zero for no values.
@@ -111,7 +109,7 @@ mod tests {
         let settings = Settings { threads: 1, tokens: Some(25), ..Settings::default() };
         let report = |sequences| {
             let (work, settings) = (work(sequences), settings.clone());
-            bench(&Request { work, settings, repeats: 1, trace: None, timeline: false }).expect("timed")
+            bench(&BenchRequest { work, settings, repeats: 1, trace: None, timeline: false }).expect("timed")
         };
         let (five, one) = (report(5), report(1));
         assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));
@@ -132,14 +130,14 @@ mod tests {
             |sequences| BenchWork::Model { model: config.to_owned(), sequences, lengths: Lengths::Equal(105) };
         let report = |threads, sequences| {
             let settings = Settings { threads, budget: Some(Bytes(1 << 30)), ..Settings::default() };
-            bench(&Request { work: work(sequences), settings, repeats: 1, trace: None, timeline: false })
+            bench(&BenchRequest { work: work(sequences), settings, repeats: 1, trace: None, timeline: false })
                 .expect("timed")
         };
         let (one, four, small) = (report(1, 40), report(4, 40), report(4, 9));
         assert_eq!([&one, &four, &small].map(|r| (r.replicas, r.steps)), [(1, 2), (4, 8), (1, 1)]);
         assert_eq!((four.tokens, four.step_tokens), (40 * 105, 5 * 105));
         // Rotary tables are computed once per step, so their operations depend on the number of steps.
-        let of_tokens = |k: &&Kernel| k.op != "rotary_table";
+        let of_tokens = |k: &&KernelTiming| k.op != "rotary_table";
         let sorted = |r: &BenchReport| {
             let flops = r.kernels.iter().filter(of_tokens).map(|k| (k.op, k.label.clone(), k.flops));
             let mut flops: Vec<_> = flops.collect();

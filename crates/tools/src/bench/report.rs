@@ -2,7 +2,7 @@
 //! the number of operations or bytes by the ops' cost rules, divided by measured seconds.
 
 use super::case::{BenchCase, Measurements};
-use super::{BenchWork, Request, median};
+use super::{BenchRequest, BenchWork, median};
 use plimsoll_graph::ops::{Epilogue, Prologue};
 use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
@@ -48,14 +48,14 @@ pub struct BenchReport {
     /// Resident memory of the process: at the end of the benchmark, and the maximum.
     pub resident: (Bytes, Bytes),
     /// Times by kernel, slowest first. Launches that differ only in their layer are one entry.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<KernelTiming>,
     /// Timeline of the largest step with what was measured, if it was requested.
     pub timeline: Option<MeasuredTimeline>,
 }
 
 /// Launches of one op with equal labels (apart from the layer) and shapes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kernel {
+pub struct KernelTiming {
     /// Name of the op, or `load` or `copy`.
     pub op: &'static str,
     /// Label of the node, such as its parameter's name, with `*` for the layer's number; empty if it has none.
@@ -80,24 +80,24 @@ pub struct Kernel {
 const SLOWEST: usize = 12;
 
 impl BenchReport {
-    pub(super) fn new(request: &Request, subject: &BenchCase, turns: Measurements) -> Self {
-        let kernels = kernels(subject, &turns);
-        let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
+    pub(super) fn new(request: &BenchRequest, case: &BenchCase, turns: Measurements) -> Self {
+        let kernels = kernels(case, &turns);
+        let step_tokens = case.steps.iter().map(|step| step.counts.tokens);
         Self {
             work: request.work.clone(),
-            dtype: subject.plan().matmul_dtype(),
-            device: subject.device(),
+            dtype: case.plan().matmul_dtype(),
+            device: case.device(),
             threads: request.settings.threads,
-            replicas: subject.replicas(),
-            steps: subject.steps.len() as u64,
-            step_tokens: tokens(u64::max),
-            tokens: tokens(|a, b| a + b),
+            replicas: case.replicas(),
+            steps: case.steps.len() as u64,
+            step_tokens: step_tokens.clone().max().unwrap_or(0),
+            tokens: step_tokens.sum(),
             passes: turns.passes,
             flops: kernels.iter().map(|k| k.flops).sum(),
             seconds: turns.seconds,
             raw_loop: turns.raw_loop,
             raw_gflops: turns.raw,
-            peak: subject.peak(),
+            peak: case.peak(),
             resident: machine::resident(),
             kernels,
             timeline: None,
@@ -121,8 +121,8 @@ impl BenchReport {
 
     /// Rate of the work divided by the peak rate measured directly before it, as the median over the measurements.
     pub fn utilisation(&self) -> Option<f64> {
-        let of_turn = |(s, raw): (&f64, &f64)| self.flops / s / (raw * 1e9);
-        let shares: Vec<f64> = self.seconds.iter().zip(&self.raw_gflops).map(of_turn).collect();
+        let shares: Vec<f64> =
+            self.seconds.iter().zip(&self.raw_gflops).map(|(s, raw)| self.flops / s / (raw * 1e9)).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
 }
@@ -162,7 +162,7 @@ impl Serialize for BenchReport {
     }
 }
 
-impl Kernel {
+impl KernelTiming {
     /// GFLOP/s of the kernel; zero if its time is zero.
     pub fn gflops(&self) -> f64 {
         rate(self.flops, self.seconds)
@@ -175,7 +175,7 @@ impl Kernel {
 }
 
 /// With the rates of the kernel.
-impl Serialize for Kernel {
+impl Serialize for KernelTiming {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut kernel = serializer.serialize_map(None)?;
         kernel.serialize_entry("op", self.op)?;
@@ -229,19 +229,17 @@ impl fmt::Display for BenchReport {
         if others.is_empty() {
             return Ok(());
         }
-        let (share, launches) =
-            (others.iter().map(|k| k.share).sum::<f64>(), others.iter().map(|k| k.launches));
+        let share = others.iter().map(|k| k.share).sum::<f64>();
+        let launches = others.iter().map(|k| k.launches);
         write!(f, "\n{:>6.1} %  {:>8}  others", 100.0 * share, launches.sum::<u64>())
     }
 }
 
-impl fmt::Display for Kernel {
+impl fmt::Display for KernelTiming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rate, unit) = match self.product {
-            true => (self.gflops(), "GFLOP/s"),
-            false => (self.gigabytes(), "GB/s"),
-        };
-        let (share, ms) = (100.0 * self.share, 1e3 * self.seconds);
+        let (rate, unit) = if self.product { (self.gflops(), "GFLOP/s") } else { (self.gigabytes(), "GB/s") };
+        let share = 100.0 * self.share;
+        let ms = 1e3 * self.seconds;
         write!(f, "{share:>6.1} %  {:>8}  {ms:>8.2}  {rate:>6.1} {unit:<7}  {}", self.launches, self.op)?;
         if !self.label.is_empty() {
             write!(f, " {}", self.label)?;
@@ -256,29 +254,31 @@ fn rate(amount: f64, seconds: f64) -> f64 {
 
 /// Groups the plan's instructions by (op, label, shape), slowest first. A group's time is the median over the
 /// measurements of the sum of its instructions.
-fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<Kernel> {
-    let plan = subject.plan();
-    let mut kernels: Vec<(Kernel, Vec<f64>)> = vec![];
+fn kernels(case: &BenchCase, turns: &Measurements) -> Vec<KernelTiming> {
+    let plan = case.plan();
+    let mut kernels: Vec<(KernelTiming, Vec<f64>)> = vec![];
     for (i, &instr) in plan.schedule.instrs.iter().enumerate() {
         let (op, label, shape, product) = kind(&plan.graph, instr);
-        let (flops, bytes) = subject.cost(instr);
+        let (flops, bytes) = case.cost(instr);
         let seconds = turns.instructions.iter().map(|turn| turn[i]);
-        let same = |(k, _): &&mut (Kernel, Vec<f64>)| k.op == op && k.label == label && k.shape == shape;
-        let launches = subject.steps.len() as u64;
-        if let Some((kernel, sums)) = kernels.iter_mut().find(same) {
+        let launches = case.steps.len() as u64;
+        if let Some((kernel, sums)) =
+            kernels.iter_mut().find(|(k, _)| k.op == op && k.label == label && k.shape == shape)
+        {
             kernel.launches += launches;
             kernel.flops += flops;
             kernel.bytes += bytes;
             sums.iter_mut().zip(seconds).for_each(|(sum, s)| *sum += s);
         } else {
-            let kernel = Kernel { op, label, shape, launches, seconds: 0.0, share: 0.0, flops, bytes, product };
+            let kernel =
+                KernelTiming { op, label, shape, launches, seconds: 0.0, share: 0.0, flops, bytes, product };
             kernels.push((kernel, seconds.collect()));
         }
     }
-    let mut kernels: Vec<Kernel> =
-        kernels.into_iter().map(|(k, seconds)| Kernel { seconds: median(&seconds), ..k }).collect();
-    let all: f64 = kernels.iter().map(|k| k.seconds).sum();
-    kernels.iter_mut().for_each(|k| k.share = k.seconds / all);
+    let mut kernels: Vec<KernelTiming> =
+        kernels.into_iter().map(|(k, seconds)| KernelTiming { seconds: median(&seconds), ..k }).collect();
+    let total: f64 = kernels.iter().map(|k| k.seconds).sum();
+    kernels.iter_mut().for_each(|k| k.share = k.seconds / total);
     kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     kernels
 }
@@ -305,19 +305,22 @@ fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
 /// The label with the words that equal the layer's number replaced by `*`.
 fn any_layer(label: &str, layer: Option<u32>) -> String {
     let Some(layer) = layer.map(|l| l.to_string()) else { return label.to_owned() };
-    let word = |word: &str| if word == layer { "*".to_owned() } else { word.to_owned() };
     // Labels are dotted names of parameters (`encoder.layer.3.output.dense`) or, for ops without parameters,
     // `layer 3`.
     let between = if label.contains('.') { "." } else { " " };
-    label.split(between).map(word).collect::<Vec<_>>().join(between)
+    label
+        .split(between)
+        .map(|word| if word == layer { "*".to_owned() } else { word.to_owned() })
+        .collect::<Vec<_>>()
+        .join(between)
 }
 
 /// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer.
 fn shape(graph: &Graph, node: &Node) -> String {
-    let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
-    let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
+    let from = node.inputs.first().map_or(String::new(), |&v| graph.spec(v).to_string());
+    let to = node.outputs.iter().flatten().next().map_or(String::new(), |&v| graph.spec(v).to_string());
     let (before, behind) = around(&node.op);
-    format!("{}{before} -> {}{behind}", text(from), text(to))
+    format!("{from}{before} -> {to}{behind}")
 }
 
 fn around(op: &Op) -> (&'static str, &'static str) {

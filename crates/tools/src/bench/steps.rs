@@ -15,7 +15,8 @@ pub(super) struct PackedStep {
 
 impl PackedStep {
     pub(super) fn of(lengths: &[u64]) -> Self {
-        let (mut spans, mut end) = (Vec::with_capacity(2 * lengths.len()), 0);
+        let mut spans = Vec::with_capacity(2 * lengths.len());
+        let mut end = 0;
         for length in lengths {
             spans.extend([end as i32, (end + length) as i32]);
             end += length;
@@ -38,22 +39,27 @@ pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, replicas: usize) ->
     if replicas == 1 {
         return full;
     }
-    let (tokens, steps) = (lengths.iter().sum::<u64>(), full.len().next_multiple_of(replicas) as u64);
+    let tokens = lengths.iter().sum::<u64>();
+    let steps = full.len().next_multiple_of(replicas) as u64;
     cut(lengths, bounds, |step| tokens * (step as u64 + 1) / steps)
 }
 
 /// Splits `lengths` into steps within the bounds. Step `i` also ends before the first sequence with a midpoint
 /// at or beyond token `upto(i)` of the batch, but a step has at least one sequence.
 fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> Vec<&'a [u64]> {
-    let (mut packs, mut rest, mut before) = (vec![], lengths, 0);
+    let mut packs = vec![];
+    let mut rest = lengths;
+    let mut before = 0;
     while !rest.is_empty() {
-        let (mut tokens, upto) = (0, upto(packs.len()));
-        let fits = |&(i, n): &(usize, &u64)| {
-            let is_due = i == 0 || before + tokens + n / 2 < upto;
+        let mut tokens = 0;
+        let upto = upto(packs.len());
+        let fitting = rest.iter().enumerate().take_while(|&(i, n)| {
+            // By the midpoint of the sequence: a step ends at the boundary that is nearest to its share of tokens.
+            let is_in_share = i == 0 || before + tokens + n / 2 < upto;
             tokens += n;
-            is_due && i < bounds.sequences as usize && tokens <= bounds.tokens
-        };
-        let (pack, later) = rest.split_at(rest.iter().enumerate().take_while(fits).count().max(1));
+            is_in_share && i < bounds.sequences as usize && tokens <= bounds.tokens
+        });
+        let (pack, later) = rest.split_at(fitting.count().max(1));
         before += pack.iter().sum::<u64>();
         packs.push(pack);
         rest = later;

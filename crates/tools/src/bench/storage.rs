@@ -60,9 +60,11 @@ fn write(file: &mut File) -> Result<()> {
 
 fn read(file: &mut File) -> Result<f64> {
     let mut buffer = vec![0u8; READ + PAGE];
+    // A page more than a read is allocated, so an aligned range of the size of a read lies inside.
     let start = buffer.as_ptr().align_offset(PAGE);
     let buffer = &mut buffer[start..start + READ];
-    let (mut bytes, clock) = (0, Instant::now());
+    let mut bytes = 0;
+    let clock = Instant::now();
     loop {
         match file.read(buffer)? {
             0 => return Ok(bytes as f64 / clock.elapsed().as_secs_f64()),

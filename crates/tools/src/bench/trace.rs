@@ -8,7 +8,7 @@ use plimsoll_graph::{Graph, node_label};
 use plimsoll_plan::{Instr, Plan};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::report::to_json;
-use plimsoll_runtime::timeline::{Trace, TraceDetails, TraceEvent};
+use plimsoll_runtime::timeline::{EventTrace, TraceDetails, TraceEvent};
 use std::io::Write as _;
 use std::path::Path;
 
@@ -19,26 +19,26 @@ const PASSES: u32 = 2;
 const TRACKS: [&str; 3] = ["in", "compute", "out"];
 
 /// Traces [`PASSES`] passes and writes the trace to `path`.
-pub(super) fn write(path: &Path, subject: &mut BenchCase) -> Result<(), RuntimeError> {
+pub(super) fn write(path: &Path, case: &mut BenchCase) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
-    let spans = subject.spans(PASSES)?;
-    let text = to_json(&trace(&spans, &Order::of(subject.plan()))).to_string();
+    let spans = case.spans(PASSES)?;
+    let text = to_json(&trace(&spans, &LaunchOrder::of(case.plan()))).to_string();
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
 }
 
 /// Launches of a step in schedule order. Consecutive launches of one op are one entry, because a launch may
 /// consist of several kernels and the trace does not mark their boundaries.
-struct Order(Vec<(&'static str, Vec<Launch>)>);
+struct LaunchOrder(Vec<(&'static str, Vec<LabelledLaunch>)>);
 
-struct Launch {
+struct LabelledLaunch {
     label: String,
     layer: Option<u32>,
 }
 
-impl Order {
+impl LaunchOrder {
     fn of(plan: &Plan) -> Self {
-        let mut order: Vec<(&'static str, Vec<Launch>)> = vec![];
+        let mut order: Vec<(&'static str, Vec<LabelledLaunch>)> = vec![];
         for instr in &plan.schedule.instrs {
             let Instr::Launch(id) = *instr else { continue };
             let (op, launch) = launch(&plan.graph, id);
@@ -53,8 +53,9 @@ impl Order {
     /// Assigns a launch to each kernel span, given the op of each span in order of time. Runs of one op are
     /// matched with the next entry for the op, cyclically, because the spans cover several steps. `None` for
     /// ops that the step lacks.
-    fn launches<'a>(&'a self, ops: &[&str]) -> Vec<Option<&'a Launch>> {
-        let (mut found, mut at) = (vec![], 0);
+    fn launches<'a>(&'a self, ops: &[&str]) -> Vec<Option<&'a LabelledLaunch>> {
+        let mut found = vec![];
+        let mut at = 0;
         for run in ops.chunk_by(|a, b| a == b) {
             let ahead = (0..self.0.len()).find(|i| self.0[(at + i) % self.0.len()].0 == run[0]);
             let Some(ahead) = ahead else {
@@ -65,21 +66,21 @@ impl Order {
             at += ahead + 1;
             // If a launch of the run has several kernels, the boundaries between launches are unknown: all
             // kernels of the run are attributed to its first launch.
-            let each = |i: usize| if run.len() == launches.len() { &launches[i] } else { &launches[0] };
-            found.extend((0..run.len()).map(|i| Some(each(i))));
+            let are_single = run.len() == launches.len();
+            found.extend((0..run.len()).map(|i| Some(&launches[if are_single { i } else { 0 }])));
         }
         found
     }
 }
 
-fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, Launch) {
+fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, LabelledLaunch) {
     let node = graph.node(id);
-    (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
+    (node.op.name(), LabelledLaunch { label: node_label(graph, id), layer: node.layer })
 }
 
 /// The trace, with one process for each replica.
-fn trace(replicas: &[(String, Vec<Span>)], order: &Order) -> Trace {
-    let mut trace = Trace::new();
+fn trace(replicas: &[(String, Vec<Span>)], order: &LaunchOrder) -> EventTrace {
+    let mut trace = EventTrace::new();
     for (pid, (name, spans)) in replicas.iter().enumerate() {
         trace.process(pid, name, &TRACKS);
         add_spans(&mut trace, pid, spans, order);
@@ -87,7 +88,7 @@ fn trace(replicas: &[(String, Vec<Span>)], order: &Order) -> Trace {
     trace
 }
 
-fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
+fn add_spans(trace: &mut EventTrace, pid: usize, spans: &[Span], order: &LaunchOrder) {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
     let computed: Vec<&Span> = sorted.iter().copied().filter(|span| is_launch(span)).collect();
@@ -96,15 +97,16 @@ fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
     for span in sorted {
         let launch = if is_launch(span) { launches.next().flatten() } else { None };
         let tid = TRACKS.iter().position(|track| *track == span.track).unwrap_or(TRACKS.len());
-        let details =
-            |Launch { label, layer }: &Launch| TraceDetails::Launch { launch: label.clone(), layer: *layer };
         trace.interval(TraceEvent {
             name: &span.name,
             category: if is_launch(span) { "kernel" } else { "copy" },
             track: (pid, tid),
             start: span.start,
             seconds: span.seconds,
-            details: launch.map(details),
+            details: launch.map(|LabelledLaunch { label, layer }| TraceDetails::Launch {
+                launch: label.clone(),
+                layer: *layer,
+            }),
         });
     }
 }
@@ -127,9 +129,9 @@ mod tests {
         Span { track, name: name.to_owned(), start, seconds: 1e-6 }
     }
 
-    fn order() -> Order {
-        let launch = |label: &str, layer| Launch { label: label.to_owned(), layer };
-        Order(vec![
+    fn order() -> LaunchOrder {
+        let launch = |label: &str, layer| LabelledLaunch { label: label.to_owned(), layer };
+        LaunchOrder(vec![
             ("embed", vec![launch("embed", None)]),
             ("linear", vec![launch("linear a", Some(0)), launch("linear b", Some(0))]),
             ("add", vec![launch("add", Some(1))]),

@@ -11,7 +11,7 @@ use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::passes::cotangent;
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Precision, Program,
+    ActivationOffload, Fuse, InputId, Instr, Offload, Optimizer, ParameterGroup, Plan, Precision, Program,
     RecomputePolicy, Target, Training, Window, node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
@@ -51,10 +51,11 @@ pub(super) fn training_kernel_factors(
         (DENSE, 1024, Optimizer::Adafactor(adafactor)),
         (SPARSE, 256, Optimizer::Sgd(sgd)),
     ] {
-        let bad =
-            |e: plimsoll_models::ConfigError| RuntimeError::bug(format!("the decoder of a calibration: {e}"));
-        let config = DecoderConfig::from_json(config).map_err(bad)?;
-        for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
+        let config = DecoderConfig::from_json(config).map_err(|e: plimsoll_models::ConfigError| {
+            RuntimeError::bug(format!("the decoder of a calibration: {e}"))
+        })?;
+        let decoder = CalibrationDecoder { config, longest, optimizer };
+        for (kernel, KernelSeconds { measured, expected }) in times(settings, target, &decoder)? {
             if expected > 0.0 && measured > 0.0 {
                 factors.entry(kernel).or_default().push(measured / expected);
             }
@@ -63,18 +64,33 @@ pub(super) fn training_kernel_factors(
     Ok(factors.into_iter().map(|(kernel, factors)| (kernel, median(&factors))).collect())
 }
 
-/// Sums by kernel of the (measured, expected) seconds of its launches, without the launch overhead.
-type Times = BTreeMap<String, (f64, f64)>;
+/// A decoder whose training steps are timed.
+struct CalibrationDecoder {
+    config: DecoderConfig,
+    /// Tokens of a sequence.
+    longest: u64,
+    optimizer: Optimizer,
+}
 
+/// Sums of the seconds of the launches of a kernel, without the launch overhead.
+#[derive(Default)]
+struct KernelSeconds {
+    measured: f64,
+    /// By the rates of the target.
+    expected: f64,
+}
+
+/// Times the training steps of a decoder; returns the seconds by kernel.
 fn times(
     settings: &Settings,
     target: &Target,
-    (config, longest): (&DecoderConfig, u64),
-    optimizer: Optimizer,
-) -> Result<Times, RuntimeError> {
+    decoder: &CalibrationDecoder,
+) -> Result<BTreeMap<String, KernelSeconds>, RuntimeError> {
+    let CalibrationDecoder { ref config, longest, optimizer } = *decoder;
     let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest, packs: 1 };
-    let verified = |source| plimsoll_plan::PlanError::of_graph("build", source);
-    let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
+    let forward = config
+        .train_graph(bounds, &Loss::default())
+        .map_err(|source| plimsoll_plan::PlanError::of_graph("build", source))?;
     let training = Training {
         precision: Precision::F32,
         remat: RecomputePolicy::None,
@@ -95,9 +111,10 @@ fn times(
     // Weights of about the magnitude of an initialized model, equal in every calibration.
     let mut random = numbers(0);
     session.load(|param, _, out| {
-        match param.name.contains("norm") {
-            true => out.fill(1.0),
-            false => out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number),
+        if param.name.contains("norm") {
+            out.fill(1.0)
+        } else {
+            out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number)
         }
         Ok(())
     })?;
@@ -106,16 +123,16 @@ fn times(
     let missing = || RuntimeError::bug("a calibration lacks a plan of training");
     let (micro, apply) = program.index(plans::MICRO).zip(program.index(plans::APPLY)).ok_or_else(missing)?;
     let scale = program.output(apply, OutputRole::GradientScale).ok_or_else(missing)?;
-    let numbers = Numbers::new(longest, optimizer);
+    let numbers = CalibrationInputs::new(longest, optimizer);
     let whole = bounds.full();
     let nothing = Counts { tokens: 0, sequences: 0, packs: 1 };
-    let mut measured = Times::new();
+    let mut sums: BTreeMap<String, KernelSeconds> = BTreeMap::new();
     for step in 0..=STEPS {
         for (plan, counts) in [(micro, whole), (apply, nothing)] {
             let inputs = numbers.inputs(&program, plan);
             let seconds = session.instructions(&[TimedStep { plan, counts, inputs, outputs: vec![] }])?;
             if step > 0 {
-                add(&mut measured, &program, (plan, counts), target, &seconds);
+                add_launches(&mut sums, &program.plans()[plan].1, target, counts, &seconds);
             }
         }
         let mut values = [0f32; 2];
@@ -125,11 +142,11 @@ fn times(
             return Err(RuntimeError::bug(text));
         }
     }
-    Ok(measured)
+    Ok(sums)
 }
 
 /// Values of the inputs of the calibration's training steps.
-struct Numbers {
+struct CalibrationInputs {
     tokens: Vec<i32>,
     spans: Vec<i32>,
     /// One pack with all tokens.
@@ -137,7 +154,7 @@ struct Numbers {
     scalars: [(String, Vec<f32>); 5],
 }
 
-impl Numbers {
+impl CalibrationInputs {
     fn new(longest: u64, optimizer: Optimizer) -> Self {
         // The learning rate is small, so that values stay finite. It is followed by the bias corrections of a
         // late step for AdamW, and by the decay rate of the second moments for Adafactor.
@@ -176,21 +193,21 @@ impl Numbers {
     }
 }
 
-fn add(
-    measured: &mut Times,
-    program: &Program,
-    (plan, counts): (usize, Counts),
+/// Adds the seconds of each instruction of a plan in a step to the sums of its kernel.
+fn add_launches(
+    sums: &mut BTreeMap<String, KernelSeconds>,
+    plan: &Plan,
     target: &Target,
+    counts: Counts,
     seconds: &[f64],
 ) {
-    let plan = &program.plans()[plan].1;
     for (instr, time) in plan.schedule.instrs.iter().zip(seconds) {
         let Instr::Launch(id) = *instr else { continue };
         let node = plan.graph.node(id);
         let launch = target.rates.launch;
         let expected = node_seconds(&plan.graph, node, target, counts) - launch;
-        let entry = measured.entry(plan.kernels[id.index()].name().to_owned()).or_default();
-        entry.0 += (time - launch).max(0.0);
-        entry.1 += expected;
+        let sum = sums.entry(plan.kernels[id.index()].name().to_owned()).or_default();
+        sum.measured += (time - launch).max(0.0);
+        sum.expected += expected;
     }
 }

@@ -1,7 +1,7 @@
 //! Drawing of a view as text. Invariant: no line is longer than the width, and lines contain no control characters, so a
 //! name in a file cannot command the terminal.
 
-use super::{End, View};
+use super::{End, RunView};
 use plimsoll_data::printable::is_printable;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::live::LiveState;
@@ -18,7 +18,7 @@ const LABEL: usize = 12;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Draws a view in lines of at most `width` columns of a terminal.
-pub fn frame(view: &View, width: usize) -> Vec<String> {
+pub fn frame(view: &RunView, width: usize) -> Vec<String> {
     let width = width.max(NARROWEST);
     let room = width - LABEL;
     let state = &view.state;
@@ -65,7 +65,7 @@ pub fn frame(view: &View, width: usize) -> Vec<String> {
 }
 
 /// Describes a view in one line, for logs.
-pub fn line(view: &View) -> String {
+pub fn line(view: &RunView) -> String {
     let state = &view.state;
     let mut parts = vec![format!("{}: {}", state.command, amount(state))];
     parts.extend(state.loss.map(|loss| format!("loss {loss:.4}")));
@@ -94,7 +94,7 @@ fn batch(state: &LiveState, tokens: u64) -> String {
 }
 
 /// First line: the command, the name of the run, and what it does.
-fn title(view: &View) -> String {
+fn title(view: &RunView) -> String {
     let state = &view.state;
     let name = if view.name.is_empty() { String::new() } else { format!(" {}", view.name) };
     let now = view.end.as_ref().map_or_else(|| state.stage.clone(), words);
@@ -120,6 +120,7 @@ fn progress_bar(state: &LiveState, width: usize) -> String {
     match state.total.filter(|&total| total > 0) {
         None => numbers,
         Some(total) => {
+            // Two brackets and a space; a bar of fewer than eight characters shows nothing.
             let room = width.saturating_sub(columns(&numbers) + 3).min(40);
             let share = state.done as f64 / total as f64;
             if room < 8 { numbers } else { format!("[{}] {numbers}", filled(share, room)) }
@@ -130,9 +131,11 @@ fn progress_bar(state: &LiveState, width: usize) -> String {
 /// The finished work in words.
 fn amount(state: &LiveState) -> String {
     let LiveState { done, total, unit, .. } = state;
-    let percent = |total: u64| 100.0 * *done as f64 / total.max(1) as f64;
     match (&**unit, total) {
-        ("bytes", Some(total)) => format!("{:.0} % of the input", percent(*total).floor()),
+        ("bytes", Some(total)) => {
+            let percent = 100.0 * *done as f64 / (*total).max(1) as f64;
+            format!("{:.0} % of the input", percent.floor())
+        }
         ("bytes", None) => format!("{} of the input", rounded(*done)),
         (_, Some(total)) => format!("step {done} of {total}"),
         (_, None) => format!("step {done}"),
@@ -180,11 +183,15 @@ impl Meter {
         if room < 8 {
             return numbers;
         }
-        let cells = |bytes: u64| ((bytes as f64 / self.total as f64 * room as f64).round() as usize).min(room);
-        let all = cells(self.used);
-        let ours = self.ours.map_or(all, |ours| cells(ours).min(all));
+        let all = self.cells(self.used, room);
+        let ours = self.ours.map_or(all, |ours| self.cells(ours, room).min(all));
         let bar = format!("{}{}{}", "#".repeat(ours), "+".repeat(all - ours), " ".repeat(room - all));
         format!("[{bar}] {numbers}")
+    }
+
+    /// Width of the part of a bar of `room` characters that stands for `bytes`.
+    fn cells(self, bytes: u64, room: usize) -> usize {
+        ((bytes as f64 / self.total as f64 * room as f64).round() as usize).min(room)
     }
 }
 
@@ -199,14 +206,17 @@ fn filled(share: f64, width: usize) -> String {
 
 /// Draws points as a row of blocks between their lowest and their highest value.
 fn sparkline(points: &[Point]) -> String {
-    let means = || points.iter().map(Point::mean);
-    let (low, high) = (means().fold(f64::INFINITY, f64::min), means().fold(f64::NEG_INFINITY, f64::max));
+    let means = points.iter().map(Point::mean);
+    let low = means.clone().fold(f64::INFINITY, f64::min);
+    let high = means.clone().fold(f64::NEG_INFINITY, f64::max);
     let span = high - low;
-    let block = |x: f64| match span > 0.0 {
-        true => BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)],
-        false => BLOCKS[0],
-    };
-    means().map(block).collect()
+    means
+        .map(
+            |x| {
+                if span > 0.0 { BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)] } else { BLOCKS[0] }
+            },
+        )
+        .collect()
 }
 
 /// A duration, such as `1 h 02 min`, `3 min 20 s` or `12 s`.
@@ -250,12 +260,14 @@ fn cut(text: &str, width: usize) -> String {
         return text.trim_end().to_owned();
     }
     let mut taken = 0;
-    let fits = |c: &char| {
-        taken += columns_of(*c);
-        // A column is left for the ellipsis.
-        taken < width
-    };
-    text.chars().take_while(fits).chain(['…']).collect()
+    text.chars()
+        .take_while(|c| {
+            taken += columns_of(*c);
+            // A column is left for the ellipsis.
+            taken < width
+        })
+        .chain(['…'])
+        .collect()
 }
 
 #[cfg(test)]
@@ -265,7 +277,7 @@ mod tests {
 
     const GB: u64 = 1_000_000_000;
 
-    fn training() -> View {
+    fn training() -> RunView {
         let state = LiveState {
             command: "train".to_owned(),
             stage: "training".to_owned(),
@@ -287,7 +299,7 @@ mod tests {
             oom_risk: 0.02,
             ..LiveState::default()
         };
-        let mut view = View { name: "out/run".to_owned(), state, ..View::default() };
+        let mut view = RunView { name: "out/run".to_owned(), state, ..RunView::default() };
         (0..620_u32)
             .for_each(|step| view.losses.add(step.into(), 2.125 + 3.0 * (-f64::from(step) / 100.0).exp()));
         [(300, 2.2), (600, 2.25)].into_iter().for_each(|(step, loss)| view.validations.add(step, loss));
@@ -295,7 +307,7 @@ mod tests {
     }
 
     /// Compares the frame with a text, and checks the width of every line.
-    fn check(view: &View, width: usize, wanted: &str) {
+    fn check(view: &RunView, width: usize, wanted: &str) {
         let lines = frame(view, width);
         assert!(lines.iter().all(|line| columns(line) <= width), "{lines:#?}");
         assert_eq!(lines.join("\n"), wanted.trim_matches('\n'), "\n{}", lines.join("\n"));

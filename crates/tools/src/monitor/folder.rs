@@ -1,7 +1,7 @@
 //! Reader of the folder of a run. Invariant: files that a run is writing are read without waiting for it; a line that is not
 //! complete is read the next time.
 
-use super::{End, View};
+use super::{End, RunView};
 use crate::ToolError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
@@ -21,7 +21,7 @@ const QUIET: u64 = 5;
 /// The folder of a run.
 pub struct Watched {
     folder: PathBuf,
-    view: View,
+    view: RunView,
     metrics: MetricsReader,
 }
 
@@ -32,7 +32,7 @@ impl Watched {
     /// A folder that is not there, or in which there is no run.
     pub fn open(folder: &Path) -> Result<Self, ToolError> {
         let name = EscapedPath(folder).to_string();
-        let view = View { name, ..View::default() };
+        let view = RunView { name, ..RunView::default() };
         let mut watched = Self { folder: folder.to_owned(), view, metrics: MetricsReader::new(folder) };
         std::fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
         watched.update()?;
@@ -46,7 +46,7 @@ impl Watched {
     ///
     /// # Errors
     /// A file that cannot be read, a run.json that is not a record of a run, or a damaged line of metrics.jsonl.
-    pub fn update(&mut self) -> Result<&View, ToolError> {
+    pub fn update(&mut self) -> Result<&RunView, ToolError> {
         // A run writes run.json before it removes progress.json, so in this order one of the two is found.
         let state = LiveState::read(&self.folder);
         let record = self.record()?;
@@ -60,8 +60,8 @@ impl Watched {
             (None, Some(record)) => {
                 self.view.state = state_of(&record);
                 // Without an end it is the record of a run that starts, or that was killed before its first state.
-                let is_gone = || (lock::is_taken(&self.folder) == Some(false)).then_some(End::Gone);
-                self.view.end = end.or_else(is_gone);
+                self.view.end =
+                    end.or_else(|| (lock::is_taken(&self.folder) == Some(false)).then_some(End::Gone));
             }
             (None, None) => self.without_files(),
         }
@@ -143,8 +143,6 @@ fn end_of(record: &Value) -> Option<End> {
 fn state_of(record: &Value) -> LiveState {
     let is_training = record.get("config").is_some();
     let last = record["memory"].as_array().and_then(|stages| stages.last()).unwrap_or(&Value::Null);
-    let bytes = |value: &Value| value.as_u64().unwrap_or_default();
-    let float = |value: &Value| value.as_f64().unwrap_or_default();
     let card = last["card_total_bytes"].as_u64().map(|total_bytes| LiveCard {
         process_bytes: bytes(&last["card_bytes"]),
         used_bytes: bytes(&last["card_used_bytes"]),
@@ -162,8 +160,8 @@ fn state_of(record: &Value) -> LiveState {
         leak_bytes_per_step: health["leak"]["bytes_per_step"].as_u64(),
         ..LiveState::default()
     };
-    match is_training {
-        true => LiveState {
+    if is_training {
+        LiveState {
             command: "train".to_owned(),
             stage: "starting".to_owned(),
             unit: "steps".to_owned(),
@@ -175,25 +173,32 @@ fn state_of(record: &Value) -> LiveState {
             budget_bytes: bytes(&record["budget_bytes"]),
             planned_bytes: bytes(&record["peak_bytes"]),
             ..both
-        },
-        false => {
-            let input = record["identity"]["inputs"].as_array().into_iter().flatten();
-            let input: u64 = input.map(|input| bytes(&input["bytes"])).sum();
-            LiveState {
-                command: "predict".to_owned(),
-                stage: "finished".to_owned(),
-                unit: "bytes".to_owned(),
-                done: input,
-                total: Some(input),
-                records: record["sequences"]["records"].as_u64(),
-                seconds: float(&record["seconds"]["total"]),
-                tokens_per_second: float(&record["tokens_per_second"]["all"]),
-                budget_bytes: bytes(&record["settings"]["budget_bytes"]),
-                planned_bytes: bytes(&record["plan"]["peak_bytes"]),
-                ..both
-            }
+        }
+    } else {
+        let input = record["identity"]["inputs"].as_array().into_iter().flatten();
+        let input: u64 = input.map(|input| bytes(&input["bytes"])).sum();
+        LiveState {
+            command: "predict".to_owned(),
+            stage: "finished".to_owned(),
+            unit: "bytes".to_owned(),
+            done: input,
+            total: Some(input),
+            records: record["sequences"]["records"].as_u64(),
+            seconds: float(&record["seconds"]["total"]),
+            tokens_per_second: float(&record["tokens_per_second"]["all"]),
+            budget_bytes: bytes(&record["settings"]["budget_bytes"]),
+            planned_bytes: bytes(&record["plan"]["peak_bytes"]),
+            ..both
         }
     }
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
 }
 
 #[cfg(test)]

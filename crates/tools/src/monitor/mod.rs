@@ -10,9 +10,9 @@ pub use folder::Watched;
 use plimsoll_runtime::live::LiveState;
 use plimsoll_runtime::series::Series;
 
-/// What is shown of a run.
+/// State of a run as the monitor shows it.
 #[derive(Clone, Debug, Default)]
-pub struct View {
+pub struct RunView {
     /// Name of the run: its folder, or empty inside of a run.
     pub name: String,
     /// The last state.
@@ -38,7 +38,7 @@ pub enum End {
     Gone,
 }
 
-impl View {
+impl RunView {
     /// Takes a state that the run itself reports.
     pub fn take(&mut self, state: &LiveState) {
         if let Some(loss) = state.loss {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_loss_counts_once() {
-        let mut view = View::default();
+        let mut view = RunView::default();
         for (done, loss) in [(1, 3.0), (1, 3.0), (2, 2.0)] {
             let validation_loss = Some(loss + 1.0);
             view.take(&LiveState { done, loss: Some(loss), validation_loss, ..LiveState::default() });

@@ -20,7 +20,7 @@ const TOKENS: u64 = 1024;
 const ENCODER: &str = "encoder";
 
 /// A model with loaded weights that is ready to run.
-pub(super) struct Runner {
+pub(super) struct ModelRunner {
     session: StepSession<'static>,
     encoder: ModelId,
     /// Index of the output `hidden`; `mean` and `logits` are the indices of theirs.
@@ -63,6 +63,11 @@ impl EncoderOutputs {
         [&self.hidden, &self.mean, &self.logits].into_iter().flatten().copied()
     }
 
+    /// Whether all values of both have the same bits; unlike `==`, this holds for equal NaNs and not for 0 and -0.
+    pub(super) fn has_bits_of(&self, other: &Self) -> bool {
+        self.values().map(f32::to_bits).eq(other.values().map(f32::to_bits))
+    }
+
     /// Number of tokens T.
     pub(super) fn tokens(&self) -> usize {
         self.hidden.len() / self.mean.len().max(1)
@@ -71,12 +76,14 @@ impl EncoderOutputs {
     /// Token id with the largest logit at each position; empty without a language-model head.
     pub(super) fn most_likely(&self) -> Vec<usize> {
         let columns = self.logits.len() / self.tokens().max(1);
-        let largest = |row: &[f32]| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
-        self.logits.chunks(columns.max(1)).map(largest).collect()
+        self.logits
+            .chunks(columns.max(1))
+            .map(|row| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0))
+            .collect()
     }
 }
 
-impl Runner {
+impl ModelRunner {
     /// Plans the model and loads its weights. `longest` is the number of tokens of the longest sequence that
     /// will be passed to [`Self::answers`].
     pub(super) fn start(
@@ -85,9 +92,10 @@ impl Runner {
         settings: &Settings,
         longest: u64,
     ) -> Result<Self, RuntimeError> {
-        let outputs: &[Output] = match with_logits {
-            true => &[Output::Hidden, Output::Mean, Output::Logits],
-            false => &[Output::Hidden, Output::Mean],
+        let outputs: &[Output] = if with_logits {
+            &[Output::Hidden, Output::Mean, Output::Logits]
+        } else {
+            &[Output::Hidden, Output::Mean]
         };
         let part = PlanPart {
             name: ENCODER.to_owned(),
@@ -107,8 +115,10 @@ impl Runner {
             StageStart { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
         let session = planned.start(0, start, &mut Silent)?.detached();
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
-        let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);
-        let (hidden, mean, logits) = (position("hidden"), position("mean"), position("logits"));
+        let outputs = session.outputs(encoder);
+        let hidden = outputs.iter().position(|output| output.name == "hidden");
+        let mean = outputs.iter().position(|output| output.name == "mean");
+        let logits = outputs.iter().position(|output| output.name == "logits");
         let (Some(hidden), Some(mean)) = (hidden, mean) else {
             return Err(RuntimeError::bug("an encoder without its outputs"));
         };
@@ -155,10 +165,11 @@ impl Runner {
             Next::Pending | Next::Finished => return Ok(false),
         };
         for (i, &key) in step.keys.iter().enumerate() {
-            let values = |output: usize| step.values(output, i).to_vec();
-            let logits = self.logits.map_or_else(Vec::new, values);
-            answers[key as usize] =
-                Some(EncoderOutputs { hidden: values(self.hidden), mean: values(self.mean), logits });
+            answers[key as usize] = Some(EncoderOutputs {
+                hidden: step.values(self.hidden, i).to_vec(),
+                mean: step.values(self.mean, i).to_vec(),
+                logits: self.logits.map_or_else(Vec::new, |logits| step.values(logits, i).to_vec()),
+            });
         }
         self.session.recycle(step);
         Ok(true)

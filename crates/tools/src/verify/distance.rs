@@ -9,7 +9,7 @@ use plimsoll_plan::Precision;
 const CLOSE: f32 = 0.3;
 
 /// Mean embeddings of the same sequences in f32 (`wide`) and in the reduced precision (`narrow`).
-pub(super) struct Means {
+pub(super) struct MeanEmbeddings {
     pub(super) wide: Vec<Vec<f32>>,
     pub(super) narrow: Vec<Vec<f32>>,
 }
@@ -33,53 +33,55 @@ pub(super) fn answers(
     wide: &[EncoderOutputs],
     narrow: &[EncoderOutputs],
     verdict: &mut Verdict,
-) -> Means {
-    let (name, count) = (precision.name(), wide.len());
-    let l2 = |of: fn(&EncoderOutputs) -> &Vec<f32>| {
-        relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of))
-    };
-    let (hidden, most) = (l2(|a| &a.hidden), bound(precision));
+) -> MeanEmbeddings {
+    let name = precision.name();
+    let count = wide.len();
+    let hidden = relative_l2(narrow.iter().flat_map(|a| &a.hidden), wide.iter().flat_map(|a| &a.hidden));
+    let mean = relative_l2(narrow.iter().flat_map(|a| &a.mean), wide.iter().flat_map(|a| &a.mean));
+    let tolerance = bound(precision);
     let detail = format!(
-        "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
+        "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {tolerance:.0e} allowed"
     );
-    verdict.add("distance", hidden < most, detail);
-    verdict.note(
-        "distance",
-        format!("means of {count} sequences in {name}: relative L2 {:.2e} off f32", l2(|a| &a.mean)),
-    );
+    verdict.add("distance", hidden < tolerance, detail);
+    verdict.note("distance", format!("means of {count} sequences in {name}: relative L2 {mean:.2e} off f32"));
     let tokens: usize = wide.iter().map(EncoderOutputs::tokens).sum();
-    let letters = |answers: &[EncoderOutputs]| {
-        answers.iter().flat_map(EncoderOutputs::most_likely).collect::<Vec<usize>>()
-    };
-    let (wanted, found) = (letters(wide), letters(narrow));
+    let wanted: Vec<usize> = wide.iter().flat_map(EncoderOutputs::most_likely).collect();
+    let found: Vec<usize> = narrow.iter().flat_map(EncoderOutputs::most_likely).collect();
     if !wanted.is_empty() {
         let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
         verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
     }
-    let means = |answers: &[EncoderOutputs]| answers.iter().map(|answer| answer.mean.clone()).collect();
-    Means { wide: means(wide), narrow: means(narrow) }
+    MeanEmbeddings {
+        wide: wide.iter().map(|answer| answer.mean.clone()).collect(),
+        narrow: narrow.iter().map(|answer| answer.mean.clone()).collect(),
+    }
 }
 
 /// Compares the head's scores, two per row, for embeddings in both precisions. Fails if a score is not finite
 /// or a label changes on a row with clearly different f32 scores.
 pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
     let rows = wide.len() / 2;
-    let most = super::worst(narrow, wide);
-    let label = |pair: &[f32]| pair[1] > pair[0];
-    let pairs = || wide.chunks(2).zip(narrow.chunks(2));
-    let same = pairs().filter(|(w, n)| label(w) == label(n)).count();
-    let clear = pairs().filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
-    let wrong = clear.filter(|(w, n)| label(w) != label(n)).count();
+    let furthest = super::worst(narrow, wide);
+    let pairs = wide.chunks(2).zip(narrow.chunks(2));
+    let same = pairs.clone().filter(|(w, n)| is_virus(w) == is_virus(n)).count();
+    let clear = pairs.filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
+    let wrong = clear.filter(|(w, n)| is_virus(w) != is_virus(n)).count();
     let detail = format!(
-        "scores of {rows} pairs of sequences: off f32 by {most:.1e} at most, {same} labels of {rows} agree; of those whose \
+        "scores of {rows} pairs of sequences: off f32 by {furthest:.1e} at most, {same} labels of {rows} agree; of those whose \
          scores differ by {CLOSE} or more, {wrong} do not"
     );
-    verdict.add("distance", wrong == 0 && most.is_finite(), detail);
+    verdict.add("distance", wrong == 0 && furthest.is_finite(), detail);
+}
+
+/// The label of a pair of scores: P(other), P(virus).
+fn is_virus(scores: &[f32]) -> bool {
+    scores[1] > scores[0]
 }
 
 /// `||found - wanted|| / ||wanted||`, summed in f64.
 fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<Item = &'a f32>) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
+    let mut error = 0.0;
+    let mut norm = 0.0;
     for (f, w) in found.zip(wanted) {
         error += f64::from(f - w).powi(2);
         norm += f64::from(*w).powi(2);
@@ -90,7 +92,7 @@ fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<I
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
+    use super::super::CheckOutcome;
     use super::*;
 
     fn answer(scale: f32) -> EncoderOutputs {
@@ -115,7 +117,7 @@ mod tests {
         }
         let mut verdict = Verdict::new("a model");
         answers(Precision::Fp8, &[answer(1.0)], &[answer(f32::NAN)], &mut verdict);
-        assert_eq!(verdict.checks[0].outcome, Outcome::Fail);
+        assert_eq!(verdict.checks[0].outcome, CheckOutcome::Fail);
     }
 
     #[test]

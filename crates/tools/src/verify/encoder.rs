@@ -1,14 +1,14 @@
 //! Checks of an encoder. Invariant: checks do not modify the model; a model that cannot be opened is a failed
 //! check and does not end the verification.
 
-use super::compute::{EncoderOutputs, Runner};
-use super::distance::{self, Means};
+use super::compute::{EncoderOutputs, ModelRunner};
+use super::distance::{self, MeanEmbeddings};
 use super::facts::{
     ANCHORS, CORNER_BOUND, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, PublishedCorner, RELEASED, SUM_BOUND,
 };
 use super::reference::{RunSide, sets};
-use super::sequences::{self, Golden, Sequence};
-use super::{Options, Verdict, chain, decoder, facts, worst};
+use super::sequences::{self, Golden, TestSequence};
+use super::{Verdict, VerifyOptions, chain, decoder, facts, worst};
 use crate::ToolError;
 use crate::list::parameters;
 use plimsoll_data::tokenize::esm;
@@ -33,20 +33,20 @@ const LM_HEAD: [&str; 5] = [
 const NO_HEAD: &str = "not checked, because the file has no language-model head";
 
 /// Facts about an opened encoder that the checks of the head need.
-pub(super) struct Opened {
+pub(super) struct OpenedEncoder {
     /// Width of the hidden states, D.
     pub(super) width: u64,
     /// Mean embeddings in f32 and in a reduced precision, if one was requested.
-    pub(super) means: Option<Means>,
+    pub(super) means: Option<MeanEmbeddings>,
 }
 
 /// Verifies an encoder or a decoder; the second value is `None` for a decoder, and if the model could not be opened.
 pub(super) fn verify(
     name: &str,
-    options: &Options,
+    options: &VerifyOptions,
     env: &HubEnv,
     observer: &mut dyn Observer,
-) -> Result<(Verdict, Option<Opened>), ToolError> {
+) -> Result<(Verdict, Option<OpenedEncoder>), ToolError> {
     let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
     let model = match Model::open_with(name, env, observer) {
@@ -77,11 +77,11 @@ pub(super) fn verify(
     let golden = Golden::find(&model.weights, &model.tokenizer, &mut verdict)?;
     let references = references(&model, options, &mut verdict)?;
     let answered = golden.iter().flat_map(|g| &g.sequences);
-    let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
-    let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
+    let all = own.iter().chain(answered).chain(references.iter().flat_map(|r| &r.sequences));
+    let longest = all.clone().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
-    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
+    let mut runner = ModelRunner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     weights(&runner, &mut verdict);
 
@@ -99,20 +99,20 @@ pub(super) fn verify(
         (Encoder::Esm2(_) | Encoder::DnabertS(_), _) => {}
     }
     if precision == Precision::F32 {
-        return Ok((verdict, Some(Opened { width, means: None })));
+        return Ok((verdict, Some(OpenedEncoder { width, means: None })));
     }
-    let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let wanted = runner.answers(all.clone().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
-    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
-    let found = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let mut runner = ModelRunner::start(&model, has_head, &options.settings, longest)?;
+    let found = runner.answers(all.map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;
-    Ok((verdict, Some(Opened { width, means: Some(means) })))
+    Ok((verdict, Some(OpenedEncoder { width, means: Some(means) })))
 }
 
 /// Checks that all weights that were loaded are finite.
-pub(super) fn weights(runner: &Runner, verdict: &mut Verdict) {
+pub(super) fn weights(runner: &ModelRunner, verdict: &mut Verdict) {
     let broken = runner.broken_weights;
     verdict.add("weights", broken == 0, format!("{broken} weights are NaN or infinite"));
 }
@@ -133,17 +133,19 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
     let count = parameters(&SequenceModel::Encoder(model.encoder.clone()))?;
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters{head}"));
     let ids: Vec<&str> = released(&model.encoder).collect();
-    match ids.is_empty() {
-        true => verdict.note("sizes", "not the configuration of a released model"),
-        false => verdict.note("sizes", format!("those of {}", ids.join(" and "))),
+    if ids.is_empty() {
+        verdict.note("sizes", "not the configuration of a released model")
+    } else {
+        verdict.note("sizes", format!("those of {}", ids.join(" and ")))
     }
     let Some(facts) = RELEASED.iter().find(|facts| ids.contains(&facts.id)) else { return Ok(()) };
     let (start, end) = facts.sha256;
     for (file, digest) in model.weights.sha256()? {
-        match digest.starts_with(start) && digest.ends_with(end) {
-            true => verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})")),
+        if digest.starts_with(start) && digest.ends_with(end) {
+            verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})"))
+        } else {
             // A converted file has the same values in other bytes; the checks of published corners decide.
-            false => verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})")),
+            verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})"))
         }
     }
     Ok(())
@@ -173,19 +175,17 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
 }
 
 /// Compares with the published values of the released models that have this configuration.
-fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn corners(model: &EncoderModel, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
-    for PublishedCorner { ids, is_logits: of_logits, values } in facts.flat_map(|facts| facts.corners) {
-        if *of_logits && !runner.has_logits() {
+    for PublishedCorner { ids, is_logits, values } in facts.flat_map(|facts| facts.corners) {
+        if *is_logits && !runner.has_logits() {
             verdict.note("published", format!("logits of the released model: {NO_HEAD}"));
             continue;
         }
         let answer = runner.answer(ids)?;
-        let (rows, what) = match of_logits {
-            true => (&answer.logits, "logits"),
-            false => (&answer.hidden, "hidden states"),
-        };
+        let (rows, what) =
+            if *is_logits { (&answer.logits, "logits") } else { (&answer.hidden, "hidden states") };
         let columns = rows.len() / ids.len();
         let found: Vec<f32> =
             rows.chunks(columns.max(1)).take(3).flat_map(|row| row.iter().take(3)).copied().collect();
@@ -196,14 +196,19 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
 }
 
 /// Compares with the outputs of a reference implementation that are stored beside the weights.
-pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+pub(super) fn answers(
+    golden: &Golden,
+    runner: &mut ModelRunner,
+    verdict: &mut Verdict,
+) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
         ("hidden", (|a: &EncoderOutputs| &a.hidden) as fn(&EncoderOutputs) -> &Vec<f32>),
         ("mean", |a| &a.mean),
         ("logits", |a| &a.logits),
     ] {
-        let (mut count, mut difference) = (0, 0f32);
+        let mut count = 0;
+        let mut difference = 0f32;
         for (sequence, answer) in golden.sequences.iter().zip(&found) {
             if let Some(wanted) = golden.answer(&sequence.name, output)? {
                 difference = difference.max(worst(of(answer), &wanted));
@@ -227,18 +232,17 @@ pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdic
 /// Checks that outputs are finite, and bitwise equal whether sequences are computed alone, together, or
 /// together in reverse order.
 pub(super) fn batch_invariance(
-    own: &[Sequence],
-    runner: &mut Runner,
+    own: &[TestSequence],
+    runner: &mut ModelRunner,
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
     reversed.reverse();
-    let bits = |answer: &EncoderOutputs| answer.values().map(f32::to_bits).collect::<Vec<_>>();
     let mut differ = vec![];
     for ((sequence, answer), other) in own.iter().zip(&together).zip(&reversed) {
         let alone = runner.answer(&sequence.tokens)?;
-        if bits(&alone) != bits(answer) || bits(&alone) != bits(other) {
+        if !alone.has_bits_of(answer) || !alone.has_bits_of(other) {
             differ.push(&*sequence.name);
         }
     }
@@ -249,9 +253,10 @@ pub(super) fn batch_invariance(
         broken == 0,
         format!("{broken} output values of {count} sequences are NaN or infinite"),
     );
-    let detail = match differ.is_empty() {
-        true => format!("{count} sequences alone, in one batch and in reversed order: identical bits"),
-        false => format!("the outputs of {} depend on the other sequences of the batch", differ.join(", ")),
+    let detail = if differ.is_empty() {
+        format!("{count} sequences alone, in one batch and in reversed order: identical bits")
+    } else {
+        format!("the outputs of {} depend on the other sequences of the batch", differ.join(", "))
     };
     verdict.add("company", differ.is_empty(), detail);
     Ok(())
@@ -259,47 +264,53 @@ pub(super) fn batch_invariance(
 
 /// Checks that the language model predicts most unmasked residues of known proteins; reports the share of
 /// masked residues that it predicts.
-fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn language(own: &[TestSequence], runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     // One residue in seven is about the 15 % that are masked in training.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
-    let (mut seen, mut masked) = ((0, 0), (0, 0));
-    for Sequence { tokens, .. } in proteins {
+    let mut seen = ResidueCounts::default();
+    let mut masked = ResidueCounts::default();
+    for TestSequence { tokens, .. } in proteins {
         let residues = 1..tokens.len() - 1;
         let answer = runner.answer(tokens)?;
-        count(&answer, tokens, residues.clone(), &mut seen);
+        seen.add(&answer, tokens, residues.clone());
         let hidden = residues.skip(EVERY / 2).step_by(EVERY);
         let mut input = tokens.clone();
         hidden.clone().for_each(|at| input[at] = esm::MASK);
         let answer = runner.answer(&input)?;
-        count(&answer, tokens, hidden, &mut masked);
+        masked.add(&answer, tokens, hidden);
     }
-    let share = seen.0 as f64 / f64::from(seen.1.max(1));
-    let detail =
-        format!("{} of {} residues of known proteins are named, more than half is needed", seen.0, seen.1);
+    let share = f64::from(seen.right) / f64::from(seen.all.max(1));
+    let detail = format!(
+        "{} of {} residues of known proteins are named, more than half is needed",
+        seen.right, seen.all
+    );
     verdict.add("language", share > facts::MIN_UNMASKED_ACCURACY, detail);
     verdict.note(
         "masked",
-        format!("{} of {} masked residues are named; chance is about 1 in 20", masked.0, masked.1),
+        format!("{} of {} masked residues are named; chance is about 1 in 20", masked.right, masked.all),
     );
     Ok(())
 }
 
-/// Compares the most likely residue with `wanted` at each of `places` and adds to the counts (right, all).
-/// Special tokens are not considered.
-fn count(
-    answer: &EncoderOutputs,
-    wanted: &[i32],
-    places: impl Iterator<Item = usize>,
-    (right, all): &mut (u32, u32),
-) {
-    let columns = answer.logits.len() / wanted.len();
-    for at in places {
-        let row = &answer.logits[at * columns..(at + 1) * columns];
-        let letters = (0..columns).filter(|&t| esm::letter(t as i32).is_some());
-        let best = letters.max_by(|&a, &b| row[a].total_cmp(&row[b]));
-        *right += u32::from(best == Some(wanted[at] as usize));
-        *all += 1;
+/// Number of residues that a language model was asked for, and of those that it predicts.
+#[derive(Default)]
+struct ResidueCounts {
+    right: u32,
+    all: u32,
+}
+
+impl ResidueCounts {
+    /// Compares the most likely residue with `wanted` at each of `positions`. Special tokens are not considered.
+    fn add(&mut self, answer: &EncoderOutputs, wanted: &[i32], positions: impl Iterator<Item = usize>) {
+        let columns = answer.logits.len() / wanted.len();
+        for position in positions {
+            let row = &answer.logits[position * columns..(position + 1) * columns];
+            let letters = (0..columns).filter(|&t| esm::letter(t as i32).is_some());
+            let best = letters.max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            self.right += u32::from(best == Some(wanted[position] as usize));
+            self.all += 1;
+        }
     }
 }
 
@@ -307,9 +318,9 @@ fn count(
 /// the encoder that VirNucPro uses.
 fn references(
     model: &EncoderModel,
-    options: &Options,
+    options: &VerifyOptions,
     verdict: &mut Verdict,
-) -> Result<Vec<Reference>, ToolError> {
+) -> Result<Vec<EncoderReference>, ToolError> {
     let Some(folder) = &options.reference else { return Ok(vec![]) };
     let width = model.encoder.hidden_size();
     let side = match (&model.tokenizer, width) {
@@ -330,26 +341,27 @@ fn references(
         for (name, letters) in set.sequences(side)? {
             let mut tokens = vec![];
             model.tokenizer.encode(&letters, &mut tokens)?;
-            sequences.push(Sequence { name, letters, tokens });
+            sequences.push(TestSequence { name, letters, tokens });
         }
         let wanted = set.embeddings(side)?.unwrap_or_default();
-        references.push(Reference { side, name: set.name, sequences, wanted });
+        references.push(EncoderReference { side, name: set.name, sequences, wanted });
     }
     Ok(references)
 }
 
 /// Sequences and embeddings of one VirNucPro run for one encoder.
-struct Reference {
+struct EncoderReference {
     side: RunSide,
     name: String,
-    sequences: Vec<Sequence>,
+    sequences: Vec<TestSequence>,
     wanted: Vec<(String, Vec<f32>)>,
 }
 
-impl Reference {
-    fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+impl EncoderReference {
+    fn check(&self, runner: &mut ModelRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
-        let (mut vectors, mut anchors) = ((0, 0f32), (0, 0f32, 0f32));
+        let mut vectors = (0, 0f32);
+        let mut anchors = (0, 0f32, 0f32);
         for (sequence, EncoderOutputs { mean, .. }) in self.sequences.iter().zip(&found) {
             if let Some((_, wanted)) = self.wanted.iter().find(|(id, _)| *id == sequence.name) {
                 vectors = (vectors.0 + 1, vectors.1.max(worst(mean, wanted)));

@@ -46,7 +46,7 @@ pub(super) const RELEASED: &[Released] = &[
 
 /// Embeddings of a sequence of VirNucPro's own test files, for each encoder: the first three values of the
 /// mean, the sum of all values, and their L2 norm.
-pub(super) struct Anchor {
+pub(super) struct PublishedAnchor {
     pub(super) id: &'static str,
     pub(super) dna: ([f32; 3], f32, f32),
     pub(super) protein: ([f32; 3], f32, f32),
@@ -67,50 +67,50 @@ pub(super) const DNA_WIDTH: u64 = 768;
 pub(super) const PROTEIN_WIDTH: u64 = 2560;
 
 /// Computed from the files of the Broad Institute's port (f32); the scores are copied from its output.
-pub(super) const ANCHORS: &[Anchor] = &[
-    Anchor {
+pub(super) const ANCHORS: &[PublishedAnchor] = &[
+    PublishedAnchor {
         id: "synthetic_seq_1_chunk_1R1",
         dna: ([-0.070582, 0.067121, 0.028160], 2.22611, 3.6605),
         protein: ([0.069515, -0.126093, -0.053609], 3.28492, 14.3417),
         scores: [0.12100612, 0.8789939],
     },
-    Anchor {
+    PublishedAnchor {
         id: "synthetic_seq_1_chunk_1R2",
         dna: ([-0.006739, 0.097588, 0.076918], 2.33863, 3.7403),
         protein: ([0.011022, -0.039212, 0.026927], 2.74873, 13.6633),
         scores: [0.0011595711, 0.9988405],
     },
-    Anchor {
+    PublishedAnchor {
         id: "synthetic_seq_2_chunk_1R1",
         dna: ([0.071082, 0.116325, 0.050132], 2.35640, 3.9043),
         protein: ([0.084354, -0.142179, -0.044464], 3.22882, 14.2911),
         scores: [0.5501341, 0.4498659],
     },
-    Anchor {
+    PublishedAnchor {
         id: "synthetic_seq_2_chunk_1R2",
         dna: ([0.062328, 0.094365, 0.110617], 2.83331, 4.1077),
         protein: ([0.008760, -0.020596, -0.009615], 3.03733, 13.8132),
         scores: [0.06045397, 0.93954605],
     },
-    Anchor {
+    PublishedAnchor {
         id: "fixed_500bp_seq1_chunk_1R1",
         dna: ([0.032685, 0.132155, 0.074398], 3.28691, 2.6138),
         protein: ([-0.107728, 0.059348, -0.163319], 1.99489, 13.5608),
         scores: [0.002076708, 0.9979233],
     },
-    Anchor {
+    PublishedAnchor {
         id: "fixed_500bp_seq1_chunk_1R3",
         dna: ([0.028522, 0.127133, 0.065703], 3.28096, 2.5871),
         protein: ([-0.004658, -0.008916, -0.151964], 2.43070, 13.9195),
         scores: [0.21817714, 0.7818229],
     },
-    Anchor {
+    PublishedAnchor {
         id: "fixed_500bp_seq2_chunk_1R1",
         dna: ([0.019197, 0.199020, 0.100668], 3.42668, 2.9029),
         protein: ([-0.092372, 0.031458, -0.116617], 2.27104, 13.9057),
         scores: [0.08007622, 0.9199237],
     },
-    Anchor {
+    PublishedAnchor {
         id: "fixed_500bp_seq2_chunk_1R3",
         dna: ([0.017669, 0.206638, 0.098460], 3.35399, 2.9305),
         protein: ([0.000736, 0.005461, -0.145040], 2.45383, 13.9245),

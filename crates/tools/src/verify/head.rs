@@ -1,10 +1,10 @@
 //! Checks of VirNucPro's classification head. Invariant: except for the distance between precisions, its inputs
 //! are given embeddings, so the verdict does not depend on the encoders.
 
-use super::encoder::Opened;
+use super::encoder::OpenedEncoder;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::merged_sets;
-use super::{Options, Verdict, chain, distance, worst};
+use super::{Verdict, VerifyOptions, chain, distance, worst};
 use crate::ToolError;
 use plimsoll_data::pack::Order;
 use plimsoll_data::weights::Weights;
@@ -37,7 +37,7 @@ pub(super) struct HeadCase<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Encoders<'a> {
     /// The opened nucleotide and protein encoder of the bundle.
-    Opened(&'a Opened, &'a Opened),
+    Opened(&'a OpenedEncoder, &'a OpenedEncoder),
     /// An encoder of the bundle is missing or could not be opened.
     Missing,
     /// The head was given without a bundle.
@@ -45,11 +45,11 @@ pub(super) enum Encoders<'a> {
 }
 
 /// Verifies a head.
-pub(super) fn verify(subject: &HeadCase<'_>, options: &Options) -> Result<Verdict, ToolError> {
-    let mut verdict = Verdict::new(&subject.path.display().to_string());
-    let opened = match subject.encoders {
-        Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
-        Encoders::Unknown => HeadModel::open_alone(subject.path),
+pub(super) fn verify(case: &HeadCase<'_>, options: &VerifyOptions) -> Result<Verdict, ToolError> {
+    let mut verdict = Verdict::new(&case.path.display().to_string());
+    let opened = match case.encoders {
+        Encoders::Opened(dna, protein) => HeadModel::open(case.path, dna.width, protein.width),
+        Encoders::Unknown => HeadModel::open_alone(case.path),
         Encoders::Missing => {
             verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
             return Ok(verdict);
@@ -63,18 +63,18 @@ pub(super) fn verify(subject: &HeadCase<'_>, options: &Options) -> Result<Verdic
         }
     };
     let HeadConfig { dna, protein, .. } = head.config;
-    verdict.about = match subject.encoders {
+    verdict.about = match case.encoders {
         Encoders::Unknown => format!("VirNucPro's head of {} columns", dna + protein),
         Encoders::Opened(..) | Encoders::Missing => format!("VirNucPro's head of {dna} + {protein} columns"),
     };
     let tensors = head.weights.tensors().count();
     verdict.add("opens", true, format!("{tensors} tensors; {} hidden units", head.config.hidden));
     variance(&head, &mut verdict)?;
-    let mut runner = Runner::start(&head, &options.settings)?;
-    answers(subject.bundle, &mut runner, &mut verdict)?;
+    let mut runner = HeadRunner::start(&head, &options.settings)?;
+    answers(case.bundle, &mut runner, &mut verdict)?;
     reference(&head, options, &mut runner, &mut verdict)?;
     batch_invariance(&mut runner, &mut verdict)?;
-    let means = match subject.encoders {
+    let means = match case.encoders {
         Encoders::Opened(dna, protein) => dna.means.as_ref().zip(protein.means.as_ref()),
         Encoders::Missing | Encoders::Unknown => None,
     };
@@ -103,7 +103,7 @@ fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
 
 /// Compares with the reference files `pipeline/*/golden.safetensors` beside the head, which hold `merged`
 /// inputs and their `scores`.
-fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn answers(bundle: &Path, runner: &mut HeadRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let folders = fs::read_dir(bundle.join("pipeline")).into_iter().flatten().flatten().map(|e| e.path());
     let mut files: Vec<_> =
         folders.map(|folder| folder.join("golden.safetensors")).filter(|f| f.exists()).collect();
@@ -111,12 +111,8 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     for file in files {
         let answers = Weights::open(&file)?;
         let rows = answers.tensor("merged")?.shape().first().copied().unwrap_or(0);
-        let read = |name: &str, columns: u64| {
-            let n = answers.expect(name, &[rows, columns])?.elements();
-            let mut values = vec![0.0; n as usize];
-            answers.read_f32(name, 0..n, &mut values).map(|()| values)
-        };
-        let (merged, wanted) = (read("merged", runner.columns as u64)?, read("scores", 2)?);
+        let merged = read_matrix(&answers, "merged", [rows, runner.columns as u64])?;
+        let wanted = read_matrix(&answers, "scores", [rows, 2])?;
         let difference = worst(&runner.scores(&merged)?, &wanted);
         let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         verdict.near("answers", &format!("{rows} scores of {folder}"), difference, SCORE_BOUND);
@@ -124,12 +120,20 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     Ok(())
 }
 
+/// Reads a matrix, whose shape must be `shape`.
+fn read_matrix(weights: &Weights, name: &str, shape: [u64; 2]) -> Result<Vec<f32>, ToolError> {
+    let elements = weights.expect(name, &shape)?.elements();
+    let mut values = vec![0.0; elements as usize];
+    weights.read_f32(name, 0..elements, &mut values)?;
+    Ok(values)
+}
+
 /// Compares with the scores that VirNucPro computed from the merged embeddings of its own runs: the scores
 /// in its `prediction_results.txt`, or else the published scores of the head for 500 bases.
 fn reference(
     head: &HeadModel,
-    options: &Options,
-    runner: &mut Runner,
+    options: &VerifyOptions,
+    runner: &mut HeadRunner,
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let Some(folder) = &options.reference else { return Ok(()) };
@@ -153,16 +157,15 @@ fn reference(
             continue;
         }
         let printed = set.scores()?;
-        let published = |id: &str| {
-            let is_published = head.named_length().is_none_or(|length| length == LENGTH)
-                && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
-            ANCHORS.iter().find(|anchor| is_published && anchor.id == id).map(|anchor| anchor.scores)
-        };
-        let (mut count, mut difference) = (0, 0f32);
+        let is_published = head.named_length().is_none_or(|length| length == LENGTH)
+            && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
+        let mut count = 0;
+        let mut difference = 0f32;
         for (id, row) in &rows {
             let wanted = match &printed {
                 Some(scores) => scores.get(id).copied(),
-                None => published(id),
+                None if !is_published => None,
+                None => ANCHORS.iter().find(|anchor| anchor.id == id).map(|anchor| anchor.scores),
             };
             if let Some(wanted) = wanted {
                 difference = difference.max(worst(&runner.scores(row)?, &wanted));
@@ -181,7 +184,7 @@ fn reference(
 
 /// Checks on random rows that the two scores sum to 1, and that they are bitwise equal whether rows are
 /// computed alone or together.
-fn batch_invariance(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn batch_invariance(runner: &mut HeadRunner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let columns = runner.columns;
     let mut state = 0u64;
     // Knuth's linear congruential generator; its upper 24 bits give a number in [-1, 1).
@@ -209,7 +212,7 @@ fn batch_invariance(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), To
 const HEAD: &str = "head";
 
 /// A head with loaded weights that is ready to run.
-struct Runner {
+struct HeadRunner {
     session: StepSession<'static>,
     head: ModelId,
     /// Indices of the inputs `dna` and `protein`.
@@ -220,7 +223,7 @@ struct Runner {
     columns: usize,
 }
 
-impl Runner {
+impl HeadRunner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
         let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1, packs: 1 };
         let part = PlanPart {
@@ -240,9 +243,11 @@ impl Runner {
         let session = planned.start(0, start, &mut Silent)?.detached();
         let missing = || RuntimeError::bug("the program has no head over two embeddings");
         let model = session.model(HEAD).ok_or_else(missing)?;
-        let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
-        let inputs = [input("dna")?, input("protein")?];
-        let (dna, protein) = (head.config.dna as usize, head.config.protein as usize);
+        let dna_input = session.row_input(model, "dna").ok_or_else(missing)?;
+        let protein_input = session.row_input(model, "protein").ok_or_else(missing)?;
+        let inputs = [dna_input, protein_input];
+        let dna = head.config.dna as usize;
+        let protein = head.config.protein as usize;
         Ok(Self { inputs, session, head: model, dna, columns: dna + protein })
     }
 

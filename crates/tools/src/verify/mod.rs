@@ -13,7 +13,7 @@ mod reference;
 mod sequences;
 
 use crate::ToolError;
-use encoder::Opened;
+use encoder::OpenedEncoder;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_runtime::model::HEAD_NAMES;
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 /// Options of a verification.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct VerifyOptions {
     /// A bundle folder with `dnabert_s/`, `esm2/` and its heads, or a model folder.
     pub weights: Option<PathBuf>,
     /// Encoders and decoders to verify: paths or hub ids.
@@ -64,14 +64,14 @@ pub struct Check {
     #[serde(rename = "check")]
     pub name: &'static str,
     /// Outcome of the check.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// Measured values and tolerances as text.
     pub detail: String,
 }
 
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The property holds.
     #[serde(rename = "pass")]
     Pass,
@@ -89,28 +89,28 @@ pub(crate) const PROTEIN: &str = "esm2";
 
 /// Verifies the given folder, encoders and heads, in this order. A model that cannot be opened is a failed
 /// check, not an `Err`.
-pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
-    let mut story =
+pub fn verify(options: &VerifyOptions, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
+    let mut verification =
         Verification { options, env: HubEnv::from_process(), observer, report: VerifyReport::default() };
     if let Some(folder) = &options.weights {
-        story.folder(folder)?;
+        verification.folder(folder)?;
     }
     for model in &options.models {
-        story.encoder(model)?;
+        verification.encoder(model)?;
     }
     for path in &options.heads {
         if !path.exists() {
             return Err(ToolError::NoHead { path: path.clone() });
         }
         let bundle = path.parent().unwrap_or(Path::new("."));
-        story.head(&head::HeadCase { path, encoders: head::Encoders::Unknown, bundle })?;
+        verification.head(&head::HeadCase { path, encoders: head::Encoders::Unknown, bundle })?;
     }
-    Ok(story.report)
+    Ok(verification.report)
 }
 
 /// State of a verification in progress.
 struct Verification<'a> {
-    options: &'a Options,
+    options: &'a VerifyOptions,
     env: HubEnv,
     observer: &'a mut dyn Observer,
     report: VerifyReport,
@@ -148,14 +148,14 @@ impl Verification<'_> {
         Ok(())
     }
 
-    fn head(&mut self, subject: &head::HeadCase<'_>) -> Result<(), ToolError> {
-        self.observer.say(Level::Info, &format!("verifying {}", EscapedPath(subject.path)));
-        self.report.models.push(head::verify(subject, self.options)?);
+    fn head(&mut self, case: &head::HeadCase<'_>) -> Result<(), ToolError> {
+        self.observer.say(Level::Info, &format!("verifying {}", EscapedPath(case.path)));
+        self.report.models.push(head::verify(case, self.options)?);
         Ok(())
     }
 
     /// Verifies an encoder of a bundle; a missing folder is a failed check.
-    fn part(&mut self, path: &Path) -> Result<Option<Opened>, ToolError> {
+    fn part(&mut self, path: &Path) -> Result<Option<OpenedEncoder>, ToolError> {
         if path.exists() {
             return self.encoder(&path.display().to_string());
         }
@@ -166,7 +166,7 @@ impl Verification<'_> {
         Ok(None)
     }
 
-    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, ToolError> {
+    fn encoder(&mut self, model: &str) -> Result<Option<OpenedEncoder>, ToolError> {
         self.observer.say(Level::Info, &format!("verifying {model}"));
         let (verdict, opened) = encoder::verify(model, self.options, &self.env, self.observer)?;
         self.report.models.push(verdict);
@@ -180,12 +180,12 @@ impl Verdict {
     }
 
     fn add(&mut self, name: &'static str, passes: bool, detail: impl Into<String>) {
-        let outcome = if passes { Outcome::Pass } else { Outcome::Fail };
+        let outcome = if passes { CheckOutcome::Pass } else { CheckOutcome::Fail };
         self.checks.push(Check { name, outcome, detail: detail.into() });
     }
 
     fn note(&mut self, name: &'static str, detail: impl Into<String>) {
-        self.checks.push(Check { name, outcome: Outcome::Note, detail: detail.into() });
+        self.checks.push(Check { name, outcome: CheckOutcome::Note, detail: detail.into() });
     }
 
     /// Adds a check that passes if `worst`, the largest difference, is at most `bound`.
@@ -195,7 +195,7 @@ impl Verdict {
 
     /// Whether no check failed.
     pub fn passes(&self) -> bool {
-        self.checks.iter().all(|check| check.outcome != Outcome::Fail)
+        self.checks.iter().all(|check| check.outcome != CheckOutcome::Fail)
     }
 }
 
@@ -249,7 +249,7 @@ impl Serialize for Verdict {
     }
 }
 
-impl Outcome {
+impl CheckOutcome {
     fn word(self) -> &'static str {
         match self {
             Self::Pass => "pass",

@@ -46,10 +46,7 @@ fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<VirNucProRun>, Too
     let mut sets: Vec<VirNucProRun> =
         names.map(|name| VirNucProRun { folder: folder.to_owned(), name }).collect();
     sets.sort_by(|a, b| a.name.cmp(&b.name));
-    match sets.is_empty() {
-        true => Err(ToolError::NoReference { folder: folder.to_owned(), part }),
-        false => Ok(sets),
-    }
+    if sets.is_empty() { Err(ToolError::NoReference { folder: folder.to_owned(), part }) } else { Ok(sets) }
 }
 
 impl VirNucProRun {
@@ -82,6 +79,7 @@ impl VirNucProRun {
     /// such file.
     pub(super) fn merged(&self) -> Result<Option<Vec<NamedRow>>, ToolError> {
         let mut rows = None;
+        // VirNucPro splits its input into numbered files, without a gap in the numbers.
         for number in 1.. {
             let path = self.in_merged(&format!("output_{number}_merged.pt"));
             if !path.exists() {
@@ -104,13 +102,7 @@ impl VirNucProRun {
         let mut scores = HashMap::new();
         for (number, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(RuntimeError::io(&path))?;
-            let row = || {
-                let mut cells = line.split('\t');
-                let id = cells.next()?.to_owned();
-                let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
-                Some((id, [first.parse().ok()?, second.parse().ok()?]))
-            };
-            match row() {
+            match scores_of_line(&line) {
                 Some((id, pair)) => {
                     scores.insert(id, pair);
                 }
@@ -145,6 +137,14 @@ impl VirNucProRun {
     }
 }
 
+/// Id and scores of a line of `prediction_results.txt`; `None` for a line in another form.
+fn scores_of_line(line: &str) -> Option<(String, [f32; 2])> {
+    let mut cells = line.split('\t');
+    let id = cells.next()?.to_owned();
+    let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
+    Some((id, [first.parse().ok()?, second.parse().ok()?]))
+}
+
 /// Error for a file that exists and does not have the expected structure.
 fn unreadable(path: &Path) -> ToolError {
     ToolError::ReferenceFile { path: path.to_owned() }
@@ -152,33 +152,41 @@ fn unreadable(path: &Path) -> ToolError {
 
 /// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
 fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
-    let row = |item: Value<'_>| {
-        let values = item.get("mean_representation")?.items();
-        let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
-        Some((item.get("label")?.as_str()?.to_owned(), values?))
-    };
-    root.get("data")?.items().map(row).collect()
+    root.get("data")?
+        .items()
+        .map(|item| {
+            let values = item.get("mean_representation")?.items();
+            let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
+            Some((item.get("label")?.as_str()?.to_owned(), values?))
+        })
+        .collect()
 }
 
 /// Rows of ESM-2's file: `{proteins: [id], data: [tensor]}`.
 fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
-    let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
+    let ids = object.root().get("proteins")?;
+    let data = object.root().get("data")?;
     let same = ids.items().len() == data.items().len();
-    let row =
-        |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
-    ids.items().zip(data.items()).map(row).collect::<Option<Vec<NamedRow>>>().filter(|_| same)
+    ids.items()
+        .zip(data.items())
+        .map(|(id, tensor)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?)))
+        .collect::<Option<Vec<NamedRow>>>()
+        .filter(|_| same)
 }
 
 /// Rows of the merged file: `{ids: [id], data: tensor (n, columns)}`.
 fn matrix(object: &PtObject) -> Option<Vec<NamedRow>> {
-    let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
+    let ids = object.root().get("ids")?;
+    let data = object.root().get("data")?;
     let values = object.read_f32(data).ok()?;
     if values.is_empty() && ids.items().len() == 0 {
         return Some(vec![]);
     }
     let columns = values.len().checked_div(ids.items().len()).filter(|&columns| columns > 0)?;
-    let row = |(id, values): (Value<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
-    ids.items().zip(values.chunks(columns)).map(row).collect()
+    ids.items()
+        .zip(values.chunks(columns))
+        .map(|(id, values)| Some((id.as_str()?.to_owned(), values.to_vec())))
+        .collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// A tokenized test sequence.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sequence {
+pub(super) struct TestSequence {
     pub(super) name: String,
     /// Empty if only the tokens are known.
     pub(super) letters: Vec<u8>,
@@ -25,7 +25,7 @@ pub(super) struct Sequence {
 
 /// Returns the built-in test sequences for a tokenizer: known and unusual proteins, pseudo-random DNA of 1, 30, 150
 /// and 500 bases, or texts.
-pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
+pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<TestSequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
             let all = PROTEINS.iter().chain(&ODD_PROTEINS);
@@ -34,12 +34,14 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
         Tokenizer::Bpe(_) => [1, 30, 150, 500].map(|n| (format!("{n} bases"), dna(n))).to_vec(),
         Tokenizer::Text(_) => texts(),
     };
-    let sequence = |(name, letters): (String, Vec<u8>)| {
-        let mut tokens = vec![];
-        tokenizer.encode(&letters, &mut tokens)?;
-        Ok(Sequence { name, letters, tokens })
-    };
-    letters.into_iter().map(sequence).collect()
+    letters
+        .into_iter()
+        .map(|(name, letters)| {
+            let mut tokens = vec![];
+            tokenizer.encode(&letters, &mut tokens)?;
+            Ok(TestSequence { name, letters, tokens })
+        })
+        .collect()
 }
 
 /// Texts of 1 to some hundred bytes: English, other scripts, and pseudo-random bases.
@@ -75,7 +77,9 @@ pub(super) fn round_trip(
     verdict: &mut Verdict,
 ) -> Result<(), ToolError> {
     let own = own(&model.tokenizer)?;
-    let (mut tokens, mut letters, mut wrong) = (0, 0, vec![]);
+    let mut tokens = 0;
+    let mut letters = 0;
+    let mut wrong = vec![];
     for sequence in &own {
         let inside = sequence.tokens.get(1..sequence.tokens.len() - 1).unwrap_or_default();
         if read_back(&model.tokenizer, inside).as_deref() != Some(&*sequence.letters) {
@@ -84,13 +88,14 @@ pub(super) fn round_trip(
         tokens += inside.len();
         letters += sequence.letters.len();
     }
-    let detail = match wrong.is_empty() {
-        true => format!(
+    let detail = if wrong.is_empty() {
+        format!(
             "{} sequences are restored by decoding; {:.2} letters a token",
             own.len(),
             letters as f64 / tokens as f64
-        ),
-        false => format!("decoding the tokens does not restore {}", wrong.join(", ")),
+        )
+    } else {
+        format!("decoding the tokens does not restore {}", wrong.join(", "))
     };
     verdict.add("tokens", wrong.is_empty(), detail);
     if is_released && matches!(model.tokenizer, Tokenizer::Bpe(_)) {
@@ -119,7 +124,7 @@ fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
 /// The sequences are the tensors `NAME.ids` or `NAME.tokens` of that file, records of FASTA files beside it, or texts of
 /// `golden.jsonl`: objects with `id` and `text`, one a line.
 pub(super) struct Golden {
-    pub(super) sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<TestSequence>,
     answers: Weights,
 }
 
@@ -149,7 +154,9 @@ impl Golden {
         let names: BTreeSet<&str> =
             names.filter_map(|name| OUTPUTS.iter().find_map(|output| name.strip_suffix(output))).collect();
         let records = records(folder)?;
-        let (mut sequences, mut same, mut without) = (vec![], (0, 0), vec![]);
+        let mut sequences = vec![];
+        let mut same = (0, 0);
+        let mut without = vec![];
         for name in names {
             let letters = records.iter().find(|(id, _)| id == name).map(|(_, letters)| letters.clone());
             let mut tokens = vec![];
@@ -162,13 +169,14 @@ impl Golden {
                 }
                 tokens = ids;
             }
-            match tokens.is_empty() {
-                true => without.push(name.to_owned()),
-                false => sequences.push(Sequence {
+            if tokens.is_empty() {
+                without.push(name.to_owned())
+            } else {
+                sequences.push(TestSequence {
                     name: name.to_owned(),
                     letters: letters.unwrap_or_default(),
                     tokens,
-                }),
+                })
             }
         }
         if same.1 > 0 {
@@ -208,11 +216,10 @@ fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
 
 /// The texts (id, text) of a folder, and the records (id, letters) of its FASTA files in order of file names.
 fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
-    let is_fasta = |path: &PathBuf| {
-        path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))
-    };
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten().map(|e| e.path());
-    let mut files: Vec<PathBuf> = entries.filter(is_fasta).collect();
+    let mut files: Vec<PathBuf> = entries
+        .filter(|path| path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f)))
+        .collect();
     files.sort();
     let mut all = texts_of(&folder.join(TEXTS))?;
     if files.is_empty() {
@@ -233,13 +240,16 @@ fn texts_of(path: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         return Ok(vec![]);
     }
     let text = bounded::read_text(path, LARGEST_TEXTS).map_err(RuntimeError::io(path))?;
-    let entry = |line: &str| {
-        let value: serde_json::Value = serde_json::from_str(line).ok()?;
-        Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
-    };
-    let entry = |(number, line): (usize, &str)| {
+    let mut texts = vec![];
+    for (number, line) in text.lines().enumerate() {
         let bad = || ToolError::BadTexts { path: path.to_owned(), line: number + 1 };
-        entry(line).ok_or_else(bad)
-    };
-    text.lines().enumerate().map(entry).collect()
+        texts.push(text_of_line(line).ok_or_else(bad)?);
+    }
+    Ok(texts)
+}
+
+/// Id and text of a line of JSON; `None` for a line in another form.
+fn text_of_line(line: &str) -> Option<(String, Vec<u8>)> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    Some((value["id"].as_str()?.to_owned(), value["text"].as_str()?.as_bytes().to_vec()))
 }

@@ -7,18 +7,18 @@ use plimsoll_models::{Encoder, Output, candidates};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
-use plimsoll_tools::verify::{Options, Outcome, VerifyReport, verify};
+use plimsoll_tools::verify::{CheckOutcome, VerifyOptions, VerifyReport, verify};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn options() -> Options {
+fn options() -> VerifyOptions {
     let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
-    Options { weights: None, models: vec![], heads: vec![], reference: None, settings }
+    VerifyOptions { weights: None, models: vec![], heads: vec![], reference: None, settings }
 }
 
 fn folder(weights: &Path) -> VerifyReport {
-    verify(&Options { weights: Some(weights.to_owned()), ..options() }, &mut Silent)
+    verify(&VerifyOptions { weights: Some(weights.to_owned()), ..options() }, &mut Silent)
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -28,7 +28,7 @@ fn decoders_answer_as_transformers_does() {
     for model in ["llama3", "qwen2", "qwen3"] {
         let report = folder(&fixture(&format!("goldens/{model}")));
         assert!(report.passes(), "{model}: {report}");
-        let passed = ended(&report, Outcome::Pass);
+        let passed = ended(&report, CheckOutcome::Pass);
         let has = |name: &str, part: &str| passed.iter().any(|(n, detail)| *n == name && detail.contains(part));
         assert!(has("tokens", "5 of 5 sequences have the ids beside the weights"), "{model}: {report}");
         assert!(has("answers", "hidden"), "{model}: {report}");
@@ -36,13 +36,13 @@ fn decoders_answer_as_transformers_does() {
 }
 
 /// (name, detail) of the checks of all models that have this outcome.
-fn ended(report: &VerifyReport, outcome: Outcome) -> Vec<(&'static str, String)> {
+fn ended(report: &VerifyReport, outcome: CheckOutcome) -> Vec<(&'static str, String)> {
     let checks = report.models.iter().flat_map(|v| &v.checks).filter(|c| c.outcome == outcome);
     checks.map(|c| (c.name, c.detail.clone())).collect()
 }
 
 fn failed(report: &VerifyReport) -> Vec<&'static str> {
-    ended(report, Outcome::Fail).into_iter().map(|(name, _)| name).collect()
+    ended(report, CheckOutcome::Fail).into_iter().map(|(name, _)| name).collect()
 }
 
 /// Copies the golden ESM-2 with the first element of a tensor replaced by `value`; returns the folder.
@@ -106,7 +106,7 @@ fn the_goldens_pass() {
     let report = folder(&fixture("goldens"));
     assert_eq!(failed(&report), [""; 0], "{report}");
     assert_eq!(report.models.len(), 3);
-    let passed = ended(&report, Outcome::Pass);
+    let passed = ended(&report, CheckOutcome::Pass);
     let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
     // `answers`: hidden and mean of DNABERT-S; hidden, mean and logits of ESM-2; two window lengths of the head.
     assert_eq!((about("answers"), about("company"), about("rotary")), (7, 3, 1), "{report}");
@@ -119,9 +119,9 @@ fn the_goldens_pass() {
 #[test]
 fn a_reference_that_is_not_compared_is_named() {
     let models = vec![fixture("goldens/esm2").display().to_string()];
-    let options = Options { models, reference: Some(fixture("goldens")), ..options() };
+    let options = VerifyOptions { models, reference: Some(fixture("goldens")), ..options() };
     let report = verify(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
-    let notes = ended(&report, Outcome::Note);
+    let notes = ended(&report, CheckOutcome::Note);
     let (_, note) = notes.iter().find(|(name, _)| *name == "reference").expect("a note");
     assert!(note.starts_with("not compared: ") && note.ends_with("this model's have 40"), "{report}");
 }
@@ -129,10 +129,10 @@ fn a_reference_that_is_not_compared_is_named() {
 #[test]
 fn the_goldens_pass_in_bf16_as_well() {
     let settings = Settings { precision: Some(Precision::Bf16), ..options().settings };
-    let options = Options { weights: Some(fixture("goldens")), settings, ..options() };
+    let options = VerifyOptions { weights: Some(fixture("goldens")), settings, ..options() };
     let report = verify(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(failed(&report), [""; 0], "{report}");
-    let passed = ended(&report, Outcome::Pass);
+    let passed = ended(&report, CheckOutcome::Pass);
     let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
     // `distance`: hidden states of both encoders and the head's labels. `batch_invariance` is checked in both precisions
     // for the encoders.
@@ -162,8 +162,8 @@ fn a_language_model_names_what_it_sees() {
     let report = folder(&copying(&f, &golden_config()));
     assert_eq!(failed(&report), [""; 0], "{report}");
     let named = "443 of 443 residues of known proteins are named, more than half is needed".to_owned();
-    assert!(ended(&report, Outcome::Pass).contains(&("language", named)), "{report}");
-    let notes = ended(&report, Outcome::Note);
+    assert!(ended(&report, CheckOutcome::Pass).contains(&("language", named)), "{report}");
+    let notes = ended(&report, CheckOutcome::Note);
     assert!(
         notes.iter().any(|(name, detail)| *name == "rotary" && detail.contains("no frequencies")),
         "{report}"
@@ -187,7 +187,7 @@ fn other_weights_of_a_released_size_are_found() {
     let f = Folder::new("verify-released");
     let report = folder(&copying(&f, &released_config()));
     assert_eq!(failed(&report), ["published"; 2], "{report}");
-    let notes = ended(&report, Outcome::Note);
+    let notes = ended(&report, CheckOutcome::Note);
     assert!(notes.contains(&("sizes", "those of facebook/esm2_t6_8M_UR50D".to_owned())), "{report}");
     assert!(
         notes.iter().any(|(name, detail)| *name == "digest" && detail.contains("another file")),
@@ -219,7 +219,7 @@ fn a_model_without_its_head_is_verified_without_logits() {
     let report = folder(&golden);
     assert_eq!(failed(&report), [""; 0], "{report}");
     let skipped = |report: &VerifyReport| {
-        let notes = ended(report, Outcome::Note).into_iter();
+        let notes = ended(report, CheckOutcome::Note).into_iter();
         let notes = notes.filter(|(_, detail)| detail.contains("not checked, because the file has no"));
         notes.map(|(name, _)| name).collect::<Vec<_>>()
     };
@@ -252,9 +252,9 @@ fn what_is_missing_is_a_failure_of_that_model() {
     let model = fixture("goldens/dnabert_s").display().to_string();
     let broken = f.write("broken.safetensors", "x").display().to_string();
     let models = vec![model, broken];
-    let report = verify(&Options { models, ..options() }, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    let report = verify(&VerifyOptions { models, ..options() }, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(report.models.iter().map(|v| v.passes()).collect::<Vec<_>>(), [true, false], "{report}");
-    let empty = Options { weights: Some(f.path("nowhere")), ..options() };
+    let empty = VerifyOptions { weights: Some(f.path("nowhere")), ..options() };
     let error = verify(&empty, &mut Silent).expect_err("nothing is there").to_string();
     assert!(error.contains("the folder contains no model"), "{error}");
 }
@@ -265,7 +265,7 @@ fn the_cpu_refuses_what_it_does_not_compute_in() {
         let settings = Settings { precision: Some(precision), ..options().settings };
         let models = vec![fixture("goldens/esm2").display().to_string()];
         let error =
-            verify(&Options { models, settings, ..options() }, &mut Silent).expect_err(name).to_string();
+            verify(&VerifyOptions { models, settings, ..options() }, &mut Silent).expect_err(name).to_string();
         assert!(error.contains(&format!("precision={name}")) && error.contains("device=cuda"), "{error}");
     }
 }

@@ -204,9 +204,9 @@ impl Dynamic {
     }
 
     /// The settings of the decision on a change.
-    pub fn settings(&self) -> dynamic::Dynamic {
+    pub fn settings(&self) -> dynamic::DynamicSettings {
         let (every, smooth) = (self.adjustment_frequency, self.smooth_transitions);
-        dynamic::Dynamic { thresholds: self.thresholds(), every, smooth }
+        dynamic::DynamicSettings { thresholds: self.thresholds(), every, smooth }
     }
 }
 

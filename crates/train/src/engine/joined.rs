@@ -7,7 +7,7 @@ use crate::opened_model::Taken;
 use plimsoll_data::train::Split;
 use plimsoll_graph::{Bounds, packs};
 use plimsoll_runtime::RuntimeError;
-use plimsoll_runtime::session::Batch;
+use plimsoll_runtime::session::TrainingBatch;
 
 /// A micro-batch of whole packs. Its buffers are reused.
 pub(super) struct JoinedBatch {
@@ -156,12 +156,12 @@ impl JoinedBatch {
     }
 
     /// The packs as one batch.
-    pub fn batch(&self) -> Batch<'_> {
+    pub fn batch(&self) -> TrainingBatch<'_> {
         let packs = &self.packs;
         if self.parts.is_empty() {
-            return Batch::Tokens { packs, ids: &self.ids, spans: &self.spans, targets: &self.targets };
+            return TrainingBatch::Tokens { packs, ids: &self.ids, spans: &self.spans, targets: &self.targets };
         }
-        Batch::Rows { packs, parts: &self.parts, targets: &self.targets[0] }
+        TrainingBatch::Rows { packs, parts: &self.parts, targets: &self.targets[0] }
     }
 
     /// The targets of each task.

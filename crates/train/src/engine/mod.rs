@@ -36,9 +36,9 @@ use plimsoll_runtime::dynamic::RETRIES;
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, free_on_disk, holders, parse_budget};
 use plimsoll_runtime::price::PlanReport;
-use plimsoll_runtime::process::Process;
-use plimsoll_runtime::session::{Losses, MicroStep, Site, StepResult, TrainSession};
-use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
+use plimsoll_runtime::process::ProcessMemory;
+use plimsoll_runtime::session::{MicroStepInputs, MicroStepLosses, Site, StepResult, TrainSession};
+use plimsoll_runtime::timeline::{MeasuredStep, MeasuredTimeline, sampled};
 use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use program::PlanLimits;
 use serde::Serialize;
@@ -385,7 +385,7 @@ impl Prepared {
 /// of the data.
 fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
     let workers = config.data.workers.0.unwrap_or(8) as usize;
-    let Some(mut process) = Process::now(settings) else { return vec![] };
+    let Some(mut process) = ProcessMemory::now(settings) else { return vec![] };
     process.add_threads(settings, workers + 2);
     process.add_queues(settings, CHECKPOINT);
     process.beyond(PROCESS)
@@ -514,9 +514,9 @@ struct Engine {
 
 impl Engine {
     /// The scalar inputs of a micro-step, as the session takes them.
-    fn scalars<'a>(&self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'a>) -> MicroStep<'a> {
+    fn scalars<'a>(&self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'a>) -> MicroStepInputs<'a> {
         let MicroStepScalars { keep, loss_scale, hyper } = scalars;
-        MicroStep { keep, loss_scale, targets: batch.taken.targets, hyper, seed: self.seed }
+        MicroStepInputs { keep, loss_scale, targets: batch.taken.targets, hyper, seed: self.seed }
     }
 }
 
@@ -580,7 +580,8 @@ impl Stepper for Engine {
             sampled(self.machine.as_ref(), || session.timed_micro_step(batch.inputs, step, &mut times));
         done?;
         let micro = self.session.micro_plan_index();
-        Ok(Some(MeasuredTimeline::new(self.session.program(), micro, counts, &times, start, &samples)))
+        let step = MeasuredStep { plan: micro, counts, times: &times, start, samples: &samples };
+        Ok(Some(MeasuredTimeline::new(self.session.program(), &step)))
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
@@ -602,7 +603,7 @@ impl Stepper for Engine {
             let rows = self.session.expert_rows();
             self.expert_rows.iter_mut().zip(rows).for_each(|(sum, &rows)| *sum += u64::from(rows));
             let targets = self.targets.pop_front().ok_or_else(results_out_of_order)?;
-            let Losses { cross_entropy, z, distillation, balance, router_z, dropped, .. } = losses;
+            let MicroStepLosses { cross_entropy, z, distillation, balance, router_z, dropped, .. } = losses;
             let [z, distillation, balance, router_z] =
                 [z, distillation, balance, router_z].map(|sum| sum.map(|sum| sum / f64::from(targets as f32)));
             let auxiliary = Auxiliary { z, distillation, balance, router_z };

@@ -148,8 +148,8 @@ fn wide() -> Settings {
 /// Mean embeddings of the sequences in `input`, concatenated.
 fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, plimsoll_embed::EmbedError> {
     let output = folder.path("out.safetensors");
-    let usual = plimsoll_embed::Options::usual(model.display().to_string(), fixture(input), &output);
-    embed(&plimsoll_embed::Options { force: true, settings: wide(), ..usual }, &mut Silent)?;
+    let usual = plimsoll_embed::EmbedOptions::usual(model.display().to_string(), fixture(input), &output);
+    embed(&plimsoll_embed::EmbedOptions { force: true, settings: wide(), ..usual }, &mut Silent)?;
     Ok(values(&output).swap_remove(0).1)
 }
 
@@ -182,7 +182,7 @@ pub fn classified_file(
     settings: Settings,
 ) -> Result<String, plimsoll_embed::EmbedError> {
     let output = folder.path("classes.tsv");
-    let options = classify::Options {
+    let options = classify::ClassifyOptions {
         model: model.display().to_string(),
         inputs: vec![input],
         output: output.clone(),
@@ -351,7 +351,7 @@ fn merged(
     output: &Path,
 ) -> Result<merge::MergeReport, plimsoll_tools::ToolError> {
     let base = base.map(|path| path.display().to_string());
-    let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
+    let options = merge::MergeOptions { adapter: adapter.to_owned(), base, output: output.to_owned() };
     merge(&options, &mut Silent)
 }
 

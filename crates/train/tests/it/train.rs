@@ -6,7 +6,7 @@ use plimsoll_data::weights::DType;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::report::to_json;
-use plimsoll_runtime::session::Batch;
+use plimsoll_runtime::session::TrainingBatch;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_setting::Setting;
 use plimsoll_testing::Folder;
@@ -134,7 +134,10 @@ impl Toy {
 
 impl ToyData {
     fn batch(&self, taken: Taken) -> MicroBatch<'_> {
-        MicroBatch { taken, inputs: Batch::Tokens { packs: &[], ids: &self.token, spans: &[], targets: &[] } }
+        MicroBatch {
+            taken,
+            inputs: TrainingBatch::Tokens { packs: &[], ids: &self.token, spans: &[], targets: &[] },
+        }
     }
 }
 
@@ -174,7 +177,7 @@ impl Batches for ToyData {
 impl Stepper for Toy {
     fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError> {
         let MicroStepScalars { keep, loss_scale, .. } = scalars;
-        let Batch::Tokens { ids: &[place], .. } = batch.inputs else { panic!("a batch of a toy") };
+        let TrainingBatch::Tokens { ids: &[place], .. } = batch.inputs else { panic!("a batch of a toy") };
         let place = place as u64;
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;

@@ -11,7 +11,7 @@ use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
 use plimsoll_plan::Program;
 use plimsoll_runtime::session::bounds::tokens;
-use plimsoll_runtime::session::{Completed, ModelId, Next, Push, StepSession, Stop};
+use plimsoll_runtime::session::{Completed, ModelId, Next, Push, StepSession, StopCheck};
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Observer, RuntimeError, Usage};
 use std::time::Instant;
@@ -34,7 +34,7 @@ struct Slot {
 pub(crate) struct Sink<'a> {
     pub(crate) queue: &'a mut Queue,
     pub(crate) totals: &'a mut Totals,
-    pub(crate) stop: Stop<'a>,
+    pub(crate) stop: StopCheck<'a>,
 }
 
 /// The models of a prediction and the sequences in flight.

@@ -20,7 +20,7 @@ use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::NoteKind;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::run::StreamEngine;
-use plimsoll_runtime::session::Stop;
+use plimsoll_runtime::session::StopCheck;
 use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{FinishedBytes, Level, Observer, Progress};
 use std::time::Instant;
@@ -165,7 +165,7 @@ impl StreamEngine for Engine<'_> {
 
     /// Queues the events of one job of the front end, and gives each of its sequences a slot of the models. Waits for results
     /// while the models can take no further sequence, and while the queue exceeds its limits.
-    fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
+    fn take(&mut self, mut batch: Batch, stop: StopCheck<'_>) -> Result<(), VirusError> {
         self.taken.bytes = batch.bytes_read;
         if let Some(compute) = &self.parts.compute {
             self.taken.tokens +=
@@ -202,7 +202,7 @@ impl StreamEngine for Engine<'_> {
     }
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
-    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
+    fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, VirusError> {
         self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
@@ -327,7 +327,7 @@ impl<'a> Engine<'a> {
         batch: &Batch,
         sequence: &SequenceTokens,
         first_row: Option<&[f32]>,
-        stop: Stop<'_>,
+        stop: StopCheck<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
             self.compute(stop, Compute::flush)?;
@@ -342,7 +342,7 @@ impl<'a> Engine<'a> {
     /// error of `stop` ends the run before any work.
     fn compute<T>(
         &mut self,
-        stop: Stop<'_>,
+        stop: StopCheck<'_>,
         part: impl FnOnce(&mut Compute<'a>, &mut Sink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;

@@ -6,7 +6,7 @@ use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
 use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
-use plimsoll_runtime::process::{NAME, Process};
+use plimsoll_runtime::process::{NAME, ProcessMemory};
 use serde::Serialize;
 use std::fs;
 use std::mem::size_of;
@@ -127,7 +127,7 @@ impl QueueSizes {
     }
 
     /// Adds the memory lines of a prediction to the memory lines of the process.
-    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &Extent, process: &mut Process) {
+    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &Extent, process: &mut ProcessMemory) {
         let HostWork { options, costs, is_trained } = work;
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);

@@ -13,7 +13,7 @@ use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::Input;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Staging};
-use plimsoll_runtime::dynamic::{Dynamic, SizeChange};
+use plimsoll_runtime::dynamic::{DynamicSettings, StepSizeChange};
 use plimsoll_runtime::health::HealthRecord;
 use plimsoll_runtime::machine::MemoryStage;
 use plimsoll_runtime::price::{self, KernelNames, PlanReport};
@@ -105,7 +105,7 @@ pub struct RunRecord {
     #[serde(rename = "memory")]
     pub stages: Vec<MemoryStage>,
     /// Changes of the size of the steps.
-    pub size_changes: Vec<SizeChange>,
+    pub size_changes: Vec<StepSizeChange>,
     /// Health of the whole run.
     pub health: Option<HealthRecord>,
     /// Entries that depend on the method.
@@ -134,7 +134,7 @@ pub struct SettingsRecord {
     /// Tokens of a step; `None` is the most that fit.
     pub tokens: Option<u64>,
     /// When the size of steps follows the free memory; `None` is one size for the whole run.
-    pub dynamic: Option<Dynamic>,
+    pub dynamic: Option<DynamicSettings>,
     /// Whether anomalies of the input are errors.
     pub strict: bool,
     /// Whether sequences are reordered by length when they are packed.

@@ -18,7 +18,7 @@ use plimsoll_data::printable;
 use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
-use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
+use plimsoll_runtime::ordered::{self, Gone, JobSender, JobWorker, OrderedResults};
 use plimsoll_runtime::run::BatchSource;
 use plimsoll_setting::Setting;
 use std::ops::Range;
@@ -106,7 +106,7 @@ enum JobPart {
 /// The running front end. Dropping it does not join the threads, because the reader may be blocked on a silent pipe for
 /// hours.
 pub(crate) struct Stream {
-    batches: Results<Batch>,
+    batches: OrderedResults<Batch>,
     reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
     /// Total bytes of input, if known.
     pub(crate) bytes_total: Option<u64>,
@@ -150,7 +150,7 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
         }
         None => RecordNames::of_pipe(),
     };
-    let worker = |_| -> Worker<Job, Batch> {
+    let worker = |_| -> JobWorker<Job, Batch> {
         let front = Arc::clone(&front);
         let mut tokenizer = front.source.tokenizer();
         Box::new(move |job| tokenize(&front, job, &mut *tokenizer))
@@ -315,7 +315,7 @@ struct RenamedRecord<'a> {
 struct Cutter {
     front: Arc<InputPipeline>,
     job: Job,
-    feed: Feed<Job, Batch>,
+    feed: JobSender<Job, Batch>,
     names: RecordNames,
     /// Stored bytes of the input before and after the current record or pair.
     bytes: [u64; 2],

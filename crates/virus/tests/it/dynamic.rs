@@ -3,7 +3,7 @@
 //! size.
 
 use crate::rig::{golden, read, virnucpro};
-use plimsoll_embed::{EmbedReport, Pool, embed};
+use plimsoll_embed::{EmbedReport, Pooling, embed};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
@@ -316,9 +316,9 @@ fn an_interrupted_run_resumes_to_equal_bytes() {
 
 fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, Listener) {
     let usual =
-        plimsoll_embed::Options::usual(fixture("goldens/dnabert_s").display().to_string(), input, output);
-    let options = plimsoll_embed::Options {
-        pool: Pool::Tokens,
+        plimsoll_embed::EmbedOptions::usual(fixture("goldens/dnabert_s").display().to_string(), input, output);
+    let options = plimsoll_embed::EmbedOptions {
+        pool: Pooling::Tokens,
         max_length: Some(500),
         truncate: true,
         settings,

@@ -2,7 +2,7 @@
 //! byte, whatever the number of devices, also if some of them fail.
 
 use crate::rig::{golden, virnucpro};
-use plimsoll_embed::{Pool, embed};
+use plimsoll_embed::{Pooling, embed};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{
@@ -140,7 +140,7 @@ fn replicas_of_a_cpu_embed_the_bytes_of_one() {
     let folder = Folder::new("replicas-threads-embed");
     let run = |name: &str, settings| {
         let long: String = fs::read_to_string(proteins(&folder)).expect("text").repeat(4);
-        let mut options = embedding(&folder, name, Pool::Tokens, settings);
+        let mut options = embedding(&folder, name, Pooling::Tokens, settings);
         options.inputs = vec![folder.write("long.faa", renamed(&long))];
         let report = embed(&options, &mut Listener::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(report.sequences, 480);
@@ -175,11 +175,11 @@ fn a_step_that_cannot_be_recorded_is_run_and_said() {
     assert_eq!(said, 1, "{:?}", listener.0);
 }
 
-fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> plimsoll_embed::Options {
+fn embedding(folder: &Folder, name: &str, pool: Pooling, settings: Settings) -> plimsoll_embed::EmbedOptions {
     let model = fixture("goldens/esm2").display().to_string();
     let output = folder.path(&format!("{name}.safetensors"));
-    let usual = plimsoll_embed::Options::usual(model, proteins(folder), output);
-    plimsoll_embed::Options { force: true, pool, settings, ..usual }
+    let usual = plimsoll_embed::EmbedOptions::usual(model, proteins(folder), output);
+    plimsoll_embed::EmbedOptions { force: true, pool, settings, ..usual }
 }
 
 /// Header and values of a safetensors file, without the metadata that names the device.
@@ -209,7 +209,7 @@ fn any_number_of_devices_embeds_the_same_bytes() {
         assert_eq!(report.sequences, 120);
         (content(&report.files[0]), report.devices)
     };
-    for pool in [Pool::Mean, Pool::Cls, Pool::Tokens] {
+    for pool in [Pooling::Mean, Pooling::Cls, Pooling::Tokens] {
         let (wanted, _) = run("cpu", pool, on_cpu());
         for count in [1, 2, 3, 8] {
             let (found, devices) = run("cards", pool, on(cards(count)));
@@ -242,12 +242,12 @@ fn a_device_that_fails_is_left_out() {
             to_json(&report.run_record)["devices"]
         );
     }
-    let options = embedding(&folder, "some", Pool::Mean, on([Card::new(0).failing_at(60), slow(1)]));
+    let options = embedding(&folder, "some", Pooling::Mean, on([Card::new(0).failing_at(60), slow(1)]));
     let mut listener = Listener::default();
     let report = embed(&options, &mut listener).unwrap_or_else(|e| panic!("{e}"));
     assert!(listener.0.join("\n").contains("card:0 (of the tests) failed"), "{:?}", listener.0);
     let found = content(&report.files[0]);
-    let wanted = embed(&embedding(&folder, "all", Pool::Mean, on_cpu()), &mut Listener::default());
+    let wanted = embed(&embedding(&folder, "all", Pooling::Mean, on_cpu()), &mut Listener::default());
     assert!(found == content(&wanted.unwrap_or_else(|e| panic!("{e}")).files[0]));
 }
 

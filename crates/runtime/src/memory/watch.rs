@@ -1,12 +1,12 @@
 //! Memory and health of a run while it runs: readings at the end of each stage, the leak detector, and the state that
 //! monitors show. Invariant: nothing here changes a run; it reads memory, and writes progress.json.
 
-use crate::dynamic::SizeChange;
+use crate::dynamic::StepSizeChange;
 use crate::health::{Health, HealthRecord, HealthStatus, PlannedMemory, Recommendation};
 use crate::leak::{Leak, LeakDetector};
 use crate::live::{Live, LiveState};
 use crate::machine::{MemoryStage, Reading, Tracker};
-use crate::observer::{Level, Observer, Progress, StartProgress, Trained, Transfer};
+use crate::observer::{FileTransfer, Level, Observer, Progress, StartProgress, Trained};
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
@@ -31,7 +31,7 @@ pub struct Watch {
     /// Whether recommendations were computed.
     advised: bool,
     /// Changes of the size of the steps.
-    sizes: Vec<SizeChange>,
+    sizes: Vec<StepSizeChange>,
     live: Live,
 }
 
@@ -71,7 +71,12 @@ impl Watch {
     }
 
     /// Reports changes of the size of the steps, with the planned memory after the last.
-    pub fn resized(&mut self, changes: Vec<SizeChange>, planned: PlannedMemory, observer: &mut dyn Observer) {
+    pub fn resized(
+        &mut self,
+        changes: Vec<StepSizeChange>,
+        planned: PlannedMemory,
+        observer: &mut dyn Observer,
+    ) {
         let Some(last) = changes.last() else { return };
         self.set_step_tokens(last.to);
         changes.iter().for_each(|change| observer.say(Level::Info, &change.words()));
@@ -82,7 +87,7 @@ impl Watch {
     }
 
     /// The changes of the size of the steps, for records.
-    pub fn size_changes(&self) -> &[SizeChange] {
+    pub fn size_changes(&self) -> &[StepSizeChange] {
         &self.sizes
     }
 
@@ -235,7 +240,7 @@ impl Observer for StageRecorder<'_> {
         self.inner.stop()
     }
 
-    fn transfer(&mut self, transfer: &Transfer<'_>) {
+    fn transfer(&mut self, transfer: &FileTransfer<'_>) {
         self.inner.transfer(transfer);
     }
 

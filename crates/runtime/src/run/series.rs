@@ -58,13 +58,15 @@ impl Point {
     /// all of them, and takes no care that the points of several series stand for the same steps.
     pub fn in_groups(points: &[Self], most: usize) -> Vec<Self> {
         let size = points.len().div_ceil(most.max(1)).max(1);
-        let joined = |group: &[Self]| {
-            let (first, rest) = group.split_first()?;
-            let mut all = *first;
-            rest.iter().for_each(|point| all.join(point));
-            Some(all)
-        };
-        points.chunks(size).filter_map(joined).collect()
+        points
+            .chunks(size)
+            .filter_map(|group| {
+                let (first, rest) = group.split_first()?;
+                let mut joined = *first;
+                rest.iter().for_each(|point| joined.join(point));
+                Some(joined)
+            })
+            .collect()
     }
 
     fn join(&mut self, other: &Self) {
@@ -87,6 +89,8 @@ pub fn append<T>(
     join: impl Fn(&mut T, &T),
 ) {
     items.push(item);
+    // Widths are powers of two times the first, so items that a width joins are also joined by every larger width: the
+    // boundaries depend on the steps alone, not on the moments at which the list was full.
     loop {
         let at = items.len().saturating_sub(2);
         if let [before, last] = &items[at..]
@@ -173,7 +177,8 @@ impl Series {
 
     /// The points, joined so that there are at most `most`.
     pub fn thinned(&self, most: usize) -> Vec<Point> {
-        let (mut points, mut width) = (vec![], self.width);
+        let mut points = vec![];
+        let mut width = self.width;
         for point in &self.points {
             append(&mut points, &mut width, most.max(1), *point, |point| point.first, Point::join);
         }
@@ -182,8 +187,8 @@ impl Series {
 
     /// The value at a step, exactly; `None` if there is none or the step is joined with others.
     pub fn at(&self, step: u64) -> Option<f64> {
-        let place = self.points.binary_search_by_key(&step, |point| point.first).ok()?;
-        (self.points[place].count == 1).then(|| self.points[place].low)
+        let index = self.points.binary_search_by_key(&step, |point| point.first).ok()?;
+        (self.points[index].count == 1).then(|| self.points[index].low)
     }
 }
 

@@ -25,7 +25,7 @@ use std::path::Path;
 
 /// A request for a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct PriceRequest {
     /// Tokens of a step; `None` chooses the most that fit the budget.
     pub tokens: Option<u64>,
     /// Memory budget; `None` takes the target's memory, or this machine's free memory where the target has no memory
@@ -41,13 +41,10 @@ pub struct Request {
     pub target: Target,
 }
 
-impl Request {
+impl PriceRequest {
     /// The most replicas of a run with a long input; always 1 on a GPU.
     fn most_replicas(&self) -> usize {
-        match self.target.arena_in_host() {
-            true => most_replicas(self.threads(), self.threads(), self.stream),
-            false => 1,
-        }
+        if self.target.arena_in_host() { most_replicas(self.threads(), self.threads(), self.stream) } else { 1 }
     }
 
     /// The target of one of `replicas` replicas.
@@ -79,15 +76,18 @@ impl Request {
 /// # Errors
 /// The text is not a size, or the budget is above the target's memory.
 pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RuntimeError> {
-    let whole = match target.memory {
+    let memory_of_target = match target.memory {
         Bytes::ZERO => return machine::parse_budget(text, machine::available().free),
         memory => memory,
     };
-    let budget = machine::parse_budget(text, whole)?;
-    if budget > whole {
-        return Err(
-            RequestError::BudgetAboveTarget { budget, target: target.name.clone(), memory: whole }.into()
-        );
+    let budget = machine::parse_budget(text, memory_of_target)?;
+    if budget > memory_of_target {
+        return Err(RequestError::BudgetAboveTarget {
+            budget,
+            target: target.name.clone(),
+            memory: memory_of_target,
+        }
+        .into());
     }
     Ok(budget)
 }
@@ -146,19 +146,20 @@ pub fn sequence_model(model: &str) -> Result<SequenceModel, RuntimeError> {
 /// # Errors
 /// The target is a GPU, which has no number of threads to choose.
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
-    match target.arena_in_host() {
-        true => Ok(target.with_workers(threads as u64)),
-        false => Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into()),
+    if target.arena_in_host() {
+        Ok(target.with_workers(threads as u64))
+    } else {
+        Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into())
     }
 }
 
 /// Plans the program that computes mean embeddings with `model`, for an input of unknown length.
-pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> {
+pub fn program(model: &str, request: &PriceRequest) -> Result<Program, RuntimeError> {
     program_with(model, request, &mut |_, _| {})
 }
 
 /// Plans like [`program`] and calls `dump` with the graph after each pass.
-pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
+pub fn program_with(model: &str, request: &PriceRequest, dump: Dump<'_>) -> Result<Program, RuntimeError> {
     let bytes = budget(request)?;
     // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
@@ -182,10 +183,11 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
 ///
 /// # Errors
 /// `PlanError::OverBudget` without remedies where it does not fit the budget.
-pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeError> {
+pub(crate) fn alone(model: &str, request: &PriceRequest) -> Result<Program, RuntimeError> {
     let policy = Policy { precision: request.precision()?, ..Policy::default() };
     let budget = Budget::unlimited(budget(request)?).with(process(request).lines);
-    let (target, tokens) = (request.target_of(1), request.tokens.unwrap_or(LONGEST));
+    let target = request.target_of(1);
+    let tokens = request.tokens.unwrap_or(LONGEST);
     let from = if target.arena_in_host() { Space::File } else { Space::Host };
     let weights = match request.stream {
         // Without prefetch, because that takes less memory: a step that fits so is run.
@@ -199,7 +201,7 @@ pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeEr
 }
 
 /// The stage of a run that computes mean embeddings.
-pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
+pub(crate) fn stage(model: SequenceModel, request: &PriceRequest, policy: Policy) -> SearchStage<'static> {
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let part = PlanPart {
         name: PLAN.to_owned(),
@@ -212,18 +214,18 @@ pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> 
 
 /// The optimisations in effect in `program`, which was planned for `request`. Sizes of a step are held: a plan without an
 /// optimisation has as many tokens, but may exceed the budget.
-pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
+pub fn explain(model: &str, request: &PriceRequest, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
     let model = sequence_model(model)?;
-    let of_precision = |precision| {
-        let policy = Policy { precision, ..Policy::default() };
-        stage(model.clone(), request, policy)
-    };
-    let target = |replicas| Ok(request.target_of(replicas));
-    explain::of_stage(&of_precision, request.precision()?, &target, program)
+    explain::of_stage(
+        &|precision| stage(model.clone(), request, Policy { precision, ..Policy::default() }),
+        request.precision()?,
+        &|replicas| Ok(request.target_of(replicas)),
+        program,
+    )
 }
 
 /// The budget of a request: the given one, the target's memory, or the default of a run on this machine.
-pub fn budget(request: &Request) -> Result<Bytes, RuntimeError> {
+pub fn budget(request: &PriceRequest) -> Result<Bytes, RuntimeError> {
     match (request.budget, request.target.memory) {
         (Some(budget), _) => Ok(budget),
         (None, Bytes::ZERO) => Ok(Settings::default().read_budget()?.bytes),
@@ -233,21 +235,21 @@ pub fn budget(request: &Request) -> Result<Bytes, RuntimeError> {
 
 /// Host memory of the process outside the plan, on this machine's CPU: the entries that do not depend on the input.
 /// Empty for any other target, because that plan does not describe this host's memory.
-pub fn process(request: &Request) -> Process {
+pub fn process(request: &PriceRequest) -> ProcessBill {
     if request.target.name != CPU {
-        return Process::default();
+        return ProcessBill::default();
     }
     let settings = Settings { threads: request.threads(), ..Settings::default() };
-    Process { lines: process::before_input(&settings) }
+    ProcessBill { lines: process::before_input(&settings) }
 }
 
 /// Memory entries of the process outside the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Process {
+pub struct ProcessBill {
     lines: Vec<Staging>,
 }
 
-impl Process {
+impl ProcessBill {
     /// The entries.
     pub fn lines(&self) -> &[Staging] {
         &self.lines
@@ -366,7 +368,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let model = EscapedPath(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
     if target.arena_in_host() {
-        text += &lanes_line(program);
+        text += &replicas_line(program);
     }
     if let Some((_, plan)) = program.plans().first() {
         let b = plan.graph.bounds;
@@ -382,18 +384,19 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
             streamed => format!("weights stream from {}: {streamed} per step\n", streamed_from(program)),
         };
     }
-    let (bound, waste) = (program.lower_bound(), program.packing_waste());
+    let bound = program.lower_bound();
+    let waste = program.packing_waste();
     text += &format!("{}\n{}", program.ledger(), outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     let seconds = program.seconds();
-    let of_lanes = if program.replicas() > 1 { " in every replica" } else { "" };
-    text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
+    let where_computed = if program.replicas() > 1 { " in every replica" } else { "" };
+    text += &format!("expected {seconds:.3} s a step{where_computed}\ndigest {}", program.digest()?);
     Ok(text)
 }
 
 /// Text line that says how a CPU's threads are divided among replicas.
-fn lanes_line(program: &Program) -> String {
+fn replicas_line(program: &Program) -> String {
     let each = threads(program.target().workers);
     match program.replicas() {
         1 => format!("{each} in one replica, which compute a step together\n"),

@@ -65,11 +65,13 @@ pub fn sharing(program: &Program, with: PlanCost) -> Result<Vec<Effect>, Runtime
         (Sharing::Operands, "results in place of operands", "every result at other addresses"),
         (Sharing::States, "states updated in place", "new states computed at other addresses, then copied"),
     ];
-    let effect = |(sharing, name, instead): (Sharing, &str, &str)| {
-        let without = PlanCost { bytes: program.peak_without(sharing)?, ..with };
-        Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
-    };
-    kinds.into_iter().map(effect).collect()
+    kinds
+        .into_iter()
+        .map(|(sharing, name, instead)| {
+            let without = PlanCost { bytes: program.peak_without(sharing)?, ..with };
+            Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
+        })
+        .collect()
 }
 
 /// The optimisations in effect in `program`, a program of a stage of inference. `stage` returns the stage with a number format,
@@ -81,51 +83,85 @@ pub fn of_stage<'a>(
     target: &dyn Fn(usize) -> Result<Target, RuntimeError>,
     program: &Program,
 ) -> Result<Vec<Effect>, RuntimeError> {
-    let tokens = bounds::tokens(program);
-    let weights = program.weights();
-    let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
-    let build = |fuse: Option<Fuse>, precision, weights, replicas, depth| {
-        let mut stage = stage(precision);
-        if let Some(fuse) = fuse {
-            stage.parts.iter_mut().for_each(|part| part.policy.fuse = fuse);
-        }
-        let target = target(replicas)?;
-        let point = SearchPoint { target: &target, depth, replicas };
-        Ok::<_, RuntimeError>(cost(&stage.program(&point, tokens, weights, &mut |_, _| {})?))
+    let present = PlanVariant {
+        fuse: None,
+        precision,
+        weights: program.weights(),
+        replicas: program.replicas(),
+        depth: program.depth(),
     };
-    let mut effects = sharing(program, with)?;
-    let mut add = |name: String, instead: &str, without: Result<PlanCost, RuntimeError>| {
-        effects.push(Effect { name, instead: instead.to_owned(), with, without: without? });
-        Ok::<(), RuntimeError>(())
-    };
-    let unfused = build(Some(Fuse::Nothing), precision, weights, replicas, depth);
-    add("fused ops".to_owned(), "every op of the model by itself", unfused)?;
-    let common = build(Some(Fuse::Ops), precision, weights, replicas, depth);
-    let name = "fused ops that need kernels of this target".to_owned();
-    add(name, "only the fusions of every target", common)?;
+    let mut variants: Vec<(String, String, PlanVariant)> = vec![
+        (
+            "fused ops".to_owned(),
+            "every op of the model by itself".to_owned(),
+            PlanVariant { fuse: Some(Fuse::Nothing), ..present },
+        ),
+        (
+            "fused ops that need kernels of this target".to_owned(),
+            "only the fusions of every target".to_owned(),
+            PlanVariant { fuse: Some(Fuse::Ops), ..present },
+        ),
+    ];
     if precision != Precision::F32 {
-        let name = format!("precision {}", precision.name());
-        add(
-            name,
-            &Setting::Precision.to("f32").to_string(),
-            build(None, Precision::F32, weights, replicas, depth),
-        )?;
+        variants.push((
+            format!("precision {}", precision.name()),
+            Setting::Precision.to("f32").to_string(),
+            PlanVariant { precision: Precision::F32, ..present },
+        ));
     }
     if program.is_streamed() {
-        let resident = build(None, precision, Weights::Resident, replicas, depth);
-        let instead = Setting::StreamWeights.to("never").to_string();
-        add("weights streamed from disk".to_owned(), &instead, resident)?;
+        variants.push((
+            "weights streamed from disk".to_owned(),
+            Setting::StreamWeights.to("never").to_string(),
+            PlanVariant { weights: Weights::Resident, ..present },
+        ));
     }
-    if replicas > 1 {
-        let name = format!("{replicas} replicas that share the weights");
-        add(name, "one replica with all threads", build(None, precision, weights, 1, depth))?;
+    if present.replicas > 1 {
+        variants.push((
+            format!("{} replicas that share the weights", present.replicas),
+            "one replica with all threads".to_owned(),
+            PlanVariant { replicas: 1, ..present },
+        ));
     }
-    if depth > 1 {
-        let name = format!("{depth} steps in flight (their overlap is not in the expected time)");
-        add(name, "one step at a time", build(None, precision, weights, replicas, 1))?;
+    if present.depth > 1 {
+        variants.push((
+            format!("{} steps in flight (their overlap is not in the expected time)", present.depth),
+            "one step at a time".to_owned(),
+            PlanVariant { depth: 1, ..present },
+        ));
+    }
+    let tokens = bounds::tokens(program);
+    let with = cost(program);
+    let mut effects = sharing(program, with)?;
+    for (name, instead, variant) in variants {
+        let target = target(variant.replicas)?;
+        let without = variant.cost(stage(variant.precision), &target, tokens)?;
+        effects.push(Effect { name, instead, with, without });
     }
     effects.retain(Effect::is_any);
     Ok(effects)
+}
+
+/// A plan of a stage that differs from the program in one choice.
+#[derive(Clone, Copy)]
+struct PlanVariant {
+    /// The fusions; `None` for those of the stage's policy.
+    fuse: Option<Fuse>,
+    precision: Precision,
+    weights: Weights,
+    replicas: usize,
+    depth: usize,
+}
+
+impl PlanVariant {
+    /// Plans the variant for steps of `tokens` tokens.
+    fn cost(self, mut stage: SearchStage<'_>, target: &Target, tokens: u64) -> Result<PlanCost, RuntimeError> {
+        if let Some(fuse) = self.fuse {
+            stage.parts.iter_mut().for_each(|part| part.policy.fuse = fuse);
+        }
+        let point = SearchPoint { target, depth: self.depth, replicas: self.replicas };
+        Ok(cost(&stage.program(&point, tokens, self.weights, &mut |_, _| {})?))
+    }
 }
 
 /// Memory of a program, and its time for each token; replicas compute at the same time.
@@ -158,26 +194,34 @@ impl From<Effect> for EffectReport {
 pub fn to_text(effects: &[Effect]) -> String {
     let mut sorted: Vec<&Effect> = effects.iter().collect();
     sorted.sort_by_key(|effect| std::cmp::Reverse(effect.saved()));
-    let bytes = |n: i128| {
-        let magnitude = Bytes(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
-        if n < 0 { format!("-{magnitude}") } else { magnitude.to_string() }
-    };
-    let time = |slower: f64| match slower {
-        same if same.abs() < 0.000_05 => "same".to_owned(),
-        slower => format!("{:+.2} %", 100.0 * slower),
-    };
     let head = ["optimisation", "without it", "saves", "time"].map(str::to_owned);
-    let cells = |effect: &&Effect| {
-        [effect.name.clone(), effect.instead.clone(), bytes(effect.saved()), time(effect.slower())]
-    };
-    let rows: Vec<[String; 4]> = std::iter::once(head).chain(sorted.iter().map(cells)).collect();
-    let width = |k: usize| rows.iter().map(|row| row[k].chars().count()).max().unwrap_or(0);
-    let [name, instead, saved, slower] = [0, 1, 2, 3].map(width);
+    let rows: Vec<[String; 4]> = std::iter::once(head)
+        .chain(sorted.iter().map(|effect| {
+            [
+                effect.name.clone(),
+                effect.instead.clone(),
+                signed_bytes(effect.saved()),
+                time_change(effect.slower()),
+            ]
+        }))
+        .collect();
+    let [name, instead, saved, slower] =
+        [0, 1, 2, 3].map(|k: usize| rows.iter().map(|row| row[k].chars().count()).max().unwrap_or(0));
     let mut text = "optimisations in effect, each planned with and without it:\n".to_owned();
     for [a, b, c, d] in &rows {
         text += &format!("  {a:<name$}  {b:<instead$}  {c:>saved$}  {d:>slower$}\n");
     }
     text
+}
+
+fn signed_bytes(n: i128) -> String {
+    let magnitude = Bytes(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
+    if n < 0 { format!("-{magnitude}") } else { magnitude.to_string() }
+}
+
+/// A relative change of time in percent; `same` if it would round to zero.
+fn time_change(slower: f64) -> String {
+    if slower.abs() < 0.000_05 { "same".to_owned() } else { format!("{:+.2} %", 100.0 * slower) }
 }
 
 #[cfg(test)]

@@ -51,10 +51,7 @@ impl Budget {
 
     /// Bytes that the process takes of the plans' budget; zero where plans are in GPU memory.
     pub(crate) fn process_bytes(&self) -> Bytes {
-        match self.on_host {
-            true => self.process.iter().map(|line| line.bytes).sum(),
-            false => Bytes::ZERO,
-        }
+        if self.on_host { self.process.iter().map(|line| line.bytes).sum() } else { Bytes::ZERO }
     }
 
     /// The budget of host memory; `None` without a limit.
@@ -65,14 +62,15 @@ impl Budget {
     /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget for
     /// the longest record, a 16th for the names of all records. `None` without a host budget.
     pub fn of_pipe(&self) -> Option<Extent> {
-        let line = self.of_host()?;
-        let name = (line.0 >> 22).clamp(64, 4096);
+        let budget = self.of_host()?;
+        // 1 KiB for each 4 GiB of the budget; names of real records are far shorter.
+        let longest_name = (budget.0 >> 22).clamp(64, 4096);
         Some(Extent {
-            records: line.0 / 16 / NAME,
-            longest: line.0 / 64,
+            records: budget.0 / 16 / NAME,
+            longest: budget.0 / 64,
             name: String::new(),
-            longest_name: name,
-            longest_title: 16 * name,
+            longest_name,
+            longest_title: 16 * longest_name,
         })
     }
 
@@ -163,17 +161,17 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Process;
+    use crate::process::ProcessMemory;
 
     #[test]
     fn the_process_takes_its_part_of_the_budget() {
-        let mut process = Process::default();
+        let mut process = ProcessMemory::default();
         process.add("heap", 70);
         process.add("nothing", 0);
         let budget = |bytes| Budget::unlimited(Bytes(bytes)).with(process.lines.clone());
         assert_eq!((budget(100).process_bytes(), budget(100).for_plans()), (Bytes(70), Bytes(30)));
         assert_eq!(budget(50).for_plans(), Bytes::ZERO);
-        let mut more = Process { lines: process.lines.clone() };
+        let mut more = ProcessMemory { lines: process.lines.clone() };
         more.add("stacks", 30);
         let left: Vec<u64> = more.beyond(Bytes(80)).iter().map(|line| line.bytes.0).collect();
         assert_eq!(left, [20]);

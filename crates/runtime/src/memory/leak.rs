@@ -31,14 +31,15 @@ const LEAST_GROWTH: Bytes = Bytes(8 << 20);
 /// Least ratio of the growth to the largest decrease of memory so far.
 const LEAST_RATIO: u64 = 3;
 
-/// Least ratio of the growth from a block to the next one to the mean of this growth.
+/// Least ratio of the growth from a block to the next one to the mean of this growth: a block with less is a plateau, as
+/// between the stages of a start.
 const EVEN: f64 = 0.4;
 
 /// Detects growth of the memory of this process.
 #[derive(Clone, Debug, Default)]
 pub struct LeakDetector {
     steps: u64,
-    scales: Vec<Scale>,
+    scales: Vec<TimeScale>,
     leak: Option<Leak>,
 }
 
@@ -54,7 +55,7 @@ pub struct Leak {
 
 /// Readings at one time scale.
 #[derive(Clone, Debug, Default)]
-struct Scale {
+struct TimeScale {
     /// The last readings, one more than the window.
     readings: VecDeque<u64>,
     /// Readings of the block that is not complete.
@@ -76,7 +77,7 @@ impl LeakDetector {
         let mut reading = memory.0;
         for scale in 0..SCALES {
             if scale == self.scales.len() {
-                self.scales.push(Scale::default());
+                self.scales.push(TimeScale::default());
             }
             let steps_of_reading = (BLOCK as u64).pow(scale as u32);
             let (growth, minimum) = self.scales[scale].add(reading);
@@ -100,7 +101,7 @@ impl LeakDetector {
     }
 }
 
-impl Scale {
+impl TimeScale {
     /// Adds a reading. Returns the growth over the window if it is a leak, and the minimum of the block that the reading
     /// completes.
     fn add(&mut self, reading: u64) -> (Option<u64>, Option<u64>) {
@@ -134,13 +135,19 @@ impl Scale {
         if growth < LEAST_GROWTH.0.max(LEAST_RATIO * self.decrease) {
             return None;
         }
-        let least = (EVEN * growth as f64 / 3.0) as u64;
-        let grows = |from: u64, to: u64| to.saturating_sub(from) >= least;
-        let blocks = minima.iter().zip(&minima[1..]).all(|(&from, &to)| grows(from, to));
-        let everywhere = readings.iter().zip(&readings[BLOCK..]).all(|(&from, &to)| grows(from, to));
-        let largest = readings.iter().zip(&readings[1..]).map(|(&from, &to)| to.saturating_sub(from)).max();
-        (blocks && everywhere && largest? <= growth / 3).then_some(growth)
+        // Four blocks have three steps from one to the next.
+        let least_growth = (EVEN * growth as f64 / 3.0) as u64;
+        let blocks_grow = all_grow(&minima, &minima[1..], least_growth);
+        let readings_grow = all_grow(&readings, &readings[BLOCK..], least_growth);
+        let largest_step =
+            readings.iter().zip(&readings[1..]).map(|(&from, &to)| to.saturating_sub(from)).max();
+        (blocks_grow && readings_grow && largest_step? <= growth / 3).then_some(growth)
     }
+}
+
+/// Whether every reading of `later` is at least `least` bytes above the one at its place in `earlier`.
+fn all_grow(earlier: &[u64], later: &[u64], least: u64) -> bool {
+    earlier.iter().zip(later).all(|(&from, &to)| to.saturating_sub(from) >= least)
 }
 
 #[cfg(test)]

@@ -84,10 +84,12 @@ impl NewLines<'_> {
         self.line.clear();
         let read = self.file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut self.line);
         let read = read.map_err(|e| self.reader.unreadable(e))? as u64;
+        // A line without its end: the run is still writing it, or it is longer than any line of a run.
         if self.line.last() != Some(&b'\n') {
-            return match read == LONGEST_LINE {
-                true => Err(self.at(self.reader.lines + 1, format!("longer than {LONGEST_LINE} bytes"))),
-                false => Ok(None),
+            return if read == LONGEST_LINE {
+                Err(self.at(self.reader.lines + 1, format!("longer than {LONGEST_LINE} bytes")))
+            } else {
+                Ok(None)
             };
         }
         self.reader.lines += 1;

@@ -2,7 +2,7 @@
 //! budget and the next larger step was refused, by the plan that `plimsoll plan` makes for these numbers of tokens.
 
 use crate::machine::resident;
-use crate::price::{self, Request};
+use crate::price::{self, PriceRequest};
 use crate::session::bounds::{TOKEN_STEP, tokens};
 use crate::session::{self, Next, Push, SessionModel, StageStart};
 use crate::{Budget, Device, Model, Observer, RequestError, RuntimeError, Settings};
@@ -20,18 +20,18 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct LargestStep {
     /// The request with the largest number of tokens.
-    pub request: Request,
+    pub request: PriceRequest,
     /// Its program.
     pub program: Program,
     /// The largest number of tokens.
     pub tokens: u64,
     /// The next larger number of tokens; `None` if that is more than a step can have.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedStep>,
 }
 
 /// The step that was refused.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedStep {
     /// Its number of tokens.
     pub tokens: u64,
     /// Its refusal.
@@ -46,34 +46,42 @@ const MOST: u64 = i32::MAX as u64 / TOKEN_STEP;
 ///
 /// # Errors
 /// [`PlanError::OverBudget`] if even the smallest step does not fit, or a model that cannot be read.
-pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeError> {
-    let of = |n: u64, stream| Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() };
-    let fits = |n: u64, stream| match price::alone(model, &of(n, stream)) {
-        Ok(_) => Ok(true),
-        Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
-        Err(error) => Err(error),
-    };
-    let least = price::LONGEST.div_ceil(TOKEN_STEP);
+pub fn largest(model: &str, request: &PriceRequest) -> Result<LargestStep, RuntimeError> {
+    let smallest = price::LONGEST.div_ceil(TOKEN_STEP);
     let stream = match request.stream {
-        Streaming::Auto if fits(least, Streaming::Never)? => Streaming::Never,
+        Streaming::Auto if fits(model, &sized(request, smallest, Streaming::Never))? => Streaming::Never,
         Streaming::Auto => Streaming::Always,
         asked => asked,
     };
-    let (low, high) = grow(least, MOST, &mut |n| fits(n, stream))?;
-    let found = of(low, stream);
+    let (low, high) = grow(smallest, MOST, &mut |n| fits(model, &sized(request, n, stream)))?;
+    let found = sized(request, low, stream);
     // The bill, if not even the smallest step fits.
     let program = price::program(model, &found)?;
     let tokens = low * TOKEN_STEP;
     let Some(high) = high else {
         return Ok(LargestStep { request: found, program, tokens, refused: None });
     };
-    match price::program(model, &of(high, stream)) {
+    match price::program(model, &sized(request, high, stream)) {
         Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => {
-            let refused = Some(Refused { tokens: high * TOKEN_STEP, refusal });
+            let refused = Some(RefusedStep { tokens: high * TOKEN_STEP, refusal });
             Ok(LargestStep { request: found, program, tokens, refused })
         }
         Err(error) => Err(error),
         Ok(_) => Err(RuntimeError::bug("the step after the largest fits")),
+    }
+}
+
+/// The request for steps of `n` times [`TOKEN_STEP`] tokens.
+fn sized(request: &PriceRequest, n: u64, stream: Streaming) -> PriceRequest {
+    PriceRequest { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() }
+}
+
+/// Whether a step of one replica fits the budget.
+fn fits(model: &str, request: &PriceRequest) -> Result<bool, RuntimeError> {
+    match price::alone(model, request) {
+        Ok(_) => Ok(true),
+        Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -97,7 +105,7 @@ impl LargestStep {
 /// The largest size of a step or model that fits a budget.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LargestReport {
-    /// What was made larger, such as `tokens`.
+    /// Dimension that was maximised, such as `tokens`.
     pub of: &'static str,
     /// The largest value that fits.
     pub value: u64,
@@ -108,13 +116,13 @@ pub struct LargestReport {
 /// The trial of the largest step or model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ConfirmationReport<Trial> {
-    /// What the trial measured.
+    /// Measurements of the trial.
     pub trial: Trial,
     /// The refusal of the next larger value; `None` if no larger value is possible.
     pub next: Option<String>,
 }
 
-/// What the trial of a step measured. [`confirm`] reads it as JSON from the process of the trial.
+/// Measurements of the trial of a step. [`confirm`] reads it as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrial {
     /// Tokens of the largest step that was run.
@@ -138,7 +146,7 @@ pub struct StepTrial {
 /// Those of a run: a model without weights, a plan that does not fit, errors of the device.
 pub fn trial(
     model: &str,
-    request: &Request,
+    request: &PriceRequest,
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<StepTrial, RuntimeError> {
@@ -175,7 +183,9 @@ pub fn trial(
     let full = tokens(session.program());
     let longest = session.longest(encoder);
     let sequence: Vec<i32> = encoded.iter().copied().cycle().take(longest).collect();
-    let (mut key, mut largest, mut finite) = (0, 0, true);
+    let mut key = 0;
+    let mut largest = 0;
+    let mut finite = true;
     let began = Instant::now();
     for _ in 0..session.program().replicas() {
         let mut left = full as usize;
@@ -233,8 +243,8 @@ impl TrialCommand {
         let done = Command::new(&self.program).args(&self.arguments).args(overrides).output();
         let done = done.map_err(RuntimeError::io(&self.program))?;
         if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            return Ok(Err(format!("its trial ended with {}: {}", done.status, said.trim())));
+            let stderr = String::from_utf8_lossy(&done.stderr);
+            return Ok(Err(format!("its trial ended with {}: {}", done.status, stderr.trim())));
         }
         Ok(serde_json::from_slice(&done.stdout).map_err(|error| format!("its trial: {error}")))
     }
@@ -242,7 +252,7 @@ impl TrialCommand {
 
 /// A confirmed answer of [`largest`].
 #[derive(Debug)]
-pub struct Confirmation<'a> {
+pub struct StepConfirmation<'a> {
     largest: &'a LargestStep,
     trial: StepTrial,
 }
@@ -251,27 +261,32 @@ pub struct Confirmation<'a> {
 ///
 /// # Errors
 /// [`RequestError::NotConfirmed`]: a trial that fails, exceeds the budget, or gives outputs that are not finite.
-pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<Confirmation<'a>, RuntimeError> {
-    let failed = |why| {
-        let what = format!("a step of {} tokens", largest.tokens);
-        RuntimeError::from(RequestError::NotConfirmed { what, why })
-    };
-    let trial: StepTrial = command.run(&[])?.map_err(failed)?;
+pub fn confirm<'a>(
+    largest: &'a LargestStep,
+    command: &TrialCommand,
+) -> Result<StepConfirmation<'a>, RuntimeError> {
+    let trial: StepTrial = command.run(&[])?.map_err(|why| not_confirmed(largest, why))?;
     let StepTrial { tokens, finite, peak_bytes, budget_bytes, .. } = trial;
     if peak_bytes > budget_bytes {
         let [peak, budget] = [peak_bytes, budget_bytes].map(Bytes);
-        return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));
+        let why = format!("its trial took {peak}, above the budget of {budget}");
+        return Err(not_confirmed(largest, why));
     }
     if tokens != largest.tokens {
-        return Err(failed(format!("its trial ran steps of up to {tokens} tokens")));
+        return Err(not_confirmed(largest, format!("its trial ran steps of up to {tokens} tokens")));
     }
     if !finite {
-        return Err(failed("an output of its trial is not finite".to_owned()));
+        return Err(not_confirmed(largest, "an output of its trial is not finite".to_owned()));
     }
-    Ok(Confirmation { largest, trial })
+    Ok(StepConfirmation { largest, trial })
 }
 
-impl Confirmation<'_> {
+fn not_confirmed(largest: &LargestStep, why: String) -> RuntimeError {
+    let what = format!("a step of {} tokens", largest.tokens);
+    RequestError::NotConfirmed { what, why }.into()
+}
+
+impl StepConfirmation<'_> {
     /// The confirmation for reports.
     pub fn report(&self) -> ConfirmationReport<StepTrial> {
         let next = self.largest.refused.as_ref().map(|refused| refused.refusal.to_string());
@@ -283,7 +298,7 @@ impl Confirmation<'_> {
         let StepTrial { tokens, planned_bytes, peak_bytes, budget_bytes, seconds, .. } = self.trial;
         let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
         let next = match &self.largest.refused {
-            Some(Refused { tokens, refusal }) => format!("the next, {tokens} tokens, is {refusal}"),
+            Some(RefusedStep { tokens, refusal }) => format!("the next, {tokens} tokens, is {refusal}"),
             None => "no step can have more tokens".to_owned(),
         };
         format!(

@@ -31,7 +31,7 @@ const SIZES: u64 = 8 << 20;
 
 /// Memory entries of the process on the host.
 #[derive(Clone, Debug, Default)]
-pub struct Process {
+pub struct ProcessMemory {
     /// Labelled byte counts.
     pub lines: Vec<Staging>,
 }
@@ -46,12 +46,14 @@ pub fn bill_whole_process() {
     IS_A_COMMAND.store(true, Ordering::Relaxed);
 }
 
-impl Process {
+impl ProcessMemory {
     /// The entries of the process, to which a command adds its own; `None` where no budget covers the host's memory.
     /// For a GPU run with a budget for host memory, the list starts empty if the process is not counted.
     pub fn of(settings: &Settings) -> Option<Self> {
-        let on_gpu = || settings.host_memory.map(|_| Self::default());
-        Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
+        if settings.is_on_host() {
+            return Self::now(settings);
+        }
+        settings.host_memory.map(|_| Self::default())
     }
 
     /// The memory that the process holds now: the whole size of its binary and libraries, whose pages are resident once
@@ -106,6 +108,7 @@ impl Process {
     pub fn add_queues(&mut self, settings: &Settings, queues: u64) {
         let readers = READERS.min(settings.threads as u64);
         let piece = PIECE * 4;
+        // With several readers the queue before a device holds four pieces, and the thread that uploads them a fifth.
         let weights = readers * COPIES_OF_PIECE * piece + if readers > 1 { 5 * piece } else { 0 };
         self.add("queues, or weights while they are loaded", queues.max(weights));
     }
@@ -114,7 +117,7 @@ impl Process {
 /// The entries of the process that do not depend on the input. Empty where the planned memory is not the host's and has
 /// no separate budget.
 pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
-    let Some(mut process) = Process::of(settings) else { return vec![] };
+    let Some(mut process) = ProcessMemory::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines
 }
@@ -140,16 +143,21 @@ pub const NAME: u64 = 14;
 /// Total size in bytes of the mapped files listed in the text of /proc/self/maps; pages of mapped files count as
 /// resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
-    let bytes = |line: &str| {
-        let mut fields = line.split_whitespace();
-        let range = fields.next()?;
-        // The fields between the range and the path are permissions, offset, device and inode.
-        let path = fields.nth(4)?;
-        let (start, end) = range.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        path.starts_with('/').then(|| Some(number(end)?.saturating_sub(number(start)?)))?
-    };
-    maps.lines().filter_map(bytes).sum()
+    maps.lines()
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let range = fields.next()?;
+            // The fields between the range and the path are permissions, offset, device and inode.
+            let path = fields.nth(4)?;
+            let (start, end) = range.split_once('-')?;
+            if !path.starts_with('/') {
+                return None;
+            }
+            let start = u64::from_str_radix(start, 16).ok()?;
+            let end = u64::from_str_radix(end, 16).ok()?;
+            Some(end.saturating_sub(start))
+        })
+        .sum()
 }
 
 #[cfg(test)]

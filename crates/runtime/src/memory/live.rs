@@ -222,6 +222,7 @@ impl Live {
 
 /// Replaces the file. It is not synced to the disk: after a crash of the machine nobody needs it.
 fn write(path: &Path, state: &LiveState) -> io::Result<()> {
+    // Named after the process: two runs that write into one folder do not rename each other's unfinished files.
     let part = path.with_file_name(format!(".{FILE}.{}-0.part", std::process::id()));
     let text = serde_json::to_vec(state).map_err(io::Error::other)?;
     let done = fs::write(&part, text).and_then(|()| fs::rename(&part, path));

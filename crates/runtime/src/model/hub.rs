@@ -1,8 +1,8 @@
 //! Finds a model's files by name and downloads missing files. Invariant: a path, a model that is complete in the cache,
 //! and `HF_HUB_OFFLINE` never touch the network; only the files that the model's family needs are downloaded.
 
-use crate::model::{VOCABULARY, read_config};
-use crate::{Level, ModelError, Observer, RuntimeError, Transfer, fair_esm};
+use super::{VOCABULARY, fair_esm, read_config};
+use crate::{FileTransfer, Level, ModelError, Observer, RuntimeError};
 use plimsoll_data::bounded;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::printable::EscapedPath;
@@ -139,9 +139,6 @@ fn local_of(
         observer.say(Level::Info, &format!("{model} is {}, which torch.hub fetched", EscapedPath(&file)));
         return Ok(ModelPath::WeightFile(file));
     }
-    if !is_hub_id(model) {
-        return Ok(resolve_model(model, env)?);
-    }
     if env.offline || complete {
         return Ok(ModelPath::Folder(found?));
     }
@@ -192,17 +189,17 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
 /// Lists the files that a model's folder lacks. For a model that is not known only weights and configuration can be
 /// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
-    let has = |name: &str| folder.join(name).exists();
     let Ok(config) = read_config(&folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
     if need == Need::Config {
         return vec![];
     }
     let model = ModelConfig::from_json(&config).ok().filter(|_| need == Need::Model);
-    let beside = model.map(|model| TokenizerFiles::of(&model, &config));
-    let lacked = beside.filter(|files| files.required && !files.names.iter().any(|name| has(name)));
+    let tokenizer_files = model.map(|model| TokenizerFiles::of(&model, &config));
+    let lacked = tokenizer_files
+        .filter(|files| files.required && !files.names.iter().any(|name| folder.join(name).exists()));
     let mut missing: Vec<String> =
         lacked.and_then(|files| files.names.first()).map(|name| (*name).to_owned()).into_iter().collect();
-    match FOLDER_FILES.iter().find(|name| has(name)) {
+    match FOLDER_FILES.iter().find(|name| folder.join(name).exists()) {
         None => missing.push(FOLDER_FILES[0].to_owned()),
         Some(name) if name.ends_with(".index.json") => {
             let shards = shard_files(&folder.join(name)).unwrap_or_default();
@@ -305,7 +302,7 @@ impl Fetch<'_> {
                         observer.say(Level::Info, &format!("{file}: {}", Bytes(total)));
                         announced = true;
                     }
-                    observer.transfer(&Transfer { file, bytes, total });
+                    observer.transfer(&FileTransfer { file, bytes, total });
                 }
             }
             match observer.stop() {

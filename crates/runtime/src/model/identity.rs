@@ -21,7 +21,8 @@ pub fn difference(old: &Value, new: &Value) -> Option<String> {
         ("arithmetic", "computed otherwise"),
     ];
     for (part, name) in parts {
-        let (a, b) = (&old[part], &new[part]);
+        let a = &old[part];
+        let b = &new[part];
         if a == b {
             continue;
         }

@@ -3,11 +3,16 @@
 //! end. Invariant: an interruption is heeded before each batch and while the run waits; what an engine has finished is its own
 //! to keep.
 
+pub mod lock;
+pub mod metrics;
+pub mod ordered;
+pub mod series;
+
 use crate::health::PlannedMemory;
 use crate::machine::Reading;
 use crate::observer::stopped;
 use crate::session::bounds::tokens;
-use crate::session::{PlannedStages, StageStart, StepSession, Stop, Usage, say_given_back};
+use crate::session::{PlannedStages, StageStart, StepSession, StopCheck, Usage, say_given_back};
 use crate::watch::{StageRecorder, Watch};
 use crate::{Level, Observer, Progress, RuntimeError};
 use plimsoll_graph::Bytes;
@@ -41,10 +46,10 @@ pub trait StreamEngine {
     fn announce(&mut self, batch: &Self::Batch, observer: &mut dyn Observer) -> Result<(), Self::Error>;
 
     /// Computes the sequences of a batch, or queues them. Calls `stop` while it waits, and returns its error.
-    fn take(&mut self, batch: Self::Batch, stop: Stop<'_>) -> Result<(), Self::Error>;
+    fn take(&mut self, batch: Self::Batch, stop: StopCheck<'_>) -> Result<(), Self::Error>;
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
-    fn drain(&mut self, stop: Stop<'_>) -> Result<bool, Self::Error>;
+    fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, Self::Error>;
 
     /// Returns the warnings that the session raised since the last call, for example about failed devices.
     fn warnings(&mut self) -> Vec<String>;
@@ -59,7 +64,7 @@ pub trait StreamEngine {
     fn progress(&mut self, bytes_total: Option<u64>) -> Progress;
 }
 
-/// What a session did, at its end.
+/// State of a session at the end of its run.
 pub struct SessionEnd<'a> {
     /// The program of the size of steps that is in use.
     pub program: &'a Program,
@@ -144,7 +149,7 @@ impl RunHarness<'_> {
         self.watch.show(self.observer, |state| state.set_progress(progress));
     }
 
-    /// Reports what a session did, gives advice if memory was short, and compares the memory with the plan. `remedies` finds the
+    /// Reports the memory that devices gave back, gives advice if memory was short, and compares the memory with the plan. `remedies` finds the
     /// settings with which the run would need less memory.
     pub fn end_session(
         &mut self,

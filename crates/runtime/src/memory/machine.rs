@@ -28,24 +28,24 @@ pub fn resident() -> (Bytes, Bytes) {
 /// Parses a memory budget such as `2GiB`, `500MB`, `80%` (of `free`) or a plain number of bytes. Several limits with the word
 /// `and` between them, such as `20GB and 90%`, give the smallest.
 pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
-    let mut least = None;
+    let mut smallest = None;
     for limit in text.split(" and ") {
         let bytes = parse_limit(limit, free)?;
-        least = Some(least.map_or(bytes, |least: Bytes| least.min(bytes)));
+        smallest = Some(smallest.map_or(bytes, |other: Bytes| other.min(bytes)));
     }
-    least.ok_or_else(|| RequestError::BadSize { text: text.to_owned() }.into())
+    smallest.ok_or_else(|| bad_size(text).into())
 }
 
 /// Parses a single limit of a memory budget.
 fn parse_limit(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
-    let bad = || RequestError::BadSize { text: text.to_owned() };
-    let text = text.trim();
-    if let Some(percent) = text.strip_suffix('%') {
-        let percent = percent.trim().parse::<u64>().ok().filter(|p| (1..=100).contains(p)).ok_or_else(bad)?;
+    let limit = text.trim();
+    if let Some(percent) = limit.strip_suffix('%') {
+        let percent = percent.trim().parse::<u64>().ok().filter(|p| (1..=100).contains(p));
+        let percent = percent.ok_or_else(|| bad_size(text))?;
         return Ok(Bytes((u128::from(free.0) * u128::from(percent) / 100) as u64));
     }
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
+    let digits = limit.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(limit.len());
+    let (number, unit) = limit.split_at(digits);
     let unit = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "kb" => 1000,
@@ -56,9 +56,13 @@ fn parse_limit(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
         "mib" | "m" => 1 << 20,
         "gib" | "g" => 1 << 30,
         "tib" | "t" => 1u64 << 40,
-        _ => return Err(bad().into()),
+        _ => return Err(bad_size(text).into()),
     };
-    Ok(decimal(number, unit).map(Bytes).ok_or_else(bad)?)
+    Ok(decimal(number, unit).map(Bytes).ok_or_else(|| bad_size(text))?)
+}
+
+fn bad_size(text: &str) -> RequestError {
+    RequestError::BadSize { text: text.to_owned() }
 }
 
 /// Free bytes on the disk of a folder; larger than any disk if they are unknown.
@@ -116,10 +120,9 @@ impl Reading {
     /// Reads the memory of the process again, which takes less time than a whole reading.
     pub fn read_process(&mut self) {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let field = |name| kib(&status, name);
-        self.process = field("VmRSS:").unwrap_or_default();
-        self.process_peak = field("VmHWM:").unwrap_or_default();
-        self.anonymous = field("RssAnon:");
+        self.process = kib(&status, "VmRSS:").unwrap_or_default();
+        self.process_peak = kib(&status, "VmHWM:").unwrap_or_default();
+        self.anonymous = kib(&status, "RssAnon:");
     }
 
     /// Reads the memory of the process, the host and the GPUs among `machines`.
@@ -150,17 +153,16 @@ struct CardReport {
 
 impl From<Reading> for ReadingReport {
     fn from(reading: Reading) -> Self {
-        let card = |card: CardReading| CardReport {
-            card_bytes: card.process,
-            card_used_bytes: card.all.used(),
-            card_total_bytes: card.all.total,
-        };
         Self {
             resident_bytes: reading.process,
             peak_bytes: reading.process_peak,
             host_used_bytes: reading.host.used(),
             host_total_bytes: reading.host.total,
-            card: reading.card.map(card),
+            card: reading.card.map(|card| CardReport {
+                card_bytes: card.process,
+                card_used_bytes: card.all.used(),
+                card_total_bytes: card.all.total,
+            }),
         }
     }
 }
@@ -184,7 +186,8 @@ pub fn holders(machine: &Arc<dyn Machine>, on_host: bool) -> String {
 /// must not end a run.
 pub fn card(machines: &[Arc<dyn Machine>]) -> Option<CardReading> {
     let readings = machines.iter().filter_map(|machine| {
-        let (process, all) = (machine.taken().ok()??, machine.usage().ok()?);
+        let process = machine.taken().ok()??;
+        let all = machine.usage().ok()?;
         Some(CardReading { process, all })
     });
     readings.min_by_key(|card| card.all.free)

@@ -1,7 +1,7 @@
 //! Tensors of a weight file that its model does not read. Invariant: every tensor is either read by a graph of the model,
 //! known to have no effect on its results, or named in a note.
 
-use crate::model::pieces;
+use super::tensors::pieces;
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::printable::Name;
 use plimsoll_data::weights::Weights;
@@ -31,11 +31,10 @@ pub fn note(
     let unread: Vec<&str> =
         weights.tensors().map(|tensor| tensor.name()).filter(|tensor| !read.contains(*tensor)).collect();
     let layers = model.layers();
-    let is_of_layer = |tensor: &&str| layer(tensor).is_some_and(|layer| layer >= layers);
     let (deeper, others): (Vec<&str>, Vec<&str>) = unread
         .into_iter()
-        .filter(|tensor| is_of_layer(tensor) || !is_without_effect(tensor))
-        .partition(is_of_layer);
+        .filter(|tensor| is_deeper(tensor, layers) || !is_without_effect(tensor))
+        .partition(|tensor| is_deeper(tensor, layers));
     if let Some(last) = deeper.iter().filter_map(|tensor| layer(tensor)).max() {
         let text = format!(
             "{name}: the weights have {} layers, of which config.json (num_hidden_layers) takes the first {layers}",
@@ -73,6 +72,11 @@ fn read_by(model: &SequenceModel) -> Result<BTreeSet<String>, RuntimeError> {
 fn is_without_effect(tensor: &str) -> bool {
     WITHOUT_EFFECT.iter().any(|end| tensor.ends_with(end))
         || tensor.split('.').any(|module| HEADS.contains(&module))
+}
+
+/// Whether a tensor belongs to a layer behind the last of `layers` layers.
+fn is_deeper(tensor: &str, layers: u64) -> bool {
+    layer(tensor).is_some_and(|layer| layer >= layers)
 }
 
 /// The number of the layer that a tensor belongs to: the component after `layer` or `layers`.

@@ -98,7 +98,6 @@ impl Health {
             Some(_) => ratio(rest, limits.free).max(ratio(Bytes(leaked), reading.host.free)),
             None => ratio(rest + Bytes(leaked), limits.free),
         };
-        let pressure = |share: f64| ((share - PRESSURE) / (1.0 - PRESSURE)).clamp(0.0, 1.0);
         let pressure = pressure(limits.share()).max(pressure(reading.host.share()));
         let oom_risk = needs.min(1.0).max(pressure);
         let status = if utilisation > 1.0 || oom_risk >= RISKS[1] {
@@ -119,6 +118,11 @@ impl Health {
             oom_risk: self.oom_risk.max(other.oom_risk),
         }
     }
+}
+
+/// Risk from the memory of all processes, of which `used_share` is in use: 0 up to [`PRESSURE`], 1 where all is used.
+fn pressure(used_share: f64) -> f64 {
+    ((used_share - PRESSURE) / (1.0 - PRESSURE)).clamp(0.0, 1.0)
 }
 
 /// `part` divided by `whole`; 0 for nothing, and at most a million if there is no whole.

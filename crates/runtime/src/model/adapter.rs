@@ -81,38 +81,48 @@ impl Adapter {
 
     fn from_json(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
-        let shown = |key: &str| Name(&value[key].to_string()).to_string();
-        let other = |key: &str, wanted: &str| format!("`{key}` must be {wanted}, found {}", shown(key));
         if value["peft_type"] != "LORA" {
-            return Err(other("peft_type", "LORA"));
+            return Err(unexpected(&value, "peft_type", "LORA"));
         }
         for (key, plain) in PLAIN {
             if !plain.contains(&value[key]) {
-                return Err(format!("`{key}` {} is not supported", shown(key)));
+                return Err(format!("`{key}` {} is not supported", printed(&value[key])));
             }
         }
         for key in ["rank_pattern", "alpha_pattern"] {
             if value[key].as_object().is_some_and(|patterns| !patterns.is_empty()) {
-                return Err(format!("`{key}` {} is not supported: one rank and one alpha", shown(key)));
+                let found = printed(&value[key]);
+                return Err(format!("`{key}` {found} is not supported: one rank and one alpha"));
             }
         }
         if !value["bias"].is_null() && value["bias"] != "none" {
-            return Err(other("bias", "none"));
+            return Err(unexpected(&value, "bias", "none"));
         }
-        let rank = value["r"].as_u64().filter(|&r| r > 0).ok_or_else(|| other("r", "a rank from 1 on"))?;
+        let rank = value["r"].as_u64().filter(|&r| r > 0);
         let alpha = value["lora_alpha"].as_f64().filter(|a| a.is_finite());
-        let names = |key: &str| -> Vec<String> {
-            let all = value[key].as_array().into_iter().flatten();
-            all.filter_map(Value::as_str).map(str::to_owned).collect()
-        };
         Ok(Self {
             base: value["base_model_name_or_path"].as_str().unwrap_or_default().to_owned(),
-            rank,
-            alpha: alpha.ok_or_else(|| other("lora_alpha", "a number"))?,
-            modules: names("target_modules"),
-            classifier: names("modules_to_save").iter().any(|name| name == "classifier"),
+            rank: rank.ok_or_else(|| unexpected(&value, "r", "a rank from 1 on"))?,
+            alpha: alpha.ok_or_else(|| unexpected(&value, "lora_alpha", "a number"))?,
+            modules: strings(&value["target_modules"]).map(str::to_owned).collect(),
+            classifier: strings(&value["modules_to_save"]).any(|name| name == "classifier"),
         })
     }
+}
+
+/// A value in a message, escaped and cut.
+fn printed(value: &Value) -> String {
+    Name(&value.to_string()).to_string()
+}
+
+/// Message for a key with another value than the `wanted` one.
+fn unexpected(config: &Value, key: &str, wanted: &str) -> String {
+    format!("`{key}` must be {wanted}, found {}", printed(&config[key]))
+}
+
+/// The strings of a list; none for any other value.
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
 /// Refuses a folder that holds an adapter but no model.
@@ -120,8 +130,7 @@ impl Adapter {
 /// # Errors
 /// [`ModelError::Adapter`] with the base model's name, or an unreadable `adapter_config.json`.
 pub fn refuse(folder: &Path) -> Result<(), RuntimeError> {
-    let has = |name: &str| folder.join(name).exists();
-    if !has(CONFIG) || FOLDER_FILES.iter().any(|name| has(name)) {
+    if !folder.join(CONFIG).exists() || FOLDER_FILES.iter().any(|name| folder.join(name).exists()) {
         return Ok(());
     }
     let base = Adapter::open(folder)?.base;

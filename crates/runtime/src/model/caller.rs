@@ -1,11 +1,11 @@
 //! Opens callers: configuration and weights of a classifier of DNA windows. Invariant: every tensor that the inference
 //! graph reads was found with the expected shape before the first byte is allocated.
 
-use crate::RuntimeError;
-use crate::bundle;
-use crate::hub::CONFIG;
-use crate::model::{pieces, read_config, read_pieces};
+use super::hub::CONFIG;
+use super::tensors::{pieces, read_pieces};
+use super::{bundle, read_config};
 use crate::session::WeightSource;
+use crate::{ModelError, RuntimeError};
 use plimsoll_data::weights::Weights;
 use plimsoll_graph::{Bounds, Param};
 use plimsoll_models::CallerConfig;
@@ -47,7 +47,8 @@ impl CallerModel {
     /// # Errors
     /// Those of [`Self::open`]; none of them occurs with the files that the program contains.
     pub fn builtin() -> Result<Self, RuntimeError> {
-        let (name, text) = ("built-in caller", bundle::CALLER_CONFIG);
+        let name = "built-in caller";
+        let text = bundle::CALLER_CONFIG;
         let config = CallerConfig::from_json(text)
             .map_err(|source| RuntimeError::Config { path: format!("{name} {CONFIG}").into(), source })?;
         let weights = Weights::from_bytes(name, bundle::CALLER)?;
@@ -66,7 +67,7 @@ impl CallerModel {
         weights: Weights,
     ) -> Result<Self, RuntimeError> {
         if config.tasks.is_empty() {
-            return Err(crate::ModelError::CallerWithoutTasks { name }.into());
+            return Err(ModelError::CallerWithoutTasks { name }.into());
         }
         // Shapes of parameters do not depend on the bounds.
         let graph = config.graph(Bounds { tokens: 6, sequences: 1, longest: 1, packs: 1 })?;

@@ -8,42 +8,42 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Function with which a thread computes the result of a job.
-pub type Worker<J, B> = Box<dyn FnMut(J) -> Result<B, RuntimeError> + Send>;
+pub type JobWorker<J, B> = Box<dyn FnMut(J) -> Result<B, RuntimeError> + Send>;
 
 /// Sends a job's result.
-type Reply<B> = SyncSender<Result<B, RuntimeError>>;
+type ResultSender<B> = SyncSender<Result<B, RuntimeError>>;
 /// Receives a job's result.
-type Slot<B> = Receiver<Result<B, RuntimeError>>;
+type ResultReceiver<B> = Receiver<Result<B, RuntimeError>>;
 
 /// Sender of jobs.
-pub struct Feed<J, B> {
+pub struct JobSender<J, B> {
     /// Receivers of results in job order; the channel's capacity bounds the jobs in flight.
-    order: SyncSender<Slot<B>>,
+    order: SyncSender<ResultReceiver<B>>,
     /// Jobs for the worker threads, each with the sender of its result.
-    work: SyncSender<(J, Reply<B>)>,
+    work: SyncSender<(J, ResultSender<B>)>,
 }
 
 /// Receiver of results in job order. Dropping it does not join the worker threads.
-pub struct Results<B> {
+pub struct OrderedResults<B> {
     /// One receiver for each job, in job order.
-    slots: Receiver<Slot<B>>,
+    slots: Receiver<ResultReceiver<B>>,
 }
 
 /// Error of a closed channel: the receiving side is gone and has reported its own error, so the sender just stops.
 pub struct Gone;
 
-/// Starts one thread for each worker. The threads end when the [`Feed`] is dropped; up to `depth` results may be
+/// Starts one thread for each worker. The threads end when the [`JobSender`] is dropped; up to `depth` results may be
 /// pending.
 pub fn start<J: Send + 'static, B: Send + 'static>(
-    workers: Vec<Worker<J, B>>,
+    workers: Vec<JobWorker<J, B>>,
     depth: usize,
-) -> Result<(Feed<J, B>, Results<B>), RuntimeError> {
+) -> Result<(JobSender<J, B>, OrderedResults<B>), RuntimeError> {
     let (order, slots) = sync_channel(depth);
-    let (work, jobs) = sync_channel::<(J, Reply<B>)>(workers.len());
+    let (work, jobs) = sync_channel::<(J, ResultSender<B>)>(workers.len());
     let jobs = Arc::new(Mutex::new(jobs));
     for mut worker in workers {
         let jobs = Arc::clone(&jobs);
-        let work = move || {
+        spawn("tokenizer", move || {
             loop {
                 // A poisoned lock means that another worker panicked while waiting for a job: the receiver is still
                 // usable.
@@ -52,13 +52,13 @@ pub fn start<J: Send + 'static, B: Send + 'static>(
                 // Sending fails if the receiver was dropped after an error; the result is then not needed.
                 let _ = reply.send(worker(job));
             }
-        };
-        spawn("tokenizer", work).map_err(RuntimeError::thread("tokenizer"))?;
+        })
+        .map_err(RuntimeError::thread("tokenizer"))?;
     }
-    Ok((Feed { order, work }, Results { slots }))
+    Ok((JobSender { order, work }, OrderedResults { slots }))
 }
 
-impl<J, B> Feed<J, B> {
+impl<J, B> JobSender<J, B> {
     /// Enqueues a job; blocks while the maximum number of jobs is in flight.
     pub fn send(&self, job: J) -> Result<(), Gone> {
         let (reply, slot) = sync_channel(1);
@@ -75,7 +75,7 @@ impl<J, B> Feed<J, B> {
     }
 }
 
-impl<B> Results<B> {
+impl<B> OrderedResults<B> {
     /// Returns the next result in job order; `None` when the feed was dropped and all results were received. While no
     /// result is available, `wait` is called every 50 ms and its error is returned: an input pipe may deliver nothing
     /// for hours.

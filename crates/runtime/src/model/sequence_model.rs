@@ -2,10 +2,11 @@
 //! Face Hub has them. Invariant: as for encoders, every tensor that a graph reads was found with the expected shape
 //! before the first byte is allocated.
 
-use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::model::{Slice, VOCABULARY, check_twin, check_vocabulary, pieces, read_pieces, sha256, weights_of};
+use super::hub::{self, CONFIG, Need, TOKENIZER};
+use super::tensors::{TensorSource, check_twin, pieces, read_pieces, weights_of};
+use super::{EncoderModel, Tokenizer, VOCABULARY, adapter, check_vocabulary, leftovers, sha256};
 use crate::session::{SessionModel, WeightSource};
-use crate::{EncoderModel, ModelError, Observer, RuntimeError, Silent, Tokenizer, adapter, leftovers};
+use crate::{ModelError, Observer, RuntimeError, Silent};
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::train::{IdWidth, TokenizerKind, Vocabulary};
@@ -136,14 +137,15 @@ impl DecoderModel {
         let weights = weights_of(name, place)?;
         let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let folder = config.parent().unwrap_or(Path::new("."));
-        let own = OwnTokenizer::find(name, folder, text)?;
-        if own == OwnTokenizer::Bytes && decoder.vocab_size < 256 {
+        let own_tokenizer = OwnTokenizer::find(name, folder, text)?;
+        if own_tokenizer == OwnTokenizer::Bytes && decoder.vocab_size < 256 {
             return Err(ModelError::TooFewForBytes { name: name.to_owned(), rows: decoder.vocab_size }.into());
         }
-        let tokenizer = own.open(&mut described_by)?;
+        let tokenizer = own_tokenizer.open(&mut described_by)?;
         tokenizer.fits(name, decoder.vocab_size)?;
         check_decoder(name, &decoder, &weights)?;
-        let (name, weights) = (name.to_owned(), Arc::new(weights));
+        let name = name.to_owned();
+        let weights = Arc::new(weights);
         Ok(Self { name, config: decoder, weights, tokenizer, described_by })
     }
 
@@ -152,11 +154,13 @@ impl DecoderModel {
         self.config.tied || find_in_decoder(&self.weights, HEAD).is_some()
     }
 
-    /// Where the values of a tensor come from. `check_decoder` has made sure that there is a source for every tensor.
-    fn place(&self, tensor: &str) -> Slice {
+    /// Source of the values of a tensor. `check_decoder` has made sure that every tensor has one.
+    fn place(&self, tensor: &str) -> TensorSource {
         match self.config.derived(tensor) {
-            Some(values) => Slice::Memory(values),
-            None => Slice::File(find_in_decoder(&self.weights, tensor).unwrap_or_else(|| tensor.to_owned())),
+            Some(values) => TensorSource::Memory(values),
+            None => {
+                TensorSource::File(find_in_decoder(&self.weights, tensor).unwrap_or_else(|| tensor.to_owned()))
+            }
         }
     }
 }
@@ -233,10 +237,7 @@ impl OwnTokenizer {
         }
         let others: Vec<&str> =
             OTHER_FORMATS.into_iter().filter(|other| folder.join(other).is_file()).collect();
-        let instead = match others.is_empty() {
-            true => String::new(),
-            false => format!(" (only {})", others.join(", ")),
-        };
+        let instead = if others.is_empty() { String::new() } else { format!(" (only {})", others.join(", ")) };
         Err(ModelError::NoTokenizer { name: name.to_owned(), instead }.into())
     }
 

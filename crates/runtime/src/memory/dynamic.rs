@@ -42,7 +42,7 @@ const PAUSE: u64 = 10;
 
 /// Settings of dynamic sizes; in reports, with the keys of `memory.dynamic`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Dynamic {
+pub struct DynamicSettings {
     /// Shares of the memory that cause a change.
     #[serde(flatten)]
     pub thresholds: Thresholds,
@@ -85,7 +85,7 @@ pub struct Switch {
 /// The sizes of a run, and the size in use.
 #[derive(Clone, Debug)]
 pub struct DynamicSizes {
-    settings: Dynamic,
+    settings: DynamicSettings,
     /// Bytes of the arenas with each size, in ascending order.
     bytes: Vec<Bytes>,
     now: usize,
@@ -97,7 +97,7 @@ pub struct DynamicSizes {
 
 impl DynamicSizes {
     /// A run with sizes of these `bytes`, in ascending order and at least one, that begins with size number `now`.
-    pub fn new(settings: Dynamic, bytes: Vec<Bytes>, now: usize) -> Self {
+    pub fn new(settings: DynamicSettings, bytes: Vec<Bytes>, now: usize) -> Self {
         Self { settings, bytes, now, first: None, paused: 0 }
     }
 
@@ -159,7 +159,7 @@ fn percent(share: f64) -> f64 {
 
 /// A change of the size of the steps of an inference run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SizeChange {
+pub struct StepSizeChange {
     /// Number of steps that were sent to devices before.
     pub step: u64,
     /// Maximum number of tokens of a step before the change.
@@ -176,7 +176,7 @@ pub struct SizeChange {
     pub cause: String,
 }
 
-impl SizeChange {
+impl StepSizeChange {
     /// Line of a run's log.
     pub fn words(&self) -> String {
         let Self { step, from, to, cause, .. } = self;
@@ -189,7 +189,7 @@ fn name_of_reason<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok
     serializer.serialize_str(reason.name())
 }
 
-impl FromStr for Dynamic {
+impl FromStr for DynamicSettings {
     type Err = String;
 
     /// Parses a list, separated by commas, of a profile (default `balanced`) and `key=value` pairs with the keys of
@@ -202,9 +202,11 @@ impl FromStr for Dynamic {
                 None => {
                     let profile = PROFILES.iter().find(|(name, _)| i == 0 && *name == item);
                     let names = PROFILES.map(|(name, _)| name).join(", ");
-                    let unknown =
-                        || format!("`{item}` is no profile ({names}, first in the list) and no key=value");
-                    dynamic.thresholds = profile.ok_or_else(unknown)?.1;
+                    dynamic.thresholds = profile
+                        .ok_or_else(|| {
+                            format!("`{item}` is no profile ({names}, first in the list) and no key=value")
+                        })?
+                        .1;
                 }
             }
         }
@@ -247,21 +249,21 @@ impl Reason {
     }
 }
 
-impl Dynamic {
+impl DynamicSettings {
     /// Sets the value of a key.
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        let bad = |wanted: &str| format!("{key}={value}: {wanted} is expected");
-        let share = || value.parse::<f64>().map_err(|_| bad("a share of the memory, above 0 to 1,"));
         match key {
-            "target" => self.thresholds.target = share()?,
-            "warning" => self.thresholds.warning = share()?,
-            "critical" => self.thresholds.critical = share()?,
-            "emergency" => self.thresholds.emergency = share()?,
+            "target" => self.thresholds.target = parse_share(key, value)?,
+            "warning" => self.thresholds.warning = parse_share(key, value)?,
+            "critical" => self.thresholds.critical = parse_share(key, value)?,
+            "emergency" => self.thresholds.emergency = parse_share(key, value)?,
             "adjustment_frequency" => {
                 let every = value.parse().ok().filter(|&every| every > 0);
-                self.every = every.ok_or_else(|| bad("a whole number from 1 on"))?;
+                self.every = every.ok_or_else(|| unexpected(key, value, "a whole number from 1 on"))?;
             }
-            "smooth_transitions" => self.smooth = value.parse().map_err(|_| bad("true or false"))?,
+            "smooth_transitions" => {
+                self.smooth = value.parse().map_err(|_| unexpected(key, value, "true or false"))?
+            }
             _ => {
                 return Err(format!(
                     "`{key}` is no key; the keys are target, warning, critical, emergency, adjustment_frequency and \
@@ -279,34 +281,47 @@ impl Dynamic {
     }
 
     /// Decides on a change from size number `now` of `sizes`, the bytes of each size in ascending order. `due`: this reading
-    /// is a regular one, see [`Dynamic::is_due`].
+    /// is a regular one, see [`DynamicSettings::is_due`].
     ///
     /// A run grows only if the larger size stays below the target, and does not shrink below the warning threshold, so that
     /// it does not swing between two sizes while other processes keep what they have.
     pub fn decide(&self, memory: Memory, sizes: &[Bytes], now: usize, due: bool) -> Option<Switch> {
         let Thresholds { target, warning, critical, emergency } = self.thresholds;
         let used = memory.share();
-        let switch = |to: usize, reason| Some(Switch { to, reason, utilisation: used });
-        // Share of the memory in use after a change to size `k`.
-        let after = |k: usize| {
-            let bytes = (memory.used() + sizes[k]).saturating_sub(sizes[now]);
-            bytes.0 as f64 / memory.total.0.max(1) as f64
+        let can_shrink = now > 0;
+        let fits = |k: usize| share_after(memory, sizes[now], sizes[k]) < target;
+        // An emergency is acted upon at every reading, and so comes before `due`.
+        let (to, reason) = if can_shrink && used >= emergency {
+            (0, Reason::Emergency)
+        } else if !due {
+            return None;
+        } else if can_shrink && used >= critical {
+            ((0..now).rev().find(|&k| fits(k)).unwrap_or(0), Reason::Critical)
+        } else if can_shrink && used >= warning {
+            let to = if self.smooth { now - 1 } else { (0..now).rev().find(|&k| fits(k)).unwrap_or(0) };
+            (to, Reason::Warning)
+        } else {
+            let last = if self.smooth { (now + 2).min(sizes.len()) } else { sizes.len() };
+            ((now + 1..last).rev().find(|&k| fits(k))?, Reason::Grow)
         };
-        let meets_target = || (0..now).rev().find(|&k| after(k) < target).unwrap_or(0);
-        match used {
-            _ if now > 0 && used >= emergency => switch(0, Reason::Emergency),
-            _ if !due => None,
-            _ if now > 0 && used >= critical => switch(meets_target(), Reason::Critical),
-            _ if now > 0 && used >= warning => {
-                switch(if self.smooth { now - 1 } else { meets_target() }, Reason::Warning)
-            }
-            _ => {
-                let last = if self.smooth { (now + 2).min(sizes.len()) } else { sizes.len() };
-                let to = (now + 1..last).rev().find(|&k| after(k) < target)?;
-                switch(to, Reason::Grow)
-            }
-        }
+        Some(Switch { to, reason, utilisation: used })
     }
+}
+
+/// Share of the memory in use after a run has replaced `present` bytes by `new` bytes.
+fn share_after(memory: Memory, present: Bytes, new: Bytes) -> f64 {
+    let bytes = (memory.used() + new).saturating_sub(present);
+    bytes.0 as f64 / memory.total.0.max(1) as f64
+}
+
+/// Parses a threshold.
+fn parse_share(key: &str, value: &str) -> Result<f64, String> {
+    value.parse().map_err(|_| unexpected(key, value, "a share of the memory, above 0 to 1,"))
+}
+
+/// Message for a value that cannot be parsed.
+fn unexpected(key: &str, value: &str, wanted: &str) -> String {
+    format!("{key}={value}: {wanted} is expected")
 }
 
 #[cfg(test)]
@@ -317,7 +332,7 @@ mod tests {
 
     /// Size that a run changes to, and why, with `used` of 1000 bytes in use; a larger size takes 20 bytes more each.
     fn decided(smooth: bool, used: u64, now: usize, due: bool) -> Option<(usize, Reason)> {
-        let dynamic = Dynamic { thresholds: BALANCED, every: 10, smooth };
+        let dynamic = DynamicSettings { thresholds: BALANCED, every: 10, smooth };
         let sizes = [100, 120, 140, 160].map(Bytes);
         let memory = Memory { free: Bytes(1000 - used), total: Bytes(1000) };
         let switch = dynamic.decide(memory, &sizes, now, due)?;
@@ -363,7 +378,7 @@ mod tests {
     /// With other processes that keep what they have, a run that has grown or shrunk does not change back.
     #[test]
     fn sizes_do_not_swing() {
-        let dynamic = Dynamic { thresholds: BALANCED, every: 1, smooth: true };
+        let dynamic = DynamicSettings { thresholds: BALANCED, every: 1, smooth: true };
         let sizes = [100, 120, 140, 160].map(Bytes);
         for others in (600..900).step_by(7) {
             for start in 0..sizes.len() {
@@ -399,7 +414,7 @@ mod tests {
     #[test]
     fn memory_is_read_at_the_first_step_and_then_regularly() {
         let due = |every| {
-            let dynamic = Dynamic { thresholds: BALANCED, every, smooth: true };
+            let dynamic = DynamicSettings { thresholds: BALANCED, every, smooth: true };
             (1..=7).filter(|&step| dynamic.is_due(step)).collect::<Vec<u64>>()
         };
         assert_eq!((due(1).len(), due(3), due(10)), (7, vec![1, 4, 7], vec![1]));
@@ -407,12 +422,12 @@ mod tests {
 
     #[test]
     fn settings_are_parsed_as_a_profile_with_keys() {
-        let parsed = |text: &str| text.parse::<Dynamic>();
-        let balanced = Dynamic { thresholds: BALANCED, every: EVERY, smooth: true };
+        let parsed = |text: &str| text.parse::<DynamicSettings>();
+        let balanced = DynamicSettings { thresholds: BALANCED, every: EVERY, smooth: true };
         assert_eq!(parsed("balanced"), Ok(balanced));
         assert_eq!(
             parsed("aggressive,target=0.5,adjustment_frequency=1,smooth_transitions=false"),
-            Ok(Dynamic {
+            Ok(DynamicSettings {
                 thresholds: Thresholds { target: 0.5, ..Thresholds::AGGRESSIVE },
                 every: 1,
                 smooth: false
@@ -420,7 +435,7 @@ mod tests {
         );
         assert_eq!(
             parsed("warning=0.91"),
-            Ok(Dynamic { thresholds: Thresholds { warning: 0.91, ..BALANCED }, ..balanced })
+            Ok(DynamicSettings { thresholds: Thresholds { warning: 0.91, ..BALANCED }, ..balanced })
         );
         for (text, wanted) in [
             ("", "`` is no profile (aggressive, balanced, conservative"),
@@ -440,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_run_does_not_grow_soon_after_a_lack_of_memory() {
-        let settings = Dynamic { thresholds: BALANCED, every: 2, smooth: true };
+        let settings = DynamicSettings { thresholds: BALANCED, every: 2, smooth: true };
         let mut sizes = DynamicSizes::new(settings, [80, 160, 320].map(Bytes).to_vec(), 2);
         let used = |used: u64| Memory { free: Bytes(1000 - used), total: Bytes(1000) };
         assert_eq!(sizes.decide(1, used(930)).map(|s| (s.to, s.reason)), Some((1, Reason::Warning)));

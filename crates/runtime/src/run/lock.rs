@@ -59,13 +59,15 @@ pub fn take(dir: &Path, journals: &'static [&'static str]) -> Result<Lock, Runti
         let path = dir.to_owned();
         RuntimeError::Output(OutputError::Folder { path, source })
     })?;
-    let lock = |folder| Ok(Lock { dir: dir.to_owned(), folder, is_new, journals });
-    let Ok(folder) = File::open(dir) else { return lock(None) };
-    match folder.try_lock() {
-        Ok(()) => lock(Some(folder)),
-        Err(TryLockError::WouldBlock) => Err(RequestError::Locked { folder: dir.to_owned() }.into()),
-        Err(TryLockError::Error(_)) => lock(None),
-    }
+    let folder = match File::open(dir) {
+        Ok(folder) => match folder.try_lock() {
+            Ok(()) => Some(folder),
+            Err(TryLockError::WouldBlock) => return Err(RequestError::Locked { folder: dir.to_owned() }.into()),
+            Err(TryLockError::Error(_)) => None,
+        },
+        Err(_) => None,
+    };
+    Ok(Lock { dir: dir.to_owned(), folder, is_new, journals })
 }
 
 /// An exclusive advisory lock on an output file, held until the value is dropped or the process ends: the lock of the
@@ -100,9 +102,9 @@ impl Drop for FileLock {
 pub fn take_file(target: &Path) -> Result<FileLock, RuntimeError> {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let path = target.with_file_name(format!(".{name}.lock"));
-    let fail = |e| RuntimeError::from(DataError::at(target, DataErrorKind::Write(e)));
     loop {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(fail)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|e| unwritable(target, e))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -111,13 +113,17 @@ pub fn take_file(target: &Path) -> Result<FileLock, RuntimeError> {
             Err(TryLockError::Error(_)) => return Ok(FileLock { path, file: None }),
         }
         // A run that ended after this one had opened the file has removed it, and a third run may have made another.
-        let held = file.metadata().map_err(fail)?;
+        let held = file.metadata().map_err(|e| unwritable(target, e))?;
         let is_there =
             fs::metadata(&path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
         if is_there {
             return Ok(FileLock { path, file: Some(file) });
         }
     }
+}
+
+fn unwritable(target: &Path, error: std::io::Error) -> RuntimeError {
+    DataError::at(target, DataErrorKind::Write(error)).into()
 }
 
 /// Whether a run holds the lock of a folder; `None` where that cannot be known. A run that takes the lock at the moment of
