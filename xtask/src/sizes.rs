@@ -48,7 +48,8 @@ fn table(now: &BTreeMap<String, Lines>, before: Option<&BTreeMap<String, Lines>>
     names.sort();
     names.dedup();
     let mut text = format!("{:<8} {:>8} {:>8}\n", "crate", "code", "test");
-    let (mut sum, mut sum_before) = (Lines::default(), Lines::default());
+    let mut sum = Lines::default();
+    let mut sum_before = Lines::default();
     for name in names {
         let lines = now.get(name).copied().unwrap_or_default();
         let old = before.map(|before| before.get(name).copied().unwrap_or_default());

@@ -18,7 +18,8 @@ pub struct File {
 impl File {
     /// Creates a file from its path and content.
     pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
-        let (path, text) = (path.into(), text.into());
+        let path = path.into();
+        let text = text.into();
         let code = if is_code(&path) { blank(&text) } else { String::new() };
         File { path, text, code }
     }
@@ -94,7 +95,8 @@ impl File {
 
     /// Number of lines of items with `#[cfg(test)]`. Lines of nested items count once.
     pub fn inner_test_lines(&self) -> usize {
-        let (mut count, mut counted_to) = (0, 0);
+        let mut count = 0;
+        let mut counted_to = 0;
         for test in self.test_items() {
             let first = self.line(test.start).max(counted_to + 1);
             let last = self.line(test.end);
@@ -231,7 +233,8 @@ fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// End of the block comment at `at`. Block comments of Rust nest.
 fn block_comment_end(bytes: &[u8], at: usize) -> usize {
-    let (mut at, mut depth) = (at + 2, 1);
+    let mut at = at + 2;
+    let mut depth = 1;
     while at < bytes.len() && depth > 0 {
         let step = match &bytes[at..] {
             [b'/', b'*', ..] => 1,

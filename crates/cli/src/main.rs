@@ -101,9 +101,12 @@ fn main() -> ExitCode {
 /// the flag takes, and not that there is no flag `-5`.
 fn command() -> clap::Command {
     Cli::command().mut_subcommands(|command| {
-        command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
-            true => arg,
-            false => arg.allow_negative_numbers(true),
+        command.mut_args(|arg| {
+            if arg.is_positional() || !arg.get_action().takes_values() {
+                arg
+            } else {
+                arg.allow_negative_numbers(true)
+            }
         })
     })
 }
@@ -111,12 +114,11 @@ fn command() -> clap::Command {
 /// Prints the message of the argument parser, which is a help text or a usage error, and returns the exit code.
 fn print_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
-    match error.use_stderr() {
-        true => {
-            terminal::print_error(text.trim_end());
-            ExitCode::FAILURE
-        }
-        false => ExitCode::from(u8::from(flags::print(text.trim_end()).is_err())),
+    if error.use_stderr() {
+        terminal::print_error(text.trim_end());
+        ExitCode::FAILURE
+    } else {
+        ExitCode::from(u8::from(flags::print(text.trim_end()).is_err()))
     }
 }
 

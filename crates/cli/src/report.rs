@@ -20,12 +20,11 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if report.calls.is_none() {
         rows.push(("open reading frames", c.orfs.to_string()));
     }
-    match report.trained {
-        true => {
-            rows.push(("called virus", c.virus.to_string()));
-            rows.push(("called other", c.other.to_string()));
-        }
-        false => rows.push(("untrained, not called", c.untrained.to_string())),
+    if report.trained {
+        rows.push(("called virus", c.virus.to_string()));
+        rows.push(("called other", c.other.to_string()));
+    } else {
+        rows.push(("untrained, not called", c.untrained.to_string()))
     }
     rows.push(("no call", c.no_call.to_string()));
     if c.skipped > 0 {
@@ -119,7 +118,8 @@ fn thresholds(calls: &CallsSummary) -> String {
 
 /// A rate in percent, or its bounds.
 fn percent([least, most]: [f64; 2]) -> String {
-    let (least, most) = (format!("{:.1}", 100.0 * least), format!("{:.1}", 100.0 * most));
+    let least = format!("{:.1}", 100.0 * least);
+    let most = format!("{:.1}", 100.0 * most);
     if least == most { format!("{most} %") } else { format!("{least} to {most} %") }
 }
 

@@ -150,7 +150,8 @@ impl Terminal {
                 .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }
         for signal in [SIGINT, SIGTERM] {
-            let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
+            let asked = Arc::new(AtomicBool::new(false));
+            let stop = Arc::clone(&self.stop);
             // Handlers run in the order of registration. The shutdown must come before the handler that sets
             // `asked`; otherwise the first signal would already terminate the process.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
@@ -385,7 +386,8 @@ fn numbers(p: &Progress) -> String {
 fn training(t: &Trained) -> String {
     let steps = t.steps.map_or_else(String::new, |steps| format!(" of {steps}"));
     let [memory, line] = [t.memory, t.line].map(|bytes| bytes.0 as f64 / 1e6);
-    let (loss, rate) = (t.loss, t.tokens_per_second);
+    let loss = t.loss;
+    let rate = t.tokens_per_second;
     format!("step {}{steps}, loss {loss:.4}, {rate:.0} tokens/s, {memory:.0} of {line:.0} MB", t.step)
 }
 
@@ -401,15 +403,19 @@ fn is_log(path: &Path) -> std::io::Result<bool> {
 /// Formats seconds since 1970 as `2026-01-31T12:00:00Z`. Days are converted to dates by Howard Hinnant's
 /// `civil_from_days` ("chrono-Compatible Low-Level Date Algorithms"), with years that start in March.
 fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let days = seconds / 86_400 + 719_468;
+    let rest = seconds % 86_400;
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * from_march + 2) / 5 + 1;
     let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    let hour = rest / 3600;
+    let minute = rest / 60 % 60;
+    let second = rest % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 

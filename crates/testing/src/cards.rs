@@ -189,8 +189,12 @@ impl Machine for Card {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let (name, fails_at, launches) = (self.name.clone(), self.fails_at, Arc::clone(&self.launches));
-        let (delay, memory, arena) = (self.delay, Arc::clone(&self.memory), Bytes::ZERO);
+        let name = self.name.clone();
+        let fails_at = self.fails_at;
+        let launches = Arc::clone(&self.launches);
+        let delay = self.delay;
+        let memory = Arc::clone(&self.memory);
+        let arena = Bytes::ZERO;
         memory.devices.fetch_add(1, Ordering::Relaxed);
         let recording = Recording { at: self.records_at, ..Recording::default() };
         let card = CardHooks { name, fails_at, launches, delay, recording, memory, arena, since: 0 };
@@ -222,9 +226,10 @@ struct Recording {
 
 impl CardHooks {
     fn works(&self) -> Result<(), DeviceError> {
-        match self.launches.load(Ordering::Relaxed) < self.fails_at {
-            true => Ok(()),
-            false => Err(DeviceError::Machine { source: "it fell off the bus".into() }),
+        if self.launches.load(Ordering::Relaxed) < self.fails_at {
+            Ok(())
+        } else {
+            Err(DeviceError::Machine { source: "it fell off the bus".into() })
         }
     }
 }

@@ -208,9 +208,10 @@ mod tests {
     impl Hooks for Counting {
         fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
             self.fills += u64::from(matches!(call, Call::Fill));
-            match matches!(call, Call::Fill) && self.fills == self.refused {
-                true => Err(DeviceError::Machine { source: "refused".into() }),
-                false => Ok(()),
+            if matches!(call, Call::Fill) && self.fills == self.refused {
+                Err(DeviceError::Machine { source: "refused".into() })
+            } else {
+                Ok(())
             }
         }
 

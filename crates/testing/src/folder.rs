@@ -71,8 +71,10 @@ mod tests {
 
     #[test]
     fn a_folder_is_removed_unless_the_test_panicked() {
-        let (first, second) = (Folder::new("folder"), Folder::new("folder"));
-        let (removed, kept) = (first.0.clone(), second.0.clone());
+        let first = Folder::new("folder");
+        let second = Folder::new("folder");
+        let removed = first.0.clone();
+        let kept = second.0.clone();
         second.write("b", "text");
         assert_eq!(
             (first.names(), second.names(), second.read("b").as_str()),

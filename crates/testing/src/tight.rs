@@ -66,13 +66,15 @@ pub struct Script {
 impl Script {
     /// A script whose memory changes from step to step.
     pub fn new(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
-        let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
+        let step = AtomicU64::new(0);
+        let mapped = Mutex::new(vec![]);
         Arc::new(Self { step, used, readings: None, fault: Mutex::new(fault), mapped })
     }
 
     /// A script whose memory changes from reading to reading, for runs without optimizer steps.
     pub fn of_readings(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
-        let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
+        let step = AtomicU64::new(0);
+        let mapped = Mutex::new(vec![]);
         Arc::new(Self { step, used, readings: Some(AtomicU64::new(0)), fault: Mutex::new(fault), mapped })
     }
 
@@ -141,7 +143,8 @@ impl Machine for TightMachine {
             Some(readings) => readings.fetch_add(1, Ordering::Relaxed),
             None => step.load(Ordering::Relaxed),
         };
-        let (unit, used) = (1 << 30, (self.0.used)(at));
+        let unit = 1 << 30;
+        let used = (self.0.used)(at);
         Ok(Memory { free: Bytes((1000 - used) * unit), total: Bytes(1000 * unit) })
     }
 

@@ -373,9 +373,10 @@ impl Axis {
 
     /// Position of a value: 0 at the lowest value, 1 at the highest. A logarithmic axis has no place for values of 0 and below.
     pub fn at(&self, value: f64) -> Option<f64> {
-        match self.log {
-            true => (value > 0.0).then(|| (value / self.low).ln() / (self.high / self.low).ln()),
-            false => Some((value - self.low) / (self.high - self.low)),
+        if self.log {
+            (value > 0.0).then(|| (value / self.low).ln() / (self.high / self.low).ln())
+        } else {
+            Some((value - self.low) / (self.high - self.low))
         }
     }
 
@@ -387,7 +388,8 @@ impl Axis {
                 return ticks.into_iter().map(|value| (value, number(value / factor))).collect();
             }
         }
-        let (low, high) = (self.low / factor, self.high / factor);
+        let low = self.low / factor;
+        let high = self.high / factor;
         let step = round_step(high - low, most);
         let first = (low / step - 1e-9).ceil();
         let values = (0..100).map(|n| (first + f64::from(n)) * step).take_while(|&v| v <= high + 1e-9 * step);
@@ -398,7 +400,8 @@ impl Axis {
 
     /// Powers of ten, and between them 2 and 5 times these where there is room.
     fn decades(&self, most: f64) -> Vec<f64> {
-        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+        let first = self.low.log10().floor() as i32;
+        let last = self.high.log10().ceil() as i32;
         let inside = |value: &f64| (self.low * 0.999_999..=self.high * 1.000_001).contains(value);
         let multiples = |of: &[f64]| -> Vec<f64> {
             let all = (first..=last).flat_map(|power| of.iter().map(move |n| n * 10_f64.powi(power)));
@@ -431,9 +434,10 @@ pub fn number(value: f64) -> String {
     if (1e-3..1e6).contains(&size) {
         let decimals = (3 - size.log10().floor() as i32).clamp(0, 6) as usize;
         let text = format!("{value:.decimals$}");
-        return match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        return if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         };
     }
     let text = format!("{value:.3e}");

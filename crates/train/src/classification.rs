@@ -127,7 +127,8 @@ impl TaskScores {
 
     /// Computes the metrics; `None` without examples.
     pub fn metrics(&self) -> Option<ClassifierMetrics> {
-        let (n, width) = (self.targets.len(), self.classes.len());
+        let n = self.targets.len();
+        let width = self.classes.len();
         if n == 0 {
             return None;
         }
@@ -135,10 +136,13 @@ impl TaskScores {
         // Of equal scores the first class wins, as in `classify`.
         let best = |row: &[f64]| (1..width).fold(0, |best, c| if row[c] > row[best] { c } else { best });
         let mut bins = vec![(0u64, 0.0f64, 0u64); BINS];
-        let (mut predicted, mut there, mut right) = (vec![0u64; width], vec![0u64; width], vec![0u64; width]);
+        let mut predicted = vec![0u64; width];
+        let mut there = vec![0u64; width];
+        let mut right = vec![0u64; width];
         let mut loss = 0.0;
         for (row, &target) in rows() {
-            let (target, class) = (target as usize, best(row));
+            let target = target as usize;
+            let class = best(row);
             loss -= row[target];
             predicted[class] += 1;
             there[target] += 1;
@@ -205,7 +209,8 @@ impl TaskScores {
         if positive == 0.0 || negative == 0.0 {
             return None;
         }
-        let (mut below, mut sum) = (0.0, 0.0);
+        let mut below = 0.0;
+        let mut sum = 0.0;
         for ties in scores.chunk_by(|a, b| a.0 == b.0) {
             let of_class = ties.iter().filter(|(_, is)| *is).count() as f64;
             let others = ties.len() as f64 - of_class;

@@ -60,7 +60,10 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
     let hyper = hyper(facts.optimizer, &config.optimizer, Rate::new(&config).at(0, 0), 1);
     let scale = state.scale.of_micro_batch(&config.precision, batch.tokens);
     let start = Instant::now();
-    let (mut run, mut tokens, mut targets, mut ends) = (0, 0, 0, 0);
+    let mut run = 0;
+    let mut tokens = 0;
+    let mut targets = 0;
+    let mut ends = 0;
     while run < whole.clamp(1, MICRO_STEPS) {
         let Some(batch) = batches.take(u64::MAX)? else {
             ends += 1;

@@ -638,10 +638,7 @@ const LISTED: usize = 8;
 /// The first words of a list, printable.
 fn listed(words: &[String]) -> String {
     let first: Vec<String> = words.iter().take(LISTED).map(|word| Name(word).to_string()).collect();
-    match words.len() > LISTED {
-        true => format!("{} and others", first.join(", ")),
-        false => first.join(", "),
-    }
+    if words.len() > LISTED { format!("{} and others", first.join(", ")) } else { first.join(", ") }
 }
 
 /// What a device ran out of memory in.
@@ -702,15 +699,12 @@ impl TrainError {
             },
             largest: report.largest,
             holders: if report.holders.is_empty() { String::new() } else { format!("; {}", report.holders) },
-            remedy: match dynamic {
-                true => {
-                    "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
+            remedy: if dynamic {
+                "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
                     from the last checkpoint, if there is one"
-                }
-                false => {
-                    "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
+            } else {
+                "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
                     the same command resumes from the last checkpoint, if there is one"
-                }
             },
             source: Box::new(source),
         }

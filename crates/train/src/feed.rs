@@ -496,10 +496,8 @@ pub(crate) fn format_of(data: &Data) -> Result<Format, TrainError> {
 fn by_name(train: &[String]) -> Result<Format, TrainError> {
     let name = train.first().map_or("", String::as_str);
     let path = Path::new(name);
-    let found = match path.is_dir() {
-        true => NamedFormat::in_folder(path)?,
-        false => NamedFormat::of(path).into_iter().collect(),
-    };
+    let found =
+        if path.is_dir() { NamedFormat::in_folder(path)? } else { NamedFormat::of(path).into_iter().collect() };
     match found[..] {
         [NamedFormat::Text] => Ok(Format::Txt),
         [NamedFormat::JsonLines] => Ok(Format::Jsonl),
@@ -564,7 +562,8 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
 
 /// Translates the configuration into settings of the reader of DNA windows.
 pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSettings, TrainError> {
-    let (d, c) = (&config.data, &config.data.crops);
+    let d = &config.data;
+    let c = &config.data.crops;
     let m = d.masking;
     let tasks: Vec<CropTask> = config
         .model

@@ -140,7 +140,8 @@ impl ExpertLoad {
 
     /// The columns, joined so that there are at most `most`.
     pub fn thinned(&self, most: usize) -> Vec<LoadColumn> {
-        let (mut columns, mut width) = (vec![], self.width);
+        let mut columns = vec![];
+        let mut width = self.width;
         for column in &self.columns {
             let first = |column: &LoadColumn| column.first;
             append(&mut columns, &mut width, most.max(1), column.clone(), first, LoadColumn::join);
@@ -367,10 +368,7 @@ impl RunHistory {
             }
             load.add(LoadColumn { first: step, last: step, count: 1, sums });
         }
-        match fullest.is_nan() {
-            true => Ok(()),
-            false => self.add_numbers(step, FULLEST_EXPERT, &Value::from(fullest)),
-        }
+        if fullest.is_nan() { Ok(()) } else { self.add_numbers(step, FULLEST_EXPERT, &Value::from(fullest)) }
     }
 }
 
@@ -408,13 +406,12 @@ fn read_record(path: &Path) -> Result<Value, TrainError> {
 
 /// Reads config.yaml as dotted keys; that of the run record if there is no file.
 fn read_settings(path: &Path, record: &Value) -> Result<BTreeMap<String, String>, TrainError> {
-    let config = match path.exists() {
-        true => {
-            let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
-            let name = EscapedPath(path).to_string();
-            yaml::parse(&text).map_err(|error| ConfigError::Syntax { name, error })?.to_json()
-        }
-        false => record["config"].clone(),
+    let config = if path.exists() {
+        let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
+        let name = EscapedPath(path).to_string();
+        yaml::parse(&text).map_err(|error| ConfigError::Syntax { name, error })?.to_json()
+    } else {
+        record["config"].clone()
     };
     let mut settings = BTreeMap::new();
     flatten("", &config, &mut settings);

@@ -68,9 +68,10 @@ impl PlannedRun {
 
 /// The memory of a run besides its plans as text.
 fn besides(memory: &RunMemory) -> String {
-    let note = match memory.lacks_data() {
-        true => "the files of data.train are not here, so the memory of the data is not counted\n",
-        false => "",
+    let note = if memory.lacks_data() {
+        "the files of data.train are not here, so the memory of the data is not counted\n"
+    } else {
+        ""
     };
     format!("{}{note}", process::to_text("of the budget a run takes, besides its plans", &memory.lines()))
 }
@@ -238,7 +239,8 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
     if !offloaded.is_empty() {
         text += &format!("offloaded until the backward pass, results of: {}\n", offloaded.join("; "));
     }
-    let (bound, waste) = (program.lower_bound(), program.packing_waste());
+    let bound = program.lower_bound();
+    let waste = program.packing_waste();
     text += &format!("{}\n{}", program.ledger(), price::outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
@@ -271,7 +273,8 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
 fn dynamic_sizes(program: &Program) -> String {
     let all = program.alternatives();
     let size = |k: usize| {
-        let (tokens, whole) = (program.plans()[all[k]].1.graph.bounds.tokens, program.arena_bytes());
+        let tokens = program.plans()[all[k]].1.graph.bounds.tokens;
+        let whole = program.arena_bytes();
         format!("{tokens} tokens, {} less", whole.saturating_sub(program.arena_bytes_from(k)))
     };
     match all.len() {

@@ -133,12 +133,15 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     // A checkpoint of a version without a key has the default of the key.
     let before: TrainConfig = serde_json::from_value(record.config.clone())
         .map_err(|source| TrainError::CheckpointConfig { source })?;
-    let (old, new) = (json_of(&before.with_effect())?, json_of(&config.with_effect())?);
+    let old = json_of(&before.with_effect())?;
+    let new = json_of(&config.with_effect())?;
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {
-        let (was, is) = (at_path(&old, &leaf.path), at_path(&new, &leaf.path));
+        let was = at_path(&old, &leaf.path);
+        let is = at_path(&new, &leaf.path);
         if was != is && record.choices.get(&leaf.path) != Some(is) {
-            let (was, is) = (was.clone(), is.clone());
+            let was = was.clone();
+            let is = is.clone();
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
@@ -157,10 +160,12 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     if config.schedule.steps.is_some() && chosen == config.schedule.steps {
         return Ok(None);
     }
-    let (was, is) = (before.horizon(), config.horizon());
+    let was = before.horizon();
+    let is = config.horizon();
     let epochs = |config: &TrainConfig| config.run.epochs.filter(|_| config.schedule.steps.is_none());
     if was == is && epochs(&before) != epochs(config) {
-        let (was, is) = (epochs(&before), epochs(config));
+        let was = epochs(&before);
+        let is = epochs(config);
         return Ok(Some(ConfigDifference::ScheduleEpochs { was, is }));
     }
     Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))

@@ -27,7 +27,8 @@ impl Rate {
             Scaling::Linear => times,
             Scaling::Sqrt => times.sqrt(),
         };
-        let (warmup, end) = (config.warmup(), config.horizon().unwrap_or(u64::MAX));
+        let warmup = config.warmup();
+        let end = config.horizon().unwrap_or(u64::MAX);
         Self { schedule, peak: config.optimizer.lr * factor, warmup, end }
     }
 

@@ -153,9 +153,10 @@ impl RunState {
         self.evaluated = self.step;
         // Checkpoints of versions without `run.min_delta` have no `improved`; there it was the best loss.
         let before = self.improved.or(self.best.map(|best| best.loss));
-        match loss.is_finite() && before.is_none_or(|before| loss < before - min_delta) {
-            true => (self.improved, self.stale) = (Some(loss), 0),
-            false => (self.improved, self.stale) = (before, self.stale + 1),
+        if loss.is_finite() && before.is_none_or(|before| loss < before - min_delta) {
+            (self.improved, self.stale) = (Some(loss), 0)
+        } else {
+            (self.improved, self.stale) = (before, self.stale + 1)
         }
         let best = loss.is_finite() && self.best.is_none_or(|best| loss < best.loss);
         if best {

@@ -189,7 +189,8 @@ fn train_from(
     watch: &mut TrainWatch,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
-    let (output, asked) = (&request.output, started.asked);
+    let output = &request.output;
+    let asked = started.asked;
     let kept = match &found {
         Some(checkpoint) => kept(&checkpoint.record.choices, &request.config)?,
         None => BTreeMap::new(),
@@ -210,7 +211,8 @@ fn train_from(
         Some(checkpoint) => {
             checkpoint.restore(model.stepper.as_mut())?;
             model.batches.seek(&checkpoint.record.state.position)?;
-            let (step, path) = (checkpoint.record.state.step, EscapedPath(&checkpoint.path));
+            let step = checkpoint.record.state.step;
+            let path = EscapedPath(&checkpoint.path);
             observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
@@ -633,7 +635,8 @@ impl Trainer<'_> {
     fn resize(&mut self, size: NewSize, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
         let NewSize { to, reason, utilisation } = size;
-        let (step, from) = (self.state.step + 1, dynamic.tokens());
+        let step = self.state.step + 1;
+        let from = dynamic.tokens();
         if reason == Reason::OutOfMemory {
             dynamic.lacks_memory(step);
             // Earlier steps are complete on the device; what remains after their results is of the step that failed.
@@ -752,9 +755,10 @@ impl Trainer<'_> {
 
     /// An error if the results of a step were not read: the state would not be that of the weights.
     fn all_finished(&self) -> Result<(), TrainError> {
-        match self.started.is_empty() {
-            true => Ok(()),
-            false => Err(RuntimeError::bug("the results of a step were not read").into()),
+        if self.started.is_empty() {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug("the results of a step were not read").into())
         }
     }
 
@@ -916,9 +920,11 @@ impl Trainer<'_> {
         if targets == 0 {
             return Err(TrainError::NothingToEvaluate);
         }
-        let (step, loss) = (self.state.step, loss / targets as f64);
+        let step = self.state.step;
+        let loss = loss / targets as f64;
         let best = self.state.evaluated(loss, self.config.run.min_delta);
-        let (validation_loss, validation_targets) = (number(loss), targets);
+        let validation_loss = number(loss);
+        let validation_targets = targets;
         self.metrics.put(&EvaluationLine { step, validation_loss, validation_targets, best })?;
         let mark = if best { ", the lowest so far" } else { "" };
         observer

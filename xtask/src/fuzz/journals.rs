@@ -72,7 +72,8 @@ type Read = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
 /// Reads all blocks; `None` if the file ends before its key is complete.
 fn blocks(path: &Path) -> Result<Option<Read>, DataError> {
     let Some(mut blocks) = Blocks::open(path)? else { return Ok(None) };
-    let (mut found, mut block) = (vec![], vec![]);
+    let mut found = vec![];
+    let mut block = vec![];
     loop {
         match blocks.next_into(&mut block) {
             Ok(true) => found.push(block.clone()),

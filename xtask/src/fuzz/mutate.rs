@@ -55,7 +55,8 @@ pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
 
 /// Flips a bit.
 fn flip(random: &mut Random, bytes: &mut [u8]) {
-    let (at, bit) = (random.below(bytes.len()), random.below(8));
+    let at = random.below(bytes.len());
+    let bit = random.below(8);
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << bit);
 }
 

@@ -86,7 +86,8 @@ fn fasta() -> Seeds {
 }
 
 fn fastq() -> Seeds {
-    let (bases, quality) = ("ACGTTGCATN".repeat(60), "IIIIIFFF@+".repeat(60));
+    let bases = "ACGTTGCATN".repeat(60);
+    let quality = "IIIIIFFF@+".repeat(60);
     let long = format!("@long\n{bases}\n+\n{quality}\n");
     let members: [&[u8]; 5] = [
         b"@a one\nACGT\n+\nIIII\n@b\nAC\n+b\n@@\n",
@@ -158,16 +159,18 @@ fn check(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(most) };
     };
     let wanted = reference(&text);
-    match found == wanted {
-        true => Ok(seen(text.len())),
-        false => Err(format!("(records, digest, complete) are {found:?}, of the reference {wanted:?}")),
+    if found == wanted {
+        Ok(seen(text.len()))
+    } else {
+        Err(format!("(records, digest, complete) are {found:?}, of the reference {wanted:?}"))
     }
 }
 
 /// Digest by the reader under test, and its error.
 fn ours(path: &Path) -> (Digest, Option<DataError>) {
     let mut digest = DefaultHasher::new();
-    let (mut count, mut record) = (0, Record::default());
+    let mut count = 0;
+    let mut record = Record::default();
     let mut reader = match Reader::open([path]) {
         Ok(reader) => reader,
         Err(error) => return ((0, digest.finish(), false), Some(error)),

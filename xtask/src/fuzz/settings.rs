@@ -229,7 +229,8 @@ fn keys() -> Vec<String> {
 pub fn try_settings(root: &Path, request: &Request<'_>, folder: &Path, watch: &Watch) -> Result<Tally, String> {
     let refuse = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(folder).map_err(refuse)?;
-    let (keys, mut tally) = (keys(), Tally::default());
+    let keys = keys();
+    let mut tally = Tally::default();
     let path: PathBuf = folder.join("settings.yaml");
     for number in 0..request.count {
         let case = Case::of(&mut Random::of(request.seed, NAME, number), &keys);

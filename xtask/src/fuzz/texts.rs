@@ -183,17 +183,21 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8, packs: 1 };
     let (read, peak) = measured(|| {
         let text = read_text(path, 1 << 20).ok()?;
-        let graph = match CallerConfig::is_caller(&text) {
-            true => CallerConfig::from_json(&text).map(|caller| match caller.tasks.is_empty() {
-                // Without tasks there is no inference graph.
-                true => caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default()),
-                false => caller.graph(bounds),
-            }),
-            false => SequenceModel::from_json(&text).map(|model| {
+        let graph = if CallerConfig::is_caller(&text) {
+            CallerConfig::from_json(&text).map(|caller| {
+                if caller.tasks.is_empty() {
+                    // Without tasks there is no inference graph.
+                    caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default())
+                } else {
+                    caller.graph(bounds)
+                }
+            })
+        } else {
+            SequenceModel::from_json(&text).map(|model| {
                 let frequencies = model.derived("rotary_emb.inv_freq").unwrap_or_default();
                 assert!(frequencies.iter().all(|f| f.is_finite()), "{frequencies:?}");
                 model.graph(bounds, &[Output::Mean])
-            }),
+            })
         };
         Some(graph.map(|graph| graph.map(|graph| in_range(&graph))))
     });
@@ -250,7 +254,9 @@ fn use_target(target: &Target) -> Result<(), String> {
     let graph = encoder.graph(bounds, &[Output::Mean]).map_err(|e| e.to_string())?;
     let Ok(plan) = compile(&graph, &Policy::default(), target) else { return Ok(()) };
     let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-    let (peak, seconds, digest) = (program.peak(), program.seconds(), program.digest());
+    let peak = program.peak();
+    let seconds = program.seconds();
+    let digest = program.digest();
     if program.ledger().total() != peak || peak < Bytes(1 << 10) || !seconds.is_finite() || digest.is_err() {
         return Err(format!("the ledger is {}, the peak {peak}, a step takes {seconds} s", program.ledger()));
     }

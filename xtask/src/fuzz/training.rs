@@ -305,7 +305,8 @@ fn check_rows(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         let set = RowSet::open(settings)?;
         let mut pack = RowPack::default();
         let mut stream = set.stream(Split::Train, &set.start())?;
-        let (mut rows, mut finite) = (0, true);
+        let mut rows = 0;
+        let mut finite = true;
         while stream.fill(&mut pack)? {
             rows += pack.targets.len() as u64;
             finite &= pack.parts[0].iter().all(|value| value.is_finite());

@@ -254,9 +254,12 @@ fn torch(pickle: &[u8]) -> Vec<u8> {
 fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let le16 = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let le32 = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let (mut file, mut directory) = (vec![], vec![]);
+    let mut file = vec![];
+    let mut directory = vec![];
     for (name, bytes) in entries {
-        let (at, size, name_len) = (file.len() as u32, bytes.len() as u32, name.len() as u16);
+        let at = file.len() as u32;
+        let size = bytes.len() as u32;
+        let name_len = name.len() as u16;
         // Version, flags, method, time, date; CRC and sizes; lengths of the name and the extra field.
         let common = [le16(&[20, 0, 0, 0, 0]), le32(&[0, size, size]), le16(&[name_len, 0])].concat();
         file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
@@ -394,13 +397,15 @@ fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, Weight
         if tensor.offset() > len || tensor.bytes() > len {
             return Ok(Err(format!("{tensor:?} in a file of {len} bytes")));
         }
-        let (mut floats, mut integers) = ([0.0; PART as usize], [0; PART as usize]);
+        let mut floats = [0.0; PART as usize];
+        let mut integers = [0; PART as usize];
         for start in (0..tensor.elements()).step_by(PART as usize) {
             let part = start..tensor.elements().min(start + PART);
             let count = (part.end - part.start) as usize;
-            let done = match tensor.dtype().is_float() {
-                true => weights.read_f32(tensor.name(), part, &mut floats[..count]),
-                false => weights.read_i64(tensor.name(), part, &mut integers[..count]),
+            let done = if tensor.dtype().is_float() {
+                weights.read_f32(tensor.name(), part, &mut floats[..count])
+            } else {
+                weights.read_i64(tensor.name(), part, &mut integers[..count])
             };
             if let Err(error) = done {
                 return Ok(Err(format!("a tensor of an open file does not read: {error}")));

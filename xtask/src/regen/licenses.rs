@@ -115,7 +115,8 @@ fn linked(metadata: &Value) -> Result<Vec<&Value>, String> {
     });
     let command =
         command.and_then(|package| package["id"].as_str()).ok_or("no package has the binary `plimsoll`")?;
-    let (mut reached, mut open) = (BTreeSet::new(), vec![command]);
+    let mut reached = BTreeSet::new();
+    let mut open = vec![command];
     while let Some(id) = open.pop() {
         if !reached.insert(id) {
             continue;
@@ -155,9 +156,10 @@ fn license_texts(root: &Path, package: &Value) -> Result<Vec<(String, String)>, 
             fs::read_to_string(root.join("LICENSE-APACHE")).map_err(|e| format!("LICENSE-APACHE: {e}"))?;
         texts.push((format!("{name} {version} ({license})"), text));
     }
-    match texts.is_empty() {
-        true => Err(format!("{name} {version}: no licence text in {}", folder.display())),
-        false => Ok(texts),
+    if texts.is_empty() {
+        Err(format!("{name} {version}: no licence text in {}", folder.display()))
+    } else {
+        Ok(texts)
     }
 }
 

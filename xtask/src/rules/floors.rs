@@ -127,7 +127,9 @@ fn quoted<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 /// All dependencies of a manifest.
 fn entries(text: &str) -> Vec<Entry<'_>> {
     let mut found: Vec<Entry> = Vec::new();
-    let (mut table, mut above, mut open) = ("", false, false);
+    let mut table = "";
+    let mut above = false;
+    let mut open = false;
     for (index, line) in text.lines().enumerate() {
         let (code, comment) = line.split_once('#').map_or((line, false), |(code, _)| (code, true));
         let code = code.trim();
@@ -146,7 +148,8 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
             found.last_mut().into_iter().for_each(|entry| entry.text.push_str(code));
         } else if let Some((key, _)) = code.split_once('=').filter(|_| lists_dependencies(table)) {
             let name = key.split('.').next().unwrap_or(key).trim().trim_matches('"');
-            let (text, has_reason) = (code.to_owned(), above || comment);
+            let text = code.to_owned();
+            let has_reason = above || comment;
             open = !balanced(&text);
             found.push(Entry { line: index + 1, table, name, text, has_reason });
         }

@@ -67,7 +67,9 @@ fn arms(file: &File, at: usize) -> Vec<(usize, &str)> {
         return Vec::new();
     };
     let bytes = file.code.as_bytes();
-    let (mut arms, mut start, mut i) = (Vec::new(), body.start + 1, body.start + 1);
+    let mut arms = Vec::new();
+    let mut start = body.start + 1;
+    let mut i = body.start + 1;
     while i < body.end {
         match bytes[i] {
             b'(' | b'[' | b'{' => i = file.close(i).unwrap_or(body.end),

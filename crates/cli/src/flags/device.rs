@@ -97,7 +97,8 @@ fn opened<T>(
     there: usize,
     mut open: impl FnMut(usize) -> Result<T, NoGpu>,
 ) -> (Vec<T>, Vec<NoGpu>) {
-    let (mut usable, mut unusable) = (vec![], vec![]);
+    let mut usable = vec![];
+    let mut unusable = vec![];
     // Ordinal 0 is tried even without GPUs: its error is the reason to report.
     for ordinal in 0..there.max(1) {
         open(ordinal).map_or_else(|why| unusable.push(why), |one| usable.push(one));
@@ -164,8 +165,11 @@ pub fn gpus() -> Vec<String> {
     match plimsoll_cuda::cards() {
         Ok(cards) => lines.extend(cards.iter().map(|card| {
             let (major, minor) = card.capability;
-            let (name, memory, ordinal) = (&card.name, card.memory, card.ordinal);
-            let (used, formats) = (used(card), precisions(card));
+            let name = &card.name;
+            let memory = card.memory;
+            let ordinal = card.ordinal;
+            let used = used(card);
+            let formats = precisions(card);
             format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{used}; {formats}")
         })),
         // A missing driver was already listed above.

@@ -23,9 +23,10 @@ impl Doctor {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
-        match self.json {
-            true => print(&format!("{:#}", to_json(&report)))?,
-            false => print(report.to_string().trim_end())?,
+        if self.json {
+            print(&format!("{:#}", to_json(&report)))?
+        } else {
+            print(report.to_string().trim_end())?
         }
         Ok(ExitCode::SUCCESS)
     }

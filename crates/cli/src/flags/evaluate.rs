@@ -169,7 +169,8 @@ fn add_task(text: &mut String, task: &ClassifierMetrics) {
     text.push_str("\nprobability   examples  mean    right\n");
     for CalibrationBin { from, to, examples, confidence, accuracy } in &task.calibration {
         if *examples > 0 {
-            let (p, right) = (share(*confidence), share(*accuracy));
+            let p = share(*confidence);
+            let right = share(*accuracy);
             let _ = writeln!(text, "{from:.3}-{to:.3}   {examples:>8}  {p}  {right}");
         }
     }

@@ -43,7 +43,8 @@ impl Merge {
         if self.voice.json() {
             print(&format!("{:#}", to_json(&report)))?;
         } else if !self.voice.quiet() {
-            let (adapted, tensors) = (report.adapted, report.tensors);
+            let adapted = report.adapted;
+            let tensors = report.tensors;
             let place = plimsoll_runtime::EscapedPath(&report.output);
             print(&format!("{tensors} tensors in {place}, {adapted} of them merged with the adapter"))?;
         }

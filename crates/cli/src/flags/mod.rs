@@ -37,9 +37,10 @@ use std::path::PathBuf;
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
-            true => shown.push(c),
-            false => shown += &format!("\\u{:04x}", u32::from(c)),
+        if plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
+            shown.push(c)
+        } else {
+            shown += &format!("\\u{:04x}", u32::from(c))
         }
     }
     let mut out = stdout().lock();
@@ -53,12 +54,11 @@ pub fn print(text: &str) -> Result<(), CliError> {
 
 /// Writes to standard output, or to standard error if one of `outputs`, the files of the command, is standard output.
 pub fn print_beside(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
-    match outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
-        true => {
-            crate::terminal::print_error(text);
-            Ok(())
-        }
-        false => print(text),
+    if outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
+        crate::terminal::print_error(text);
+        Ok(())
+    } else {
+        print(text)
     }
 }
 

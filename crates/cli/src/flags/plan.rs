@@ -428,10 +428,7 @@ impl Plan {
             };
             self.timeline.write(vec![planned(model, program.timeline())?], compared)?;
         }
-        let effects = match self.explain {
-            true => Some(price::explain(model, &request, &program)?),
-            false => None,
-        };
+        let effects = if self.explain { Some(price::explain(model, &request, &program)?) } else { None };
         match self.format() {
             Format::Text => {
                 let head = grown.as_ref().map_or_else(String::new, LargestStep::to_text);
@@ -476,7 +473,8 @@ impl Plan {
         if let (Some(threads), true) = (self.threads, target.name != "cpu") {
             price::with_threads(target.clone(), threads as usize)?;
         }
-        let (name, is_sized) = (target.name.clone(), target.memory.0 > 0);
+        let name = target.name.clone();
+        let is_sized = target.memory.0 > 0;
         let device = planned::device(target, USUAL_PREFETCH)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
             let text =
@@ -502,7 +500,8 @@ impl Plan {
         let request = planned::Request { options, read_length: *read_length, orfs: *orfs, explain };
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
-            let (budget, process) = (Some(planned.budget().0), planned.process().0);
+            let budget = Some(planned.budget().0);
+            let process = planned.process().0;
             let stage = |(title, timeline): (&str, timeline::Timeline)| Planned {
                 title: title.to_owned(),
                 timeline,
@@ -567,10 +566,7 @@ impl Plan {
         let budget = priced::budget(&config, &target)?;
         let process = RunMemory::of(&config, &target, budget, &mut Silent)?;
         let largest = plimsoll_train::largest(&config, size, &target, process, &mut Silent)?;
-        let confirmed = match self.confirm {
-            true => Some(self.confirmed(path, &largest)?),
-            false => None,
-        };
+        let confirmed = if self.confirm { Some(self.confirmed(path, &largest)?) } else { None };
         let effects = self.effects(&largest.config, &target, &largest.found)?;
         match self.format() {
             Format::Text => {
@@ -647,9 +643,10 @@ impl Plan {
         target: &Target,
         found: &TrainingChoice,
     ) -> Result<Option<Vec<Effect>>, CliError> {
-        match self.explain {
-            true => Ok(Some(plimsoll_train::explain(config, target, found, &mut Silent)?)),
-            false => Ok(None),
+        if self.explain {
+            Ok(Some(plimsoll_train::explain(config, target, found, &mut Silent)?))
+        } else {
+            Ok(None)
         }
     }
 
@@ -700,11 +697,9 @@ impl Plan {
         // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed, it
         // builds one graph for each number of replicas tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
-        request.stream = match program.is_streamed() {
-            true => Streaming::Always,
-            false => Streaming::Never,
-        };
-        let (mut passes, mut text) = (vec![], None);
+        request.stream = if program.is_streamed() { Streaming::Always } else { Streaming::Never };
+        let mut passes = vec![];
+        let mut text = None;
         price::program_with(model, &request, &mut |name, graph| {
             if !passes.contains(&name) {
                 passes.push(name);

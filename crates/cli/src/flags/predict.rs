@@ -229,9 +229,10 @@ impl Predict {
         if let Some(line) = listing.skipped_line() {
             terminal.say(Level::Warning, &line);
         }
-        let done = match self.per_input {
-            true => predict_each(&options, &mut terminal),
-            false => predict(&options, &mut terminal).map(|report| vec![report]),
+        let done = if self.per_input {
+            predict_each(&options, &mut terminal)
+        } else {
+            predict(&options, &mut terminal).map(|report| vec![report])
         };
         terminal.finish();
         let reports = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
@@ -332,10 +333,10 @@ impl Predict {
         };
         Ok(Options {
             inputs,
-            output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
-                true => PathBuf::new(),
-                false => default_folder(&self.inputs),
-            }),
+            output_dir: self
+                .output_dir
+                .clone()
+                .unwrap_or_else(|| if self.per_input { PathBuf::new() } else { default_folder(&self.inputs) }),
             force: self.force,
             method,
             length,
@@ -393,7 +394,8 @@ impl ModelFlags {
             }
             let or_hub =
                 |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
-            let (dna, protein) = (or_hub(dna_model, DNA_ID), or_hub(protein_model, PROTEIN_ID));
+            let dna = or_hub(dna_model, DNA_ID);
+            let protein = or_hub(protein_model, PROTEIN_ID);
             return Ok(Models { dna, protein, head: Some(head.clone()) });
         };
         Ok(Models {

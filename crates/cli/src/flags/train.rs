@@ -178,10 +178,8 @@ impl Train {
         }
         let mut guard = OutputGuard::new(inputs, self.force);
         if let Some(page) = &self.timeline {
-            let checked = match plimsoll_train::has_written(output, page) {
-                true => guard.own_file(page),
-                false => guard.file(page),
-            };
+            let checked =
+                if plimsoll_train::has_written(output, page) { guard.own_file(page) } else { guard.file(page) };
             checked.map_err(RuntimeError::from)?;
         }
         terminal.open_log(&mut guard)
@@ -242,10 +240,7 @@ impl Foreign<'_> {
         observer.say(Level::Info, &format!("{path}: a configuration of {}", translated.source.word()));
         translated.became.iter().for_each(|line| observer.say(Level::Info, line));
         translated.missing.iter().for_each(|line| observer.say(Level::Warning, line));
-        match is_used {
-            true => Ok(translated.complete(self.path)?),
-            false => Ok(translated.config),
-        }
+        if is_used { Ok(translated.complete(self.path)?) } else { Ok(translated.config) }
     }
 }
 

@@ -137,7 +137,8 @@ impl Checkpoints {
     /// when it was found to be damaged.
     pub fn save(&self, record: &Record, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
-        let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
+        let path = self.folder.join(&name);
+        let temporary = self.folder.join(format!(".{name}.part"));
         if !self.folder.exists() {
             fs::create_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
             sync_folder(&self.folder).map_err(RuntimeError::io(&self.folder))?;
@@ -161,7 +162,8 @@ impl Checkpoints {
     /// `None` or has no checkpoint. The link is replaced by a rename: at any time it names a complete checkpoint, or none.
     pub fn link_best(&self, best: Option<u64>) -> Result<(), TrainError> {
         let run = self.run();
-        let (link, temporary) = (run.join(BEST), run.join(format!(".{BEST}.part")));
+        let link = run.join(BEST);
+        let temporary = run.join(format!(".{BEST}.part"));
         let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
         let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));
         let there = match fs::read_link(&link) {

@@ -64,7 +64,8 @@ impl Checkpoint {
                 continue;
             }
             let weights = Weights::open(&self.path.join(file))?;
-            let (found, wanted) = (weights.tensors().count(), tensors.len());
+            let found = weights.tensors().count();
+            let wanted = tensors.len();
             if found != wanted {
                 let difference = ModelDifference::Count { file: file.to_owned(), found, wanted };
                 return Err(self.other_model(difference));
@@ -72,7 +73,8 @@ impl Checkpoint {
             for (number, tensor) in tensors.iter().enumerate() {
                 let there = weights.expect(&tensor.name, &tensor.shape)?;
                 if there.dtype() != tensor.dtype {
-                    let (was, is) = (there.dtype().name(), tensor.dtype.name());
+                    let was = there.dtype().name();
+                    let is = tensor.dtype.name();
                     let difference = ModelDifference::ElementType { tensor: tensor.name.clone(), was, is };
                     return Err(self.other_model(difference));
                 }
@@ -94,8 +96,10 @@ impl Checkpoint {
 
 /// Computes the size and SHA-256 of a file.
 fn digest(path: &Path) -> io::Result<FileDigest> {
-    let (mut file, mut hash, mut buffer, mut bytes) =
-        (bounded::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
+    let mut file = bounded::open(path)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(FileDigest { bytes, sha256: hex(&hash.finalize()) }),

@@ -75,7 +75,8 @@ fn tensors(path: &Path, part: StatePart, model: &mut dyn Tensors) -> Result<File
             let bytes = (range.end - range.start) * tensor.dtype.size();
             model.read(part, number, range, &mut buffer)?;
             if buffer.len() as u64 != bytes {
-                let (name, found) = (&tensor.name, buffer.len());
+                let name = &tensor.name;
+                let found = buffer.len();
                 let what = format!("{name}: {found} bytes of a checkpoint instead of {bytes}");
                 return Err(RuntimeError::bug(what).into());
             }

@@ -24,8 +24,10 @@ impl TrainConfig {
         }
         if is_head {
             // The widths of a head are those of its embeddings, `hidden` and `classes`.
-            let (from, dropout) = (c.model.from.clone(), c.model.dropout);
-            let (hidden, classes) = (c.model.hidden, c.model.classes);
+            let from = c.model.from.clone();
+            let dropout = c.model.dropout;
+            let hidden = c.model.hidden;
+            let classes = c.model.classes;
             let names = c.model.class_names.clone();
             c.model = usual.model.clone();
             (c.model.from, c.model.dropout, c.model.hidden) = (from, dropout, hidden);

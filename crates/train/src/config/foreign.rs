@@ -269,7 +269,8 @@ fn nearest(path: &str) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase().replace('-', "_");
     let wanted = last(path);
     let distance = |ours: &String| {
-        let (by_key, by_path) = (strsim::osa_distance(&wanted, &last(ours)), strsim::osa_distance(path, ours));
+        let by_key = strsim::osa_distance(&wanted, &last(ours));
+        let by_path = strsim::osa_distance(path, ours);
         (by_key.min(by_path), by_path)
     };
     let near = known.into_iter().min_by_key(distance)?;

@@ -93,7 +93,8 @@ impl Initial {
     /// Returns the keys that the initial model determines with their values; keys without a value in the initial model
     /// take it from `usual`, the defaults of the model's kind.
     pub fn keys(&self, usual: &Model) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
-        let (read, usual) = (serde_json::to_value(&self.model)?, serde_json::to_value(usual)?);
+        let read = serde_json::to_value(&self.model)?;
+        let usual = serde_json::to_value(usual)?;
         let value = |key: &'static str| match self.read.contains(&key) {
             true => Some((key, at(&read, key).clone())),
             // A plain encoder does not determine `classes`: the run decides whether to train a classifier on top of it.
@@ -115,19 +116,21 @@ impl Initial {
         if equal {
             return None;
         }
-        let (stated, name) = (word(stated), &self.name);
-        Some(match self.read.contains(&key) {
-            true => format!(
+        let stated = word(stated);
+        let name = &self.name;
+        Some(if self.read.contains(&key) {
+            format!(
                 "`model.{key}` is {stated}, and {} in {name}, the model of model.from; remove the key, or start \
                     from other weights",
                 word(own)
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "`model.{key}` is {stated}, and {name}, the model of model.from, is a {} without such a \
                     setting; remove the \
                  key",
                 self.model.kind.name()
-            ),
+            )
         })
     }
 
@@ -275,7 +278,8 @@ impl Initial {
     fn head(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let rows =
             |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
-        let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
+        let hidden = rows("hidden_layer.weight")?;
+        let classes = rows("output_layer.weight")?;
         self.read.extend(["kind", "hidden", "classes"]);
         self.model = Model { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
         Ok(())

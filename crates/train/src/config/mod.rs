@@ -141,9 +141,10 @@ impl TrainConfig {
         }
         let config = resolve(&tree, name, observer)?;
         let broken = rules::broken(&config);
-        match broken.is_empty() {
-            true => Ok(config),
-            false => Err(ConfigError::Rules { name: name.to_owned(), broken }.into()),
+        if broken.is_empty() {
+            Ok(config)
+        } else {
+            Err(ConfigError::Rules { name: name.to_owned(), broken }.into())
         }
     }
 
@@ -308,7 +309,8 @@ fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
         ModelKind::MoeLm => TrainConfig { model, ..config },
         // Touvron et al. 2023.
         ModelKind::DenseLm => {
-            let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
+            let norm = Norm::RmsNorm;
+            let activation = Activation::Swiglu;
             TrainConfig { model: Model { norm, activation, bias: false, intermediate: 768, ..model }, ..config }
         }
         // Lin et al. 2023, appendix A: Adam with betas 0.9 and 0.98, weight decay 0.01.
@@ -322,7 +324,8 @@ fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
             let attention = Attention { mask: MaskKind::Full, ..model.attention };
             // The sizes of the built-in caller.
             let sizes = Model { hidden: 192, layers: 4, heads: 3, intermediate: 384, ..model };
-            let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
+            let norm = Norm::RmsNorm;
+            let activation = Activation::Swiglu;
             let model = Model { norm, activation, bias: false, attention, vocabulary: Some(66), ..sizes };
             let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.05, ..config.optimizer };
             let data = Data { format: Format::Fasta, ..config.data };

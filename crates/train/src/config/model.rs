@@ -313,7 +313,8 @@ impl Model {
             Preset::Large => (1024, 24, 16, 4096, 32, 4),
         };
         let experts = Experts { count, top_k, ..self.experts };
-        let (preset, vocabulary) = (Some(preset), Some(65_536));
+        let preset = Some(preset);
+        let vocabulary = Some(65_536);
         Self { preset, vocabulary, hidden, layers, heads, intermediate, experts, ..self }
     }
 }

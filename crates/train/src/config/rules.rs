@@ -29,10 +29,12 @@ type Rule = (bool, String);
 fn model(c: &TrainConfig) -> Vec<Rule> {
     let m = &c.model;
     let kind = m.kind;
-    let (moe, decoder) = (kind == ModelKind::MoeLm, matches!(kind, ModelKind::MoeLm | ModelKind::DenseLm));
+    let moe = kind == ModelKind::MoeLm;
+    let decoder = matches!(kind, ModelKind::MoeLm | ModelKind::DenseLm);
     let full = m.attention.mask == MaskKind::Full;
     let kv = m.kv_heads.unwrap_or(m.heads);
-    let (experts, k) = (m.experts.count, m.experts.top_k);
+    let experts = m.experts.count;
+    let k = m.experts.top_k;
     let head = kind == ModelKind::Head;
     vec![
         (m.preset.is_none() || moe, "model.preset applies only to model.kind moe_lm; remove it, or set \
@@ -91,8 +93,10 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
 
 /// Rules on callers, and on the keys that only callers have.
 fn caller(c: &TrainConfig) -> Vec<Rule> {
-    let (m, d) = (&c.model, &c.data);
-    let (crops, usual_crops) = (&d.crops, super::Crops::default());
+    let m = &c.model;
+    let d = &c.data;
+    let crops = &d.crops;
+    let usual_crops = super::Crops::default();
     if m.kind != ModelKind::Caller {
         let of_callers =
             m.tasks.is_empty() && *crops == usual_crops && c.distillation == super::Distillation::default();
@@ -230,7 +234,8 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
 }
 
 fn optimizer(c: &TrainConfig) -> Vec<Rule> {
-    let (o, s) = (&c.optimizer, &c.schedule);
+    let o = &c.optimizer;
+    let s = &c.schedule;
     let sgd = o.kind == OptimizerKind::Sgd;
     let falls = s.kind.ends();
     let horizon = c.horizon();

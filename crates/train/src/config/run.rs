@@ -205,7 +205,8 @@ impl Dynamic {
 
     /// The settings of the decision on a change.
     pub fn settings(&self) -> dynamic::Dynamic {
-        let (every, smooth) = (self.adjustment_frequency, self.smooth_transitions);
+        let every = self.adjustment_frequency;
+        let smooth = self.smooth_transitions;
         dynamic::Dynamic { thresholds: self.thresholds(), every, smooth }
     }
 }

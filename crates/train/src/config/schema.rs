@@ -42,7 +42,8 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
         return;
     }
     let text = |key: &str, otherwise: &str| schema[key].as_str().unwrap_or(otherwise).replace('\n', " ");
-    let (about, changes) = (text("description", ""), text("changes", "results"));
+    let about = text("description", "");
+    let changes = text("changes", "results");
     found.push(Leaf { path: path.to_owned(), about, allowed: allowed(schema), changes });
 }
 
@@ -102,9 +103,10 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
         }
         if !fits(node, schema) || !is_single(node) {
             let found_text = node.inline();
-            let allowed = match is_single(node) {
-                true => allowed(schema),
-                false => format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema)),
+            let allowed = if is_single(node) {
+                allowed(schema)
+            } else {
+                format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema))
             };
             let what = Wrong::Value { found: found_text, allowed };
             found.push(Fault { path: path.to_owned(), line: node.line, what });

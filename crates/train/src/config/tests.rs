@@ -68,7 +68,8 @@ fn the_initial_model_fixes_the_architecture() {
 
     let head = format!("model.from={}", fixture("goldens/head.pth"));
     let c = good("", &[&HEAD[..], &[&head]].concat());
-    let (hidden, classes) = (c.model.hidden, c.model.classes);
+    let hidden = c.model.hidden;
+    let classes = c.model.classes;
     assert_eq!(classes, Some(2));
     let other = format!("model.hidden={}", hidden + 1);
     let error = parse(MINIMAL, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");

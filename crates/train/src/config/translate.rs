@@ -108,12 +108,11 @@ impl Translated {
     /// # Errors
     /// The configuration has placeholders.
     pub fn complete(self, path: &Path) -> Result<TrainConfig, TrainError> {
-        match self.placeholders.is_empty() {
-            true => Ok(self.config),
-            false => {
-                let name = EscapedPath(path).to_string();
-                Err(ConfigError::Placeholders { name, missing: self.placeholders }.into())
-            }
+        if self.placeholders.is_empty() {
+            Ok(self.config)
+        } else {
+            let name = EscapedPath(path).to_string();
+            Err(ConfigError::Placeholders { name, missing: self.placeholders }.into())
         }
     }
 }
@@ -542,9 +541,10 @@ impl Translation {
             Convert::Later => Ok(Outcome::Later),
             Convert::Converters => {
                 let text = value.to_string().to_lowercase();
-                match text.contains("float8") || text.contains("fp8") || text.contains("mx") {
-                    true => Err("training has the number formats f32, tf32, bf16 and fp16".to_owned()),
-                    false => Ok(Outcome::No("number formats cannot be chosen for single modules".to_owned())),
+                if text.contains("float8") || text.contains("fp8") || text.contains("mx") {
+                    Err("training has the number formats f32, tf32, bf16 and fp16".to_owned())
+                } else {
+                    Ok(Outcome::No("number formats cannot be chosen for single modules".to_owned()))
                 }
             }
             Convert::Sequences => {
@@ -875,9 +875,10 @@ impl Translation {
             Source::Torchtitan => self.schedule_of_torchtitan(),
             Source::Ava => {
                 // Keys of Hugging Face's Trainer are common in these files, and have the same meaning.
-                match self.their("lr_scheduler_type").is_string() {
-                    true => self.schedule_of_hugging_face(),
-                    false => Ok(()),
+                if self.their("lr_scheduler_type").is_string() {
+                    self.schedule_of_hugging_face()
+                } else {
+                    Ok(())
                 }
             }
         }
@@ -1053,9 +1054,10 @@ impl Translation {
                 )?;
             }
         }
-        match self.has("schedule.min_ratio") {
-            true => Ok(()),
-            false => self.add("schedule.min_ratio", &json!(0.0), "there the schedule ends at 0"),
+        if self.has("schedule.min_ratio") {
+            Ok(())
+        } else {
+            self.add("schedule.min_ratio", &json!(0.0), "there the schedule ends at 0")
         }
     }
 

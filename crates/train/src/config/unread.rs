@@ -26,7 +26,8 @@ pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
         if !seen.insert(key.clone()) {
             continue;
         }
-        let (value, default) = (at(&stated, &key), at(&usual, &key));
+        let value = at(&stated, &key);
+        let default = at(&usual, &key);
         // A loss that is switched off is no statement about a model that does not have it, and nothing held out is nothing.
         let is_zero = value.as_f64() == Some(0.0);
         let is_off = is_zero && (key.starts_with("loss.") || key == "data.validation_fraction");
@@ -128,7 +129,8 @@ fn of_kind(c: &TrainConfig, stated: &Value) -> Vec<Unread> {
 
 /// Keys that another key disables.
 fn of_keys(c: &TrainConfig) -> Vec<Unread> {
-    let (m, d) = (&c.model, &c.data);
+    let m = &c.model;
+    let d = &c.data;
     let tokenized = !matches!(m.kind, ModelKind::Head | ModelKind::Caller);
     let classifies = tokenized && m.classes.is_some();
     let mut found = vec![];

@@ -188,9 +188,10 @@ fn scalar(text: &str) -> NodeKind {
 /// Converts a float without a fractional part to an integer, as JSON Schema does, if its magnitude is below
 /// 2^53. From there on a float no longer represents every integer exactly.
 fn number(x: f64) -> NodeKind {
-    match x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
-        true => NodeKind::Integer(x as i64),
-        false => NodeKind::Float(x),
+    if x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
+        NodeKind::Integer(x as i64)
+    } else {
+        NodeKind::Float(x)
     }
 }
 
@@ -299,9 +300,10 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
-    match starts && text.chars().all(plain) && scalar(text) == NodeKind::Text(text.to_owned()) {
-        true => text.to_owned(),
-        false => Value::from(text).to_string(),
+    if starts && text.chars().all(plain) && scalar(text) == NodeKind::Text(text.to_owned()) {
+        text.to_owned()
+    } else {
+        Value::from(text).to_string()
     }
 }
 

@@ -210,7 +210,8 @@ pub fn evaluate(
     let Planned { program, bounds, output, classifier } = planned.map_err(|error| prepared.bill(error))?;
     let data = prepared.data();
     let Prepared { settings, budget: whole, subject, mut feed, .. } = prepared;
-    let (on_host, budget) = (whole.on_host, whole.bytes);
+    let on_host = whole.on_host;
+    let budget = whole.bytes;
     let mut joined = JoinedBatch::new(bounds, &feed);
     let peak = program.peak() + if on_host { data } else { Bytes::ZERO };
     // The scores of all examples are kept, in memory of the host that no plan has.
@@ -224,7 +225,8 @@ pub fn evaluate(
         feed.rewind()?;
     }
     let most = config.run.evaluate_tokens.unwrap_or(u64::MAX);
-    let (mut loss, mut targets) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut targets = 0;
     let mut tasks = tasks_of(config);
     while targets < most {
         if let Some(signal) = observer.stop() {

@@ -248,7 +248,8 @@ impl Largest {
 
     /// The values of the keys that give the configuration, as in `--set`.
     pub fn settings(&self) -> Vec<String> {
-        let (model, batch) = (&self.config.model, &self.config.batch);
+        let model = &self.config.model;
+        let batch = &self.config.batch;
         match self.size {
             Size::Tokens if model.kind == ModelKind::Head => {
                 vec![format!("batch.pack_tokens={}", self.value), format!("batch.tokens={}", batch.tokens)]

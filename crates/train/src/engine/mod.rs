@@ -74,7 +74,8 @@ pub fn open(
     let Started { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
     let beside = prepared.budget.bytes.saturating_sub(prepared.for_plans());
     let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
-    let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
+    let on_host = budget.on_host;
+    let budget_bytes = budget.bytes;
     let room = budget.room;
     let dynamic = config.memory.dynamic.as_ref();
     let pack = program::pack_bounds(config);
@@ -256,7 +257,8 @@ fn start(
     observer: &mut dyn Observer,
 ) -> Result<Started, TrainError> {
     let Prepared { settings, target, budget, subject, .. } = prepared;
-    let (mut smaller, mut config) = (vec![], config.clone());
+    let mut smaller = vec![];
+    let mut config = config.clone();
     // The smallest size stays the same if fewer sizes are planned.
     let least = config.dynamic_sizes().last().copied();
     if let Some(dynamic) = &mut config.memory.dynamic {
@@ -335,7 +337,8 @@ impl Prepared {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let settings = config.run.settings(device.clone());
-        let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
+        let target = config.run.target(device)?;
+        let on_host = settings.is_on_host();
         // A share of the free memory is resolved before anything is opened and takes some.
         let free = if on_host { available().free } else { settings.free()? };
         let bytes = parse_budget(&config.memory.budget, free)?;
@@ -358,9 +361,10 @@ impl Prepared {
 
     /// The budget of the plans. On a GPU the data and the process are not in the memory that the budget is of.
     fn for_plans(&self) -> Bytes {
-        match self.budget.on_host {
-            true => self.budget.for_plans().saturating_sub(self.data()),
-            false => self.budget.bytes,
+        if self.budget.on_host {
+            self.budget.for_plans().saturating_sub(self.data())
+        } else {
+            self.budget.bytes
         }
     }
 
@@ -545,7 +549,8 @@ impl Stepper for Engine {
         let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
-                let (op, out) = (node.op.name(), node.outputs.iter().flatten().next());
+                let op = node.op.name();
+                let out = node.outputs.iter().flatten().next();
                 InstructionTime {
                     instruction: out.map_or(op.to_owned(), |&v| format!("{op} {}", plan.graph.spec(v))),
                     kernel: target.kernel_of(&plan.graph, node).map_or("", KernelId::name),

@@ -73,9 +73,10 @@ pub(super) fn search(
     };
     let other = |config: &TrainConfig| remedy(config, &subject.like(&config.model), target, limits, &stopped);
     let bill = with_remedies(*refused, config, target, &other);
-    match stopped() {
-        true => Err(interrupted(observer).into()),
-        false => Err(PlanError::OverBudget(Box::new(bill)).into()),
+    if stopped() {
+        Err(interrupted(observer).into())
+    } else {
+        Err(PlanError::OverBudget(Box::new(bill)).into())
     }
 }
 

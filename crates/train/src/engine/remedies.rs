@@ -92,7 +92,8 @@ fn least_that_fits<'a>(
 ) -> Option<(&'a Settings, TrainingChoice)> {
     let mut found = (degrees.last()?, planned(degrees.last()?)?);
     // The invariant of the loop is that `high` fits and that nothing before `low` does.
-    let (mut low, mut high) = (0, degrees.len() - 1);
+    let mut low = 0;
+    let mut high = degrees.len() - 1;
     while low < high {
         let middle = low.midpoint(high);
         match planned(&degrees[middle]) {

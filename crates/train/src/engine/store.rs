@@ -35,7 +35,9 @@ struct Tensor {
 impl Store {
     /// Builds the tables from the persistent tensors of a session.
     pub fn of(session: &TrainSession, subject: &TrainedModel, seed: u64) -> Self {
-        let (mut model, mut state, mut average) = (vec![], vec![], vec![]);
+        let mut model = vec![];
+        let mut state = vec![];
+        let mut average = vec![];
         let residents = session.residents();
         // Averages by the name of their parameter.
         let averages: BTreeMap<&str, &PersistentTensor> = residents
@@ -117,7 +119,8 @@ impl Store {
         let size = t.stored.dtype.size();
         out.clear();
         out.resize(((elements.end - elements.start) * size) as usize, 0);
-        let (a, b) = (elements.start.max(t.there.start), elements.end.min(t.there.end));
+        let a = elements.start.max(t.there.start);
+        let b = elements.end.min(t.there.end);
         if let Some(piece) = t.piece.as_ref().filter(|_| a > elements.start || b < elements.end) {
             // Rows that the device does not hold are not used by the model, so they keep their initial values.
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
@@ -151,7 +154,8 @@ impl Store {
         let t = &self.part(part)[tensor];
         let size = t.stored.dtype.size();
         let end = start + bytes.len() as u64 / size;
-        let (a, b) = (start.max(t.there.start), end.min(t.there.end));
+        let a = start.max(t.there.start);
+        let b = end.min(t.there.end);
         if a < b {
             let place = ((a - start) * size) as usize..((b - start) * size) as usize;
             session.write(behind(t.at, (a - t.there.start) * size), &bytes[place])?;
@@ -171,7 +175,8 @@ fn row(piece: &ParamPiece) -> u64 {
 
 /// Describes the pieces of a parameter whose values are at `resident`: the parameter itself or its average.
 fn pieces_of(resident: &PersistentTensor, param: &Param, subject: &TrainedModel) -> Vec<Tensor> {
-    let (mut at, mut tensors) = (resident.at, vec![]);
+    let mut at = resident.at;
+    let mut tensors = vec![];
     for piece in &param.pieces {
         tensors.extend(piece_of(resident, piece, at, subject));
         at = behind(at, (piece.rows.1 - piece.rows.0) * row(piece) * resident.spec.dtype.size());

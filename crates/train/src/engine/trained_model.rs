@@ -246,7 +246,8 @@ impl TrainedModel {
     /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
     /// for parameters that `from` does not have. Any number of threads may call it.
     pub fn source(&self, seed: u64) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
-        let (kind, from) = (&self.kind, self.from.as_deref());
+        let kind = &self.kind;
+        let from = self.from.as_deref();
         move |param, range, out| {
             if let Some((teacher, param)) = kind.of_teacher(param) {
                 return Ok(teacher.read(&param, range, out)?);
@@ -514,7 +515,8 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Optio
         return Err(TrainError::NoModel { kind: m.kind.name() });
     };
     let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
-    let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
+    let encoder = model.encoder.clone();
+    let from = From::Encoder(model);
     let right = match &encoder {
         Encoder::Esm2(_) => m.kind == ModelKind::Esm2,
         Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
@@ -541,7 +543,8 @@ fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
         None => Ok(()),
         Some(piece) => {
-            let (model, tensor) = (model.name.clone(), piece.tensor.clone());
+            let model = model.name.clone();
+            let tensor = piece.tensor.clone();
             Err(TrainError::LoraWithoutHead { model, tensor })
         }
     }
@@ -555,10 +558,8 @@ fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
         Encoder::DnabertS(_) => &["Wqkv"],
     };
     let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());
-    let targets = match asked.targets.is_empty() {
-        true => usual.iter().map(|&t| t.to_owned()).collect(),
-        false => named.collect(),
-    };
+    let targets =
+        if asked.targets.is_empty() { usual.iter().map(|&t| t.to_owned()).collect() } else { named.collect() };
     Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
 }
 
@@ -588,9 +589,10 @@ fn caller(
         temperature: d.temperature as f32,
     });
     let weights = m.tasks.iter().map(|task| task.weight as f32).collect();
-    let objective = match m.tasks.is_empty() {
-        true => CallerObjective::MaskedCodons,
-        false => CallerObjective::Tasks { weights, distillation },
+    let objective = if m.tasks.is_empty() {
+        CallerObjective::MaskedCodons
+    } else {
+        CallerObjective::Tasks { weights, distillation }
     };
     let Some(from) = &m.from else { return Ok((ModelFamily::Caller { caller, objective, teachers }, None)) };
     let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
@@ -623,7 +625,8 @@ fn caller(
 /// Opens the teacher in `folder`, which must have the tokens and all tasks of `caller`.
 fn teacher(folder: &Path, caller: &CallerConfig) -> Result<CallerModel, TrainError> {
     let teacher = CallerModel::open(folder)?;
-    let (found, wanted) = (teacher.config.vocab_size, caller.vocab_size);
+    let found = teacher.config.vocab_size;
+    let wanted = caller.vocab_size;
     if found != wanted {
         return Err(TrainError::TeacherVocabulary { teacher: folder.to_owned(), found, wanted });
     }

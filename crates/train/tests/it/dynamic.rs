@@ -106,7 +106,8 @@ fn losses(folder: &Folder) -> Vec<f64> {
 
 /// Panics unless two runs have the same losses, weights and position within rounding.
 fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &TrainReport)) {
-    let (some, others) = (losses(found.0), losses(wanted.0));
+    let some = losses(found.0);
+    let others = losses(wanted.0);
     assert_eq!(some.len(), others.len(), "{what}: {some:?}");
     for (some, other) in some.iter().zip(&others) {
         assert!((some - other).abs() <= 2e-5 * other, "{what}: losses {some} and {other}");
@@ -116,10 +117,8 @@ fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &
         (state.step, state.epoch, state.tokens, state.targets, state.position.clone())
     };
     assert_eq!(state(found.1), state(wanted.1), "{what}");
-    let (some, others) = (
-        values(found.1.checkpoint.as_deref().expect("saved")),
-        values(wanted.1.checkpoint.as_deref().expect("saved")),
-    );
+    let some = values(found.1.checkpoint.as_deref().expect("saved"));
+    let others = values(wanted.1.checkpoint.as_deref().expect("saved"));
     let pairs = some.iter().zip(&others).flat_map(|((_, some), (_, others))| some.iter().zip(others));
     let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 2e-4, "{what}: a weight differs by {worst}");
@@ -135,8 +134,9 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
         "precision.kind=bf16 memory.remat=full",
     ] {
         let data = format!("{data} {flags}");
-        let (one, large, follows) =
-            (Folder::new("dynamic-one"), Folder::new("dynamic-large"), Folder::new("dynamic"));
+        let one = Folder::new("dynamic-one");
+        let large = Folder::new("dynamic-large");
+        let follows = Folder::new("dynamic");
         let fixed = format!("{data} batch.micro_tokens=64 run.evaluate_every=4");
         let wanted = train(&one, &fixed, &Script::new(calm, None));
         // Sixteen-bit weights are rounded in every step, so another order of sums changes them by a unit in the last place.
@@ -179,7 +179,8 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
 fn a_resumed_run_replays_its_changes() {
     let (_text, data) = corpus("dynamic-replay");
     let flags = format!("{data} {DYNAMIC} model.dropout=0.1 run.save_every=5 run.keep_best=false");
-    let (whole, broken) = (Folder::new("dynamic-whole"), Folder::new("dynamic-broken"));
+    let whole = Folder::new("dynamic-whole");
+    let broken = Folder::new("dynamic-broken");
     let wanted = train(&whole, &flags, &Script::new(busy, None));
     let fault = Fault { of_memory: false, ..Fault::once(Place::Launch("embed"), 9) };
     let (failed, _) = try_train(&broken.0, &flags, &Script::new(busy, Some(fault)));

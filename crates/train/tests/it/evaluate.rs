@@ -114,7 +114,8 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
     close(task.accuracy, right as f64 / n);
     // The area is the share of pairs that are in the right order.
     let area = |c: usize| {
-        let (mut sum, mut pairs) = (0.0, 0.0);
+        let mut sum = 0.0;
+        let mut pairs = 0.0;
         for (a, p) in rows.iter().filter(|(a, _)| *a == c) {
             for (_, q) in rows.iter().filter(|(b, _)| b != a) {
                 sum += if p[c] > q[c] {

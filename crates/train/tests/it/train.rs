@@ -66,7 +66,9 @@ struct ToyData {
 
 impl Toy {
     fn new(config: &TrainConfig) -> Self {
-        let (weights, momentum, gradient) = ([1.0, -2.0, 3.0, 0.5, 0.0], [0.0; 5], [0.0; 5]);
+        let weights = [1.0, -2.0, 3.0, 0.5, 0.0];
+        let momentum = [0.0; 5];
+        let gradient = [0.0; 5];
         let data = ToyData {
             place: 0,
             token: [0],
@@ -431,8 +433,9 @@ fn results_that_are_read_late_change_nothing() {
             let set = |toy: &mut Toy| (toy.late, toy.infinite) = (late, infinite.clone());
             go(&folder.0, &flags, ear, set)
         };
-        let (waits, late, broken) =
-            (Folder::new("train-waits"), Folder::new("train-late"), Folder::new("train-late-broken"));
+        let waits = Folder::new("train-waits");
+        let late = Folder::new("train-late");
+        let broken = Folder::new("train-late-broken");
         let wanted = run(&waits, &mut RecordingObserver::default(), false).expect("40 steps");
         let found = run(&late, &mut RecordingObserver::default(), true).expect("40 steps");
         assert_eq!(wanted.state.skipped > 0, !infinite.is_empty(), "{kind}");
@@ -683,7 +686,8 @@ fn a_run_without_an_update_fails() {
 
 #[test]
 fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
-    let (first, second) = (Folder::new("train-first"), Folder::new("train-second"));
+    let first = Folder::new("train-first");
+    let second = Folder::new("train-second");
     let whole = bits(&train(&first.0, "run.steps=6 run.save_every=2 run.keep_last=9").expect("trained"));
     let from = |resume: &Path, output: &Path| {
         let resume = Resume::From(resume.to_owned());

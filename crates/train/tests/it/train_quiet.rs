@@ -81,7 +81,8 @@ fn a_training_step_allocates_nothing() {
         let OpenedModel { facts, mut batches, mut stepper } = opened;
         let micro = config.batch.micro_tokens.0.unwrap_or_else(|| config.pack_tokens());
         let told = hyper(facts.optimizer, &config.optimizer, 1e-3, 3);
-        let (mut least, mut steps) = (usize::MAX, 0);
+        let mut least = usize::MAX;
+        let mut steps = 0;
         while least > 0 && steps < PATIENCE {
             let mut allocations = 0;
             for k in 0..config.batch.tokens / micro {
@@ -131,7 +132,8 @@ fn the_loop_around_a_step_allocates_its_line() {
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         region.change().allocations
     };
-    let (few, many) = (allocations(4), allocations(24));
+    let few = allocations(4);
+    let many = allocations(24);
     let each = many.saturating_sub(few) / 20;
     println!("{each} allocations of the loop for a step");
     assert!(each <= LOOP, "{each} allocations of the loop for a step");
