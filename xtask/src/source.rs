@@ -108,12 +108,14 @@ impl File {
 
     /// Byte ranges of the items with `#[cfg(test)]`, each from the attribute to the last byte.
     pub fn test_items(&self) -> Vec<Range<usize>> {
-        let range = |at: usize| {
-            let item = self.after_attribute(at);
-            let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
-            at..self.body(item).map_or(semicolon, |body| body.end)
-        };
-        self.test_marks().map(range).collect()
+        self.test_marks().map(|at| self.attributed_item(at)).collect()
+    }
+
+    /// Byte range of the item whose attribute is at `at`. An item without a block, such as `mod name;`, ends at its semicolon.
+    fn attributed_item(&self, at: usize) -> Range<usize> {
+        let item = self.after_attribute(at);
+        let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
+        at..self.body(item).map_or(semicolon, |body| body.end)
     }
 
     /// Byte ranges of the string literals, with their quotes.
@@ -173,8 +175,8 @@ fn blank(text: &str) -> String {
         let at = out.len();
         match literal_end(text, at) {
             Some(end) => {
-                let keep = |&b: &u8| if b == b'\n' { b'\n' } else { b' ' };
-                out.extend(bytes[at..end.min(bytes.len())].iter().map(keep));
+                let literal = &bytes[at..end.min(bytes.len())];
+                out.extend(literal.iter().map(|&b| if b == b'\n' { b'\n' } else { b' ' }));
             }
             None => out.push(bytes[at]),
         }
@@ -194,6 +196,7 @@ fn literal_end(text: &str, at: usize) -> Option<usize> {
         [b'"', ..] => Some(string_end(bytes, at)),
         [b'r', ..] if !in_name => raw_string_end(bytes, at + 1),
         [b'b' | b'c', b'r', ..] if !in_name => raw_string_end(bytes, at + 2),
+        // The search starts after the escaped character, which can be a quote itself: `'\''`.
         [b'\'', b'\\', ..] => Some(find(bytes, at + 3, b"'") + 1),
         [b'\'', ..] => {
             // `'x'` is a character; without the second quote it is a lifetime.

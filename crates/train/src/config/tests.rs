@@ -517,14 +517,14 @@ fn the_page_of_keys_is_this_table() {
     let there = std::fs::read_to_string(&path).expect("docs/configuration.md");
     let start = there.find(HEADER).expect("the table of keys");
     let page = there[..start].to_owned() + &tables();
-    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+    if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
         std::fs::write(&path, &page).expect("written");
         return;
     }
     let (there, page): (Vec<&str>, Vec<&str>) = (there.lines().collect(), page.lines().collect());
     let other = page.iter().zip(&there).find(|(a, b)| a != b);
-    assert_eq!(other, None, "PLIMSOLL_BLESS=1 writes the tables");
-    assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes the tables");
+    assert_eq!(other, None, "UPDATE=1 writes the tables");
+    assert_eq!(page.len(), there.len(), "UPDATE=1 writes the tables");
 }
 
 /// The first line of the generated part of docs/configuration.md.
