@@ -70,7 +70,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// SplitMix64 weights for every parameter of a graph. Matrices have the standard deviation 1 / sqrt(K), which keeps
+/// Random weights for every parameter of a graph. Matrices have the standard deviation 1 / sqrt(K), which keeps
 /// the scale of activations; norms are the identity. Rotary frequencies are omitted, because the model computes
 /// them.
 fn weights(graph: &Graph, metadata: &[(&str, &str)], stored: StoredAs) -> Result<Vec<u8>, String> {

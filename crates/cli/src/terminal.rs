@@ -43,7 +43,7 @@ impl Verbosity {
 
 /// Observer that writes to standard error and to the log file.
 pub struct Terminal {
-    loudness: Verbosity,
+    verbosity: Verbosity,
     /// Progress bar; created by the first progress report if `shows_bar`.
     bar: Option<ProgressBar>,
     shows_bar: bool,
@@ -54,7 +54,8 @@ pub struct Terminal {
     screen: Option<Screen>,
     colours: bool,
     log: Option<Log>,
-    said: Instant,
+    /// When the last progress line was written.
+    last_line: Instant,
     /// Number of the signal that requested a stop; 0 without one.
     stop: Arc<AtomicUsize>,
 }
@@ -95,10 +96,10 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 impl Terminal {
     /// `progress` enables a progress bar if standard error is a terminal, and otherwise a line every
     /// [`BETWEEN_LINES`]. Nothing is written to the file `log` before [`Terminal::open_log`].
-    pub fn new(loudness: Verbosity, progress: bool, log: Option<&Path>) -> Self {
+    pub fn new(verbosity: Verbosity, progress: bool, log: Option<&Path>) -> Self {
         let terminal = stderr().is_terminal();
         Self {
-            loudness,
+            verbosity,
             bar: None,
             shows_bar: progress && terminal,
             shows_lines: progress && !terminal,
@@ -106,7 +107,7 @@ impl Terminal {
             screen: None,
             colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
             log: log.map(|path| Log::Waiting(path.to_owned(), String::new())),
-            said: Instant::now(),
+            last_line: Instant::now(),
             stop: Arc::default(),
         }
     }
@@ -163,11 +164,11 @@ impl Terminal {
     }
 
     /// Writes a progress line to the log and, without a bar, to standard error, if `BETWEEN_LINES` have passed.
-    fn now_and_then(&mut self, line: impl FnOnce() -> String) {
-        if self.said.elapsed() < BETWEEN_LINES {
+    fn progress_line(&mut self, line: impl FnOnce() -> String) {
+        if self.last_line.elapsed() < BETWEEN_LINES {
             return;
         }
-        self.said = Instant::now();
+        self.last_line = Instant::now();
         let line = line();
         self.log(&line);
         if self.shows_lines {
@@ -194,7 +195,7 @@ impl Terminal {
     pub fn log(&mut self, text: &str) {
         let Some(log) = &mut self.log else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = format!("{} {}\n", utc(now.as_secs()), Shown(text));
+        let line = format!("{} {}\n", utc(now.as_secs()), EscapedText(text));
         let written = match log {
             Log::Waiting(_, lines) => {
                 lines.push_str(&line);
@@ -246,13 +247,13 @@ impl Observer for Terminal {
             Level::Info | Level::Detail => text.to_owned(),
         };
         self.log(&line);
-        if !self.loudness.shows(level) {
+        if !self.verbosity.shows(level) {
             return;
         }
         match level {
             // Bold yellow.
-            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{}\x1b[0m", Shown(&line))),
-            Level::Warning | Level::Info | Level::Detail => self.print(&Shown(&line).to_string()),
+            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{}\x1b[0m", EscapedText(&line))),
+            Level::Warning | Level::Info | Level::Detail => self.print(&EscapedText(&line).to_string()),
         }
     }
 
@@ -268,7 +269,7 @@ impl Observer for Terminal {
         }
         let done = progress.bytes_total.filter(|&total| total > 0);
         let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total).floor()));
-        self.now_and_then(|| format!("{}{text}", done.unwrap_or_default()));
+        self.progress_line(|| format!("{}{text}", done.unwrap_or_default()));
     }
 
     fn trained(&mut self, trained: &Trained) {
@@ -280,7 +281,7 @@ impl Observer for Terminal {
         }
         match &mut self.monitor {
             Some(view) => view.take_step(trained.step, trained.loss),
-            None => self.now_and_then(|| text),
+            None => self.progress_line(|| text),
         }
     }
 
@@ -295,7 +296,7 @@ impl Observer for Terminal {
             let screen = self.screen.get_or_insert_with(Screen::on_stderr);
             screen.draw(frame(view, screen.width()));
         }
-        self.now_and_then(|| line);
+        self.progress_line(|| line);
     }
 
     fn transfer(&mut self, transfer: &Transfer<'_>) {
@@ -309,7 +310,9 @@ impl Observer for Terminal {
             // The next transfer creates a bar with its own total.
             self.drop_bar();
         }
-        self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
+        self.progress_line(|| {
+            format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6)
+        });
     }
 
     fn starting(&mut self, progress: &StartProgress) {
@@ -323,7 +326,7 @@ impl Observer for Terminal {
             // The next stage creates a bar with its own total.
             self.drop_bar();
         }
-        self.now_and_then(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
+        self.progress_line(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
     }
 }
 
@@ -338,7 +341,7 @@ fn stage(stage: StartStage) -> &'static str {
 
 /// Writes an error to standard error without a [`Terminal`].
 pub fn print_error(text: &str) {
-    write(&Shown(text).to_string());
+    write(&EscapedText(text).to_string());
 }
 
 /// Writes a line to standard error. Errors are ignored: a closed pipe, as behind `head`, must not stop a run.
@@ -348,9 +351,9 @@ fn write(text: &str) {
 
 /// Displays a text with control characters escaped, except line feeds and tabs. Messages contain names from
 /// files, which must not be able to send escape sequences to the terminal.
-struct Shown<'a>(&'a str);
+struct EscapedText<'a>(&'a str);
 
-impl Display for Shown<'_> {
+impl Display for EscapedText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -396,13 +399,20 @@ fn is_log(path: &Path) -> std::io::Result<bool> {
     const FORM: &[u8; 21] = b"dddd-dd-ddTdd:dd:ddZ ";
     let mut start = vec![];
     File::open(path)?.take(FORM.len() as u64).read_to_end(&mut start)?;
-    let fits = |(form, byte): (&u8, &u8)| if *form == b'd' { byte.is_ascii_digit() } else { form == byte };
-    Ok(start.is_empty() || start.len() == FORM.len() && FORM.iter().zip(&start).all(fits))
+    if start.is_empty() {
+        return Ok(true);
+    }
+    let is_time = FORM
+        .iter()
+        .zip(&start)
+        .all(|(form, byte)| if *form == b'd' { byte.is_ascii_digit() } else { form == byte });
+    Ok(start.len() == FORM.len() && is_time)
 }
 
 /// Formats seconds since 1970 as `2026-01-31T12:00:00Z`. Days are converted to dates by Howard Hinnant's
 /// `civil_from_days` ("chrono-Compatible Low-Level Date Algorithms"), with years that start in March.
 fn utc(seconds: u64) -> String {
+    // Days since 0000-03-01: with years that start in March, the leap day is the last day of a year. An era is 400 years.
     let days = seconds / 86_400 + 719_468;
     let rest = seconds % 86_400;
     let era = days / 146_097;
@@ -464,7 +474,7 @@ mod tests {
 
     #[test]
     fn names_cannot_command_the_terminal() {
-        let check = |text: &str, wanted: &str| assert_eq!(Shown(text).to_string(), wanted);
+        let check = |text: &str, wanted: &str| assert_eq!(EscapedText(text).to_string(), wanted);
         check("'a|b/../é' is empty\n\tnext", "'a|b/../é' is empty\n\tnext");
         check("'\x1b[31mred\x07\r'", "'\\u{1b}[31mred\\u{7}\\r'");
         check("\u{9b}2J", "\\u{9b}2J");
@@ -474,10 +484,10 @@ mod tests {
     fn who_hears_what() {
         use Level::{Detail, Info, Warning};
         use Verbosity::{Normal, Quiet, Verbose};
-        for (loudness, wanted) in
+        for (verbosity, wanted) in
             [(Quiet, [true, false, false]), (Normal, [true, true, false]), (Verbose, [true; 3])]
         {
-            assert_eq!([Warning, Info, Detail].map(|level| loudness.shows(level)), wanted, "{loudness:?}");
+            assert_eq!([Warning, Info, Detail].map(|level| verbosity.shows(level)), wanted, "{verbosity:?}");
         }
     }
 }

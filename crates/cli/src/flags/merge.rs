@@ -1,7 +1,7 @@
 //! Flags of `plimsoll merge`. Invariant: every flag has its default and help here.
 
+use super::messages::MessageFlags;
 use super::print;
-use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::OutputGuard;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 /// The adapter is a checkpoint of a run with model.lora, or a folder written by the peft library. The result is a model
 /// folder in the hub's format, which plimsoll and transformers can load.
 #[derive(Debug, Args)]
-pub struct Merge {
+pub struct MergeCommand {
     /// Adapter folder, which contains adapter_config.json
     #[arg(value_name = "ADAPTER")]
     adapter: PathBuf,
@@ -29,10 +29,10 @@ pub struct Merge {
     base: Option<String>,
 
     #[command(flatten)]
-    voice: Voice,
+    voice: MessageFlags,
 }
 
-impl Merge {
+impl MergeCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };

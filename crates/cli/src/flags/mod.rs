@@ -3,7 +3,6 @@
 
 pub mod bench;
 mod caller;
-mod card;
 pub mod classify;
 pub mod completions;
 pub mod convert;
@@ -11,21 +10,23 @@ mod device;
 pub mod doctor;
 pub mod embed;
 pub mod evaluate;
+mod gpu;
 pub mod licenses;
 pub mod list;
 pub mod machine;
 pub mod man;
 pub mod merge;
+pub mod messages;
 pub mod monitor;
 pub mod plan;
 pub mod plot;
 mod precision;
 pub mod predict;
 pub mod report;
+mod sequences;
 pub mod train;
 pub mod verify;
 mod virnucpro;
-pub mod voice;
 
 use crate::error::CliError;
 use plimsoll_runtime::RuntimeError;
@@ -38,9 +39,9 @@ pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
-            shown.push(c)
+            shown.push(c);
         } else {
-            shown += &format!("\\u{:04x}", u32::from(c))
+            shown += &format!("\\u{:04x}", u32::from(c));
         }
     }
     let mut out = stdout().lock();
@@ -52,8 +53,9 @@ pub fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Writes to standard output, or to standard error if one of `outputs`, the files of the command, is standard output.
-pub fn print_beside(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
+/// Writes a summary to standard output, or to standard error if one of `outputs`, the files of the command, is standard
+/// output.
+pub fn print_summary(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
     if outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
         crate::terminal::print_error(text);
         Ok(())

@@ -1,10 +1,10 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
 //! and the flag are parsed by one schema.
 
-use super::card::{Options, training_options};
 use super::device::DeviceName;
-use super::voice::{MonitorFlag, Voice};
-use super::{print, print_beside};
+use super::gpu::{GpuOptions, training_options};
+use super::messages::{MessageFlags, MonitorFlag};
+use super::{print, print_summary};
 use crate::error::{CliError, usage};
 use crate::terminal::Terminal;
 use clap::Args;
@@ -29,7 +29,7 @@ use std::process::ExitCode;
 /// not fit in memory; 129, 130, 138, 140 and 143 interrupted (SIGHUP, Ctrl-C, SIGUSR1, SIGUSR2, SIGTERM): the current step is
 /// saved in a checkpoint, from which the same command resumes.
 #[derive(Debug, Args)]
-pub struct Train {
+pub struct TrainCommand {
     /// Configuration file, YAML; the config.yaml in the folder of a run resumes that run
     #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
@@ -88,13 +88,13 @@ pub struct Train {
     schema: bool,
 
     #[command(flatten)]
-    voice: Voice,
+    voice: MessageFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
 }
 
-impl Train {
+impl TrainCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let Some(path) = self.config.as_ref().or(self.from_config.as_ref()).filter(|_| !self.schema) else {
@@ -111,7 +111,7 @@ impl Train {
         let config = match &self.from_config {
             Some(path) => {
                 let flags = self.flags();
-                let request = Foreign { path, trainer: self.from_format.as_deref(), flags: &flags };
+                let request = ForeignConfig { path, trainer: self.from_format.as_deref(), flags: &flags };
                 request.read(!self.print_config, &mut terminal)?
             }
             None => self.configuration(path, &mut terminal)?,
@@ -147,9 +147,9 @@ impl Train {
         // Printed before the page is written, so that a full disk does not cost the report.
         let outputs = self.timeline.as_slice();
         match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print_beside(outputs, &format!("{:#}", to_json(&report.run_record)))?,
+            (true, _) => print_summary(outputs, &format!("{:#}", to_json(&report.run_record)))?,
             (false, true) => {}
-            (false, false) => print_beside(outputs, &summary(&report))?,
+            (false, false) => print_summary(outputs, &summary(&report))?,
         }
         if let (Some(page), Some(found)) = (&self.timeline, report.timeline.take()) {
             // The process is a part of the measured memory, so it is not subtracted from the budget.
@@ -222,7 +222,7 @@ impl Train {
 }
 
 /// A configuration file of another trainer.
-pub struct Foreign<'a> {
+pub struct ForeignConfig<'a> {
     /// The file.
     pub path: &'a Path,
     /// The trainer, if its name was given.
@@ -231,7 +231,7 @@ pub struct Foreign<'a> {
     pub flags: &'a [String],
 }
 
-impl Foreign<'_> {
+impl ForeignConfig<'_> {
     /// Translates the file, and reports what each key became. If the configuration `is_used`, it must have no placeholders.
     pub fn read(&self, is_used: bool, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
@@ -245,7 +245,7 @@ impl Foreign<'_> {
 }
 
 /// Opens the device of `run.device`.
-pub fn device(config: &TrainConfig, options: Options) -> Result<Device, CliError> {
+pub fn device(config: &TrainConfig, options: GpuOptions) -> Result<Device, CliError> {
     let name = match DeviceChoice::parse(&config.run.device) {
         Some(DeviceChoice::Cpu) => DeviceName::Cpu,
         Some(DeviceChoice::Cuda(ordinal)) => DeviceName::Cuda(vec![ordinal]),

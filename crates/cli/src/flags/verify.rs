@@ -1,8 +1,8 @@
 //! Flags of `plimsoll verify`. Invariant: at least one model is selected.
 
-use super::machine::Machine;
+use super::machine::MachineFlags;
+use super::messages::MessageFlags;
 use super::print;
-use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 /// --precision bf16, with int8 on the CPU, or with tf32, fp16 or fp8 on a GPU, it also reports how far hidden states
 /// and scores are from f32. The exit code is 0 if all models pass, and 1 otherwise.
 #[derive(Debug, Args)]
-pub struct Verify {
+pub struct VerifyCommand {
     /// Folder of a single model, or folder that contains dnabert_s/, esm2/ and a head (head.safetensors, head.pth,
     /// 500_model.pth or 300_model.pth)
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
@@ -41,13 +41,13 @@ pub struct Verify {
     reference: Option<PathBuf>,
 
     #[command(flatten)]
-    machine: Machine,
+    machine: MachineFlags,
 
     #[command(flatten)]
-    voice: Voice,
+    voice: MessageFlags,
 }
 
-impl Verify {
+impl VerifyCommand {
     /// The files that the command reads.
     fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
