@@ -2,7 +2,7 @@
 //! the budget. Invariant: a trial opens the model and the data as a run does, and writes no file.
 
 use crate::config::TrainConfig;
-use crate::engine::{Largest, open};
+use crate::engine::{LargestRun, open};
 use crate::opened_model::{MicroStepScalars, OpenedModel};
 use crate::schedule::{Rate, hyper};
 use crate::{RunState, TrainError};
@@ -117,7 +117,7 @@ pub struct Confirmation {
 ///
 /// # Errors
 /// A trial that fails, exceeds the budget, or gives a loss that is not finite; errors of planning the next value.
-pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation, TrainError> {
+pub fn confirm(largest: &LargestRun, command: &TrialCommand) -> Result<Confirmation, TrainError> {
     let what = format!("{} {}", largest.size.name(), largest.value);
     let failed = |why: String| TrainError::NotConfirmed { what: what.clone(), why };
     let mut overrides = largest.settings();
@@ -140,7 +140,7 @@ impl Confirmation {
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger value.
-    pub fn to_text(&self, largest: &Largest) -> String {
+    pub fn to_text(&self, largest: &LargestRun) -> String {
         let Trial {
             micro_steps: [run, whole],
             tokens,

@@ -65,7 +65,7 @@ pub enum TrainError {
         /// The step.
         step: u64,
         /// What was computed or moved.
-        phase: Phase,
+        phase: TrainPhase,
         /// The smaller sizes that were tried before.
         tried: String,
         /// The largest tensors of the plan.
@@ -643,7 +643,7 @@ fn listed(words: &[String]) -> String {
 
 /// What a device ran out of memory in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum TrainPhase {
     /// The allocation of the arena and the load of the weights.
     Start,
     /// The forward and backward pass of a micro-batch.
@@ -656,7 +656,7 @@ pub enum Phase {
     Checkpoint,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for TrainPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Start => "allocation of the arena",
@@ -679,7 +679,8 @@ impl TrainError {
     /// the smaller micro-steps that were tried.
     pub(crate) fn in_phase(
         self,
-        (step, phase): (u64, Phase),
+        step: u64,
+        phase: TrainPhase,
         report: MemoryReport,
         dynamic: bool,
         smaller: &[u64],
@@ -701,10 +702,10 @@ impl TrainError {
             holders: if report.holders.is_empty() { String::new() } else { format!("; {}", report.holders) },
             remedy: if dynamic {
                 "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
-                    from the last checkpoint, if there is one"
+                 from the last checkpoint, if there is one"
             } else {
                 "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
-                    the same command resumes from the last checkpoint, if there is one"
+                 the same command resumes from the last checkpoint, if there is one"
             },
             source: Box::new(source),
         }

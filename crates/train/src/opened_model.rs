@@ -86,8 +86,11 @@ impl TrainFacts {
 
     /// Reads the free and total memory of the device, counting all processes.
     pub fn usage(&self) -> Result<Memory, TrainError> {
-        let none = || RuntimeError::bug("a run without a machine has no memory that it can follow");
-        Ok(self.machines.first().ok_or_else(none)?.usage().map_err(RuntimeError::from)?)
+        let machine = self
+            .machines
+            .first()
+            .ok_or_else(|| RuntimeError::bug("a run without a machine has no memory that it can follow"))?;
+        Ok(machine.usage().map_err(RuntimeError::from)?)
     }
 
     /// The largest tensors of the plan, and the other processes that hold memory of the device at present.
@@ -202,7 +205,7 @@ pub trait Tensors {
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
     /// moments, running statistics. Without averaged weights, [`StatePart::Average`] is empty and has no
     /// file.
-    fn tensors(&self, part: StatePart) -> Vec<Stored>;
+    fn tensors(&self, part: StatePart) -> Vec<StoredTensor>;
 
     /// Returns the file name of a part of the checkpoint.
     fn file(&self, part: StatePart) -> &'static str {
@@ -393,7 +396,7 @@ impl StatePart {
 
 /// Name, element type and shape of a tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Name, unique within its file.
     pub name: String,
     /// Element type.
@@ -402,7 +405,7 @@ pub struct Stored {
     pub shape: Vec<u64>,
 }
 
-impl Stored {
+impl StoredTensor {
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()

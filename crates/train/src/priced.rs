@@ -2,7 +2,7 @@
 
 use super::config::TrainConfig;
 pub use super::config::training_on;
-use super::{Largest, RunMemory, plan_of};
+use super::{LargestRun, RunMemory, plan_of};
 use crate::TrainError;
 use crate::confirm::Trial;
 use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
@@ -191,8 +191,8 @@ pub fn report(
 }
 
 /// Reports the result of a search for the largest dimension: its plans, and the value found.
-pub fn largest_report(largest: &Largest) -> Result<TrainPlanReport, TrainError> {
-    let Largest { size, value, refused, .. } = *largest;
+pub fn largest_report(largest: &LargestRun) -> Result<TrainPlanReport, TrainError> {
+    let LargestRun { size, value, refused, .. } = *largest;
     let plan = report(&largest.config, &largest.found, largest.process.lines())?;
     Ok(TrainPlanReport { largest: Some(LargestReport { of: size.name(), value, refused }), ..plan })
 }
@@ -251,12 +251,12 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
 }
 
 /// Formats the result of a search for the largest dimension: its plans, preceded by a line with the value found.
-pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
+pub fn largest_to_text(largest: &LargestRun) -> Result<String, TrainError> {
     let model = &largest.config.model;
     let what = match largest.size {
-        super::Size::Tokens => format!("a micro-batch of {} tokens", largest.value),
-        super::Size::Layers => format!("{} layers", largest.value),
-        super::Size::Hidden => {
+        super::LargestDimension::Tokens => format!("a micro-batch of {} tokens", largest.value),
+        super::LargestDimension::Layers => format!("{} layers", largest.value),
+        super::LargestDimension::Hidden => {
             format!("hidden {}, intermediate {}, {} heads", model.hidden, model.intermediate, model.heads)
         }
     };

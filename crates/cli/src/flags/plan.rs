@@ -624,7 +624,7 @@ impl PlanCommand {
     }
 
     /// Runs the answer of --largest on the target, which must be this machine.
-    fn confirmed(&self, path: &Path, largest: &plimsoll_train::Largest) -> Result<Confirmation, CliError> {
+    fn confirmed(&self, path: &Path, largest: &plimsoll_train::LargestRun) -> Result<Confirmation, CliError> {
         let device = format!("run.device={}", self.device_of_trial()?);
         let set = self.set.iter().flat_map(|setting| ["--set", setting]);
         let path =
@@ -747,11 +747,11 @@ fn with_effects(plan: String, effects: Option<&[Effect]>) -> String {
 
 impl LargestFlag {
     /// The quantity to grow, as the training planner's type.
-    fn size(self) -> plimsoll_train::Size {
+    fn size(self) -> plimsoll_train::LargestDimension {
         match self {
-            Self::Tokens => plimsoll_train::Size::Tokens,
-            Self::Layers => plimsoll_train::Size::Layers,
-            Self::Hidden => plimsoll_train::Size::Hidden,
+            Self::Tokens => plimsoll_train::LargestDimension::Tokens,
+            Self::Layers => plimsoll_train::LargestDimension::Layers,
+            Self::Hidden => plimsoll_train::LargestDimension::Hidden,
         }
     }
 }

@@ -14,7 +14,7 @@ use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
-use plimsoll_train::{self, Request, Resume, TrainReport};
+use plimsoll_train::{self, Resume, TrainReport, TrainRequest};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -132,7 +132,7 @@ impl TrainCommand {
         self.check_outputs(&config, path, &output, &mut terminal)?;
         page.map_or(Ok(()), timeline::check)?;
         let device = device(&config, training_options())?;
-        let request = Request { output, resume: self.resume(), config };
+        let request = TrainRequest { output, resume: self.resume(), config };
         let train = match self.timeline {
             Some(_) => plimsoll_train::train_with_timeline,
             None => plimsoll_train::train_with,

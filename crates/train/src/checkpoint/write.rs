@@ -3,7 +3,7 @@
 
 use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::TrainError;
-use crate::opened_model::{AVERAGE, StatePart, Stored, Tensors};
+use crate::opened_model::{AVERAGE, StatePart, StoredTensor, Tensors};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::safetensors_header;
 use plimsoll_runtime::RuntimeError;
@@ -87,7 +87,7 @@ fn tensors(path: &Path, part: StatePart, model: &mut dyn Tensors) -> Result<File
 }
 
 /// Ranges of at most [`PART`] elements that cover a tensor.
-pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
+pub(super) fn parts(tensor: &StoredTensor) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
     let elements = tensor.elements();
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }

@@ -27,7 +27,7 @@ pub(super) struct JoinedBatch {
 
 /// Where a micro-batch ends at the latest.
 #[derive(Clone, Copy)]
-pub(super) struct Limit {
+pub(super) struct BatchLimit {
     /// Number of packs.
     pub packs: u64,
     /// Number of targets from which no further pack is added.
@@ -64,7 +64,12 @@ impl JoinedBatch {
 
     /// Replaces the packs by the next ones of `feed`, up to its number of packs and to `limit`, or to the end of the data.
     /// Returns their size; `None` if the data has ended before, which is an epoch of training.
-    pub fn fill(&mut self, feed: &mut Feed, split: Split, limit: Limit) -> Result<Option<Taken>, TrainError> {
+    pub fn fill(
+        &mut self,
+        feed: &mut Feed,
+        split: Split,
+        limit: BatchLimit,
+    ) -> Result<Option<Taken>, TrainError> {
         self.clear();
         if std::mem::take(&mut self.at_end[split as usize]) {
             return Ok(None);

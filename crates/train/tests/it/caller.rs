@@ -5,7 +5,7 @@ use plimsoll_runtime::{CallerModel, Device, Silent};
 use plimsoll_testing::Folder;
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{
-    EvaluationRequest, Request, Resume, TrainError, TrainReport, evaluate, open, priced, train_with,
+    EvaluationRequest, Resume, TrainError, TrainReport, TrainRequest, evaluate, open, priced, train_with,
 };
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -54,7 +54,7 @@ pub fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
 pub const TASKS: &str = "model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]},{\"name\":\"group\",\"classes\":[g0,g1,g2,g3,g4,g5],\"weight\":0.5}]";
 
 fn train(config: TrainConfig, output: &Path, resume: Resume) -> Result<TrainReport, TrainError> {
-    let request = Request { config, output: output.to_owned(), resume };
+    let request = TrainRequest { config, output: output.to_owned(), resume };
     train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
 }
 

@@ -8,7 +8,7 @@ use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
 use plimsoll_testing::Folder;
 use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Request, Resume, SizeChange, TrainError, TrainReport, open, train_with};
+use plimsoll_train::{Resume, SizeChange, TrainError, TrainReport, TrainRequest, open, train_with};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn run(
 ) -> (Result<TrainReport, TrainError>, Vec<String>) {
     let machine = Arc::new(TightMachine(Arc::clone(script), 0));
     let device = Device::machines(vec![machine]).expect("one");
-    let request = Request { config, output: folder.to_owned(), resume: Resume::Auto };
+    let request = TrainRequest { config, output: folder.to_owned(), resume: Resume::Auto };
     let mut steps = Steps { script: Arc::clone(script), said: vec![] };
     let report =
         train_with(&request, &mut |config, observer| open(config, device.clone(), observer), &mut steps);

@@ -11,7 +11,7 @@ use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Settings, Silent};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Request, Resume, open, priced, train_with};
+use plimsoll_train::{Resume, TrainRequest, open, priced, train_with};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -245,7 +245,7 @@ fn planned_is_held_for_three_hundred_configurations() {
         holds(found.program, target.workers as usize, &what);
         if k % STEPS == 0 {
             let output = Folder::new("train-planned-run");
-            let request = Request { config, output: output.0.clone(), resume: Resume::Never };
+            let request = TrainRequest { config, output: output.0.clone(), resume: Resume::Never };
             let report =
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));

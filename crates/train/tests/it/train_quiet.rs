@@ -6,7 +6,7 @@ use plimsoll_runtime::{Device, Silent};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
-use plimsoll_train::{MicroStepScalars, OpenedModel, Request, Resume, open, train_with};
+use plimsoll_train::{MicroStepScalars, OpenedModel, Resume, TrainRequest, open, train_with};
 use stats_alloc::Region;
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ fn the_loop_around_a_step_allocates_its_line() {
     let allocations = |steps: usize| {
         let folder = Folder::new("train-quiet");
         let config = config(&format!("{flags} run.steps={steps}"));
-        let request = Request { config, output: folder.0.clone(), resume: Resume::Never };
+        let request = TrainRequest { config, output: folder.0.clone(), resume: Resume::Never };
         let region = Region::new(ALLOCATOR);
         train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
             .unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -10,7 +10,7 @@ use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{
-    Ended, MicroStepScalars, OpenedModel, Request, Resume, TrainError, TrainReport, open, plan_of, priced,
+    Ended, MicroStepScalars, OpenedModel, Resume, TrainError, TrainReport, TrainRequest, open, plan_of, priced,
     train_with,
 };
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ pub fn try_train(
 ) -> Result<TrainReport, TrainError> {
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
-    let request = Request { config, output: output.to_owned(), resume: Resume::Auto };
+    let request = TrainRequest { config, output: output.to_owned(), resume: Resume::Auto };
     train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), ear)
 }
 
@@ -733,7 +733,7 @@ fn a_language_model_reads_sentence_pieces() {
     folder.write("tokenizer.json", other.to_string());
     let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
-    let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
+    let request = TrainRequest { config, output: folder.path("run"), resume: Resume::Auto };
     let error = train_with(
         &request,
         &mut |config, observer| open(config, Device::Cpu, observer),
