@@ -87,14 +87,14 @@ impl Ended {
 
     /// The limit that a run in this state has reached, if any.
     pub(super) fn of(run: &Run, state: &RunState) -> Option<Self> {
-        let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
-        let all = [
-            (Self::Steps, reached(run.steps, state.step)),
-            (Self::Epochs, reached(run.epochs, state.epoch)),
-            (Self::Tokens, reached(run.max_tokens, state.targets)),
-            (Self::Patience, reached(run.patience, state.stale)),
+        let limits = [
+            (Self::Steps, run.steps, state.step),
+            (Self::Epochs, run.epochs, state.epoch),
+            (Self::Tokens, run.max_tokens, state.targets),
+            (Self::Patience, run.patience, state.stale),
         ];
-        all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
+        let reached = limits.into_iter().find(|(_, limit, now)| limit.is_some_and(|limit| *now >= limit));
+        reached.map(|(ended, ..)| ended)
     }
 }
 

@@ -584,7 +584,6 @@ pub enum ConfigDifference {
 
 impl fmt::Display for ConfigDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |end: &Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
         match self {
             Self::Key { key, was, is } => write!(f, "`{key}` was {was}, is {is}"),
             Self::HeldOut { evaluated: true } => {
@@ -594,13 +593,18 @@ impl fmt::Display for ConfigDifference {
                 write!(f, "the run held no data out, and does with run.evaluate_every")
             }
             Self::ScheduleEnd { was, is } => {
-                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+                let [was, is] = [was, is].map(|end| match end {
+                    Some(step) => format!("at step {step}"),
+                    None => "never".to_owned(),
+                });
+                write!(f, "the schedule ended {was}, ends {is}; schedule.steps says where")
             }
             Self::ScheduleEpochs { was, is } => {
-                let text = |epochs: &Option<u64>| {
-                    epochs.map_or("by steps".to_owned(), |n| format!("after {n} epochs"))
-                };
-                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+                let [was, is] = [was, is].map(|epochs| match epochs {
+                    Some(n) => format!("after {n} epochs"),
+                    None => "by steps".to_owned(),
+                });
+                write!(f, "the schedule ended {was}, ends {is}; schedule.steps says where")
             }
         }
     }

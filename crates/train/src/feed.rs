@@ -212,21 +212,22 @@ impl Feed {
 
     /// Continues the training data at a position.
     pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        let damaged = |e: serde_json::Error| TrainError::DataPosition { source: e };
         if position.is_object() && position.get("pack").is_none() {
             return Err(TrainError::PositionBeforePacks);
         }
         match self {
             Self::Tokens(feed) => {
-                let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: Position = serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
             }
             Self::Rows(feed) => {
-                let position: RowPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: RowPosition =
+                    serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
             Self::Crops(feed) => {
-                let position: CropPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: CropPosition =
+                    serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
         }
@@ -285,19 +286,12 @@ impl Feed {
 
     /// Sizes of the data: documents, rows or records.
     pub fn summary(&self) -> DataSummary {
-        let of = |unit, stats: &DatasetStats, tokens| DataSummary {
-            unit,
-            training: stats.train.documents,
-            validation: stats.validation.documents,
-            dropped: stats.dropped,
-            tokens_of_epoch: tokens,
-        };
         match self {
             Self::Tokens(feed) => {
                 let tokens = feed.dataset.tokens_of_epoch();
-                of("documents", feed.dataset.census(), (tokens > 0).then_some(tokens))
+                summary_of("documents", feed.dataset.census(), (tokens > 0).then_some(tokens))
             }
-            Self::Rows(feed) => of("rows", feed.set.census(), None),
+            Self::Rows(feed) => summary_of("rows", feed.set.census(), None),
             Self::Crops(feed) => {
                 let stats = feed.set.stats();
                 DataSummary {
@@ -380,6 +374,26 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
     }
 }
 
+/// The error of a position that a checkpoint has, and the data cannot have.
+fn damaged_position(source: serde_json::Error) -> TrainError {
+    TrainError::DataPosition { source }
+}
+
+/// Sizes of documents or rows; `tokens_of_epoch` if they are known.
+fn summary_of(unit: &'static str, stats: &DatasetStats, tokens_of_epoch: Option<u64>) -> DataSummary {
+    DataSummary {
+        unit,
+        training: stats.train.documents,
+        validation: stats.validation.documents,
+        dropped: stats.dropped,
+        tokens_of_epoch,
+    }
+}
+
+fn paths(names: &[String]) -> Vec<PathBuf> {
+    names.iter().map(PathBuf::from).collect()
+}
+
 /// Translates the configuration into settings of the token pipeline.
 pub fn settings(
     config: &TrainConfig,
@@ -388,7 +402,6 @@ pub fn settings(
 ) -> Result<Settings, TrainError> {
     let d = &config.data;
     let format = format(config)?;
-    let paths = |names: &[String]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
     let validation = if !validates(config) {
         Validation::None
     } else if !d.validation.is_empty() {
@@ -545,12 +558,10 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
     if !d.validation.is_empty() {
         return Err(TrainError::ValidationOfEmbeddings);
     }
-    let part = |names: &[String]| RowGroupPart {
-        files: names.iter().map(PathBuf::from).collect(),
-        tensors: d.tensors.clone(),
-    };
+    let parts =
+        [&d.train, &d.proteins].map(|files| RowGroupPart { files: paths(files), tensors: d.tensors.clone() });
     Ok(RowSettings {
-        parts: vec![part(&d.train), part(&d.proteins)],
+        parts: parts.to_vec(),
         labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
         classes: classes_of(config, config.model.classes.unwrap_or(2)),
         validation: if validates(config) { d.validation_fraction } else { 0.0 },

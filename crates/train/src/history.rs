@@ -143,8 +143,14 @@ impl ExpertLoad {
         let mut columns = vec![];
         let mut width = self.width;
         for column in &self.columns {
-            let first = |column: &LoadColumn| column.first;
-            append(&mut columns, &mut width, most.max(1), column.clone(), first, LoadColumn::join);
+            append(
+                &mut columns,
+                &mut width,
+                most.max(1),
+                column.clone(),
+                |column| column.first,
+                LoadColumn::join,
+            );
         }
         columns
     }
@@ -231,9 +237,13 @@ impl RunHistory {
 
     /// Status, device and version of the program, as far as run.json has them.
     pub fn about(&self) -> impl Iterator<Item = String> {
-        let text = |key: &str| self.record[key].as_str().map(|text| Name(text).to_string());
-        let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
-        [text("status"), text("device"), version].into_iter().flatten()
+        let version = self.record_text("plimsoll").map(|version| format!("plimsoll {version}"));
+        [self.record_text("status"), self.record_text("device"), version].into_iter().flatten()
+    }
+
+    /// A text of run.json, printable.
+    fn record_text(&self, key: &str) -> Option<String> {
+        self.record[key].as_str().map(|text| Name(text).to_string())
     }
 
     /// The first `most` events that belong to a step, each with the step.
@@ -294,9 +304,8 @@ impl RunHistory {
 
     /// Adds a stage. Evaluations and checkpoints repeat hundreds of times, so the last one replaces those after the first.
     fn add_stage(&mut self, stage: Stage) {
-        let has_name = |kept: &Stage| kept.name == stage.name;
-        let first = self.stages.iter().position(has_name);
-        let last = self.stages.iter().rposition(has_name);
+        let first = self.stages.iter().position(|earlier| earlier.name == stage.name);
+        let last = self.stages.iter().rposition(|earlier| earlier.name == stage.name);
         if let Some(last) = last.filter(|_| first < last) {
             self.stages.remove(last);
         }
@@ -342,14 +351,16 @@ impl RunHistory {
 
     /// Adds the shares of the experts: an object with an array of numbers for each layer.
     fn add_load(&mut self, step: u64, value: &Value) -> Result<(), String> {
-        let bad = || format!("`{EXPERT_LOAD}` is not an object with the shares of experts for each layer");
-        let layers = value.as_object().ok_or_else(bad)?;
+        let layers = value.as_object().ok_or_else(malformed_load)?;
         let mut fullest = f64::NAN;
         for (layer, shares) in layers {
-            let layer = layer.parse::<usize>().ok().filter(|&n| n < MOST_LAYERS).ok_or_else(bad)?;
-            let shares =
-                shares.as_array().filter(|all| (1..=MOST_LAYERS).contains(&all.len())).ok_or_else(bad)?;
-            let sums = shares.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().ok_or_else(bad)?;
+            let layer = layer.parse::<usize>().ok().filter(|&n| n < MOST_LAYERS).ok_or_else(malformed_load)?;
+            let shares = shares
+                .as_array()
+                .filter(|all| (1..=MOST_LAYERS).contains(&all.len()))
+                .ok_or_else(malformed_load)?;
+            let sums =
+                shares.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().ok_or_else(malformed_load)?;
             fullest = sums.iter().fold(fullest, |most, share| most.max(share * sums.len() as f64));
             let experts = sums.len();
             let place = match self.loads.binary_search_by_key(&layer, |load| load.layer) {
@@ -370,6 +381,10 @@ impl RunHistory {
         }
         if fullest.is_nan() { Ok(()) } else { self.add_numbers(step, FULLEST_EXPERT, &Value::from(fullest)) }
     }
+}
+
+fn malformed_load() -> String {
+    format!("`{EXPERT_LOAD}` is not an object with the shares of experts for each layer")
 }
 
 impl Stage {
@@ -436,8 +451,10 @@ fn flatten(path: &str, value: &Value, out: &mut BTreeMap<String, String>) {
 /// The keys of which the values differ between runs, with the value of each run.
 pub fn differences(runs: &[RunHistory]) -> Vec<(String, Vec<Option<String>>)> {
     let keys: std::collections::BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
-    let values = |key: &String| runs.iter().map(|run| run.settings.get(key).cloned()).collect::<Vec<_>>();
-    let all = keys.into_iter().map(|key| (key.clone(), values(key)));
+    let all = keys.into_iter().map(|key| {
+        let values: Vec<_> = runs.iter().map(|run| run.settings.get(key).cloned()).collect();
+        (key.clone(), values)
+    });
     all.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect()
 }
 

@@ -181,12 +181,11 @@ impl Metrics {
 
     /// Appends a line.
     pub fn put(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        let bug = |e: serde_json::Error| RuntimeError::bug(e.to_string());
-        let mut text = serde_json::to_string(line).map_err(bug)?;
+        let mut text = serde_json::to_string(line).map_err(json_bug)?;
         text.push('\n');
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
         if let Some(events) = &mut self.events
-            && let Value::Object(line) = serde_json::to_value(line).map_err(bug)?
+            && let Value::Object(line) = serde_json::to_value(line).map_err(json_bug)?
             // Lines of stages and events are no values of a step, so TensorBoard does not get them.
             && !line.contains_key("stage")
             && !line.contains_key("event")
@@ -195,6 +194,11 @@ impl Metrics {
         }
         Ok(())
     }
+}
+
+/// The error of a line that cannot be written as JSON, which no line can be.
+fn json_bug(error: serde_json::Error) -> RuntimeError {
+    RuntimeError::bug(error.to_string())
 }
 
 /// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process is removed.

@@ -343,15 +343,16 @@ pub struct Auxiliary {
 impl Auxiliary {
     /// Adds `other` multiplied by `weight`.
     pub fn add(&mut self, other: &Self, weight: f64) {
-        let sum = |a: &mut Option<f64>, b: Option<f64>| {
-            if let Some(b) = b {
-                *a = Some(a.unwrap_or(0.0) + weight * b);
-            }
-        };
-        sum(&mut self.z, other.z);
-        sum(&mut self.distillation, other.distillation);
-        sum(&mut self.balance, other.balance);
-        sum(&mut self.router_z, other.router_z);
+        add_weighted(&mut self.z, other.z, weight);
+        add_weighted(&mut self.distillation, other.distillation, weight);
+        add_weighted(&mut self.balance, other.balance, weight);
+        add_weighted(&mut self.router_z, other.router_z, weight);
+    }
+}
+
+fn add_weighted(sum: &mut Option<f64>, value: Option<f64>, weight: f64) {
+    if let Some(value) = value {
+        *sum = Some(sum.unwrap_or(0.0) + weight * value);
     }
 }
 

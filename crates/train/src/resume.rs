@@ -162,13 +162,17 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     }
     let was = before.horizon();
     let is = config.horizon();
-    let epochs = |config: &TrainConfig| config.run.epochs.filter(|_| config.schedule.steps.is_none());
-    if was == is && epochs(&before) != epochs(config) {
-        let was = epochs(&before);
-        let is = epochs(config);
-        return Ok(Some(ConfigDifference::ScheduleEpochs { was, is }));
+    let epochs_before = schedule_epochs(&before);
+    let epochs = schedule_epochs(config);
+    if was == is && epochs_before != epochs {
+        return Ok(Some(ConfigDifference::ScheduleEpochs { was: epochs_before, is: epochs }));
     }
     Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
+}
+
+/// Number of epochs after which the schedule ends; `None` if it ends by steps.
+fn schedule_epochs(config: &TrainConfig) -> Option<u64> {
+    config.run.epochs.filter(|_| config.schedule.steps.is_none())
 }
 
 /// The value at a dotted path; null if the path does not exist.

@@ -106,24 +106,21 @@ impl LossScale {
 
     /// Updates the scale after a step; an error if a step overflowed at the smallest scale.
     pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
-        let scales = precision.scales_loss();
-        match ok {
-            true if !scales => {}
-            true => {
-                self.good += 1;
-                if self.good >= precision.growth_interval {
-                    *self = Self { factor: (self.factor * 2.0).min(LARGEST), good: 0 };
-                }
-            }
-            false if scales && self.factor > 1.0 => {
-                *self = Self { factor: (self.factor / 2.0).max(1.0), good: 0 }
-            }
-            false if !scales => {}
-            false => {
-                return Err(TrainError::GradientsNotFinite { step });
-            }
+        if !precision.scales_loss() {
+            return Ok(());
         }
-        Ok(())
+        if ok {
+            self.good += 1;
+            if self.good >= precision.growth_interval {
+                *self = Self { factor: (self.factor * 2.0).min(LARGEST), good: 0 };
+            }
+            return Ok(());
+        }
+        if self.factor > 1.0 {
+            *self = Self { factor: (self.factor / 2.0).max(1.0), good: 0 };
+            return Ok(());
+        }
+        Err(TrainError::GradientsNotFinite { step })
     }
 }
 

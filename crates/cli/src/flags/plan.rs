@@ -23,7 +23,7 @@ use plimsoll_runtime::{
     hub, machine,
 };
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::confirm::Confirmation;
+use plimsoll_train::confirm::TrainConfirmation;
 use plimsoll_train::priced::{PlannedRun, TrainPlanReport};
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{
@@ -624,7 +624,11 @@ impl PlanCommand {
     }
 
     /// Runs the answer of --largest on the target, which must be this machine.
-    fn confirmed(&self, path: &Path, largest: &plimsoll_train::LargestRun) -> Result<Confirmation, CliError> {
+    fn confirmed(
+        &self,
+        path: &Path,
+        largest: &plimsoll_train::LargestRun,
+    ) -> Result<TrainConfirmation, CliError> {
         let device = format!("run.device={}", self.device_of_trial()?);
         let set = self.set.iter().flat_map(|setting| ["--set", setting]);
         let path =

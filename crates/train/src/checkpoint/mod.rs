@@ -217,11 +217,12 @@ impl Checkpoints {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
             entries => entries.map_err(RuntimeError::io(&self.folder))?,
         };
-        let name = |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        Ok(entries
-            .map(|entry| entry.map(name))
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(RuntimeError::io(&self.folder))?)
+        let mut found = vec![];
+        for entry in entries {
+            let entry = entry.map_err(RuntimeError::io(&self.folder))?;
+            found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        }
+        Ok(found)
     }
 }
 

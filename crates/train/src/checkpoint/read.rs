@@ -31,11 +31,6 @@ impl Checkpoint {
     /// A file cannot be read, the record is not valid JSON, or the size or hash of a file differs from the
     /// recorded one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let unreadable = |file: &str| {
-            let file = file.to_owned();
-            move |source| CheckpointError::Unreadable { file, source }
-        };
-        let damaged = |file: &str| CheckpointError::Damaged { file: file.to_owned() };
         let text = bounded::read_text(&path.join(RECORD), MAX_RECORD_BYTES).map_err(unreadable(RECORD))?;
         let sealed: SealedRecord = serde_json::from_str(&text)
             .map_err(|source| CheckpointError::NotARecord { file: RECORD, source })?;
@@ -92,6 +87,17 @@ impl Checkpoint {
     fn other_model(&self, difference: ModelDifference) -> TrainError {
         TrainError::OtherModel { path: self.path.clone(), difference }
     }
+}
+
+/// The error of a file that cannot be read.
+fn unreadable(file: &str) -> impl FnOnce(io::Error) -> CheckpointError {
+    let file = file.to_owned();
+    move |source| CheckpointError::Unreadable { file, source }
+}
+
+/// The error of a file that differs from its record.
+fn damaged(file: &str) -> CheckpointError {
+    CheckpointError::Damaged { file: file.to_owned() }
 }
 
 /// Computes the size and SHA-256 of a file.

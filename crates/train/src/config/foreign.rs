@@ -266,14 +266,20 @@ fn nearest(path: &str) -> Option<String> {
     let schema = schema();
     let mut known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
     known.extend(properties(&schema).into_iter().flatten().map(|(section, _)| section.clone()));
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase().replace('-', "_");
-    let wanted = last(path);
-    let distance = |ours: &String| {
-        let by_key = strsim::osa_distance(&wanted, &last(ours));
-        let by_path = strsim::osa_distance(path, ours);
-        (by_key.min(by_path), by_path)
-    };
-    let near = known.into_iter().min_by_key(distance)?;
+    let near = known.into_iter().min_by_key(|ours| distance(path, ours))?;
     // At most a third of the characters may differ; beyond that it is probably another word, not a misspelling.
-    (distance(&near).0 <= (wanted.chars().count() / 3).max(1)).then_some(near)
+    let limit = (last_component(path).chars().count() / 3).max(1);
+    (distance(path, &near).0 <= limit).then_some(near)
+}
+
+/// Edit distance of two keys, by the last component or the full path; of equal distances, that of the full path decides.
+fn distance(path: &str, ours: &str) -> (usize, usize) {
+    let by_key = strsim::osa_distance(&last_component(path), &last_component(ours));
+    let by_path = strsim::osa_distance(path, ours);
+    (by_key.min(by_path), by_path)
+}
+
+/// The last component of a key, in the spelling of this schema.
+fn last_component(path: &str) -> String {
+    path.rsplit('.').next().unwrap_or_default().to_lowercase().replace('-', "_")
 }

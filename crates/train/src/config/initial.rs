@@ -14,8 +14,10 @@ use plimsoll_runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
 
-/// Keys of the section `model` that describe the architecture; the remaining keys describe how the model is trained.
-const ARCHITECTURE: [&str; 23] = [
+/// Keys of the section `model` that describe the architecture; the remaining keys describe how the model is trained. The last
+/// three are determined only by some models: the number of shared experts, and the number and names of the classes of a
+/// classifier. Contradictions are reported in this order.
+const ARCHITECTURE: [&str; 26] = [
     "kind",
     "vocabulary",
     "hidden",
@@ -39,10 +41,20 @@ const ARCHITECTURE: [&str; 23] = [
     "experts.top_k",
     "experts.capacity",
     "experts.renormalise",
+    "experts.shared",
+    "classes",
+    "class_names",
 ];
-/// Further keys that are determined only by some models: the number of shared experts, and the number and names of the
-/// classes of a classifier.
-const FURTHER: [&str; 3] = ["experts.shared", "classes", "class_names"];
+
+/// Keys that every initial model but a head determines.
+const TRANSFORMER: [&str; 7] = ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps"];
+
+/// Further keys that a decoder determines.
+const DECODER: [&str; 6] = ["kv_heads", "norm", "activation", "position", "attention.mask", "tied_head"];
+
+/// Keys that a mixture of experts determines.
+const EXPERTS: [&str; 5] =
+    ["experts.count", "experts.top_k", "experts.capacity", "experts.renormalise", "experts.shared"];
 
 /// Architecture of an initial model.
 #[derive(Clone, Debug)]
@@ -95,13 +107,16 @@ impl Initial {
     pub fn keys(&self, usual: &Model) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
         let read = serde_json::to_value(&self.model)?;
         let usual = serde_json::to_value(usual)?;
-        let value = |key: &'static str| match self.read.contains(&key) {
-            true => Some((key, at(&read, key).clone())),
+        let mut keys = vec![];
+        for key in ARCHITECTURE {
+            if self.read.contains(&key) {
+                keys.push((key, at(&read, key).clone()));
+            } else if key != "classes" && key != "class_names" {
+                keys.push((key, at(&usual, key).clone()));
+            }
             // A plain encoder does not determine `classes`: the run decides whether to train a classifier on top of it.
-            false if key == "classes" || key == "class_names" => None,
-            false => Some((key, at(&usual, key).clone())),
-        };
-        Ok(ARCHITECTURE.into_iter().chain(FURTHER).filter_map(value).collect())
+        }
+        Ok(keys)
     }
 
     /// Explains why the stated value of a key of `model` cannot be honoured; `None` if the stated value equals the
@@ -121,14 +136,13 @@ impl Initial {
         Some(if self.read.contains(&key) {
             format!(
                 "`model.{key}` is {stated}, and {} in {name}, the model of model.from; remove the key, or start \
-                    from other weights",
+                 from other weights",
                 word(own)
             )
         } else {
             format!(
                 "`model.{key}` is {stated}, and {name}, the model of model.from, is a {} without such a \
-                    setting; remove the \
-                 key",
+                 setting; remove the key",
                 self.model.kind.name()
             )
         })
@@ -143,7 +157,7 @@ impl Initial {
 
     fn decoder(&mut self, c: &DecoderConfig) {
         let attention = Attention::default();
-        let (mask, of_mask): (_, &[&'static str]) = match c.mask {
+        let (mask, mask_keys): (_, &[&'static str]) = match c.mask {
             Mask::Full => (Attention { mask: MaskKind::Full, ..attention }, &[]),
             Mask::Causal => (Attention { mask: MaskKind::Causal, ..attention }, &[]),
             Mask::Window(n) => {
@@ -171,33 +185,14 @@ impl Initial {
             Positions::Rotary(theta) => (Position::Rotary, shortest(theta)),
             Positions::Alibi => (Position::Alibi, self.model.rope_theta),
         };
-        self.read.extend([
-            "kind",
-            "vocabulary",
-            "hidden",
-            "layers",
-            "heads",
-            "kv_heads",
-            "intermediate",
-            "norm",
-            "norm_eps",
-            "activation",
-            "position",
-            "attention.mask",
-            "tied_head",
-        ]);
+        self.read.extend(TRANSFORMER);
+        self.read.extend(DECODER);
         // Where only some layers have biases, no value of the key describes them.
         self.read.extend((c.bias == Biases::all(c.bias.mlp)).then_some("bias"));
-        self.read.extend(of_mask);
+        self.read.extend(mask_keys);
         self.read.extend((position == Position::Rotary).then_some("rope_theta"));
         if experts.is_some() {
-            self.read.extend([
-                "experts.count",
-                "experts.top_k",
-                "experts.capacity",
-                "experts.renormalise",
-                "experts.shared",
-            ]);
+            self.read.extend(EXPERTS);
         }
         self.model = Model {
             kind: if experts.is_some() { ModelKind::MoeLm } else { ModelKind::DenseLm },
@@ -235,12 +230,12 @@ impl Initial {
         let names = Encoder::classes(text);
         let classes = names.as_ref().map(|names| names.len() as u64);
         // Numbers are no names, nor are the names that transformers gives to classes without any.
-        let is_number = |(number, name): (usize, &String)| {
-            name.strip_prefix("LABEL_").unwrap_or(name) == number.to_string()
-        };
-        let names = names.filter(|names| !names.iter().enumerate().all(is_number));
+        let names = names.filter(|names| {
+            let mut numbered = names.iter().enumerate();
+            numbered.any(|(number, name)| name.strip_prefix("LABEL_").unwrap_or(name) != number.to_string())
+        });
         self.read.extend(names.as_ref().map(|_| "class_names"));
-        self.read.extend(["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps"]);
+        self.read.extend(TRANSFORMER);
         self.read.extend(classes.map(|_| "classes"));
         self.model = Model {
             kind,
@@ -258,9 +253,8 @@ impl Initial {
 
     /// Reads the architecture of a caller. The tasks are those of the run: heads that the model has are kept.
     fn caller(&mut self, c: &CallerConfig) {
-        let read =
-            ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps", "rope_theta"];
-        self.read.extend(read);
+        self.read.extend(TRANSFORMER);
+        self.read.push("rope_theta");
         self.model = Model {
             kind: ModelKind::Caller,
             vocabulary: Some(c.vocab_size),
@@ -276,14 +270,17 @@ impl Initial {
 
     /// Reads the widths of a head from the shapes of its two linear layers.
     fn head(&mut self, weights: &Weights) -> Result<(), TrainError> {
-        let rows =
-            |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
-        let hidden = rows("hidden_layer.weight")?;
-        let classes = rows("output_layer.weight")?;
+        let hidden = rows_of(weights, "hidden_layer.weight")?;
+        let classes = rows_of(weights, "output_layer.weight")?;
         self.read.extend(["kind", "hidden", "classes"]);
         self.model = Model { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
         Ok(())
     }
+}
+
+/// Number of rows of a tensor.
+fn rows_of(weights: &Weights, name: &str) -> Result<u64, RuntimeError> {
+    Ok(weights.tensor(name)?.shape().first().copied().unwrap_or(0))
 }
 
 /// The value at a dotted key.

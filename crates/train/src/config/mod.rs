@@ -100,8 +100,7 @@ impl TrainConfig {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         let name = EscapedPath(path).to_string();
         let tree = yaml::parse(&text).map_err(|error| ConfigError::Syntax { name: name.clone(), error })?;
-        let value = tree.at(key).map(Node::to_json).unwrap_or_default();
-        serde_json::from_value(value).map_err(|error| unheld(&name, &error).into())
+        stated_value(&tree, key).map_err(|error| unheld(&name, &error).into())
     }
 
     /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in
@@ -116,12 +115,8 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let of_trainer = || {
-            let source = translate::trainer_of(text)?;
-            Some(ConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
-        };
         let mut tree = yaml::parse(text).map_err(|error| {
-            of_trainer().unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
+            of_trainer(text, name).unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
         })?;
         // A file with a key of this program is one of this program, with mistakes that are named one by one.
         let is_foreign = schema::faults(&tree, &schema::schema()).len() >= translate::count_leaves(&tree);
@@ -132,7 +127,7 @@ impl TrainConfig {
         let faults = schema::faults(&tree, &schema::schema());
         if !faults.is_empty()
             && is_foreign
-            && let Some(error) = of_trainer()
+            && let Some(error) = of_trainer(text, name)
         {
             return Err(error.into());
         }
@@ -190,6 +185,12 @@ impl TrainConfig {
     }
 }
 
+/// The error of a configuration file of another trainer; `None` for other files.
+fn of_trainer(text: &str, name: &str) -> Option<ConfigError> {
+    let source = translate::trainer_of(text)?;
+    Some(ConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
+}
+
 /// The folder of the run that wrote the configuration file at `path`; `None` for other files.
 fn run_of(path: &Path) -> Option<PathBuf> {
     let folder =
@@ -207,18 +208,17 @@ fn override_of(text: &str) -> Result<(&str, Node), TrainError> {
         let why = "give a key and a value, such as optimizer.lr=1e-4".to_owned();
         return Err(ConfigError::Set { text: text.to_owned(), why }.into());
     };
-    // One value: a line break must not add keys beside it, which would be dropped.
-    let only = |tree: Node| match tree.kind {
-        yaml::NodeKind::Map(entries) if entries.len() == 1 => {
-            entries.into_iter().next().map(|(_, value)| value)
+    match yaml::parse(&format!("value: {value}")).map(|tree| tree.kind) {
+        // One value: a line break must not add keys beside it, which would be dropped.
+        Ok(yaml::NodeKind::Map(mut entries)) if entries.len() == 1 => {
+            let (_, node) = entries.remove(0);
+            Ok((path, unplaced(node)))
         }
-        _ => None,
-    };
-    let value = yaml::parse(&format!("value: {value}")).ok().and_then(only).ok_or_else(|| {
-        let why = format!("`{}` is not a YAML value", Name(value));
-        ConfigError::Set { text: text.to_owned(), why }
-    })?;
-    Ok((path, unplaced(value)))
+        Ok(_) | Err(_) => {
+            let why = format!("`{}` is not a YAML value", Name(value));
+            Err(ConfigError::Set { text: text.to_owned(), why }.into())
+        }
+    }
 }
 
 /// The error for a value that the configuration types cannot represent.
@@ -237,14 +237,18 @@ fn unplaced(node: Node) -> Node {
     Node { kind, line: 0 }
 }
 
+/// The value of a key in a tree; `None` if the tree does not have the key, or as null.
+fn stated_value<T: DeserializeOwned>(tree: &Node, path: &str) -> Result<Option<T>, serde_json::Error> {
+    serde_json::from_value(tree.at(path).map(Node::to_json).unwrap_or_default())
+}
+
 /// Merges three layers of keys: the stated keys take precedence over the keys determined by the model of `model.from`,
 /// and those over the defaults of the model's kind.
 fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
     let bad = |e: serde_json::Error| TrainError::from(unheld(name, &e));
-    let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
-    let kind: Option<ModelKind> = serde_json::from_value(written("model.kind")).map_err(bad)?;
-    let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
-    let from: Option<String> = serde_json::from_value(written("model.from")).map_err(bad)?;
+    let kind: Option<ModelKind> = stated_value(tree, "model.kind").map_err(bad)?;
+    let preset: Option<Preset> = stated_value(tree, "model.preset").map_err(bad)?;
+    let from: Option<String> = stated_value(tree, "model.from").map_err(bad)?;
     let mut stated = tree.to_json();
     let names = stated["model"]["class_names"].as_array().map_or(0, Vec::len);
     if names > 0 && stated["model"]["classes"].is_null() {

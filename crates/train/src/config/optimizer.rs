@@ -287,7 +287,8 @@ fn trained<'de, D: Deserializer<'de>>(from: D) -> Result<plimsoll_plan::Precisio
 /// Schema of the precisions in which models are trained.
 fn kinds(_: &mut SchemaGenerator) -> Schema {
     use plimsoll_plan::Precision::{Bf16, F32, Fp8, Fp16, Int8, Tf32};
-    let about = |precision| match precision {
+    let words = plimsoll_plan::Precision::trained().map(|precision| {
+        let about = match precision {
         F32 => "f32 throughout.",
         Tf32 => {
             "f32 throughout, with the operands of linear layers and their gradients rounded to TF32 (10 bits of\n\
@@ -297,9 +298,10 @@ fn kinds(_: &mut SchemaGenerator) -> Schema {
         Fp16 => "IEEE half precision with f32 master weights and a dynamic loss scale.",
         Fp8 => "e4m3 in linear layers, bfloat16 elsewhere.",
         Int8 => "8-bit integers in linear layers, bfloat16 elsewhere.",
-    };
-    let word = |precision: plimsoll_plan::Precision| json!({"description": about(precision), "type": "string", "const": precision.name()});
-    let words: Vec<Value> = plimsoll_plan::Precision::trained().map(word).collect();
+        };
+        json!({"description": about, "type": "string", "const": precision.name()})
+    });
+    let words: Vec<Value> = words.collect();
     json_schema!({"oneOf": words})
 }
 

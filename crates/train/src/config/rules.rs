@@ -105,9 +105,10 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
         )];
     }
-    let valid =
-        |task: &super::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid();
-    let invalid = m.tasks.iter().position(|task| !valid(task));
+    let invalid = m
+        .tasks
+        .iter()
+        .position(|task| !CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid());
     let names: BTreeSet<&str> = m.tasks.iter().map(|task| task.name.as_str()).collect();
     let too_long = crops.validation_lengths.iter().find(|&&n| !(5..=100_000).contains(&n));
     vec![

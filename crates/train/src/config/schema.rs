@@ -41,9 +41,8 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
         }
         return;
     }
-    let text = |key: &str, otherwise: &str| schema[key].as_str().unwrap_or(otherwise).replace('\n', " ");
-    let about = text("description", "");
-    let changes = text("changes", "results");
+    let about = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let changes = schema["changes"].as_str().unwrap_or("results").replace('\n', " ");
     found.push(Leaf { path: path.to_owned(), about, allowed: allowed(schema), changes });
 }
 
@@ -141,21 +140,27 @@ fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
 
 /// Whether a value other than a mapping satisfies the schema.
 fn fits(node: &Node, schema: &Value) -> bool {
-    let any = |word: &str| schema[word].as_array().is_none_or(|all| all.iter().any(|s| fits(node, s)));
-    let words = |word: &str| schema[word].as_array().is_none_or(|all| all.contains(&node.to_json()));
-    let is_const = schema.get("const").is_none_or(|value| *value == node.to_json());
-    let types = || match &schema["type"] {
+    schema.get("const").is_none_or(|value| *value == node.to_json())
+        && fits_any(node, &schema["anyOf"])
+        && fits_any(node, &schema["oneOf"])
+        && schema["enum"].as_array().is_none_or(|words| words.contains(&node.to_json()))
+        && has_type(node, &schema["type"])
+        && in_range(node, schema)
+        && items(node, schema)
+}
+
+/// Whether a value satisfies one of a list of schemas; true if there is no list.
+fn fits_any(node: &Node, schemas: &Value) -> bool {
+    schemas.as_array().is_none_or(|all| all.iter().any(|schema| fits(node, schema)))
+}
+
+/// Whether a value has the type, or one of the types, of a schema; true if the schema has none.
+fn has_type(node: &Node, types: &Value) -> bool {
+    match types {
         Value::String(name) => is_type(node, name),
         Value::Array(names) => names.iter().filter_map(Value::as_str).any(|name| is_type(node, name)),
         _ => true,
-    };
-    is_const
-        && any("anyOf")
-        && any("oneOf")
-        && words("enum")
-        && types()
-        && in_range(node, schema)
-        && items(node, schema)
+    }
 }
 
 fn is_type(node: &Node, name: &str) -> bool {
@@ -192,18 +197,16 @@ fn in_range(node: &Node, schema: &Value) -> bool {
             return true;
         }
     };
-    let limit = |word: &str| schema[word].as_f64();
-    limit("minimum").is_none_or(|least| number >= least)
-        && limit("maximum").is_none_or(|most| number <= most)
-        && limit("exclusiveMinimum").is_none_or(|least| number > least)
-        && limit("exclusiveMaximum").is_none_or(|most| number < most)
+    schema["minimum"].as_f64().is_none_or(|limit| number >= limit)
+        && schema["maximum"].as_f64().is_none_or(|limit| number <= limit)
+        && schema["exclusiveMinimum"].as_f64().is_none_or(|limit| number > limit)
+        && schema["exclusiveMaximum"].as_f64().is_none_or(|limit| number < limit)
 }
 
 fn items(node: &Node, schema: &Value) -> bool {
     let NodeKind::List(values) = &node.kind else { return true };
-    let size = |word: &str| schema[word].as_u64();
-    size("minItems").is_none_or(|least| values.len() as u64 >= least)
-        && size("maxItems").is_none_or(|most| values.len() as u64 <= most)
+    schema["minItems"].as_u64().is_none_or(|min| values.len() as u64 >= min)
+        && schema["maxItems"].as_u64().is_none_or(|max| values.len() as u64 <= max)
         && schema.get("items").is_none_or(|inner| values.iter().all(|value| fits(value, inner)))
 }
 
@@ -252,7 +255,7 @@ fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
         "array" => {
             let inner = allowed(&schema["items"]);
             match (schema["minItems"].as_u64(), schema["maxItems"].as_u64()) {
-                (Some(least), Some(most)) if least == most => format!("a list of {least}: each {inner}"),
+                (Some(min), Some(max)) if min == max => format!("a list of {min}: each {inner}"),
                 (Some(1), None) => format!("a list of at least one: each {inner}"),
                 _ => format!("a list: each {inner}"),
             }
@@ -268,16 +271,27 @@ fn limit_text(x: f64) -> String {
 
 /// Describes the range of a number by the tighter of the limits of a branch and of the key itself.
 fn range(schema: &Value, outer: &Value) -> String {
-    let limit = |word: &str| match (schema[word].as_f64(), outer[word].as_f64()) {
-        (Some(a), Some(b)) => Some(if word.ends_with("inimum") { a.max(b) } else { a.min(b) }),
-        (a, b) => a.or(b),
+    let [exclusive_min, min] =
+        ["exclusiveMinimum", "minimum"].map(|word| tighter(schema, outer, word, f64::max));
+    let [exclusive_max, max] =
+        ["exclusiveMaximum", "maximum"].map(|word| tighter(schema, outer, word, f64::min));
+    let lower = match (exclusive_min, min) {
+        (Some(x), _) => format!(" above {}", limit_text(x)),
+        (None, Some(x)) => format!(" from {}", limit_text(x)),
+        (None, None) => String::new(),
     };
-    let above = limit("exclusiveMinimum").map(|x| format!(" above {}", limit_text(x)));
-    let least = above.or_else(|| limit("minimum").map(|x| format!(" from {}", limit_text(x))));
-    let below = limit("exclusiveMaximum").map(|x| format!(" to below {}", limit_text(x)));
-    let most = below.or_else(|| limit("maximum").map(|x| format!(" to {}", limit_text(x))));
-    match (least, most) {
-        (Some(least), None) if least.starts_with(" from") => format!("{least} on"),
-        (least, most) => least.unwrap_or_default() + &most.unwrap_or_default(),
+    match (exclusive_max, max) {
+        (Some(x), _) => format!("{lower} to below {}", limit_text(x)),
+        (None, Some(x)) => format!("{lower} to {}", limit_text(x)),
+        (None, None) if lower.starts_with(" from") => format!("{lower} on"),
+        (None, None) => lower,
+    }
+}
+
+/// A limit that a branch, the key itself, or both have; `choose` returns the tighter of two.
+fn tighter(schema: &Value, outer: &Value, word: &str, choose: fn(f64, f64) -> f64) -> Option<f64> {
+    match (schema[word].as_f64(), outer[word].as_f64()) {
+        (Some(a), Some(b)) => Some(choose(a, b)),
+        (a, b) => a.or(b),
     }
 }

@@ -225,14 +225,15 @@ pub(super) fn count_leaves(tree: &Node) -> usize {
 pub(super) fn trainer_of(text: &str) -> Option<Source> {
     let tree = tree(text).ok()?;
     let ours = schema();
-    let is_ours = |key: &str| properties(&ours).is_some_and(|keys| keys.contains_key(key));
     // Sections that only files of this program have; a mistake in another section does not make it a foreign file.
     let own = ["run", "batch", "schedule", "precision", "loss", "distillation"];
     if own.iter().any(|section| matches!(tree.get(section).map(|node| &node.kind), Some(NodeKind::Map(_)))) {
         return None;
     }
     let source = recognise(&tree)?;
-    source.signs().iter().any(|key| !is_ours(key) && tree.get(key).is_some()).then_some(source)
+    let ours = properties(&ours);
+    let mut signs = source.signs().iter().filter(|key| tree.get(key).is_some());
+    signs.any(|key| !ours.is_some_and(|keys| keys.contains_key(*key))).then_some(source)
 }
 
 /// Parses a text as JSON, TOML or YAML.
@@ -251,10 +252,10 @@ fn tree(text: &str) -> Result<Node, String> {
 /// Finds the trainer of a file by its top-level keys.
 fn recognise(tree: &Node) -> Option<Source> {
     use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
-    let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
     // Files of Ava have sections such as `model` and `training`, which files of other trainers have too, so Ava is
     // tried last.
-    [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
+    let mut sources = [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter();
+    sources.find(|source| source.signs().iter().any(|key| tree.get(key).is_some()))
 }
 
 /// Appends all values of a tree with their dotted paths to `found`; lists are values.
@@ -314,6 +315,27 @@ fn is_idle(value: &Value) -> bool {
         Value::Array(values) => values.is_empty(),
         Value::Object(values) => values.is_empty(),
     }
+}
+
+/// Whether a value is `word` of the table of equivalent keys: equal numbers, or texts that differ in case alone.
+fn is_same_word(word: &Value, value: &Value) -> bool {
+    match (word.as_f64(), value.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        (_, _) => {
+            let lower = value.as_str().map(str::to_lowercase);
+            word == value || (lower.is_some() && word.as_str() == lower.as_deref())
+        }
+    }
+}
+
+/// The number that a value of another trainer is.
+fn number_of(value: &Value) -> Result<f64, String> {
+    value.as_f64().ok_or_else(|| "it is not a number".to_owned())
+}
+
+/// The positive whole number that a value of another trainer is.
+fn count_of(value: &Value) -> Result<u64, String> {
+    value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned())
 }
 
 impl Translation {
@@ -382,16 +404,11 @@ impl Translation {
     fn outcome(&mut self, row: &'static ForeignKey, path: &str, node: &Node) -> Outcome {
         let value = node.to_json();
         let auto = value.as_str() == Some("auto");
-        let lower = value.as_str().map(str::to_lowercase);
-        let idle = |idle: &Value| match (idle.as_f64(), value.as_f64()) {
-            (Some(a), Some(b)) => a == b,
-            (_, _) => *idle == value || (lower.is_some() && idle.as_str() == lower.as_deref()),
-        };
         let turns_off = matches!(row.convert, Some(Convert::Dynamic)) && value == Value::Bool(false);
         self.is_not_dynamic |= turns_off;
         match row.answer() {
             Answer::Needless(why) => Outcome::Idle(with_words(why)),
-            _ if value.is_null() || row.idle.iter().any(idle) => {
+            _ if value.is_null() || row.idle.iter().any(|idle| is_same_word(idle, &value)) => {
                 let why = row.idle_why.as_deref().unwrap_or("this value has no effect");
                 Outcome::Idle(why.to_owned())
             }
@@ -432,40 +449,37 @@ impl Translation {
             };
         }
         let Some(convert) = row.convert else { return one(value.clone()) };
-        let number = || value.as_f64().ok_or_else(|| "it is not a number".to_owned());
-        let whole =
-            || value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned());
         match convert {
-            Convert::Gigabytes => Ok(self.limited(ours, format!("{}GB", number()?))),
+            Convert::Gigabytes => Ok(self.limited(ours, format!("{}GB", number_of(value)?))),
             Convert::Share => {
-                let share = number()?;
+                let share = number_of(value)?;
                 // A budget is a whole number of percent; less is the safe side.
                 let percent = (if share <= 1.0 { share * 100.0 } else { share } + 1e-9).floor();
                 Ok(self.limited(ours, format!("{percent}%")))
             }
             Convert::Threshold => {
-                let share = number()?;
+                let share = number_of(value)?;
                 one(json!(if share > 1.0 { share / 100.0 } else { share }))
             }
             Convert::Dynamic => match value {
                 Value::String(_) => one(value.clone()),
                 _ => one(json!("balanced")),
             },
-            Convert::WarmupShare => match number()? {
+            Convert::WarmupShare => match number_of(value)? {
                 _ if self.has("schedule.warmup") => {
                     Ok(Outcome::Idle("the number of warm-up steps takes precedence".to_owned()))
                 }
                 share if share > 0.0 && share < 1.0 => one(json!(share)),
                 _ => Err(format!("as a share, `{ours}` is above 0 and below 1")),
             },
-            Convert::Epochs => match number()? {
+            Convert::Epochs => match number_of(value)? {
                 _ if self.has("run.steps") => {
                     Ok(Outcome::Idle("the number of steps takes precedence".to_owned()))
                 }
                 n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err(format!("`{ours}` is a whole number; give run.steps for a part of an epoch")),
             },
-            Convert::Interval => match (number()?, self.whole("run.steps")) {
+            Convert::Interval => match (number_of(value)?, self.whole("run.steps")) {
                 // As in Hugging Face's Trainer, a number below 1 is a share of the steps.
                 (share, Some(steps)) if share > 0.0 && share < 1.0 => {
                     one(json!((share * steps as f64).ceil() as u64))
@@ -476,7 +490,7 @@ impl Translation {
                 (n, _) if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err("it is neither a number of steps nor a share of them".to_owned()),
             },
-            Convert::EveryEpochs => one(json!(Interval::of_epochs(whole()?))),
+            Convert::EveryEpochs => one(json!(Interval::of_epochs(count_of(value)?))),
             Convert::Trackers => {
                 let names: Vec<String> = match value {
                     Value::Array(names) => {
@@ -492,12 +506,12 @@ impl Translation {
                     let others = listed(others.into_iter());
                     self.became.push(format!("`{path}` {others}: not needed: {note}"));
                 }
-                match names.iter().any(|name| name == "tensorboard" || name == "all") {
-                    true => one(json!(true)),
-                    false if names.iter().all(|name| name == "none") => {
-                        Ok(Outcome::Idle("this value has no effect".to_owned()))
-                    }
-                    false => Ok(Outcome::Later),
+                if names.iter().any(|name| name == "tensorboard" || name == "all") {
+                    one(json!(true))
+                } else if names.iter().all(|name| name == "none") {
+                    Ok(Outcome::Idle("this value has no effect".to_owned()))
+                } else {
+                    Ok(Outcome::Later)
                 }
             }
             Convert::MatmulPrecision => {
@@ -549,10 +563,10 @@ impl Translation {
             }
             Convert::Sequences => {
                 let longest = self.whole("data.longest").unwrap_or(TrainConfig::default().data.longest);
-                one(json!(whole()?.saturating_mul(longest)))
+                one(json!(count_of(value)?.saturating_mul(longest)))
             }
             Convert::Accumulation => {
-                let steps = whole()?;
+                let steps = count_of(value)?;
                 match (self.whole("batch.micro_tokens"), self.whole("batch.tokens")) {
                     (Some(micro), _) => one(json!(micro.saturating_mul(steps))),
                     (None, Some(tokens)) if tokens.is_multiple_of(steps) => {
@@ -561,7 +575,7 @@ impl Translation {
                     (None, _) => Err("the file does not say how large a micro-batch is".to_owned()),
                 }
             }
-            Convert::PowerOfTwo => one(json!(2f64.powf(number()?))),
+            Convert::PowerOfTwo => one(json!(2f64.powf(number_of(value)?))),
             Convert::Beta1 | Convert::Beta2 => {
                 // If the file sets only one of the two, the other has the default of Kingma and Ba 2015
                 // (arXiv:1412.6980), as in these trainers.
@@ -573,11 +587,11 @@ impl Translation {
                 one(Value::Array(betas))
             }
             Convert::OfLr => match self.tree.at("optimizer.lr").map(Node::to_json).and_then(|lr| lr.as_f64()) {
-                Some(lr) => one(json!(number()? / lr)),
+                Some(lr) => one(json!(number_of(value)? / lr)),
                 None => Err("the file does not state the learning rate that it is a share of".to_owned()),
             },
-            Convert::ZeroIsNull => one(if number()? == 0.0 { Value::Null } else { value.clone() }),
-            Convert::Whole => match number()? {
+            Convert::ZeroIsNull => one(if number_of(value)? == 0.0 { Value::Null } else { value.clone() }),
+            Convert::Whole => match number_of(value)? {
                 n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err(format!("`{ours}` is a whole number")),
             },
@@ -631,14 +645,12 @@ impl Translation {
 
     /// Adds `parts` to what is kept outside the memory of the device.
     fn offload(&self, parts: &[OffloadPart], to: OffloadTo) -> Result<Outcome, String> {
-        let at = |key: &str| self.tree.at(key).map(Node::to_json);
+        let earlier = self.tree.at("memory.offload").map(Node::to_json);
         let earlier: Vec<OffloadPart> =
-            at("memory.offload").and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
-        let earlier_to = if at("memory.offload_to") == Some(json!(OffloadTo::Disk)) {
-            OffloadTo::Disk
-        } else {
-            OffloadTo::Host
-        };
+            earlier.and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
+        let is_on_disk =
+            self.tree.at("memory.offload_to").is_some_and(|to| to.to_json() == json!(OffloadTo::Disk));
+        let earlier_to = if is_on_disk { OffloadTo::Disk } else { OffloadTo::Host };
         if !earlier.is_empty() && earlier_to != to {
             return Err(format!(
                 "`memory.offload_to` is one place for all, and another key asks for {}",
@@ -884,28 +896,35 @@ impl Translation {
         }
     }
 
+    /// An option of the schedule in a file of Hugging Face's Trainer; null if there is none.
+    fn scheduler_option(&self, key: &str) -> Value {
+        self.their(&format!("lr_scheduler_kwargs.{key}"))
+    }
+
+    fn scheduler_number(&self, key: &str) -> Option<f64> {
+        self.scheduler_option(key).as_f64()
+    }
+
     fn schedule_of_hugging_face(&mut self) -> Result<(), TrainError> {
         let theirs = self.their("lr_scheduler_type").as_str().unwrap_or_default().to_lowercase();
         if theirs.is_empty() {
             self.add("schedule.kind", &json!("linear"), "the default of Hugging Face's Trainer")?;
         }
-        let option = |this: &Self, key: &str| this.their(&format!("lr_scheduler_kwargs.{key}"));
-        let number = |this: &Self, key: &str| option(this, key).as_f64();
         let mut known = vec![];
         let mut least = Some((0.0, "there the schedule ends at 0"));
         match theirs.as_str() {
             "polynomial" => {
                 known.extend(["lr_end", "power"]);
-                if let Some(power) = number(self, "power") {
+                if let Some(power) = self.scheduler_number("power") {
                     self.add("schedule.power", &json!(power), "lr_scheduler_kwargs.power")?;
                 }
-                let end = self.of_lr(number(self, "lr_end").unwrap_or(1e-7));
+                let end = self.of_lr(self.scheduler_number("lr_end").unwrap_or(1e-7));
                 least = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
             }
             "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
                 known.extend(["min_lr", "min_lr_rate"]);
-                let rate = number(self, "min_lr_rate");
-                let rate = rate.or_else(|| self.of_lr(number(self, "min_lr")?));
+                let rate = self.scheduler_number("min_lr_rate");
+                let rate = rate.or_else(|| self.of_lr(self.scheduler_number("min_lr")?));
                 least = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
                 if least.is_none() && !self.has("schedule.min_ratio") {
                     self.missing.push(
@@ -917,14 +936,14 @@ impl Translation {
             }
             "cosine_with_restarts" => {
                 known.push("num_cycles");
-                self.restarts(option(self, "num_cycles").as_u64().unwrap_or(1))?;
+                self.restarts(self.scheduler_option("num_cycles").as_u64().unwrap_or(1))?;
             }
             "warmup_stable_decay" => {
                 known.extend(["min_lr_ratio", "decay_type", "num_decay_steps", "num_stable_steps"]);
-                if let Some(ratio) = number(self, "min_lr_ratio") {
+                if let Some(ratio) = self.scheduler_number("min_lr_ratio") {
                     least = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
                 }
-                let shape = match option(self, "decay_type").as_str() {
+                let shape = match self.scheduler_option("decay_type").as_str() {
                     Some("linear") => "linear",
                     Some("1-sqrt") => "sqrt",
                     _ => "cosine",
@@ -935,7 +954,7 @@ impl Translation {
                     "decay_type of lr_scheduler_kwargs, cosine by default",
                 )?;
                 let steps = self.whole("run.steps");
-                match (option(self, "num_decay_steps").as_u64(), steps) {
+                match (self.scheduler_option("num_decay_steps").as_u64(), steps) {
                     (Some(decay), Some(steps)) if decay > 0 && decay <= steps => {
                         let share = decay as f64 / steps as f64;
                         self.add("schedule.decay_share", &json!(share), "num_decay_steps of max_steps")?;

@@ -102,18 +102,17 @@ fn node<'a>(
     depth: usize,
     next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
 ) -> Result<Node, SyntaxError> {
-    let refuse = |what: &str| Err(at_line(line, what));
     if depth == 0 {
-        return refuse("nested too deep for a configuration");
+        return Err(at_line(line, "nested too deep for a configuration"));
     }
     let (anchor, tag) = match &event {
-        Event::Alias(_) => return refuse("aliases are not supported; write the value out"),
+        Event::Alias(_) => return Err(at_line(line, "aliases are not supported; write the value out")),
         Event::Scalar(_, _, anchor, tag) => (*anchor, tag.is_some()),
         Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => (*anchor, tag.is_some()),
         _ => (0, false),
     };
     if anchor != 0 || tag {
-        return refuse("anchors and tags are not supported; write the value out");
+        return Err(at_line(line, "anchors and tags are not supported; write the value out"));
     }
     let kind = match event {
         Event::Scalar(text, ScalarStyle::Plain, ..) => scalar(&text),
@@ -128,7 +127,7 @@ fn node<'a>(
             }
         }
         Event::MappingStart(..) => NodeKind::Map(mapping(depth, next)?),
-        _ => return refuse("not a value"),
+        _ => return Err(at_line(line, "not a value")),
     };
     Ok(Node { kind, line })
 }
@@ -166,22 +165,24 @@ fn scalar(text: &str) -> NodeKind {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     // Rust's parser also accepts words such as `inf` and `nan`. In YAML a number begins with a digit or a point.
     let is_number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-    let integer = || text.parse::<i64>().ok().filter(|_| is_number);
-    let float =
-        || text.parse::<f64>().ok().filter(|_| is_number && digits.contains(|c: char| c.is_ascii_digit()));
-    // A number that is too small for a float, such as 1e-400, is not 0; as a text the schema refuses it.
-    let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
-    let underflows = |x: f64| x == 0.0 && mantissa.contains(|c: char| matches!(c, '1'..='9'));
-    match (integer(), float()) {
-        (Some(n), _) => NodeKind::Integer(n),
-        (None, Some(x)) if underflows(x) => NodeKind::Text(text.to_owned()),
-        (None, Some(x)) => number(x),
-        (None, None) => match digits {
-            ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
-            ".inf" | ".Inf" | ".INF" => NodeKind::Float(f64::INFINITY),
-            ".nan" | ".NaN" | ".NAN" => NodeKind::Float(f64::NAN),
-            _ => NodeKind::Text(text.to_owned()),
-        },
+    if is_number && let Ok(n) = text.parse::<i64>() {
+        return NodeKind::Integer(n);
+    }
+    let has_digit = digits.contains(|c: char| c.is_ascii_digit());
+    if is_number
+        && has_digit
+        && let Ok(x) = text.parse::<f64>()
+    {
+        // A number that is too small for a float, such as 1e-400, is not 0; as a text the schema refuses it.
+        let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
+        let underflows = x == 0.0 && mantissa.contains(|c: char| matches!(c, '1'..='9'));
+        return if underflows { NodeKind::Text(text.to_owned()) } else { number(x) };
+    }
+    match digits {
+        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
+        ".inf" | ".Inf" | ".INF" => NodeKind::Float(f64::INFINITY),
+        ".nan" | ".NaN" | ".NAN" => NodeKind::Float(f64::NAN),
+        _ => NodeKind::Text(text.to_owned()),
     }
 }
 
@@ -298,9 +299,9 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 /// Formats a string: unquoted if it parses back to the same string, otherwise as a JSON string, which is also a
 /// YAML string.
 fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
-    if starts && text.chars().all(plain) && scalar(text) == NodeKind::Text(text.to_owned()) {
+    let is_plain = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-'));
+    if starts && is_plain && scalar(text) == NodeKind::Text(text.to_owned()) {
         text.to_owned()
     } else {
         Value::from(text).to_string()
