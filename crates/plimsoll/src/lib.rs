@@ -226,8 +226,8 @@ pub mod train {
     pub use plimsoll_train::config::TrainConfig;
     pub use plimsoll_train::priced;
     pub use plimsoll_train::{
-        ConfigError, Ended, EvaluationReport, EvaluationRequest, Resume, RunState, TrainError, TrainReport,
-        TrainRequest, evaluate, open, train_with,
+        Ended, EvaluationReport, EvaluationRequest, Resume, RunState, TrainConfigError, TrainError,
+        TrainReport, TrainRequest, evaluate, open, train_with,
     };
 }
 

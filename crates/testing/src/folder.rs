@@ -45,8 +45,8 @@ impl Folder {
     /// Sorted names of the files and folders in this folder.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("read");
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("UTF-8");
-        let mut names: Vec<_> = entries.map(|entry| name(entry.expect("read"))).collect();
+        let names = entries.map(|entry| entry.expect("read").file_name().into_string().expect("UTF-8"));
+        let mut names: Vec<_> = names.collect();
         names.sort();
         names
     }

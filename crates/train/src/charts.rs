@@ -79,7 +79,7 @@ pub struct Chart {
     /// Lines, run by run.
     pub lines: Vec<Line>,
     /// Values with which the lines are compared.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<ChartLimit>,
 }
 
 /// A series of a run in a chart.
@@ -99,7 +99,7 @@ pub struct Line {
 
 /// A value of a run that is constant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limit {
+pub struct ChartLimit {
     /// Index of the run.
     pub run: usize,
     /// What it is.
@@ -291,10 +291,10 @@ fn lines(runs: &[RunHistory], name: &str, place: usize, most: usize) -> Vec<Line
 }
 
 /// The planned peak of a run in host memory. On a GPU the plan is of the memory of the GPU, and `memory_bytes` is not.
-fn planned(run: usize, history: &RunHistory) -> Option<Limit> {
+fn planned(run: usize, history: &RunHistory) -> Option<ChartLimit> {
     let on_host = history.record["device"].as_str()?.starts_with("the CPU");
     let value = history.record["peak_bytes"].as_f64().filter(|_| on_host)?;
-    Some(Limit { run, name: "planned peak", value })
+    Some(ChartLimit { run, name: "planned peak", value })
 }
 
 /// The charts that `names` select, in the order of the names: each is the id of a chart, or a series, of which only the line is
@@ -364,7 +364,7 @@ impl Chart {
     }
 
     /// The limits within an axis, each with its height from 0 to 1; a limit far above the lines is not drawn.
-    pub fn limits_on(&self, axis: &Axis) -> impl Iterator<Item = (&Limit, f64)> {
+    pub fn limits_on(&self, axis: &Axis) -> impl Iterator<Item = (&ChartLimit, f64)> {
         let heights = self.limits.iter().filter_map(|limit| Some((limit, axis.at(limit.value)?)));
         heights.filter(|(_, height)| *height <= 1.0)
     }
@@ -633,7 +633,7 @@ mod tests {
             [0.75, 0.75]
         );
         assert_eq!(charts[1].limits_on(&Axis::new(0.0, 2000.0, false)).count(), 0);
-        assert_eq!(charts[1].limits[0], Limit { run: 0, name: "planned peak", value: 3000.0 });
+        assert_eq!(charts[1].limits[0], ChartLimit { run: 0, name: "planned peak", value: 3000.0 });
         let pick = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             let chosen = select(charts.clone(), &names)?;

@@ -1,7 +1,7 @@
 //! Errors of training runs. Invariant: every message names the key, the file or the step, and a remedy if there
 //! is one.
 
-use crate::config::ConfigError;
+use crate::config::TrainConfigError;
 use crate::opened_model::MemoryReport;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
@@ -20,7 +20,7 @@ pub enum TrainError {
     Runtime(RuntimeError),
     /// The configuration cannot be used.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] TrainConfigError),
     /// The model has more layers than the planner accepts.
     #[error(
         "model.layers is {layers}; at most {most} are planned, which bounds the time and memory that a plan takes"

@@ -6,7 +6,7 @@
 //! this version does not know become series of their own if they are numbers, and are passed over if they are not.
 
 use crate::TrainError;
-use crate::config::{ConfigError, yaml};
+use crate::config::{TrainConfigError, yaml};
 use plimsoll_data::printable::{EscapedPath, Name, is_printable};
 use plimsoll_data::{DataError, DataErrorKind, bounded};
 use plimsoll_runtime::RuntimeError;
@@ -66,7 +66,7 @@ pub struct RunHistory {
     /// Number of all events.
     pub event_count: u64,
     /// Stages of the run with their numbers, from metrics.jsonl or else from run.json: of each name the first and the last.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<RunStage>,
     /// Step of the last line.
     pub last_step: u64,
 }
@@ -110,7 +110,7 @@ pub struct RunEvent {
 
 /// Numbers at the end of a stage of a run, such as `opened`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub struct RunStage {
     /// Name of the stage.
     pub name: String,
     /// Step after which it ended, if its line has one.
@@ -229,7 +229,7 @@ impl RunHistory {
         run.read()?;
         if run.stages.is_empty() {
             let stages = run.record["memory"].as_array().into_iter().flatten();
-            run.stages = stages.filter_map(|stage| Some(Stage::of(stage.as_object()?))).collect();
+            run.stages = stages.filter_map(|stage| Some(RunStage::of(stage.as_object()?))).collect();
         }
         run.series.retain(|series| series.count > 0);
         Ok(run)
@@ -280,7 +280,7 @@ impl RunHistory {
             return Ok(());
         }
         if line.contains_key("stage") {
-            self.add_stage(Stage::of(line));
+            self.add_stage(RunStage::of(line));
             return Ok(());
         }
         let step = step.ok_or("no `step`; a line has the whole number of its step, an `event` or a `stage`")?;
@@ -303,7 +303,7 @@ impl RunHistory {
     }
 
     /// Adds a stage. Evaluations and checkpoints repeat hundreds of times, so the last one replaces those after the first.
-    fn add_stage(&mut self, stage: Stage) {
+    fn add_stage(&mut self, stage: RunStage) {
         let first = self.stages.iter().position(|earlier| earlier.name == stage.name);
         let last = self.stages.iter().rposition(|earlier| earlier.name == stage.name);
         if let Some(last) = last.filter(|_| first < last) {
@@ -387,7 +387,7 @@ fn malformed_load() -> String {
     format!("`{EXPERT_LOAD}` is not an object with the shares of experts for each layer")
 }
 
-impl Stage {
+impl RunStage {
     fn of(line: &Map<String, Value>) -> Self {
         let numbers = line.iter().filter_map(|(key, value)| Some((key.clone(), value.as_f64()?)));
         let numbers = numbers.filter(|(key, _)| key != "step" && key.len() <= LONGEST_NAME);
@@ -424,7 +424,7 @@ fn read_settings(path: &Path, record: &Value) -> Result<BTreeMap<String, String>
     let config = if path.exists() {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         let name = EscapedPath(path).to_string();
-        yaml::parse(&text).map_err(|error| ConfigError::Syntax { name, error })?.to_json()
+        yaml::parse(&text).map_err(|error| TrainConfigError::Syntax { name, error })?.to_json()
     } else {
         record["config"].clone()
     };
@@ -525,7 +525,7 @@ mod tests {
             ]
         );
         let numbers = vec![("peak_bytes".to_owned(), 7.0), ("resident_bytes".to_owned(), 5.0)];
-        assert_eq!(run.stages, [Stage { name: "planned".to_owned(), step: None, numbers }]);
+        assert_eq!(run.stages, [RunStage { name: "planned".to_owned(), step: None, numbers }]);
         let loss = run.series("loss").expect("there");
         assert_eq!((loss.last, loss.lowest, loss.highest), (2.5, (2.5, 2), (3.5, 1)));
         assert_eq!((loss.at(2), loss.at(3)), (Some(2.5), None));

@@ -26,9 +26,9 @@ mod tokenizer;
 mod trainer;
 mod watch;
 
-pub use config::ConfigError;
+pub use config::TrainConfigError;
 pub use decision::Ended;
-pub use dynamic::SizeChange;
+pub use dynamic::MicroStepSizeChange;
 pub use engine::{
     EvaluationReport, EvaluationRequest, LargestDimension, LargestRun, PackBounds, RunMemory, RunPlanReport,
     evaluate, explain, largest, open, plan_of,

@@ -2,7 +2,7 @@
 //! and the memory at the end of each stage, and of event files with the numbers of steps and evaluations. Invariant: a resumed
 //! run first removes the lines of steps that it will repeat.
 
-use super::dynamic::{Replay, SizeChange};
+use super::dynamic::{MicroStepSizeChange, SizeReplay};
 use super::opened_model::{Auxiliary, ExpertRows};
 use super::tensorboard::EventFile;
 use crate::TrainError;
@@ -142,8 +142,8 @@ pub struct Metrics {
 
 /// Reads the changes of size after `step`, and the last step, from the metrics of the run in `folder`. A run that resumes at
 /// `step` repeats them.
-pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
-    let mut replay = Replay { until: step, ..Replay::default() };
+pub fn changes_after(folder: &Path, step: u64) -> Result<SizeReplay, TrainError> {
+    let mut replay = SizeReplay { until: step, ..SizeReplay::default() };
     let mut reader = MetricsReader::new(folder);
     let Some(mut lines) = reader.open()? else { return Ok(replay) };
     while let Some(line) = lines.next_line()? {
@@ -154,7 +154,7 @@ pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
         replay.until = replay.until.max(found);
         let change = line.get("event").is_some_and(|event| event == SIZE_EVENT);
         if let Some(tokens) = line.get("to").and_then(Value::as_u64).filter(|_| change) {
-            replay.changes.push_back(SizeChange { step: found, tokens });
+            replay.changes.push_back(MicroStepSizeChange { step: found, tokens });
         }
     }
     Ok(replay)

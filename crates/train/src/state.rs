@@ -1,7 +1,7 @@
 //! The state of a run apart from its tensors, as stored in a checkpoint. Invariant: together with the tensors and the
 //! configuration it determines every following step bit for bit.
 
-use super::config::Precision;
+use super::config::PrecisionSection;
 use super::dynamic::SizeChange;
 use crate::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -90,7 +90,7 @@ const LARGEST: f64 = (1u64 << 40) as f64;
 
 impl LossScale {
     /// Returns the loss scale at the start of a run.
-    pub fn new(precision: &Precision) -> Self {
+    pub fn new(precision: &PrecisionSection) -> Self {
         let factor = if precision.scales_loss() { precision.initial_scale } else { 1.0 };
         Self { factor, good: 0 }
     }
@@ -99,13 +99,13 @@ impl LossScale {
     /// divided by the tokens of a step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on
     /// the size of the micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in
     /// the update.
-    pub fn of_micro_batch(&self, precision: &Precision, tokens: u64) -> f32 {
+    pub fn of_micro_batch(&self, precision: &PrecisionSection, tokens: u64) -> f32 {
         let factor = if precision.scales_loss() { self.factor / tokens as f64 } else { self.factor };
         factor as f32
     }
 
     /// Updates the scale after a step; an error if a step overflowed at the smallest scale.
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
+    pub fn after(&mut self, ok: bool, precision: &PrecisionSection, step: u64) -> Result<(), TrainError> {
         if !precision.scales_loss() {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl RunState {
     /// # Errors
     /// In fp16 if the loss scale cannot be halved further; in other formats after `SKIPS_IN_A_ROW` consecutive
     /// skipped steps.
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
+    pub fn after(&mut self, ok: bool, precision: &PrecisionSection, step: u64) -> Result<(), TrainError> {
         self.scale.after(ok, precision, step)?;
         if ok {
             self.updates += 1;
@@ -168,7 +168,7 @@ impl RunState {
     }
 
     /// Returns the state before the first step.
-    pub fn new(precision: &Precision, position: Value) -> Self {
+    pub fn new(precision: &PrecisionSection, position: Value) -> Self {
         let scale = LossScale::new(precision);
         Self {
             step: 0,
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn the_scale_follows_overflows() {
         let precision =
-            Precision { kind: plimsoll_plan::Precision::Fp16, initial_scale: 8.0, growth_interval: 3 };
+            PrecisionSection { kind: plimsoll_plan::Precision::Fp16, initial_scale: 8.0, growth_interval: 3 };
         let mut scale = LossScale::new(&precision);
         for (ok, wanted) in [
             (true, (8.0, 1)),
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn only_the_last_size_is_kept() {
         let text = |state: &RunState| serde_json::to_string(state).expect("JSON");
-        let mut state = RunState::new(&Precision::default(), Value::Null);
+        let mut state = RunState::new(&PrecisionSection::default(), Value::Null);
         assert!(!text(&state).contains("size"));
         state.resized(100_001, 128);
         let length = text(&state).len();
@@ -247,7 +247,7 @@ mod tests {
         for kind in
             [plimsoll_plan::Precision::F32, plimsoll_plan::Precision::Tf32, plimsoll_plan::Precision::Bf16]
         {
-            let precision = Precision { kind, ..Precision::default() };
+            let precision = PrecisionSection { kind, ..PrecisionSection::default() };
             let mut scale = LossScale::new(&precision);
             for _ in 0..3000 {
                 scale.after(true, &precision, 1).expect("good");
@@ -273,7 +273,7 @@ mod tests {
         ];
         let any = [(2.0, true, 0), (1.9, true, 0), (1.9, false, 1), (f64::NAN, false, 2), (1.8, true, 0)];
         for (min_delta, wanted) in [(0.3, &small[..]), (0.0, &any[..])] {
-            let mut state = RunState::new(&Precision::default(), Value::Null);
+            let mut state = RunState::new(&PrecisionSection::default(), Value::Null);
             for (step, &(loss, lowest, stale)) in (1..).zip(wanted) {
                 state.step = step;
                 assert_eq!(state.evaluated(loss, min_delta), lowest, "{min_delta}: {loss}");
@@ -281,14 +281,16 @@ mod tests {
             }
         }
         let old = Best { step: 1, loss: 1.0 };
-        let mut state = RunState { best: Some(old), ..RunState::new(&Precision::default(), Value::Null) };
+        let mut state =
+            RunState { best: Some(old), ..RunState::new(&PrecisionSection::default(), Value::Null) };
         assert!(!state.evaluated(1.5, 0.0));
         assert_eq!((state.stale, state.improved), (1, Some(1.0)), "a checkpoint without `improved`");
     }
 
     #[test]
     fn a_row_of_skipped_steps_is_an_error() {
-        let precision = Precision { kind: plimsoll_plan::Precision::Bf16, ..Precision::default() };
+        let precision =
+            PrecisionSection { kind: plimsoll_plan::Precision::Bf16, ..PrecisionSection::default() };
         let mut state = RunState::new(&precision, Value::Null);
         for _ in 0..3 {
             for n in 1..SKIPS_IN_A_ROW {

@@ -3,10 +3,10 @@
 //! [`Decision`], and change only when checkpoints are written and how many packs a micro-step has. On a GPU, except in fp16,
 //! the result of a step is read while the next one runs, so that the GPU need not wait for the host.
 
-use super::checkpoint::{Checkpoint, Checkpoints, Record};
+use super::checkpoint::{CheckpointRecord, Checkpoints, VerifiedCheckpoint};
 use super::config::TrainConfig;
 use super::config::schema::{leaves, schema};
-use super::decision::{Decision, Ended, Moment, NewSize, Save, Situation, Stop, decide};
+use super::decision::{Decision, Ended, LoopMoment, NewSize, Save, Situation, StopReason, decide};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
 use super::folder::{self, write_text};
@@ -192,7 +192,7 @@ struct LockedRun<'a, 'r> {
     measures_timeline: bool,
     checkpoints: Checkpoints,
     /// The checkpoint that the run starts from; `None` from scratch.
-    start: Option<Checkpoint>,
+    start: Option<VerifiedCheckpoint>,
     record: &'a mut RunningRecord<'r>,
     watch: &'a mut TrainWatch,
 }
@@ -533,7 +533,7 @@ impl TrainingLoop<'_> {
         let mut is_between_epochs = false;
         loop {
             let memory = if is_between_epochs { None } else { self.read_memory()? };
-            let decision = self.decide(Moment::BeforeStep { signal, memory });
+            let decision = self.decide(LoopMoment::BeforeStep { signal, memory });
             self.carry_out(&decision, observer)?;
             if let Some(stop) = decision.stop {
                 return self.end(stop, observer);
@@ -542,7 +542,7 @@ impl TrainingLoop<'_> {
             let has_stepped = self.step_with_retries(observer)?;
             let ends_epoch = self.state.epoch > epoch;
             let since_save = self.saved.elapsed();
-            let decision = self.decide(Moment::AfterStep { has_stepped, ends_epoch, since_save });
+            let decision = self.decide(LoopMoment::AfterStep { has_stepped, ends_epoch, since_save });
             self.carry_out(&decision, observer)?;
             is_between_epochs = !has_stepped;
             // Signals are heeded after a step, an evaluation or a checkpoint; at the end of an epoch without one of them the
@@ -554,7 +554,7 @@ impl TrainingLoop<'_> {
 
     /// Returns the decision at a moment of the loop. The loop has no other call of [`decide`], so this is where ranks can
     /// exchange the value.
-    fn decide(&self, moment: Moment) -> Decision {
+    fn decide(&self, moment: LoopMoment) -> Decision {
         let Self { config, state, dynamic, .. } = self;
         decide(&Situation { run: &config.run, state, dynamic: dynamic.as_ref(), moment })
     }
@@ -582,10 +582,10 @@ impl TrainingLoop<'_> {
     }
 
     /// Ends the run, after the decision to do so was carried out.
-    fn end(&self, stop: Stop, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+    fn end(&self, stop: StopReason, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
         let step = self.state.step;
         match stop {
-            Stop::Limit(ended) => {
+            StopReason::Limit(ended) => {
                 if ended == Ended::Patience {
                     observer.say(Level::Info, &self.stopped_early());
                 }
@@ -594,7 +594,7 @@ impl TrainingLoop<'_> {
                 }
                 Ok(ended)
             }
-            Stop::Signal(signal) => {
+            StopReason::Signal(signal) => {
                 let kept = match self.newest.as_ref().filter(|(there, _)| *there == step) {
                     Some((_, path)) => {
                         let path = EscapedPath(path);
@@ -605,7 +605,7 @@ impl TrainingLoop<'_> {
                 Err(RuntimeError::Interrupted { signal, kept }.into())
             }
             // Where the memory was lacking, `with_retries` returns its error.
-            Stop::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
+            StopReason::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
         }
     }
 
@@ -721,7 +721,7 @@ impl TrainingLoop<'_> {
                 other => return other,
             };
             let is_repeatable = self.phase != TrainPhase::Update || !self.model.stepper.has_begun_update();
-            let decision = self.decide(Moment::OutOfMemory { retries: smaller.len(), is_repeatable });
+            let decision = self.decide(LoopMoment::OutOfMemory { retries: smaller.len(), is_repeatable });
             if decision.stop.is_some() {
                 return Err(self.with_phase(error, &smaller));
             }
@@ -997,7 +997,7 @@ impl TrainingLoop<'_> {
             self.state.position = self.model.batches.position()?;
             let path = self.with_retries(observer, &mut |this, _| {
                 this.phase = TrainPhase::Checkpoint;
-                let record = Record {
+                let record = CheckpointRecord {
                     plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
                     state: this.state.clone(),
                     config: this.asked.clone(),

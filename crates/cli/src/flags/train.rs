@@ -13,7 +13,7 @@ use plimsoll_report::timeline::{self, Planned};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
-use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
+use plimsoll_train::config::{DeviceChoice, TrainConfig, TrainerFormat, translate};
 use plimsoll_train::{self, Resume, TrainReport, TrainRequest};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -234,7 +234,7 @@ pub struct ForeignConfig<'a> {
 impl ForeignConfig<'_> {
     /// Translates the file, and reports what each key became. If the configuration `is_used`, it must have no placeholders.
     pub fn read(&self, is_used: bool, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
-        let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
+        let source = TrainerFormat::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
         let translated = translate(self.path, source, self.flags)?;
         let path = EscapedPath(self.path);
         observer.say(Level::Info, &format!("{path}: a configuration of {}", translated.source.word()));
@@ -257,7 +257,7 @@ pub fn device(config: &TrainConfig, options: GpuOptions) -> Result<Device, CliEr
 
 /// Parser of the names of trainers with supported configuration files.
 pub fn source_parser() -> PossibleValuesParser {
-    PossibleValuesParser::new(Source::ALL.map(Source::word))
+    PossibleValuesParser::new(TrainerFormat::ALL.map(TrainerFormat::word))
 }
 
 fn summary(report: &TrainReport) -> String {

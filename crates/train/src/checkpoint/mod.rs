@@ -5,7 +5,7 @@
 mod read;
 mod write;
 
-pub use read::Checkpoint;
+pub use read::VerifiedCheckpoint;
 
 use super::opened_model::{StatePart, Tensors};
 use super::state::RunState;
@@ -37,7 +37,7 @@ const PREFIX: &str = "step-";
 /// Contents of a checkpoint apart from the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct CheckpointRecord {
     /// Version of the program that wrote the checkpoint.
     pub plimsoll: String,
     /// Position of the run: step, data position, loss scale and counters.
@@ -52,7 +52,7 @@ pub struct Record {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SealedRecord {
-    record: Record,
+    record: CheckpointRecord,
     /// Size and hash of every other file of the checkpoint, by file name.
     files: BTreeMap<String, FileDigest>,
     /// SHA-256 of `(record, files)`, serialised as JSON without whitespace.
@@ -135,7 +135,7 @@ impl Checkpoints {
 
     /// Writes a checkpoint and returns its path. An existing checkpoint of the same step is replaced; that happens only
     /// when it was found to be damaged.
-    pub fn save(&self, record: &Record, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
+    pub fn save(&self, record: &CheckpointRecord, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
         let path = self.folder.join(&name);
         let temporary = self.folder.join(format!(".{name}.part"));

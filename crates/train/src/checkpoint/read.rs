@@ -2,7 +2,7 @@
 //! of all files have been verified.
 
 use super::write::{parts, seal};
-use super::{FileDigest, RECORD, Record, SealedRecord};
+use super::{CheckpointRecord, FileDigest, RECORD, SealedRecord};
 use crate::error::{CheckpointError, ModelDifference, TrainError};
 use crate::opened_model::{StatePart, Tensors};
 use plimsoll_data::bounded;
@@ -17,14 +17,14 @@ const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 /// A checkpoint whose files have all been verified against their recorded sizes and hashes.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct VerifiedCheckpoint {
     /// Path of the checkpoint folder.
     pub path: PathBuf,
     /// Contents of the checkpoint apart from the tensors.
-    pub record: Record,
+    pub record: CheckpointRecord,
 }
 
-impl Checkpoint {
+impl VerifiedCheckpoint {
     /// Opens a checkpoint, and hashes all of its files.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk
 //! before the folder gets its final name; tensors are streamed through one small buffer.
 
-use super::{FileDigest, RECORD, Record, SealedRecord};
+use super::{CheckpointRecord, FileDigest, RECORD, SealedRecord};
 use crate::TrainError;
 use crate::opened_model::{AVERAGE, StatePart, StoredTensor, Tensors};
 use plimsoll_data::hex::hex;
@@ -17,7 +17,11 @@ use std::path::{Path, PathBuf};
 pub(super) const PART: u64 = 1 << 18;
 
 /// Writes all files of a checkpoint into the empty folder `folder`.
-pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Tensors) -> Result<(), TrainError> {
+pub(super) fn fill(
+    folder: &Path,
+    record: &CheckpointRecord,
+    model: &mut dyn Tensors,
+) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
     let averages = !model.tensors(StatePart::Average).is_empty();
     for part in StatePart::ALL {
@@ -51,7 +55,10 @@ fn sync(folder: &Path) -> Result<(), TrainError> {
 }
 
 /// Computes the SHA-256 of a record together with the digests of the other files.
-pub(super) fn seal(record: &Record, files: &BTreeMap<String, FileDigest>) -> Result<String, TrainError> {
+pub(super) fn seal(
+    record: &CheckpointRecord,
+    files: &BTreeMap<String, FileDigest>,
+) -> Result<String, TrainError> {
     // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the
     // same text and hash.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();

@@ -1,9 +1,12 @@
 //! The initial model named by `model.from`: the keys of the section `model` that it determines, and their values.
 //! Invariant: a key stated in the configuration either equals the initial model's value or is rejected by name.
 
-use super::yaml::Node;
-use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
-use crate::ConfigError;
+use super::yaml::YamlNode;
+use super::{
+    ActivationChoice, AttentionSection, ExpertsSection, MaskKind, ModelKind, ModelSection, NormChoice,
+    PositionChoice,
+};
+use crate::TrainConfigError;
 use crate::TrainError;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_graph::ops::Mask;
@@ -63,7 +66,7 @@ pub struct Initial {
     name: String,
     /// The section `model` with the architecture keys filled in; keys that do not apply to this model keep their
     /// defaults.
-    model: Model,
+    model: ModelSection,
     /// Keys of the section `model` whose values were read from the initial model.
     read: Vec<&'static str>,
 }
@@ -76,7 +79,7 @@ impl Initial {
     /// # Errors
     /// A model that cannot be found, or a model of a family that cannot be trained.
     pub fn open(from: &str, kind: Option<ModelKind>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
-        let mut initial = Self { name: from.to_owned(), model: Model::default(), read: vec![] };
+        let mut initial = Self { name: from.to_owned(), model: ModelSection::default(), read: vec![] };
         if kind == Some(ModelKind::Head) {
             initial.head(&Weights::open(Path::new(from))?)?;
             return Ok(initial);
@@ -86,7 +89,7 @@ impl Initial {
             && !place.config().exists()
             && !fair_esm::is_checkpoint(file)?
         {
-            return Err(ConfigError::NoConfig { from: from.to_owned() }.into());
+            return Err(TrainConfigError::NoConfig { from: from.to_owned() }.into());
         }
         let (path, text) = config_text(&place)?;
         match ModelConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
@@ -104,7 +107,7 @@ impl Initial {
 
     /// Returns the keys that the initial model determines with their values; keys without a value in the initial model
     /// take it from `usual`, the defaults of the model's kind.
-    pub fn keys(&self, usual: &Model) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
+    pub fn keys(&self, usual: &ModelSection) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
         let read = serde_json::to_value(&self.model)?;
         let usual = serde_json::to_value(usual)?;
         let mut keys = vec![];
@@ -149,22 +152,27 @@ impl Initial {
     }
 
     /// Explains why the section `model` of a configuration differs from the initial model; `None` if it agrees.
-    pub fn difference(&self, model: &Model, usual: &Model) -> Result<Option<String>, serde_json::Error> {
+    pub fn difference(
+        &self,
+        model: &ModelSection,
+        usual: &ModelSection,
+    ) -> Result<Option<String>, serde_json::Error> {
         let stated = serde_json::to_value(model)?;
         let keys = self.keys(usual)?;
         Ok(keys.iter().find_map(|(key, own)| self.contradiction(key, at(&stated, key), own)))
     }
 
     fn decoder(&mut self, c: &DecoderConfig) {
-        let attention = Attention::default();
+        let attention = AttentionSection::default();
         let (mask, mask_keys): (_, &[&'static str]) = match c.mask {
-            Mask::Full => (Attention { mask: MaskKind::Full, ..attention }, &[]),
-            Mask::Causal => (Attention { mask: MaskKind::Causal, ..attention }, &[]),
-            Mask::Window(n) => {
-                (Attention { mask: MaskKind::Window, window: n.into(), ..attention }, &["attention.window"])
-            }
+            Mask::Full => (AttentionSection { mask: MaskKind::Full, ..attention }, &[]),
+            Mask::Causal => (AttentionSection { mask: MaskKind::Causal, ..attention }, &[]),
+            Mask::Window(n) => (
+                AttentionSection { mask: MaskKind::Window, window: n.into(), ..attention },
+                &["attention.window"],
+            ),
             Mask::BlockSparse { block, local, global } => (
-                Attention {
+                AttentionSection {
                     mask: MaskKind::BlockSparse,
                     block: block.into(),
                     local: local.into(),
@@ -174,7 +182,7 @@ impl Initial {
                 &["attention.block", "attention.local", "attention.global"],
             ),
         };
-        let experts = c.experts.as_ref().map(|e| Experts {
+        let experts = c.experts.as_ref().map(|e| ExpertsSection {
             count: e.experts,
             top_k: e.top_k,
             capacity: (e.capacity != 0).then(|| f64::from(e.capacity) / 1000.0),
@@ -182,19 +190,19 @@ impl Initial {
             shared: e.shared,
         });
         let (position, rope_theta) = match c.positions {
-            Positions::Rotary(theta) => (Position::Rotary, shortest(theta)),
-            Positions::Alibi => (Position::Alibi, self.model.rope_theta),
+            Positions::Rotary(theta) => (PositionChoice::Rotary, shortest(theta)),
+            Positions::Alibi => (PositionChoice::Alibi, self.model.rope_theta),
         };
         self.read.extend(TRANSFORMER);
         self.read.extend(DECODER);
         // Where only some layers have biases, no value of the key describes them.
         self.read.extend((c.bias == Biases::all(c.bias.mlp)).then_some("bias"));
         self.read.extend(mask_keys);
-        self.read.extend((position == Position::Rotary).then_some("rope_theta"));
+        self.read.extend((position == PositionChoice::Rotary).then_some("rope_theta"));
         if experts.is_some() {
             self.read.extend(EXPERTS);
         }
-        self.model = Model {
+        self.model = ModelSection {
             kind: if experts.is_some() { ModelKind::MoeLm } else { ModelKind::DenseLm },
             vocabulary: Some(c.vocab_size),
             hidden: c.hidden_size,
@@ -202,9 +210,13 @@ impl Initial {
             heads: c.heads,
             kv_heads: Some(c.kv_heads),
             intermediate: c.intermediate_size,
-            norm: if c.norm == plimsoll_models::Norm::Rms { Norm::RmsNorm } else { Norm::LayerNorm },
+            norm: if c.norm == plimsoll_models::Norm::Rms {
+                NormChoice::RmsNorm
+            } else {
+                NormChoice::LayerNorm
+            },
             norm_eps: shortest(c.eps),
-            activation: if c.mlp == Mlp::Gelu { Activation::Gelu } else { Activation::Swiglu },
+            activation: if c.mlp == Mlp::Gelu { ActivationChoice::Gelu } else { ActivationChoice::Swiglu },
             bias: c.bias.mlp,
             position,
             rope_theta,
@@ -237,7 +249,7 @@ impl Initial {
         self.read.extend(names.as_ref().map(|_| "class_names"));
         self.read.extend(TRANSFORMER);
         self.read.extend(classes.map(|_| "classes"));
-        self.model = Model {
+        self.model = ModelSection {
             kind,
             vocabulary: Some(encoder.vocab_size()),
             hidden,
@@ -255,7 +267,7 @@ impl Initial {
     fn caller(&mut self, c: &CallerConfig) {
         self.read.extend(TRANSFORMER);
         self.read.push("rope_theta");
-        self.model = Model {
+        self.model = ModelSection {
             kind: ModelKind::Caller,
             vocabulary: Some(c.vocab_size),
             hidden: c.hidden_size,
@@ -273,7 +285,8 @@ impl Initial {
         let hidden = rows_of(weights, "hidden_layer.weight")?;
         let classes = rows_of(weights, "output_layer.weight")?;
         self.read.extend(["kind", "hidden", "classes"]);
-        self.model = Model { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
+        self.model =
+            ModelSection { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
         Ok(())
     }
 }
@@ -296,5 +309,5 @@ fn shortest(x: f32) -> f64 {
 
 /// Formats a value as in a configuration file.
 pub(super) fn word(value: &Value) -> String {
-    Node::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
+    YamlNode::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
 }

@@ -3,9 +3,9 @@
 
 use super::unread::unread;
 use super::{
-    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, Offload,
-    OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit,
-    Warmup,
+    DataFormat, DeviceChoice, DocumentUnit, Interval, MaskKind, MaskUnit, ModelKind, Offload, OffloadPolicy,
+    OffloadTo, OptimizerKind, Remat, RematPolicy, Scaling, ScheduleKind, ScheduleUnit, TrainConfig,
+    TrainConfigError, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
@@ -96,10 +96,11 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
     let m = &c.model;
     let d = &c.data;
     let crops = &d.crops;
-    let usual_crops = super::Crops::default();
+    let usual_crops = super::CropsSection::default();
     if m.kind != ModelKind::Caller {
-        let of_callers =
-            m.tasks.is_empty() && *crops == usual_crops && c.distillation == super::Distillation::default();
+        let of_callers = m.tasks.is_empty()
+            && *crops == usual_crops
+            && c.distillation == super::DistillationSection::default();
         return vec![(
             of_callers,
             "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
@@ -129,7 +130,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "distillation needs the tasks that the teachers have; give model.tasks, or remove it".to_owned(),
         ),
         (
-            !c.distillation.teacher.is_empty() || c.distillation == super::Distillation::default(),
+            !c.distillation.teacher.is_empty() || c.distillation == super::DistillationSection::default(),
             "distillation.weight and temperature apply with distillation.teacher; give the folders of the teachers, or remove \
                 them"
                 .to_owned(),
@@ -161,7 +162,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "data.crops.shuffled_class must be a class of the first task of model.tasks".to_owned(),
         ),
         (
-            m.tasks.is_empty() || d.masking == super::Masking::default(),
+            m.tasks.is_empty() || d.masking == super::MaskingSection::default(),
             "data.masking applies to a caller only without model.tasks; remove it".to_owned(),
         ),
         (
@@ -187,7 +188,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            c.schedule.kind != ScheduleKind::Step || c.schedule.unit == Unit::Steps,
+            c.schedule.kind != ScheduleKind::Step || c.schedule.unit == ScheduleUnit::Steps,
             "schedule.unit epochs: windows of a caller are drawn without end, so there are no epochs; set schedule.unit steps"
                 .to_owned(),
         ),
@@ -202,10 +203,10 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
     let d = &c.data;
     let m = d.masking;
     let head = c.model.kind == ModelKind::Head;
-    let separated = d.document == Document::Separated;
+    let separated = d.document == DocumentUnit::Separated;
     vec![
         (
-            head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
+            head == (d.format == DataFormat::Embeddings) && head != d.proteins.is_empty(),
             "data.format embeddings and data.proteins are required for model.kind head and refused for other \
                 models"
                 .to_owned(),
@@ -224,7 +225,7 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
             "data.masking.unit nucleotide applies only to model.kind caller; remove it".to_owned(),
         ),
         (
-            m.unit == MaskUnit::Nucleotide || m.span == super::Masking::default().span,
+            m.unit == MaskUnit::Nucleotide || m.span == super::MaskingSection::default().span,
             "data.masking.span applies only to data.masking.unit nucleotide; give it as well, or remove the key".to_owned(),
         ),
         (
@@ -295,7 +296,7 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            c.precision.scales_loss() || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
+            c.precision.scales_loss() || c.precision == super::PrecisionSection { kind: c.precision.kind, ..Default::default() },
             "precision.initial_scale and precision.growth_interval apply only to precision.kind fp16; remove them"
                 .to_owned(),
         ),
@@ -356,7 +357,7 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
+            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::MemorySection::default().remat_every,
             "memory.remat_every applies only to memory.remat every_n; remove it".to_owned(),
         ),
         (
@@ -457,7 +458,7 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            r.writes_checkpoints() || r.keep_last == super::Run::default().keep_last,
+            r.writes_checkpoints() || r.keep_last == super::RunSection::default().keep_last,
             "run.keep_last has no effect with run.save_every never; remove it".to_owned(),
         ),
         (
@@ -627,7 +628,7 @@ impl TrainConfig {
     }
 
     /// Checks that the warm-up is shorter than a schedule of `steps` steps, which were counted from the data.
-    pub(crate) fn check_warmup(&self, steps: u64) -> Result<(), ConfigError> {
+    pub(crate) fn check_warmup(&self, steps: u64) -> Result<(), TrainConfigError> {
         let Warmup::Steps(warmup) = self.schedule.warmup else { return Ok(()) };
         if warmup < steps {
             return Ok(());
@@ -637,7 +638,7 @@ impl TrainConfig {
              as 0.1",
             self.run.epochs.unwrap_or_default()
         );
-        Err(ConfigError::Rules { name: "the configuration".to_owned(), broken: vec![rule] })
+        Err(TrainConfigError::Rules { name: "the configuration".to_owned(), broken: vec![rule] })
     }
 
     /// Returns the step at which a decaying learning rate ends by keys that state steps or tokens; `None` if there are none.

@@ -2,7 +2,7 @@
 //! words and descriptions are defined once, on the configuration structs; all other code queries this schema.
 
 use super::TrainConfig;
-use super::yaml::{Node, NodeKind};
+use super::yaml::{NodeKind, YamlNode};
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ fn branches(schema: &Value) -> impl Iterator<Item = &Value> {
 
 /// A fault found at a key.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fault {
+pub struct SchemaFault {
     /// Dotted path of the key.
     pub path: String,
     /// Line of the key; 0 if it was set by a flag.
@@ -86,13 +86,13 @@ pub enum Wrong {
 }
 
 /// Returns all faults of a tree with respect to a schema, in the order of the tree.
-pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
+pub fn faults(node: &YamlNode, schema: &Value) -> Vec<SchemaFault> {
     let mut found = vec![];
     check(node, schema, "", &mut found);
     found
 }
 
-fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
+fn check(node: &YamlNode, schema: &Value, path: &str, found: &mut Vec<SchemaFault>) {
     let NodeKind::Map(entries) = &node.kind else {
         if let (NodeKind::List(sections), Some(inner)) = (&node.kind, sections(schema)) {
             for (number, section) in sections.iter().enumerate() {
@@ -108,13 +108,13 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
                 format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema))
             };
             let what = Wrong::Value { found: found_text, allowed };
-            found.push(Fault { path: path.to_owned(), line: node.line, what });
+            found.push(SchemaFault { path: path.to_owned(), line: node.line, what });
         }
         return;
     };
     let Some(keys) = properties(schema) else {
         let what = Wrong::Value { found: node.inline(), allowed: allowed(schema) };
-        found.push(Fault { path: path.to_owned(), line: node.line, what });
+        found.push(SchemaFault { path: path.to_owned(), line: node.line, what });
         return;
     };
     for (key, value) in entries {
@@ -127,19 +127,19 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
 }
 
 /// Reports every key inside an unknown section separately, because each key may have its own equivalent.
-fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
+fn unknown(node: &YamlNode, path: String, found: &mut Vec<SchemaFault>) {
     match &node.kind {
         NodeKind::Map(entries) if !entries.is_empty() => {
             for (key, value) in entries {
                 unknown(value, format!("{path}.{key}"), found);
             }
         }
-        _ => found.push(Fault { path, line: node.line, what: Wrong::Unknown }),
+        _ => found.push(SchemaFault { path, line: node.line, what: Wrong::Unknown }),
     }
 }
 
 /// Whether a value other than a mapping satisfies the schema.
-fn fits(node: &Node, schema: &Value) -> bool {
+fn fits(node: &YamlNode, schema: &Value) -> bool {
     schema.get("const").is_none_or(|value| *value == node.to_json())
         && fits_any(node, &schema["anyOf"])
         && fits_any(node, &schema["oneOf"])
@@ -150,12 +150,12 @@ fn fits(node: &Node, schema: &Value) -> bool {
 }
 
 /// Whether a value satisfies one of a list of schemas; true if there is no list.
-fn fits_any(node: &Node, schemas: &Value) -> bool {
+fn fits_any(node: &YamlNode, schemas: &Value) -> bool {
     schemas.as_array().is_none_or(|all| all.iter().any(|schema| fits(node, schema)))
 }
 
 /// Whether a value has the type, or one of the types, of a schema; true if the schema has none.
-fn has_type(node: &Node, types: &Value) -> bool {
+fn has_type(node: &YamlNode, types: &Value) -> bool {
     match types {
         Value::String(name) => is_type(node, name),
         Value::Array(names) => names.iter().filter_map(Value::as_str).any(|name| is_type(node, name)),
@@ -163,7 +163,7 @@ fn has_type(node: &Node, types: &Value) -> bool {
     }
 }
 
-fn is_type(node: &Node, name: &str) -> bool {
+fn is_type(node: &YamlNode, name: &str) -> bool {
     match &node.kind {
         NodeKind::Null => name == "null",
         NodeKind::Bool(_) => name == "boolean",
@@ -176,7 +176,7 @@ fn is_type(node: &Node, name: &str) -> bool {
 }
 
 /// Whether a number is 0 or a normal number of 32 bits, which the kernels compute with; smaller ones would become 0.
-fn is_single(node: &Node) -> bool {
+fn is_single(node: &YamlNode) -> bool {
     match &node.kind {
         NodeKind::Float(x) if x.is_finite() => *x == 0.0 || (*x as f32).is_normal(),
         NodeKind::List(values) => values.iter().all(is_single),
@@ -189,7 +189,7 @@ fn is_single(node: &Node) -> bool {
     }
 }
 
-fn in_range(node: &Node, schema: &Value) -> bool {
+fn in_range(node: &YamlNode, schema: &Value) -> bool {
     let number = match node.kind {
         NodeKind::Integer(n) => n as f64,
         NodeKind::Float(x) => x,
@@ -203,7 +203,7 @@ fn in_range(node: &Node, schema: &Value) -> bool {
         && schema["exclusiveMaximum"].as_f64().is_none_or(|limit| number < limit)
 }
 
-fn items(node: &Node, schema: &Value) -> bool {
+fn items(node: &YamlNode, schema: &Value) -> bool {
     let NodeKind::List(values) = &node.kind else { return true };
     schema["minItems"].as_u64().is_none_or(|min| values.len() as u64 >= min)
         && schema["maxItems"].as_u64().is_none_or(|max| values.len() as u64 <= max)

@@ -499,7 +499,7 @@ fn the_schema_describes_every_key() {
         assert!(["results", "rounding", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
     }
     // The schema and the serialised configuration have the same keys.
-    let written = Node::of(&TrainConfig::default()).expect("a tree");
+    let written = YamlNode::of(&TrainConfig::default()).expect("a tree");
     for (section, inner) in properties(&schema).expect("sections") {
         let there = written.get(section).expect("a section");
         for key in properties(inner).expect("keys").keys() {

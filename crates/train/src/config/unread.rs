@@ -3,7 +3,7 @@
 //! saved configuration states for every key.
 
 use super::initial::at;
-use super::{Format, MaskKind, ModelKind, Position, TrainConfig};
+use super::{DataFormat, MaskKind, ModelKind, PositionChoice, TrainConfig};
 use crate::feed;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -168,7 +168,7 @@ fn of_keys(c: &TrainConfig) -> Vec<Unread> {
         &["model.attention.block", "model.attention.local", "model.attention.global"],
         "it is for model.attention.mask block_sparse",
     );
-    found.add(m.position == Position::Rotary, &["model.rope_theta"], "it is for model.position rotary");
+    found.add(m.position == PositionChoice::Rotary, &["model.rope_theta"], "it is for model.position rotary");
     found.add(m.kind == ModelKind::Head, &["data.tensors"], "it is for model.kind head");
     found.add(
         c.run.evaluate_every.is_some() || m.kind == ModelKind::Caller,
@@ -191,16 +191,16 @@ fn of_keys(c: &TrainConfig) -> Vec<Unread> {
         "data.validation names the validation data",
     );
     let Ok(format) = feed::format_of(d) else { return found.0 };
-    found.add(format == Format::Txt, &["data.document"], "it is for txt files");
-    found.add(format == Format::Jsonl, &["data.field"], "it is for jsonl files");
+    found.add(format == DataFormat::Txt, &["data.document"], "it is for txt files");
+    found.add(format == DataFormat::Jsonl, &["data.field"], "it is for jsonl files");
     found.add(
-        format == Format::Jsonl && classifies,
+        format == DataFormat::Jsonl && classifies,
         &["data.label_field"],
         "it is for jsonl files of a classifier",
     );
-    found.add(format == Format::Bin, &["data.bin_type", "data.bin_end"], "it is for bin files");
+    found.add(format == DataFormat::Bin, &["data.bin_type", "data.bin_end"], "it is for bin files");
     found.add(
-        format != Format::Bin,
+        format != DataFormat::Bin,
         &["data.tokenizer", "data.end_token"],
         "a bin file has token ids, and their end in data.bin_end",
     );

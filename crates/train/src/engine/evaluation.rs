@@ -8,7 +8,7 @@ use super::trained_model::{ClassifierOutput, TrainedModel};
 use crate::classification::{ClassifierMetrics, TaskScores};
 use crate::config::{CONFIG, Interval, ModelKind, TrainConfig};
 use crate::feed;
-use crate::{ConfigError, TrainError};
+use crate::{TrainConfigError, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::train::Split;
@@ -94,7 +94,7 @@ impl EvaluationRequest {
         // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
         if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
             let why = "an evaluation reads what the run held out, or all of DATA; remove it".to_owned();
-            return Err(ConfigError::Set { text: flag.clone(), why }.into());
+            return Err(TrainConfigError::Set { text: flag.clone(), why }.into());
         }
         let file = match self.config_file()? {
             Some(file) => file,

@@ -36,7 +36,7 @@ pub(super) struct BatchLimit {
 
 impl JoinedBatch {
     /// An empty micro-batch with memory for `bounds` and for the tasks or embeddings of `feed`.
-    pub fn new(bounds: Bounds, feed: &Feed) -> Self {
+    pub fn new(bounds: Bounds, feed: &TrainFeed) -> Self {
         let tokens = bounds.tokens as usize;
         // Embeddings have neither ids nor spans.
         let of_tokens = usize::from(feed.widths().is_empty());
@@ -53,7 +53,7 @@ impl JoinedBatch {
     }
 
     /// Bytes of host memory that [`JoinedBatch::new`] allocates.
-    pub fn host_bytes(bounds: Bounds, feed: &Feed) -> u64 {
+    pub fn host_bytes(bounds: Bounds, feed: &TrainFeed) -> u64 {
         let Bounds { tokens, sequences, packs, .. } = bounds;
         let all_packs = packs * size_of::<[i32; packs::WORDS]>() as u64;
         let targets = 4 * tokens * feed.tasks() as u64;
@@ -66,7 +66,7 @@ impl JoinedBatch {
     /// Returns their size; `None` if the data has ended before, which is an epoch of training.
     pub fn fill(
         &mut self,
-        feed: &mut Feed,
+        feed: &mut TrainFeed,
         split: Split,
         limit: BatchLimit,
     ) -> Result<Option<Taken>, TrainError> {
@@ -109,20 +109,20 @@ impl JoinedBatch {
     }
 
     /// Adds the pack that was taken last from `feed` behind the others.
-    fn add(&mut self, feed: &Feed, taken: Taken) -> Result<(), TrainError> {
+    fn add(&mut self, feed: &TrainFeed, taken: Taken) -> Result<(), TrainError> {
         let [first_token, first_sequence] = self.ends();
         let number = match feed {
-            Feed::Tokens(feed) => {
+            TrainFeed::Tokens(feed) => {
                 let pack = &feed.pack;
                 self.add_tokens(&pack.ids, &pack.spans, std::slice::from_ref(&pack.targets))?;
                 pack.number
             }
-            Feed::Crops(feed) => {
+            TrainFeed::Crops(feed) => {
                 let pack = &feed.pack;
                 self.add_tokens(&pack.ids, &pack.spans, &pack.targets)?;
                 pack.number
             }
-            Feed::Rows(feed) => {
+            TrainFeed::Rows(feed) => {
                 self.parts.iter_mut().zip(&feed.pack.parts).for_each(|(all, one)| all.extend_from_slice(one));
                 self.targets[0].extend_from_slice(&feed.pack.targets);
                 feed.pack.number

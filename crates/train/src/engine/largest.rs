@@ -7,7 +7,7 @@ use super::open_trained_model;
 use super::program::{self, PlanLimits};
 use super::trained_model::MAX_LAYERS;
 use crate::TrainError;
-use crate::feed::{self, Feed};
+use crate::feed::{self, TrainFeed};
 use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
@@ -55,7 +55,7 @@ pub struct RunMemory {
     budget: Budget,
     data: Vec<HostMemory>,
     /// The data, if it is on this machine.
-    feed: Option<Feed>,
+    feed: Option<TrainFeed>,
 }
 
 impl fmt::Debug for RunMemory {
@@ -91,7 +91,7 @@ impl RunMemory {
         if is_here(config) {
             let config = &feed::named(config)?;
             let bounds = super::data_bounds(program::pack_bounds(config));
-            all.feed = Some(Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
+            all.feed = Some(TrainFeed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
         }
         all.fit(config)?;
         all.budget.process = super::beyond_reserved(config, &config.run.settings(Device::Cpu));
@@ -103,7 +103,8 @@ impl RunMemory {
         let Some(feed) = &mut self.feed else { return Ok(()) };
         // A micro-step of a head is a pack, so its data are read in other packs.
         if config.model.kind == ModelKind::Head {
-            *feed = Feed::open(&feed::named(config)?, super::data_bounds(program::pack_bounds(config)), None)?;
+            *feed =
+                TrainFeed::open(&feed::named(config)?, super::data_bounds(program::pack_bounds(config)), None)?;
         }
         self.data = super::data_memory_of(config, feed, config.run.evaluate_every.is_some());
         Ok(())

@@ -15,7 +15,7 @@ pub use explain::explain;
 pub use largest::{LargestDimension, LargestRun, RunMemory, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
-use super::feed::{self, Feed};
+use super::feed::{self, TrainFeed};
 use super::opened_model::{
     AVERAGE, Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch,
     MicroStepResult, MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, StoredTensor, Tensors,
@@ -221,7 +221,7 @@ impl RunPlanReport {
 /// do.
 fn count_steps(
     config: &TrainConfig,
-    feed: &mut Feed,
+    feed: &mut TrainFeed,
     observer: &mut dyn Observer,
 ) -> Result<Option<u64>, TrainError> {
     let Some(epochs) = config.epochs_to_count() else { return Ok(None) };
@@ -315,7 +315,7 @@ fn scratch_folder(config: &TrainConfig) -> PathBuf {
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
-fn data_memory_of(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostMemory> {
+fn data_memory_of(config: &TrainConfig, feed: &TrainFeed, evaluates: bool) -> Vec<HostMemory> {
     let mut data_memory = feed.host_bytes(evaluates);
     let bytes = JoinedBatch::host_bytes(program::largest(config), feed);
     data_memory.push(HostMemory { what: "joined packs", bytes });
@@ -334,7 +334,7 @@ struct PreparedTraining {
     /// The budget of the whole process, or of the GPU.
     budget: Budget,
     model: TrainedModel,
-    feed: Feed,
+    feed: TrainFeed,
     /// Host memory held by the data.
     data_memory: Vec<HostMemory>,
 }
@@ -355,7 +355,7 @@ impl PreparedTraining {
         let bytes = parse_budget(&config.memory.budget, free)?;
         let model = open_trained_model(config, observer)?;
         let pack = data_bounds(program::pack_bounds(config));
-        let feed = Feed::open(config, pack, tokenizer(config, observer)?.as_deref())?;
+        let feed = TrainFeed::open(config, pack, tokenizer(config, observer)?.as_deref())?;
         feed.notes().iter().for_each(|note| observer.say(Level::Warning, note));
         let data_memory = data_memory_of(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
@@ -460,7 +460,7 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
 
 /// The data of a run, joined to micro-batches.
 struct EngineBatches {
-    feed: Feed,
+    feed: TrainFeed,
     /// The micro-batch taken last.
     joined: JoinedBatch,
     /// Packs of a batch of an evaluation.

@@ -3,7 +3,7 @@
 //! the plan of the bill.
 
 use crate::config::{
-    Memory, ModelKind, Offload, OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, TrainConfig,
+    MemorySection, ModelKind, Offload, OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, TrainConfig,
 };
 use plimsoll_graph::DType;
 use plimsoll_plan::{Bill, PlanError, Precision, Target, TrainingChoice};
@@ -144,7 +144,7 @@ fn settings(config: &TrainConfig, target: &Target) -> Vec<RemedySettings> {
     let auto = Remat::Policy(RematPolicy::Auto);
     if c.memory.remat != auto {
         let mut remat = vec![("memory.remat".to_owned(), json!(auto))];
-        let usual = Memory::default().remat_every;
+        let usual = MemorySection::default().remat_every;
         if c.memory.remat_every != usual {
             remat.push(("memory.remat_every".to_owned(), json!(usual)));
         }

@@ -1,9 +1,12 @@
 //! The model to train: its graphs, the parameter groups and the initial values of the parameters. Invariant: determined
 //! by the configuration and the vocabulary alone; no training data is read here.
 
-use crate::ConfigError;
+use crate::TrainConfigError;
 use crate::TrainError;
-use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
+use crate::config::{
+    ActivationChoice, Decay, LoraSection, MaskKind, ModelKind, ModelSection, NormChoice, PositionChoice,
+    TrainConfig,
+};
 use crate::tokenizer;
 use crate::{StatePart, StoredTensor};
 use plimsoll_data::hex::hex;
@@ -88,7 +91,7 @@ impl TrainedModel {
         // `TrainConfig::parse` has already checked this. A configuration that was changed since then would silently be
         // trained as a different model.
         if let Some(why) = config.contradiction(observer)? {
-            return Err(ConfigError::Contradiction { keys: vec![why] }.into());
+            return Err(TrainConfigError::Contradiction { keys: vec![why] }.into());
         }
         let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
         let (kind, from) = match model.kind {
@@ -131,7 +134,7 @@ impl TrainedModel {
 
     /// Returns the same model with the adapters of another configuration, the only part of the model that a remedy
     /// changes.
-    pub fn like(&self, model: &Model) -> Self {
+    pub fn like(&self, model: &ModelSection) -> Self {
         let kind = match self.kind.clone() {
             ModelFamily::Encoder { encoder, task, .. } => {
                 let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
@@ -483,8 +486,8 @@ fn decoder(
         return Ok((kind, Some(InitialWeights::Decoder { folder, weights })));
     }
     let mlp = match m.activation {
-        Activation::Gelu => Mlp::Gelu,
-        Activation::Swiglu => Mlp::SwiGlu,
+        ActivationChoice::Gelu => Mlp::Gelu,
+        ActivationChoice::Swiglu => Mlp::SwiGlu,
     };
     let a = m.attention;
     let mask = match a.mask {
@@ -503,11 +506,15 @@ fn decoder(
         kv_heads: m.kv_heads.unwrap_or(m.heads),
         head_dim: m.hidden / m.heads,
         intermediate_size: m.intermediate,
-        norm: if m.norm == Norm::RmsNorm { plimsoll_models::Norm::Rms } else { plimsoll_models::Norm::Layer },
+        norm: if m.norm == NormChoice::RmsNorm {
+            plimsoll_models::Norm::Rms
+        } else {
+            plimsoll_models::Norm::Layer
+        },
         eps: m.norm_eps as f32,
         positions: match m.position {
-            Position::Rotary => Positions::Rotary(m.rope_theta as f32),
-            Position::Alibi => Positions::Alibi,
+            PositionChoice::Rotary => Positions::Rotary(m.rope_theta as f32),
+            PositionChoice::Alibi => Positions::Alibi,
         },
         mask,
         mlp,
@@ -524,7 +531,7 @@ fn decoder(
 }
 
 fn encoder(
-    m: &Model,
+    m: &ModelSection,
     observer: &mut dyn Observer,
 ) -> Result<(ModelFamily, Option<InitialWeights>), TrainError> {
     let task = m.classes.map_or(TrainingTask::MaskedLm, TrainingTask::Classes);
@@ -564,7 +571,7 @@ fn check_adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
 }
 
 /// Adapters for the named projections; by default for queries and values, as in Hu et al. 2021 (section 7.1).
-fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
+fn adapters(asked: &LoraSection, encoder: &Encoder) -> Lora {
     let usual: &[&str] = match encoder {
         Encoder::Esm2(_) => &["query", "value"],
         // DNABERT-S computes queries, keys and values with a single matrix.
@@ -665,14 +672,14 @@ fn teacher(folder: &Path, caller: &CallerConfig) -> Result<CallerModel, TrainErr
     }
 }
 
-fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, TrainError> {
+fn head(m: &ModelSection, widths: &[u64]) -> Result<HeadConfig, TrainError> {
     let [dna, protein] = *widths else {
         return Err(TrainError::HeadParts { given: widths.len() });
     };
     Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
 }
 
-fn file(m: &Model) -> Result<Option<InitialWeights>, TrainError> {
+fn file(m: &ModelSection) -> Result<Option<InitialWeights>, TrainError> {
     let Some(from) = &m.from else { return Ok(None) };
     Ok(Some(InitialWeights::Head(Weights::open(Path::new(from))?)))
 }

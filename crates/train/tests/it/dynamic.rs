@@ -6,9 +6,9 @@ use crate::train::{bits, lines};
 use crate::training::{TINY, corpus, values};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
 use plimsoll_testing::Folder;
-use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
+use plimsoll_testing::tight::{Fault, FaultPlace, Script, TightMachine};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Resume, SizeChange, TrainError, TrainReport, TrainRequest, open, train_with};
+use plimsoll_train::{MicroStepSizeChange, Resume, TrainError, TrainReport, TrainRequest, open, train_with};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -170,7 +170,7 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
         let mapped = busy.mapped.lock().expect("no panic");
         assert!(mapped.len() == 8 && mapped[0] > mapped[1] && mapped[1] > mapped[2], "{mapped:?}");
         assert_eq!((mapped[3], mapped[4], mapped[5]), (mapped[1], mapped[0], mapped[2]), "{mapped:?}");
-        assert_eq!(report.state.size, Some(SizeChange { step: 11, tokens: 256 }));
+        assert_eq!(report.state.size, Some(MicroStepSizeChange { step: 11, tokens: 256 }));
     }
 }
 
@@ -182,7 +182,7 @@ fn a_resumed_run_replays_its_changes() {
     let whole = Folder::new("dynamic-whole");
     let broken = Folder::new("dynamic-broken");
     let wanted = train(&whole, &flags, &Script::new(busy, None));
-    let fault = Fault { of_memory: false, ..Fault::once(Place::Launch("embed"), 9) };
+    let fault = Fault { of_memory: false, ..Fault::once(FaultPlace::Launch("embed"), 9) };
     let (failed, _) = try_train(&broken.0, &flags, &Script::new(busy, Some(fault)));
     let error = failed.expect_err("the device failed");
     assert_eq!(error.exit_code(), 1, "{error}");
@@ -209,21 +209,21 @@ fn a_lack_of_memory_is_met_with_smaller_micro_steps() {
     let calm = |fault| Script::new(calm, fault);
     let one = Folder::new("dynamic-memory-calm");
     let wanted = train(&one, &flags, &calm(None));
-    let launch = |op| Fault::once(Place::Launch(op), 5);
+    let launch = |op| Fault::once(FaultPlace::Launch(op), 5);
     let late = |fault: Fault, skip| Fault { skip, ..fault };
     // The other inputs of the step, those of the update among them.
-    let inputs = (1..=5).map(|skip| ("later inputs", late(Fault::once(Place::Upload, 5), skip), vec![6]));
+    let inputs = (1..=5).map(|skip| ("later inputs", late(Fault::once(FaultPlace::Upload, 5), skip), vec![6]));
     let cases = [
-        ("arena", Fault::once(Place::Arena, 0), vec![]),
-        ("load", late(Fault::once(Place::Upload, 0), 3), vec![]),
-        ("inputs", Fault::once(Place::Upload, 5), vec![6]),
+        ("arena", Fault::once(FaultPlace::Arena, 0), vec![]),
+        ("load", late(Fault::once(FaultPlace::Upload, 0), 3), vec![]),
+        ("inputs", Fault::once(FaultPlace::Upload, 5), vec![6]),
         ("first launch", launch("embed"), vec![6]),
         ("backward", late(launch("attention_grad"), 1), vec![6]),
         ("accumulation", late(launch("accumulate"), 5), vec![6]),
         ("first launch of the update", launch("grad_scale"), vec![6]),
-        ("checkpoint", late(Fault::once(Place::Download, 3), 2), vec![4]),
+        ("checkpoint", late(Fault::once(FaultPlace::Download, 3), 2), vec![4]),
         // Behind step 4, an evaluation runs first.
-        ("evaluation", Fault::once(Place::Launch("embed"), 4), vec![5]),
+        ("evaluation", Fault::once(FaultPlace::Launch("embed"), 4), vec![5]),
         ("twice", Fault { times: 2, ..launch("embed") }, vec![6, 6]),
     ];
     for (what, fault, steps) in cases.into_iter().chain(inputs) {
@@ -248,22 +248,22 @@ fn a_lack_of_memory_that_stays_is_an_error() {
         (
             "no size left",
             &dynamic,
-            always(Place::Launch("embed"), 5),
+            always(FaultPlace::Launch("embed"), 5),
             "step 6: the device ran out of memory in the micro-step",
         ),
         (
             "update begun",
             &dynamic,
-            always(Place::Launch("adamw"), 4),
+            always(FaultPlace::Launch("adamw"), 4),
             "in the update of the weights; the largest",
         ),
-        ("a single size", &fixed, always(Place::Launch("embed"), 5), "give memory.dynamic"),
-        ("evaluation", &fixed, always(Place::Launch("embed"), 4), "in the evaluation"),
-        ("checkpoint", &fixed, always(Place::Download, 0), "in the checkpoint"),
+        ("a single size", &fixed, always(FaultPlace::Launch("embed"), 5), "give memory.dynamic"),
+        ("evaluation", &fixed, always(FaultPlace::Launch("embed"), 4), "in the evaluation"),
+        ("checkpoint", &fixed, always(FaultPlace::Download, 0), "in the checkpoint"),
         (
             "start",
             &dynamic,
-            always(Place::Arena, 0),
+            always(FaultPlace::Arena, 0),
             "in the allocation of the arena, also with micro-steps of 128, 64 tokens",
         ),
     ] {
@@ -285,7 +285,7 @@ fn a_lack_of_memory_that_stays_is_an_error() {
 fn a_run_that_cannot_grow_keeps_its_size() {
     let (_text, data) = corpus("dynamic-growth-text");
     let folder = Folder::new("dynamic-growth");
-    let fault = Fault::once(Place::Growth, 0);
+    let fault = Fault::once(FaultPlace::Growth, 0);
     let (report, said) = try_train(&folder.0, &format!("{data} {DYNAMIC}"), &Script::new(busy, Some(fault)));
     report.expect("trained");
     let change = |step, from, to, reason: &str| (step, from, to, reason.to_owned());

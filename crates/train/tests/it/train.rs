@@ -10,7 +10,7 @@ use plimsoll_runtime::session::Batch;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_setting::Setting;
 use plimsoll_testing::Folder;
-use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
+use plimsoll_train::checkpoint::{Checkpoints, VerifiedCheckpoint};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
     Applied, Auxiliary, Batches, Ended, MicroBatch, MicroStepResult, MicroStepScalars, MicroStepSize,
@@ -499,7 +499,7 @@ fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
         child.wait().expect("gone");
         if let Ok(link) = fs::read_link(folder.path("best")) {
             linked.insert(link);
-            Checkpoint::open(&folder.path("best")).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            VerifiedCheckpoint::open(&folder.path("best")).unwrap_or_else(|e| panic!("round {round}: {e}"));
         }
     }
     assert!(linked.len() > 1, "the best checkpoint changes: {linked:?}");
