@@ -95,6 +95,7 @@ fn values(name: &str, shape: &[u64]) -> Vec<f32> {
         let scale = name.ends_with(".weight") || name.ends_with("running_var");
         return vec![if scale { 1.0 } else { 0.0 }; n as usize];
     }
+    // K, the number of inputs of a linear layer, is the second size of its matrix.
     let deviation = 1.0 / (shape[1] as f64).sqrt();
     let mut random = SplitMix64(
         name.bytes().fold(0x9E37_79B9_7F4A_7C15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)),

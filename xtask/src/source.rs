@@ -245,6 +245,7 @@ fn block_comment_end(bytes: &[u8], at: usize) -> usize {
             _ => 0,
         };
         depth += step;
+        // Both bytes of a delimiter are passed over, so that `/*/` is not closed by its own opening.
         at += if step == 0 { 1 } else { 2 };
     }
     at

@@ -70,6 +70,7 @@ pub fn survive_file_limit() {
 /// Whether this process ignores a signal, by the mask that the system reports; false if it reports none.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Signals are numbered from 1, bits of the mask from 0.
     ignored(&status).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
@@ -151,12 +152,12 @@ impl Terminal {
                 .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }
         for signal in [SIGINT, SIGTERM] {
-            let asked = Arc::new(AtomicBool::new(false));
+            let was_requested = Arc::new(AtomicBool::new(false));
             let stop = Arc::clone(&self.stop);
             // Handlers run in the order of registration. The shutdown must come before the handler that sets
-            // `asked`; otherwise the first signal would already terminate the process.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
-                .and_then(|_| flag::register(signal, asked))
+            // `was_requested`; otherwise the first signal would already terminate the process.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&was_requested))
+                .and_then(|_| flag::register(signal, was_requested))
                 .and_then(|_| flag::register_usize(signal, stop, signal as usize))
                 .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }

@@ -102,6 +102,7 @@ impl CardMemory {
             return Err(DeviceError::OutOfMemory { bytes });
         }
         self.arenas.fetch_add(1, Ordering::Relaxed);
+        // Memory stays mapped for the largest arena until it is trimmed, as on a GPU.
         self.mapped.fetch_max(bytes.0, Ordering::Relaxed);
         Ok(())
     }

@@ -151,6 +151,7 @@ impl<H: Hooks> Device for HookedDevice<H> {
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let call = DeviceCall::Launch(launch);
+        // A captured launch must not compute: a GPU computes it when the graph is replayed.
         if self.hooks.is_capturing() {
             return self.hooks.before(call, &mut *self.inner);
         }

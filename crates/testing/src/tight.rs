@@ -187,6 +187,7 @@ impl TightHooks {
 
     /// Overwrites everything after the first `bytes` bytes, so that a step that reads it computes NaN.
     fn overwrite_after(&self, bytes: Bytes, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        // All bits set are a NaN in every floating-point format of the arena.
         cpu.fill(Location::in_arena(bytes.0), Bytes(self.mapped().0 - bytes.0), 0xFF)
     }
 

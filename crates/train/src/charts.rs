@@ -42,11 +42,11 @@ impl Unit {
         }
     }
 
-    /// Factor and name of the unit in which numbers up to `most` are labelled.
-    pub fn scale(self, most: f64) -> (f64, &'static str) {
+    /// Factor and name of the unit in which numbers up to `largest` are labelled.
+    pub fn scale(self, largest: f64) -> (f64, &'static str) {
         match self {
             Self::Bytes => {
-                let (factor, name) = Bytes(most as u64).unit();
+                let (factor, name) = Bytes(largest as u64).unit();
                 (factor as f64, name)
             }
             Self::Number | Self::Nats | Self::TokensPerSecond | Self::Seconds | Self::Rows => {
@@ -216,10 +216,10 @@ const POSITIONS: [&str; 5] = ["tokens", "epoch", "micro_steps", "seconds", "vali
 /// Series with few values by nature.
 const MARKED: [&str; 1] = ["validation_loss"];
 
-/// The charts of runs, in a fixed order: known series first, then the others by name. `most` is the maximum number of points
-/// of a line.
-pub fn charts(runs: &[RunHistory], most: usize) -> Vec<Chart> {
-    let mut charts: Vec<Chart> = KNOWN_CHARTS.iter().map(|kind| known(kind, runs, most)).collect();
+/// The charts of runs, in a fixed order: known series first, then the others by name. `max_points` is the maximum number of
+/// points of a line.
+pub fn charts(runs: &[RunHistory], max_points: usize) -> Vec<Chart> {
+    let mut charts: Vec<Chart> = KNOWN_CHARTS.iter().map(|kind| known(kind, runs, max_points)).collect();
     let mut others: Vec<&str> = runs.iter().flat_map(|run| &run.series).map(|s| s.name.as_str()).collect();
     others.sort_unstable();
     others.dedup();
@@ -243,7 +243,7 @@ pub fn charts(runs: &[RunHistory], most: usize) -> Vec<Chart> {
             charts.len() - 1
         });
         let series = charts[place].lines.iter().map(|line| line.place + 1).max().unwrap_or(0);
-        let lines = lines(runs, name, series, most);
+        let lines = lines(runs, name, series, max_points);
         charts[place].lines.extend(lines);
     }
     charts.retain(|chart| !chart.lines.is_empty());
@@ -259,33 +259,33 @@ fn is_constant_zero(runs: &[RunHistory], name: &str) -> bool {
     series.all(|series| series.lowest.0 == 0.0 && series.highest.0 == 0.0)
 }
 
-fn known(kind: &KnownChart, runs: &[RunHistory], most: usize) -> Chart {
+fn known(chart: &KnownChart, runs: &[RunHistory], max_points: usize) -> Chart {
     let present: Vec<&str> =
-        kind.series.iter().copied().filter(|name| runs.iter().any(|run| run.series(name).is_some())).collect();
+        chart.series.iter().copied().filter(|name| runs.iter().any(|run| run.series(name).is_some())).collect();
     let title = match present[..] {
         // The key of a chart names its series only if there are several. The memory of a GPU is missing in most runs.
-        [only] if kind.series.len() > 1 && only != kind.id && kind.unit != Unit::Bytes => {
-            format!("{}: {only}", kind.title)
+        [only] if chart.series.len() > 1 && only != chart.id && chart.unit != Unit::Bytes => {
+            format!("{}: {only}", chart.title)
         }
-        _ => kind.title.to_owned(),
+        _ => chart.title.to_owned(),
     };
     let all = present.into_iter().enumerate();
     Chart {
-        id: kind.id.to_owned(),
+        id: chart.id.to_owned(),
         title,
-        unit: kind.unit,
-        suits_log: kind.suits_log,
-        from_zero: kind.from_zero,
-        lines: all.flat_map(|(place, name)| lines(runs, name, place, most)).collect(),
+        unit: chart.unit,
+        suits_log: chart.suits_log,
+        from_zero: chart.from_zero,
+        lines: all.flat_map(|(place, name)| lines(runs, name, place, max_points)).collect(),
         limits: vec![],
     }
 }
 
-fn lines(runs: &[RunHistory], name: &str, place: usize, most: usize) -> Vec<Line> {
+fn lines(runs: &[RunHistory], name: &str, place: usize, max_points: usize) -> Vec<Line> {
     let lines = runs.iter().enumerate().filter_map(|(run, history)| {
         let series = history.series(name)?;
         let marked = MARKED.contains(&name) || series.points.len() == 1;
-        Some(Line { run, series: name.to_owned(), place, marked, points: series.thinned(most) })
+        Some(Line { run, series: name.to_owned(), place, marked, points: series.thinned(max_points) })
     });
     lines.collect()
 }
@@ -438,17 +438,18 @@ impl Axis {
         }
     }
 
-    /// At most about `most` values with labels, in a unit of which `factor` is the size.
-    pub fn ticks(&self, most: f64, factor: f64) -> Vec<(f64, String)> {
+    /// At most about `max_ticks` values with labels, in a unit of which `factor` is the size.
+    pub fn ticks(&self, max_ticks: f64, factor: f64) -> Vec<(f64, String)> {
         if self.log {
-            let ticks = self.decades(most);
+            let ticks = self.decades(max_ticks);
             if ticks.len() > 1 {
                 return ticks.into_iter().map(|value| (value, number(value / factor))).collect();
             }
         }
         let low = self.low / factor;
         let high = self.high / factor;
-        let step = round_step(high - low, most);
+        let step = round_step(high - low, max_ticks);
+        // The margin keeps a tick at the lower end that division moves just above it.
         let first = (low / step - 1e-9).ceil();
         let values = (0..100).map(|n| (first + f64::from(n)) * step).take_while(|&v| v <= high + 1e-9 * step);
         values
@@ -457,15 +458,15 @@ impl Axis {
     }
 
     /// Powers of ten, and between them 2 and 5 times these where there is room.
-    fn decades(&self, most: f64) -> Vec<f64> {
+    fn decades(&self, max_ticks: f64) -> Vec<f64> {
         for factors in [&[1.0, 2.0, 5.0][..], &[1.0, 3.0]] {
             let ticks = self.power_multiples(factors);
-            if ticks.len() as f64 <= most + 1.0 {
+            if ticks.len() as f64 <= max_ticks + 1.0 {
                 return ticks;
             }
         }
         let powers = self.power_multiples(&[1.0]);
-        let step = (powers.len() as f64 / most).ceil().max(1.0) as usize;
+        let step = (powers.len() as f64 / max_ticks).ceil().max(1.0) as usize;
         powers.into_iter().step_by(step).collect()
     }
 

@@ -107,8 +107,8 @@ impl TaskScores {
     /// Adds an example with probabilities; an example whose `target` is no class is not counted.
     pub fn add_probabilities(&mut self, target: i32, probabilities: &[f32]) {
         // A probability that f32 rounds to 0 has a logarithm.
-        let least = f64::from(f32::MIN_POSITIVE);
-        self.add(target, probabilities.iter().map(|&p| f64::from(p).max(least).ln()));
+        let smallest = f64::from(f32::MIN_POSITIVE);
+        self.add(target, probabilities.iter().map(|&p| f64::from(p).max(smallest).ln()));
     }
 
     fn add(&mut self, target: i32, log_probabilities: impl Iterator<Item = f64>) {

@@ -59,7 +59,7 @@ pub fn trial(
     let batch = &config.batch;
     let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);
     let micro = batch.micro_tokens.0.or(largest).unwrap_or_else(|| config.pack_tokens());
-    let whole = batch.tokens.div_ceil(micro.max(1));
+    let all_micro_steps = batch.tokens.div_ceil(micro.max(1));
     let state = RunState::new(&config.precision, batches.position()?);
     let hyper = hyper(facts.optimizer, &config.optimizer, Rate::new(&config).at(0, 0), 1);
     let scale = state.scale.of_micro_batch(&config.precision, batch.tokens);
@@ -68,7 +68,7 @@ pub fn trial(
     let mut tokens = 0;
     let mut targets = 0;
     let mut ends = 0;
-    while run < whole.clamp(1, MICRO_STEPS) {
+    while run < all_micro_steps.clamp(1, MICRO_STEPS) {
         let Some(batch) = batches.take(u64::MAX)? else {
             ends += 1;
             if ends > 1 {
@@ -96,7 +96,7 @@ pub fn trial(
         Ok(None) | Err(_) => resident().1,
     };
     Ok(TrainTrial {
-        micro_steps: [run, whole],
+        micro_steps: [run, all_micro_steps],
         tokens,
         loss: loss / targets.max(1) as f64,
         updated: applied.ok,

@@ -193,7 +193,7 @@ pub(super) fn decide(situation: &Situation<'_>) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::super::config::TrainConfig;
-    use super::super::dynamic::{Replay, SizeChange};
+    use super::super::dynamic::{MicroStepSizeChange, SizeReplay};
     use super::super::opened_model::MicroStepSize;
     use super::*;
     use plimsoll_graph::Bytes;
@@ -301,8 +301,8 @@ mod tests {
     /// changed to 8 tokens at step 3 and to 16 at step 5.
     fn dynamic(config: &TrainConfig, now: usize) -> DynamicBatch {
         let size = |tokens| MicroStepSize { tokens, bytes: Bytes(tokens) };
-        let change = |step, tokens| SizeChange { step, tokens };
-        let replay = Replay { changes: VecDeque::from([change(3, 8), change(5, 16)]), until: 6 };
+        let change = |step, tokens| MicroStepSizeChange { step, tokens };
+        let replay = SizeReplay { changes: VecDeque::from([change(3, 8), change(5, 16)]), until: 6 };
         let mut dynamic = DynamicBatch::of(config, [8, 16, 32].map(size).to_vec(), replay).expect("dynamic");
         dynamic.set(now);
         dynamic

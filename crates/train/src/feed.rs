@@ -366,11 +366,11 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
         Some(entries) if !config.data.train.iter().any(|path| Path::new(path).exists()) => return Ok(entries),
         other => other,
     };
-    let there = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
+    let tokens = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
     match known {
-        Some(entries) if entries < there => Err(TrainError::Vocabulary { entries, tokens: there }),
+        Some(entries) if entries < tokens => Err(TrainError::Vocabulary { entries, tokens }),
         Some(entries) => Ok(entries),
-        None => Ok(there),
+        None => Ok(tokens),
     }
 }
 

@@ -118,9 +118,9 @@ pub(crate) fn write_config(
 ) -> Result<(), TrainError> {
     let path = folder.join(CONFIG);
     let text = config.to_yaml()?;
-    let there = bounded::read_text(&path, LONGEST_RECORD).ok();
-    if path.exists() && there.as_deref() != Some(&*text) && !written.has(folder, CONFIG) {
-        let same = there.and_then(|there| TrainConfig::parse(&there, CONFIG, &[]).ok());
+    let existing = bounded::read_text(&path, LONGEST_RECORD).ok();
+    if path.exists() && existing.as_deref() != Some(&*text) && !written.has(folder, CONFIG) {
+        let same = existing.and_then(|existing| TrainConfig::parse(&existing, CONFIG, &[]).ok());
         if same.as_ref() != Some(config) {
             let text = format!(
                 "{} was changed since a run wrote it and stays as it is; {RECORD} has the configuration of this run",

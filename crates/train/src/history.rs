@@ -134,19 +134,26 @@ impl LoadColumn {
 
 impl ExpertLoad {
     fn add(&mut self, column: LoadColumn) {
-        let most = (MOST_SHARES / self.experts.max(1)).clamp(16, 512);
-        append(&mut self.columns, &mut self.width, most, column, |column| column.first, LoadColumn::join);
+        let max_columns = (MOST_SHARES / self.experts.max(1)).clamp(16, 512);
+        append(
+            &mut self.columns,
+            &mut self.width,
+            max_columns,
+            column,
+            |column| column.first,
+            LoadColumn::join,
+        );
     }
 
-    /// The columns, joined so that there are at most `most`.
-    pub fn thinned(&self, most: usize) -> Vec<LoadColumn> {
+    /// The columns, joined so that there are at most `max_columns`.
+    pub fn thinned(&self, max_columns: usize) -> Vec<LoadColumn> {
         let mut columns = vec![];
         let mut width = self.width;
         for column in &self.columns {
             append(
                 &mut columns,
                 &mut width,
-                most.max(1),
+                max_columns.max(1),
                 column.clone(),
                 |column| column.first,
                 LoadColumn::join,
@@ -246,9 +253,9 @@ impl RunHistory {
         self.record[key].as_str().map(|text| Name(text).to_string())
     }
 
-    /// The first `most` events that belong to a step, each with the step.
-    pub fn marked_events(&self, most: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
-        self.events.iter().filter_map(|event| Some((event.step?, event))).take(most)
+    /// The first `max_events` events that belong to a step, each with the step.
+    pub fn marked_events(&self, max_events: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
+        self.events.iter().filter_map(|event| Some((event.step?, event))).take(max_events)
     }
 
     /// The series of a name.

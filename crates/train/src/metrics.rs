@@ -203,16 +203,16 @@ fn json_bug(error: serde_json::Error) -> RuntimeError {
 
 /// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process is removed.
 fn keep(folder: &Path, path: &Path, step: u64) -> Result<(), TrainError> {
-    let mut kept = AtomicFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     let mut reader = MetricsReader::new(folder);
     if let Some(mut lines) = reader.open()? {
         while let Some(line) = lines.next_line()? {
             // A line of an earlier step can come after one of a later step: a change of the size of micro-steps during an
             // evaluation has the number of the next step, and lines of the evaluated step follow it.
             if step_of(&line, &lines)? <= step {
-                kept.write_all(lines.text()).map_err(|e| kept.error(e))?;
+                file.write_all(lines.text()).map_err(|e| file.error(e))?;
             }
         }
     }
-    Ok(kept.commit()?)
+    Ok(file.commit()?)
 }

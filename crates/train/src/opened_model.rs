@@ -102,13 +102,13 @@ impl TrainFacts {
 
 /// Training and validation data of a run, in micro-batches of whole packs.
 pub trait Batches {
-    /// Takes the next micro-batch of the training data, of at most `most` packs and at most the packs of the largest
+    /// Takes the next micro-batch of the training data, of at most `max_packs` packs and at most the packs of the largest
     /// micro-step; `None` at the end of an epoch, after which the next call begins another epoch.
-    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+    fn take(&mut self, max_packs: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
 
-    /// Takes the next batch of the validation data, up to the pack with target number `most`; `None` at the end of the
+    /// Takes the next batch of the validation data, up to the pack with target number `max_targets`; `None` at the end of the
     /// validation data.
-    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+    fn take_validation(&mut self, max_targets: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
 
     /// Restarts the validation data from its beginning.
     fn rewind(&mut self) -> Result<(), TrainError>;

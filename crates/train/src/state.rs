@@ -2,7 +2,7 @@
 //! configuration it determines every following step bit for bit.
 
 use super::config::PrecisionSection;
-use super::dynamic::SizeChange;
+use super::dynamic::MicroStepSizeChange;
 use crate::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -40,18 +40,18 @@ pub struct RunState {
     /// Size of the micro-steps of the next step, with its first step; `None` without `memory.dynamic`. Earlier versions
     /// wrote a list of all changes under the key `sizes`; of such a list the last entry is read.
     #[serde(default, alias = "sizes", deserialize_with = "last_size", skip_serializing_if = "Option::is_none")]
-    pub size: Option<SizeChange>,
+    pub size: Option<MicroStepSizeChange>,
     /// Position in the training data.
     pub position: Value,
 }
 
 /// Reads a size, or the last one of a list.
-fn last_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SizeChange>, D::Error> {
+fn last_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<MicroStepSizeChange>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Sizes {
-        Last(SizeChange),
-        All(Vec<SizeChange>),
+        Last(MicroStepSizeChange),
+        All(Vec<MicroStepSizeChange>),
     }
     Ok(match Sizes::deserialize(deserializer)? {
         Sizes::Last(size) => Some(size),
@@ -164,7 +164,7 @@ impl RunState {
 
     /// Records the size of the micro-steps from `step` on.
     pub fn resized(&mut self, step: u64, tokens: u64) {
-        self.size = Some(SizeChange { step, tokens });
+        self.size = Some(MicroStepSizeChange { step, tokens });
     }
 
     /// Returns the state before the first step.
@@ -227,7 +227,7 @@ mod tests {
         state.resized(100_001, 128);
         let length = text(&state).len();
         (100_002..110_000).for_each(|step| state.resized(step, 64 << (step % 2)));
-        let change = |step, tokens| Some(SizeChange { step, tokens });
+        let change = |step, tokens| Some(MicroStepSizeChange { step, tokens });
         assert_eq!((state.size, text(&state).len()), (change(109_999, 128), length));
         assert_eq!(serde_json::from_str::<RunState>(&text(&state)).expect("read"), state);
         let one = r#""size":{"step":109999,"tokens":128}"#;

@@ -434,6 +434,7 @@ impl RunTimers {
 
     /// Tokens per second of training since the start.
     fn rate(&self, tokens: u64) -> f64 {
+        // A step can end within the resolution of the clock; the rate stays finite.
         let trained = self.began.elapsed().saturating_sub(self.evaluated[0]);
         (tokens - self.first_tokens) as f64 / trained.as_secs_f64().max(1e-9)
     }
@@ -756,6 +757,7 @@ impl TrainingLoop<'_> {
         }
         let step = self.state.step + 1;
         let lr = self.rate.at(self.schedule_step(), accumulated.epoch);
+        // Gradients are those of the scaled sum over targets; the update divides both out, which makes them those of the mean.
         let unscale = (1.0 / (f64::from(self.loss_scale()) * accumulated.targets as f64)) as f32;
         self.phase = TrainPhase::Update;
         self.model.stepper.apply(&accumulated.hyper, unscale)?;
@@ -1026,7 +1028,7 @@ impl TrainingLoop<'_> {
         let packs = self.packs_of_micro_step();
         let hyper = self.hyper(self.state.epoch);
         let OpenedModel { batches, stepper, .. } = &mut self.model;
-        // The data may be at the end of an epoch.
+        // The data may be at the end of an epoch, after which the next call begins another one.
         for _ in 0..2 {
             if let Some(batch) = batches.take(packs)? {
                 return stepper.measured_timeline(&batch, &hyper);

@@ -93,7 +93,7 @@ fn auto(how_many: HowMany, options: GpuOptions) -> Result<Device, CliError> {
 /// Opens only as many usable GPUs as needed, because every opened GPU has memory allocated on it.
 fn opened<T>(
     how_many: HowMany,
-    there: usize,
+    count: usize,
     mut open: impl FnMut(usize) -> Result<T, NoGpu>,
 ) -> (Vec<T>, Vec<NoGpu>) {
     let mut usable = vec![];

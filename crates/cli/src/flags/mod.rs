@@ -69,9 +69,9 @@ fn at_least_one(text: &str) -> Result<u64, String> {
     at_least(1, text)
 }
 
-fn at_least(least: u64, text: &str) -> Result<u64, String> {
-    let number = text.parse::<u64>().ok().filter(|n| (least..=MAX_NUMBER).contains(n));
-    number.ok_or_else(|| format!("give a whole number from {least} to {MAX_NUMBER}"))
+fn at_least(min: u64, text: &str) -> Result<u64, String> {
+    let number = text.parse::<u64>().ok().filter(|n| (min..=MAX_NUMBER).contains(n));
+    number.ok_or_else(|| format!("give a whole number from {min} to {MAX_NUMBER}"))
 }
 
 /// Parses a number of tokens of a step.

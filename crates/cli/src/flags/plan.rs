@@ -525,7 +525,7 @@ impl PlanCommand {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = match &self.from_config {
-            // The trial of an answer has been translated aloud before.
+            // The command that started this trial has reported the translation.
             Some(path) if self.trial => self.foreign(path, &flags).read(true, &mut Silent)?,
             Some(path) => {
                 let mut terminal = Terminal::new(Verbosity::Normal, false, None);

@@ -346,8 +346,8 @@ impl PredictCommand {
 }
 
 /// Window length in bases: the requested length, or the length in the head's file name.
-fn window_length(asked: Option<u64>, models: &Models) -> usize {
-    match asked {
+fn window_length(requested: Option<u64>, models: &Models) -> usize {
+    match requested {
         Some(length) => length as usize,
         None => models.head.as_deref().and_then(HeadModel::length_in_name).unwrap_or(USUAL_LENGTH),
     }

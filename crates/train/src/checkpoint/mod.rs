@@ -166,8 +166,8 @@ impl Checkpoints {
         let temporary = run.join(format!(".{BEST}.part"));
         let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
         let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));
-        let there = match fs::read_link(&link) {
-            Ok(there) if there.starts_with(CHECKPOINTS) => Some(there),
+        let linked = match fs::read_link(&link) {
+            Ok(linked) if linked.starts_with(CHECKPOINTS) => Some(linked),
             // A rename would replace a file or a link of somebody else.
             Ok(_) => return Err(DataError::at(&link, DataErrorKind::Exists).into()),
             Err(e) if e.kind() == ErrorKind::InvalidInput => {
@@ -176,7 +176,7 @@ impl Checkpoints {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(RuntimeError::io(&link)(e).into()),
         };
-        if there == wanted {
+        if linked == wanted {
             return Ok(());
         }
         match wanted {

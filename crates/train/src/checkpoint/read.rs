@@ -66,9 +66,9 @@ impl VerifiedCheckpoint {
                 return Err(self.other_model(difference));
             }
             for (number, tensor) in tensors.iter().enumerate() {
-                let there = weights.expect(&tensor.name, &tensor.shape)?;
-                if there.dtype() != tensor.dtype {
-                    let was = there.dtype().name();
+                let stored = weights.expect(&tensor.name, &tensor.shape)?;
+                if stored.dtype() != tensor.dtype {
+                    let was = stored.dtype().name();
                     let is = tensor.dtype.name();
                     let difference = ModelDifference::ElementType { tensor: tensor.name.clone(), was, is };
                     return Err(self.other_model(difference));

@@ -392,8 +392,8 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
     let Some(dynamic) = &c.memory.dynamic else { return vec![] };
     let fault = dynamic.thresholds().fault();
     let pack = c.pack_tokens();
-    let most = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
-    let least = dynamic.min_batch.0;
+    let max_batch = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
+    let min_batch = dynamic.min_batch.0;
     vec![
         (fault.is_none(), format!("memory.dynamic: {}", fault.unwrap_or_default())),
         (
@@ -403,8 +403,8 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            most <= c.batch.tokens,
-            format!("memory.dynamic.max_batch {most} is greater than batch.tokens {}", c.batch.tokens),
+            max_batch <= c.batch.tokens,
+            format!("memory.dynamic.max_batch {max_batch} is greater than batch.tokens {}", c.batch.tokens),
         ),
         (
             [dynamic.min_batch.0, dynamic.max_batch.0].into_iter().flatten().all(|n| n.is_multiple_of(pack)),
@@ -414,10 +414,10 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            least.is_none_or(|least| least <= most),
+            min_batch.is_none_or(|min_batch| min_batch <= max_batch),
             format!(
-                "memory.dynamic.min_batch {} is greater than the largest micro-step of {most} tokens",
-                least.unwrap_or_default()
+                "memory.dynamic.min_batch {} is greater than the largest micro-step of {max_batch} tokens",
+                min_batch.unwrap_or_default()
             ),
         ),
         (
@@ -425,7 +425,7 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             format!(
                 "memory.dynamic has nothing to change to: micro-steps of {} tokens are packs of {pack} (batch.pack_tokens) that \
                     cannot be halved; raise batch.tokens or max_batch, or lower min_batch or batch.pack_tokens",
-                least.unwrap_or(most),
+                min_batch.unwrap_or(max_batch),
             ),
         ),
         (
@@ -515,10 +515,11 @@ fn written(interval: Option<&Interval>) -> String {
 /// Longest windows of a caller for which a pack has room, if its size is not given.
 const WINDOWS_OF_PACK: u64 = 8;
 
-/// Tokens of a pack that is not given: the least divisor of the `step` tokens of a step that is at least `least`, or the step.
-pub(super) fn pack_of_step(step: u64, least: u64) -> u64 {
+/// Tokens of a pack that is not given: the least divisor of the `step` tokens of a step that is at least `min_tokens`, or the step.
+pub(super) fn pack_of_step(step: u64, min_tokens: u64) -> u64 {
+    // Divisors come in pairs `i` and `step / i`, of which the smaller is at most the root.
     let small = (1..=step.isqrt()).filter(|&i| step.is_multiple_of(i));
-    small.flat_map(|i| [i, step / i]).filter(|&divisor| divisor >= least).min().unwrap_or(step)
+    small.flat_map(|i| [i, step / i]).filter(|&divisor| divisor >= min_tokens).min().unwrap_or(step)
 }
 
 /// `n` and its halves, rounded up, to 1.
@@ -561,14 +562,14 @@ impl TrainConfig {
     /// `data.longest` tokens, or eight of the longest windows of a caller. A pack of a head is a step, unless it is given.
     pub fn pack_tokens(&self) -> u64 {
         let step = self.batch.tokens;
-        let least = match self.model.kind {
+        let min_tokens = match self.model.kind {
             ModelKind::Head => step,
             ModelKind::Caller => WINDOWS_OF_PACK.saturating_mul(self.longest_sequence()),
             ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS => {
                 self.longest_sequence()
             }
         };
-        self.batch.pack_tokens.0.unwrap_or_else(|| pack_of_step(step, least))
+        self.batch.pack_tokens.0.unwrap_or_else(|| pack_of_step(step, min_tokens))
     }
 
     /// Number of packs of a step, unless an epoch ends in it.
@@ -593,11 +594,15 @@ impl TrainConfig {
     /// rounded up, and so on to the smallest; empty without `memory.dynamic`.
     pub fn dynamic_sizes(&self) -> Vec<u64> {
         let Some(dynamic) = &self.memory.dynamic else { return vec![] };
-        let most = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
+        let max_batch = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
         let pack = self.pack_tokens();
-        let sizes = halves(most / pack).map(|packs| packs.saturating_mul(pack)).skip_while(|&n| n > MAX_ROWS);
+        let sizes =
+            halves(max_batch / pack).map(|packs| packs.saturating_mul(pack)).skip_while(|&n| n > MAX_ROWS);
         match dynamic.min_batch.0 {
-            Some(least) => sizes.take_while(|&n| n > least).chain((least <= most).then_some(least)).collect(),
+            Some(min_batch) => sizes
+                .take_while(|&n| n > min_batch)
+                .chain((min_batch <= max_batch).then_some(min_batch))
+                .collect(),
             None => sizes.take(MAX_SIZES).collect(),
         }
     }

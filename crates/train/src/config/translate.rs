@@ -763,12 +763,12 @@ impl Translation {
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
         if let Some(micro) = self.whole("batch.micro_tokens") {
             let pack = self.pack(step);
-            let whole = (micro.min(step) / pack).max(1) * pack;
-            if whole != micro {
+            let whole_packs = (micro.min(step) / pack).max(1) * pack;
+            if whole_packs != micro {
                 let why = format!(
                     "instead of {micro}: a micro-step is whole packs of {pack} tokens, which changes no result"
                 );
-                self.add("batch.micro_tokens", &json!(whole), &why)?;
+                self.add("batch.micro_tokens", &json!(whole_packs), &why)?;
             }
         }
         let fp16 = self.tree.at("precision.kind").map(YamlNode::to_json) == Some(json!("fp16"));
@@ -938,7 +938,7 @@ impl Translation {
             self.add("schedule.kind", &json!("linear"), "the default of Hugging Face's Trainer")?;
         }
         let mut known = vec![];
-        let mut least = Some((0.0, "there the schedule ends at 0"));
+        let mut end_ratio = Some((0.0, "there the schedule ends at 0"));
         match theirs.as_str() {
             "polynomial" => {
                 known.extend(["lr_end", "power"]);
@@ -946,14 +946,14 @@ impl Translation {
                     self.add("schedule.power", &json!(power), "lr_scheduler_kwargs.power")?;
                 }
                 let end = self.of_lr(self.scheduler_number("lr_end").unwrap_or(1e-7));
-                least = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
+                end_ratio = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
             }
             "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
                 known.extend(["min_lr", "min_lr_rate"]);
                 let rate = self.scheduler_number("min_lr_rate");
                 let rate = rate.or_else(|| self.of_lr(self.scheduler_number("min_lr")?));
-                least = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
-                if least.is_none() && !self.has("schedule.min_ratio") {
+                end_ratio = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
+                if end_ratio.is_none() && !self.has("schedule.min_ratio") {
                     self.missing.push(
                         "`lr_scheduler_kwargs.min_lr`: not supported: without min_lr or min_lr_rate and learning_rate, its end \
                          is not known; set schedule.min_ratio"
@@ -968,7 +968,7 @@ impl Translation {
             "warmup_stable_decay" => {
                 known.extend(["min_lr_ratio", "decay_type", "num_decay_steps", "num_stable_steps"]);
                 if let Some(ratio) = self.scheduler_number("min_lr_ratio") {
-                    least = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
+                    end_ratio = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
                 }
                 let shape = match self.scheduler_option("decay_type").as_str() {
                     Some("linear") => "linear",
@@ -994,7 +994,7 @@ impl Translation {
                 }
             }
             "constant" => {
-                least = None;
+                end_ratio = None;
                 if self.has("schedule.warmup") {
                     self.remove("schedule", "warmup");
                     self.became.push(
@@ -1002,7 +1002,7 @@ impl Translation {
                     );
                 }
             }
-            "constant_with_warmup" => least = None,
+            "constant_with_warmup" => end_ratio = None,
             _ => {}
         }
         let kwargs = self.theirs.at("lr_scheduler_kwargs").map(|node| node.kind.clone());
@@ -1012,9 +1012,9 @@ impl Translation {
                 self.missing.push(format!("{written}: not supported: the schedule here has no such setting"));
             }
         }
-        match least {
-            Some((least, why)) if !self.has("schedule.min_ratio") => {
-                self.add("schedule.min_ratio", &json!(least), why)
+        match end_ratio {
+            Some((end_ratio, why)) if !self.has("schedule.min_ratio") => {
+                self.add("schedule.min_ratio", &json!(end_ratio), why)
             }
             Some(_) | None => Ok(()),
         }
@@ -1046,13 +1046,14 @@ impl Translation {
     }
 
     fn schedule_of_deepspeed(&mut self) -> Result<(), TrainError> {
-        let least = match self.their("scheduler.type").as_str().unwrap_or_default().to_lowercase().as_str() {
+        let end_ratio = match self.their("scheduler.type").as_str().unwrap_or_default().to_lowercase().as_str()
+        {
             "warmupdecaylr" => json!(0.0),
             "warmupcosinelr" => json!(1e-4),
             _ => return Ok(()),
         };
         if !self.has("schedule.min_ratio") {
-            self.add("schedule.min_ratio", &least, "there the schedule ends at this share")?;
+            self.add("schedule.min_ratio", &end_ratio, "there the schedule ends at this share")?;
         }
         let is_linear = self.their("scheduler.params.warmup_type").as_str() == Some("linear");
         if self.has("schedule.warmup") && !is_linear {
@@ -1132,20 +1133,20 @@ impl Translation {
             );
         }
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
-        let least = self.whole("memory.dynamic.min_batch");
+        let min_batch = self.whole("memory.dynamic.min_batch");
         let pack = self.pack(step);
         let why = format!("micro-steps are whole packs of {pack} tokens, up to batch.tokens");
-        if let Some(most) = self.whole("memory.dynamic.max_batch") {
-            let whole = (most.min(step) / pack).max(1) * pack;
-            if whole != most {
-                self.add("memory.dynamic.max_batch", &json!(whole), &why)?;
+        if let Some(max_batch) = self.whole("memory.dynamic.max_batch") {
+            let whole_packs = (max_batch.min(step) / pack).max(1) * pack;
+            if whole_packs != max_batch {
+                self.add("memory.dynamic.max_batch", &json!(whole_packs), &why)?;
             }
         }
-        let most = self.whole("memory.dynamic.max_batch").unwrap_or(step);
-        if let Some(least) = least {
-            let whole = least.div_ceil(pack).max(1).saturating_mul(pack).min(most);
-            if whole != least {
-                self.add("memory.dynamic.min_batch", &json!(whole), &why)?;
+        let max_batch = self.whole("memory.dynamic.max_batch").unwrap_or(step);
+        if let Some(min_batch) = min_batch {
+            let whole_packs = min_batch.div_ceil(pack).max(1).saturating_mul(pack).min(max_batch);
+            if whole_packs != min_batch {
+                self.add("memory.dynamic.min_batch", &json!(whole_packs), &why)?;
             }
         }
         self.order_thresholds()
@@ -1165,16 +1166,16 @@ impl Translation {
             self.tree.at(&format!("{DYNAMIC}.{key}")).map(YamlNode::to_json).and_then(|value| value.as_f64())
         });
         for (k, key) in KEYS.into_iter().enumerate().filter(|(k, _)| stated[*k].is_none()) {
-            let below = stated[..k].iter().flatten().fold(0.0_f64, |a, b| a.max(*b));
-            let above = stated[k + 1..].iter().flatten().fold(1.0_f64, |a, b| a.min(*b));
-            if usual[k] > below && usual[k] < above {
+            let lower = stated[..k].iter().flatten().fold(0.0_f64, |a, b| a.max(*b));
+            let upper = stated[k + 1..].iter().flatten().fold(1.0_f64, |a, b| a.min(*b));
+            if usual[k] > lower && usual[k] < upper {
                 continue;
             }
             // Evenly between the stated neighbours.
             let before = (0..k).rev().take_while(|&i| stated[i].is_none()).count() as f64;
             let after = (k + 1..KEYS.len()).take_while(|&i| stated[i].is_none()).count() as f64;
-            let low = if below > 0.0 { below } else { above - 0.05 * (before + after + 2.0) };
-            let value = low + (above - low) * (before + 1.0) / (before + after + 2.0);
+            let low = if lower > 0.0 { lower } else { upper - 0.05 * (before + after + 2.0) };
+            let value = low + (upper - low) * (before + 1.0) / (before + after + 2.0);
             let value = (value * 1e4).round() / 1e4;
             self.add(&format!("{DYNAMIC}.{key}"), &json!(value), "on the right side of the stated thresholds")?;
         }

@@ -122,9 +122,9 @@ impl EvaluationRequest {
                 flags.push(format!("{EVALUATE_EVERY}=1"));
             }
         } else if takes_all {
-            let whole = ["data.validation=[]", "data.validation_fraction=0", "data.split_seed=0"];
-            let without = ["run.evaluate_every=null", "run.patience=null", "run.min_delta=0"];
-            flags.extend(whole.into_iter().chain(without).map(str::to_owned));
+            let all_data = ["data.validation=[]", "data.validation_fraction=0", "data.split_seed=0"];
+            let no_evaluation = ["run.evaluate_every=null", "run.patience=null", "run.min_delta=0"];
+            flags.extend(all_data.into_iter().chain(no_evaluation).map(str::to_owned));
         } else if every.is_none() {
             return Err(TrainError::NothingHeldOut { checkpoint: self.checkpoint.clone() });
         }

@@ -69,8 +69,8 @@ pub fn explain(
     if candidate.accumulation > 1 && config.model.kind != ModelKind::Head {
         let tokens = config.batch.tokens;
         let (instead, _) = planner.with_key("batch.micro_tokens", json!(tokens))?;
-        let whole = Candidate { tokens, accumulation: 1, ..candidate };
-        let without = planner.cost(config, &ExactPlan { candidate: whole, ..exact.clone() })?;
+        let one_micro_batch = Candidate { tokens, accumulation: 1, ..candidate };
+        let without = planner.cost(config, &ExactPlan { candidate: one_micro_batch, ..exact.clone() })?;
         effects.extend(effect(
             &format!("a step of {} micro-batches", candidate.accumulation),
             instead,

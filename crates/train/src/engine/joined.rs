@@ -20,7 +20,7 @@ pub(super) struct JoinedBatch {
     /// Targets of each task.
     targets: Vec<Vec<i32>>,
     /// Maximum number of packs.
-    most: u64,
+    max_packs: u64,
     /// Whether the data of each split ended behind the last pack, which the caller has not been told yet.
     at_end: [bool; 2],
 }
@@ -47,7 +47,7 @@ impl JoinedBatch {
             parts: feed.widths().iter().map(|width| Vec::with_capacity(tokens * width)).collect(),
             // A clone of an empty vector has no capacity.
             targets: (0..feed.tasks()).map(|_| Vec::with_capacity(tokens)).collect(),
-            most: bounds.packs,
+            max_packs: bounds.packs,
             at_end: [false; 2],
         }
     }
@@ -75,7 +75,7 @@ impl JoinedBatch {
             return Ok(None);
         }
         let mut all = Taken { tokens: 0, targets: 0, packs: 0 };
-        while all.packs < self.most.min(limit.packs) && all.targets < limit.targets {
+        while all.packs < self.max_packs.min(limit.packs) && all.targets < limit.targets {
             let next = match split {
                 Split::Train => feed.take()?,
                 Split::Validation => feed.take_validation()?,
@@ -130,6 +130,7 @@ impl JoinedBatch {
         };
         let [tokens, sequences] = self.ends();
         let mut row = [0; packs::WORDS];
+        // Ends are exclusive, so a pack ends where the next one begins.
         row[packs::TOKENS] = first_token;
         row[packs::TOKENS + 1] = tokens;
         row[packs::SEQUENCES] = first_sequence;
@@ -153,6 +154,7 @@ impl JoinedBatch {
         if targets.len() != self.targets.len() {
             return Err(RuntimeError::bug("a pack has the targets of other tasks").into());
         }
+        // Spans of a pack count from its first token, those of the batch from the first token of all packs.
         let first = self.ids.len() as i32;
         self.ids.extend_from_slice(ids);
         self.spans.extend(spans.iter().map(|[start, end]| [start + first, end + first]));

@@ -306,9 +306,13 @@ impl LargestDimension {
         match self {
             Self::Layers | Self::Hidden => Ok(1),
             Self::Tokens => {
-                let whole = config.batch.tokens.div_ceil(step);
+                let whole_step = config.batch.tokens.div_ceil(step);
                 let smallest = if config.model.kind == ModelKind::Head { 2 } else { 1 };
-                Ok(if whole > smallest && !fits(whole)? { smallest } else { whole.max(smallest) })
+                Ok(if whole_step > smallest && !fits(whole_step)? {
+                    smallest
+                } else {
+                    whole_step.max(smallest)
+                })
             }
         }
     }
@@ -333,6 +337,7 @@ impl LargestDimension {
             Self::Hidden => {
                 let ratio = config.model.intermediate as f64 / config.model.hidden as f64;
                 grown.model.hidden = n;
+                // The ratio of the configuration, rounded up so that GEMM kernels have no remainder columns here either.
                 grown.model.intermediate = ((n as f64 * ratio) as u64).next_multiple_of(HEAD_WIDTH);
             }
         }

@@ -478,12 +478,12 @@ impl EngineBatches {
 }
 
 impl Batches for EngineBatches {
-    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
-        self.next(Split::Train, BatchLimit { packs: most, targets: u64::MAX })
+    fn take(&mut self, max_packs: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Train, BatchLimit { packs: max_packs, targets: u64::MAX })
     }
 
-    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
-        self.next(Split::Validation, BatchLimit { packs: self.evaluation_packs, targets: most })
+    fn take_validation(&mut self, max_targets: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Validation, BatchLimit { packs: self.evaluation_packs, targets: max_targets })
     }
 
     fn rewind(&mut self) -> Result<(), TrainError> {

@@ -668,12 +668,12 @@ fn offloads(config: &TrainConfig, program: &Program) -> Result<(), PlanError> {
 /// Rejects a list of ops to recompute if one of them is not in the model, since it would have no effect.
 fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
     let Remat::Ops(names) = &config.memory.remat else { return Ok(()) };
-    let there: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
-    match names.iter().find(|name| !there.contains(name.as_str())) {
+    let model_ops: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+    match names.iter().find(|name| !model_ops.contains(name.as_str())) {
         None => Ok(()),
         Some(name) => {
-            let there = there.into_iter().collect::<Vec<_>>().join(", ");
-            let why = format!("the model has no op `{name}`; it has {there}");
+            let model_ops = model_ops.into_iter().collect::<Vec<_>>().join(", ");
+            let why = format!("the model has no op `{name}`; it has {model_ops}");
             Err(PlanError::BadPolicy { field: "memory.remat", why })
         }
     }

@@ -571,16 +571,19 @@ fn check_adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
 }
 
 /// Adapters for the named projections; by default for queries and values, as in Hu et al. 2021 (section 7.1).
-fn adapters(asked: &LoraSection, encoder: &Encoder) -> Lora {
+fn adapters(section: &LoraSection, encoder: &Encoder) -> Lora {
     let usual: &[&str] = match encoder {
         Encoder::Esm2(_) => &["query", "value"],
         // DNABERT-S computes queries, keys and values with a single matrix.
         Encoder::DnabertS(_) => &["Wqkv"],
     };
-    let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());
-    let targets =
-        if asked.targets.is_empty() { usual.iter().map(|&t| t.to_owned()).collect() } else { named.collect() };
-    Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
+    let named = section.targets.iter().map(|t| t.trim_matches('*').to_owned());
+    let targets = if section.targets.is_empty() {
+        usual.iter().map(|&t| t.to_owned()).collect()
+    } else {
+        named.collect()
+    };
+    Lora { rank: section.rank, alpha: section.alpha as f32, targets }
 }
 
 fn caller(
