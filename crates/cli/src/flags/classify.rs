@@ -50,17 +50,17 @@ impl ClassifyCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = self.options()?;
-        let voice = &self.sequences.voice;
+        let messages = &self.sequences.messages;
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&self.output).map_err(RuntimeError::from)?;
-        let mut terminal = voice.terminal(&mut guard)?;
+        let mut terminal = messages.terminal(&mut guard)?;
         terminal.listen()?;
         let done = classify(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if voice.json() {
+        if messages.json() {
             print_summary(&report.files, &format!("{:#}", to_json(&report)))?;
-        } else if !voice.quiet() {
+        } else if !messages.quiet() {
             print_summary(&report.files, &report::embedded(&report, "classes"))?;
         }
         Ok(ExitCode::SUCCESS)

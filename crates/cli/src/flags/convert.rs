@@ -30,7 +30,7 @@ pub struct ConvertCommand {
     force: bool,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 }
 
 impl ConvertCommand {
@@ -39,13 +39,13 @@ impl ConvertCommand {
         let options = Options { input: self.input, output: self.output, force: self.force };
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&options.output).map_err(RuntimeError::from)?;
-        let mut terminal = self.voice.terminal(&mut guard)?;
+        let mut terminal = self.messages.terminal(&mut guard)?;
         let done = convert(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !self.messages.quiet() {
             print(&format!(
                 "{} tensors in {}, compared with the input",
                 report.tensors,

@@ -112,17 +112,17 @@ impl EmbedCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = self.options()?;
-        let voice = &self.sequences.voice;
+        let messages = &self.sequences.messages;
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&self.output).map_err(RuntimeError::from)?;
-        let mut terminal = voice.terminal_with(&self.monitor, &mut guard)?;
+        let mut terminal = messages.terminal_with(&self.monitor, &mut guard)?;
         terminal.listen()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if voice.json() {
+        if messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !voice.quiet() {
+        } else if !messages.quiet() {
             print(&report::embedded(&report, "values of a row"))?;
         }
         Ok(ExitCode::SUCCESS)

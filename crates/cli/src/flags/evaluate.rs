@@ -76,13 +76,13 @@ pub struct EvaluateCommand {
     threads: Option<u64>,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 }
 
 impl EvaluateCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal_without_log();
+        let mut terminal = self.messages.terminal_without_log();
         terminal.listen()?;
         let request = EvaluationRequest {
             checkpoint: self.checkpoint.clone(),
@@ -103,7 +103,7 @@ impl EvaluateCommand {
             report.write(path)?;
         }
         let outputs = self.output.as_slice();
-        match (self.voice.json(), self.voice.quiet()) {
+        match (self.messages.json(), self.messages.quiet()) {
             (true, _) => print_summary(outputs, &json)?,
             (false, true) => {}
             (false, false) => print_summary(outputs, summary(&report).trim_end())?,

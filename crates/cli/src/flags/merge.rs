@@ -29,20 +29,20 @@ pub struct MergeCommand {
     base: Option<String>,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 }
 
 impl MergeCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };
-        let mut terminal = self.voice.terminal(&mut OutputGuard::new(options.input_files(), false))?;
+        let mut terminal = self.messages.terminal(&mut OutputGuard::new(options.input_files(), false))?;
         let done = merge(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !self.messages.quiet() {
             let adapted = report.adapted;
             let tensors = report.tensors;
             let place = plimsoll_runtime::EscapedPath(&report.output);

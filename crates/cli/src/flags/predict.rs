@@ -3,7 +3,7 @@
 use super::caller::CallerFlags;
 use super::machine::{DynamicFlag, MachineFlags, SortingFlags, StreamingFlags};
 use super::messages::{MessageFlags, MonitorFlag};
-use super::sequences::{prefetch, seconds};
+use super::sequences::prefetch;
 use super::virnucpro::VirnucproFlags;
 use super::{at_least, at_least_one, print};
 use crate::error::{CliError, usage};
@@ -130,7 +130,7 @@ pub struct PredictCommand {
     virnucpro: VirnucproFlags,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
@@ -197,6 +197,11 @@ fn workers(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "give a number of threads from 1 to 256".to_owned())
 }
 
+fn seconds(text: &str) -> Result<u64, String> {
+    let number = text.parse::<u64>().ok().filter(|&n| n <= 3600);
+    number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
+}
+
 fn shard(text: &str) -> Result<Shard, String> {
     let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     let shard = parts.map(|(number, of)| Shard { number, of });
@@ -215,7 +220,7 @@ impl PredictCommand {
         let listing = nucleotide_files(&self.inputs)?;
         let options = self.options(&listing)?;
         let mut guard = OutputGuard::new(options.input_files(), false);
-        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
+        let mut terminal = self.messages.terminal_with(&self.monitor, &mut guard)?;
         terminal.listen()?;
         if let Some(line) = listing.skipped_line() {
             terminal.say(Level::Warning, &line);
@@ -280,10 +285,10 @@ impl PredictCommand {
             );
             terminal.say(Level::Info, &text);
         }
-        if self.voice.json() {
+        if self.messages.json() {
             return print(&format!("{:#}", to_json(&report.run_record)));
         }
-        if self.voice.quiet() || report.already_complete {
+        if self.messages.quiet() || report.already_complete {
             return Ok(());
         }
         print(&report::predicted(report))

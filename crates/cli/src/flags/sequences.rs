@@ -51,7 +51,7 @@ pub(super) struct SequenceFlags {
     resume: ResumeFlags,
 
     #[command(flatten)]
-    pub(super) voice: MessageFlags,
+    pub(super) messages: MessageFlags,
 }
 
 /// Flags of the journal, of `embed` and `classify`.
@@ -70,7 +70,7 @@ struct ResumeFlags {
 }
 
 /// Parses the seconds between two commits.
-pub(super) fn seconds(text: &str) -> Result<u64, String> {
+fn seconds(text: &str) -> Result<u64, String> {
     let number = text.trim().parse::<u64>().ok().filter(|&n| n <= 3600);
     number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
 }

@@ -88,7 +88,7 @@ pub struct TrainCommand {
     schema: bool,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
@@ -106,7 +106,7 @@ impl TrainCommand {
                 "--force deletes an earlier run with --resume never, and replaces the page of --timeline; omit it without them",
             ));
         }
-        let mut terminal = self.voice.terminal_without_log().with_monitor_if(&self.monitor);
+        let mut terminal = self.messages.terminal_without_log().with_monitor_if(&self.monitor);
         terminal.listen()?;
         let config = match &self.from_config {
             Some(path) => {
@@ -146,7 +146,7 @@ impl TrainCommand {
         let mut report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         // Printed before the page is written, so that a full disk does not cost the report.
         let outputs = self.timeline.as_slice();
-        match (self.voice.json(), self.voice.quiet()) {
+        match (self.messages.json(), self.messages.quiet()) {
             (true, _) => print_summary(outputs, &format!("{:#}", to_json(&report.run_record)))?,
             (false, true) => {}
             (false, false) => print_summary(outputs, &summary(&report))?,

@@ -44,7 +44,7 @@ pub struct VerifyCommand {
     machine: MachineFlags,
 
     #[command(flatten)]
-    voice: MessageFlags,
+    messages: MessageFlags,
 }
 
 impl VerifyCommand {
@@ -59,7 +59,7 @@ impl VerifyCommand {
 
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal(&mut OutputGuard::new(self.input_files(), false))?;
+        let mut terminal = self.messages.terminal(&mut OutputGuard::new(self.input_files(), false))?;
         let settings = self.machine.settings_of_one()?;
         let options = Options {
             weights: self.weights,
@@ -71,9 +71,9 @@ impl VerifyCommand {
         let done = verify(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !self.messages.quiet() {
             print(&report.to_string())?;
         }
         Ok(ExitCode::from(u8::from(!report.passes())))

@@ -212,7 +212,7 @@ pub struct PackBounds {
 impl RunPlanReport {
     fn of(program: &Program, data_memory: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
         let pack = PackBounds { tokens: pack.tokens, sequences: pack.sequences };
-        let data = data_memory.iter().map(|data_memory| (data_memory.what, data_memory.bytes)).collect();
+        let data = data_memory.iter().map(|part| (part.what, part.bytes)).collect();
         Ok(Self { plan: price::report(program)?, data, pack })
     }
 }

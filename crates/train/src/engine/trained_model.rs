@@ -113,6 +113,8 @@ impl TrainedModel {
             (Some(InitialWeights::Head(_)), Some(from)) => Some(PathBuf::from(from)),
             (_, _) => None,
         };
+        let tokenizer = tokenizer::files(config, folder.as_deref())?;
+        let reads_bytes = tokenizer::reads_bytes(config, folder.as_deref())?;
         let initial_config = match (&kind, &folder) {
             (ModelFamily::Encoder { .. } | ModelFamily::Decoder(_), Some(folder)) => {
                 read_config(&folder.join("config.json"))?
@@ -122,8 +124,8 @@ impl TrainedModel {
             | (ModelFamily::Head(_) | ModelFamily::Caller { .. }, _) => String::new(),
         };
         Ok(Self {
-            tokenizer: tokenizer::files(config, folder.as_deref())?,
-            reads_bytes: tokenizer::reads_bytes(config, folder.as_deref())?,
+            tokenizer,
+            reads_bytes,
             config: with_classes(initial_config, &model.class_names),
             name: model.from.clone().unwrap_or_default(),
             from: from.map(Arc::new),
