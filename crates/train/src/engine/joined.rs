@@ -2,7 +2,7 @@
 //! a step and their order do not depend on how many packs a micro-batch has.
 
 use crate::TrainError;
-use crate::feed::Feed;
+use crate::feed::TrainFeed;
 use crate::opened_model::Taken;
 use plimsoll_data::train::Split;
 use plimsoll_graph::{Bounds, packs};

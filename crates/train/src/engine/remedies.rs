@@ -158,7 +158,7 @@ fn settings(config: &TrainConfig, target: &Target) -> Vec<RemedySettings> {
 
 /// Combines several changes, and last `degree`, into one; of two values for a key, the later value is used.
 fn together(parts: &[RemedySettings], degree: Option<&RemedySettings>) -> RemedySettings {
-    let mut all: Settings = vec![];
+    let mut all: RemedySettings = vec![];
     for (key, value) in parts.iter().chain(degree).flatten() {
         all.retain(|(known, _)| known != key);
         all.push((key.clone(), value.clone()));
