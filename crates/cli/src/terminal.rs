@@ -50,7 +50,7 @@ pub struct Terminal {
     shows_lines: bool,
     /// View of the run, with `--monitor`.
     monitor: Option<View>,
-    /// Where the view is drawn; `None` without a terminal, and before the first state.
+    /// Screen on which the view is drawn; `None` without a terminal, and before the first state.
     screen: Option<Screen>,
     colours: bool,
     log: Option<Log>,

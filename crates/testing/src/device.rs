@@ -28,7 +28,7 @@ pub enum DeviceCall<'a> {
     Synchronize,
 }
 
-/// How a [`HookedDevice`] differs from `inner`, the device that it wraps. By default no method changes anything.
+/// Differences of a [`HookedDevice`] from `inner`, the device that it wraps. By default no method changes anything.
 pub trait Hooks: Send {
     /// Called before a call is passed on. An error is the result of the call, which then does not reach `inner`.
     fn before(&mut self, _call: DeviceCall<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {

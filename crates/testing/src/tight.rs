@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Where a device fails.
+/// Operation at which a device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPlace {
     /// The allocation of the arena.
@@ -50,7 +50,7 @@ impl Fault {
     }
 }
 
-/// What the machine and its devices share with a test.
+/// Scripted memory and failures of a machine, shared with the test.
 pub struct Script {
     /// Number of steps whose results were read.
     pub step: AtomicU64,

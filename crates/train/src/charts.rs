@@ -102,7 +102,7 @@ pub struct Line {
 pub struct ChartLimit {
     /// Index of the run.
     pub run: usize,
-    /// What it is.
+    /// Name of the value.
     pub name: &'static str,
     /// The value.
     pub value: f64,

@@ -17,7 +17,7 @@ use std::time::Instant;
 /// others repeat the second.
 const MICRO_STEPS: u64 = 2;
 
-/// What a trial measured. [`confirm`] reads it as JSON from the process of the trial.
+/// Measurements of a trial. [`confirm`] reads them as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainTrial {
     /// Micro-steps that were run, and micro-steps of a whole optimizer step.
@@ -42,7 +42,7 @@ pub struct TrainTrial {
 /// memory.
 ///
 /// # Errors
-/// Those of a run: a plan that does not fit, data that cannot be read, errors of the device.
+/// The errors of a run: a plan that does not fit, data that cannot be read, errors of the device.
 pub fn trial(
     config: &TrainConfig,
     device: Device,
@@ -110,7 +110,7 @@ pub fn trial(
 /// A confirmed answer of a search for the largest value.
 #[derive(Debug)]
 pub struct TrainConfirmation {
-    /// What the trial of the answer measured.
+    /// Measurements of the trial of the answer.
     pub trial: TrainTrial,
     /// The refusal of the next larger value; `None` if no value can be larger.
     pub refusal: Option<TrainError>,

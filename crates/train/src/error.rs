@@ -72,7 +72,7 @@ pub enum TrainError {
         largest: String,
         /// Other processes that hold memory, with a separator before; empty if unknown.
         holders: String,
-        /// What to try.
+        /// Suggested remedy.
         remedy: &'static str,
         /// The error of the device, boxed to keep errors small.
         source: Box<RuntimeError>,
@@ -115,7 +115,7 @@ pub enum TrainError {
         task: String,
         /// Classes of the task.
         classes: String,
-        /// What the teacher has instead.
+        /// Classes or tasks of the teacher.
         found: String,
     },
     /// A teacher has another number of tokens than the model.
@@ -645,7 +645,7 @@ fn listed(words: &[String]) -> String {
     if words.len() > LISTED { format!("{} and others", first.join(", ")) } else { first.join(", ") }
 }
 
-/// What a device ran out of memory in.
+/// Phase of a training run in which a device ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainPhase {
     /// The allocation of the arena and the load of the weights.

@@ -71,7 +71,7 @@ pub(crate) struct EpochSize {
 /// Sizes of the data of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataSummary {
-    /// What is counted: `documents`, `rows` or `records`.
+    /// Counted unit: `documents`, `rows` or `records`.
     pub unit: &'static str,
     /// Number that is trained on.
     pub training: u64,

@@ -248,7 +248,7 @@ pub struct MicroStepSize {
     pub bytes: Bytes,
 }
 
-/// What holds the memory of a device.
+/// Holders of the memory of a device: tensors and processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// The largest tensors of the plan, with their sizes.

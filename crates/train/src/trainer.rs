@@ -44,7 +44,7 @@ pub struct TrainRequest {
     pub config: TrainConfig,
     /// The run's folder.
     pub output: PathBuf,
-    /// Where the run starts.
+    /// Checkpoint or fresh start of the run.
     pub resume: Resume,
 }
 
@@ -348,7 +348,7 @@ struct TrainingLoop<'a> {
     watch: &'a mut TrainWatch,
     /// Sizes of micro-steps; `None` without `memory.dynamic`.
     dynamic: Option<DynamicBatch>,
-    /// What is computed at present, for an error.
+    /// Present phase of the run, for an error.
     phase: TrainPhase,
     /// Epochs that have ended since the last micro-step.
     empty_epochs: u64,

@@ -248,12 +248,12 @@ mod tests {
     fn the_table_points_down() {
         for crate_row in TABLE {
             for on in crate_row.may {
-                let below = row(on).expect("a crate of the table");
-                let beside = matches!(
+                let dependency = row(on).expect("a crate of the table");
+                let is_same_floor = matches!(
                     (crate_row.name, *on),
                     ("cpu" | "cuda" | "testing", "exec") | ("testing", "cpu") | ("data", "setting")
                 );
-                assert!(below.floor < crate_row.floor || beside, "{} -> {on}", crate_row.name);
+                assert!(dependency.floor < crate_row.floor || is_same_floor, "{} -> {on}", crate_row.name);
             }
         }
     }

@@ -99,7 +99,7 @@ fn opened<T>(
     let mut usable = vec![];
     let mut unusable = vec![];
     // Ordinal 0 is tried even without GPUs: its error is the reason to report.
-    for ordinal in 0..there.max(1) {
+    for ordinal in 0..count.max(1) {
         open(ordinal).map_or_else(|why| unusable.push(why), |one| usable.push(one));
         if matches!(how_many, HowMany::One) && !usable.is_empty() {
             break;

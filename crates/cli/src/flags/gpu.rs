@@ -61,6 +61,7 @@ impl GpuFlags {
     #[cfg(feature = "cuda")]
     pub fn options(&self, depth: usize) -> GpuOptions {
         let default = GpuOptions::default();
+        // `None` leaves the choice to the device, which knows the free host memory.
         let pinned = self.pin_memory.then_some(true).or(self.no_pin_memory.then_some(false));
         GpuOptions {
             streams: !self.no_cuda_streams,

@@ -44,6 +44,7 @@ pub fn print(text: &str) -> Result<(), CliError> {
             shown += &format!("\\u{:04x}", u32::from(c));
         }
     }
+    // Flushed here: an error of the flush at the end of the process would be lost.
     let mut out = stdout().lock();
     match writeln!(out, "{shown}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => {

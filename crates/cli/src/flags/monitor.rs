@@ -61,6 +61,7 @@ impl MonitorCommand {
             }
             let end = view.end.clone();
             if end.is_some() || signals.stop().is_some() {
+                // A run that has ended decides the exit code, also if a signal arrives at the same time.
                 return Ok(match (end, signals.stop()) {
                     (Some(End::Finished), _) => ExitCode::SUCCESS,
                     (Some(End::Interrupted | End::Failed(_) | End::Gone), _) => ExitCode::FAILURE,

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
     let all = [model(c), caller(c), data(c), optimizer(c), batch(c), dynamic(c), run(c)];
-    let broken = all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text);
+    let broken = all.into_iter().flatten().filter(|(is_met, _)| !is_met).map(|(_, text)| text);
     broken.chain(unread(c)).collect()
 }
 

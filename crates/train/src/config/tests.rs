@@ -28,8 +28,11 @@ fn the_initial_model_fixes_the_architecture() {
     let c = good(&format!("model: {{from: {llama}}}\n"), &[]);
     let m = &c.model;
     assert_eq!((m.kind, m.hidden, m.layers, m.heads, m.kv_heads), (ModelKind::DenseLm, 16, 2, 4, Some(2)));
-    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), Activation::Swiglu));
-    assert_eq!((m.norm, m.norm_eps, m.bias, m.attention.mask), (Norm::RmsNorm, 1e-5, false, MaskKind::Causal));
+    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), ActivationChoice::Swiglu));
+    assert_eq!(
+        (m.norm, m.norm_eps, m.bias, m.attention.mask),
+        (NormChoice::RmsNorm, 1e-5, false, MaskKind::Causal)
+    );
     // The resolved configuration of a run can be read again: a key that states the same value is no contradiction.
     assert_eq!(parse(&c.to_yaml().expect("YAML"), &[]).expect("read back"), c);
     good(&format!("model: {{from: {llama}, hidden: 16, vocabulary: null}}\n"), &["model.kind=dense_lm"]);

@@ -287,9 +287,9 @@ struct Translation {
     theirs: YamlNode,
     /// The translated configuration.
     tree: YamlNode,
-    /// As [`Translated::became`].
+    /// Sentences on translated, unneeded and added keys ([`Translated::became`]).
     became: Vec<String>,
-    /// As [`Translated::missing`].
+    /// Sentences on unsupported keys and on keys that are left to set ([`Translated::missing`]).
     missing: Vec<String>,
     /// Keys that the file does not set and that have no good default, each with the reason.
     unset: Vec<(&'static str, String)>,
@@ -1218,7 +1218,7 @@ mod tests {
         translate_text(text, "theirs", None, &flags).unwrap_or_else(|e| panic!("{text}: {e}"))
     }
 
-    fn said(lines: &[String], wanted: &str) {
+    fn assert_has_line(lines: &[String], wanted: &str) {
         assert!(lines.iter().any(|line| line == wanted), "{wanted}: {lines:#?}");
     }
 
@@ -1245,12 +1245,12 @@ mod tests {
             (OptimizerKind::Adamw, [0.9, 0.98], None)
         );
         assert_eq!((c.precision.kind, &c.memory.remat), (Precision::Bf16, &Remat::Policy(RematPolicy::Full)));
-        said(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
-        said(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
-        said(&t.became, "`fp16` false: not needed: this value has no effect");
-        said(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
-        said(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
-        said(&t.became, "`tf32` true: not needed: it is of f32 matmuls, and precision.kind is bf16");
+        assert_has_line(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
+        assert_has_line(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
+        assert_has_line(&t.became, "`fp16` false: not needed: this value has no effect");
+        assert_has_line(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
+        assert_has_line(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
+        assert_has_line(&t.became, "`tf32` true: not needed: it is of f32 matmuls, and precision.kind is bf16");
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
         // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
@@ -1404,11 +1404,14 @@ mod tests {
         assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(4096), 8192));
         assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
         assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Steps(10)));
-        said(&t.missing, "`zero_optimization.stage` 2: not supported: training uses a single device");
+        assert_has_line(
+            &t.missing,
+            "`zero_optimization.stage` 2: not supported: training uses a single device",
+        );
         assert_eq!(c.memory.offload, Offload::Parts(STATES.to_vec()));
         let auto =
             "`optimizer.params.weight_decay` auto: not needed: with auto the value comes from another file";
-        said(&t.became, auto);
+        assert_has_line(&t.became, auto);
     }
 
     #[test]
@@ -1452,7 +1455,7 @@ mod tests {
             assert_eq!(t.config.memory.offload_to, to, "{text}");
         }
         let t = translated(&deepspeed(&[optimizer("cpu"), param("nvme")].join(", ")), &[]);
-        said(
+        assert_has_line(
             &t.missing,
             "`zero_optimization.offload_param.device` nvme: not supported: `memory.offload_to` is one place for all, and another key asks for \"host\"",
         );
@@ -1479,8 +1482,8 @@ mod tests {
         assert_eq!((&c.memory.remat, c.memory.remat_every), (&Remat::Policy(RematPolicy::EveryN), 2));
         assert_eq!(c.schedule.warmup, Warmup::Steps(200));
         let two = "`parallelism.tensor_parallel_degree` 2: not supported: training uses a single device";
-        said(&t.missing, two);
-        said(&t.became, "`model.flavor` \"8B\": `model.hidden` 4096");
+        assert_has_line(&t.missing, two);
+        assert_has_line(&t.became, "`model.flavor` \"8B\": `model.hidden` 4096");
         assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: not supported: ")));
     }
 

@@ -25,7 +25,7 @@ pub(super) struct JoinedBatch {
     at_end: [bool; 2],
 }
 
-/// Where a micro-batch ends at the latest.
+/// Limits on the packs and targets of a micro-batch.
 #[derive(Clone, Copy)]
 pub(super) struct BatchLimit {
     /// Number of packs.

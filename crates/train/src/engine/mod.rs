@@ -327,7 +327,7 @@ fn total_bytes(data_memory: &[HostMemory]) -> Bytes {
     data_memory.iter().map(|h| Bytes(h.bytes)).sum()
 }
 
-/// What is open before anything is planned: the machine with its budget, the model, and the data.
+/// The opened parts of a run that has no plan yet: the machine with its budget, the model, and the data.
 struct PreparedTraining {
     settings: Settings,
     target: Target,

@@ -417,7 +417,7 @@ fn interrupted(observer: &dyn Observer) -> RuntimeError {
     RuntimeError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
-/// What decides how many rows of logits are computed at a time.
+/// Sizes that determine the rows of logits that are computed at a time.
 struct LogitsChunking {
     /// The value of `memory.loss_chunk`, if it is set.
     loss_chunk: Option<u64>,
@@ -489,13 +489,13 @@ fn training<'a>(
 pub(super) struct ExactPlan {
     /// Micro-batch, rows of logits, and optimizer.
     pub(super) candidate: Candidate,
-    /// What is recomputed and offloaded of the activations.
+    /// Recomputation and offload of the activations.
     pub(super) activations: ActivationPolicy,
     /// Ops to fuse.
     pub(super) fuse: Fuse,
     /// Largest gradient norm, in place of that of the configuration.
     pub(super) max_norm: Option<f32>,
-    /// What is kept outside the memory of the device.
+    /// Values that are kept outside the memory of the device.
     pub(super) offload: Offload,
     /// Limit on the bytes of moves that run ahead of launches.
     pub(super) window: Window,
