@@ -561,7 +561,7 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
     let parts =
         [&d.train, &d.proteins].map(|files| RowGroupPart { files: paths(files), tensors: d.tensors.clone() });
     Ok(RowSettings {
-        parts: parts.to_vec(),
+        parts: parts.into(),
         labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
         classes: classes_of(config, config.model.classes.unwrap_or(2)),
         validation: if validates(config) { d.validation_fraction } else { 0.0 },

@@ -243,7 +243,7 @@ pub(super) fn trainer_of(text: &str) -> Option<TrainerFormat> {
     let source = recognise(&tree)?;
     let ours = properties(&ours);
     let mut signs = source.signs().iter().filter(|key| tree.get(key).is_some());
-    signs.any(|key| !ours.is_some_and(|keys| keys.contains_key(*key))).then_some(source)
+    signs.any(|key| ours.is_none_or(|keys| !keys.contains_key(*key))).then_some(source)
 }
 
 /// Parses a text as JSON, TOML or YAML.
