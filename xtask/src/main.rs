@@ -63,6 +63,11 @@ fn tidy(root: &Path) -> Result<(), String> {
     }
 }
 
+/// Turns I/O errors at `path` into messages that begin with the path.
+fn io_error(path: &Path) -> impl Fn(std::io::Error) -> String {
+    move |error| format!("{}: {error}", path.display())
+}
+
 /// Root folder of the workspace: the folder above this crate.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,6 +1,7 @@
 //! Writes the generated files of the repository: the built-in models, the training text of the examples, and
 //! the licences of dependencies. Invariant: equal sources give equal bytes.
 
+use crate::io_error;
 use plimsoll_data::weights::{StoredAs, TensorData, safetensors_bytes};
 use plimsoll_graph::{Bounds, Graph};
 use plimsoll_models::{Encoder, HeadConfig, Output, mlp_head};
@@ -63,9 +64,8 @@ pub fn bundle(root: &Path) -> Result<(), String> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    let fail = |e: std::io::Error| format!("{}: {e}", path.display());
-    fs::create_dir_all(path.parent().unwrap_or(path)).map_err(fail)?;
-    fs::write(path, bytes).map_err(fail)?;
+    fs::create_dir_all(path.parent().unwrap_or(path)).map_err(io_error(path))?;
+    fs::write(path, bytes).map_err(io_error(path))?;
     println!("{} {} bytes", path.display(), bytes.len());
     Ok(())
 }
@@ -95,17 +95,18 @@ fn values(name: &str, shape: &[u64]) -> Vec<f32> {
         let scale = name.ends_with(".weight") || name.ends_with("running_var");
         return vec![if scale { 1.0 } else { 0.0 }; n as usize];
     }
+    // K, the number of inputs of a linear layer, is the second size of its matrix.
     let deviation = 1.0 / (shape[1] as f64).sqrt();
-    let mut random = Random(
+    let mut random = SplitMix64(
         name.bytes().fold(0x9E37_79B9_7F4A_7C15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)),
     );
     (0..n).map(|_| (random.normal() * deviation) as f32).collect()
 }
 
-/// The generator SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
+/// Random number generator of Steele, Lea and Flood (2014).
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -48,7 +48,8 @@ fn table(now: &BTreeMap<String, Lines>, before: Option<&BTreeMap<String, Lines>>
     names.sort();
     names.dedup();
     let mut text = format!("{:<8} {:>8} {:>8}\n", "crate", "code", "test");
-    let (mut sum, mut sum_before) = (Lines::default(), Lines::default());
+    let mut sum = Lines::default();
+    let mut sum_before = Lines::default();
     for name in names {
         let lines = now.get(name).copied().unwrap_or_default();
         let old = before.map(|before| before.get(name).copied().unwrap_or_default());
@@ -62,8 +63,9 @@ fn table(now: &BTreeMap<String, Lines>, before: Option<&BTreeMap<String, Lines>>
 fn row(name: &str, now: Lines, before: Option<Lines>) -> String {
     let mut text = format!("{name:<8} {:>8} {:>8}", now.code, now.test);
     if let Some(old) = before {
-        let change = |new: usize, old: usize| new.cast_signed() - old.cast_signed();
-        text += &format!(" {:>+8} {:>+8}", change(now.code, old.code), change(now.test, old.test));
+        let code = now.code.cast_signed() - old.code.cast_signed();
+        let test = now.test.cast_signed() - old.test.cast_signed();
+        text += &format!(" {code:>+8} {test:>+8}");
     }
     text + "\n"
 }
@@ -77,12 +79,14 @@ impl Lines {
 /// Lines of each file, in the order of `files`.
 fn by_file(files: &[File]) -> Vec<Lines> {
     let modules = test_modules(files);
-    let lines = |file: &File| {
-        let all = file.line_count();
-        let test = if is_test(file, &modules) { all } else { file.inner_test_lines().min(all) };
-        Lines { code: all - test, test }
-    };
-    files.iter().map(lines).collect()
+    files.iter().map(|file| lines_of(file, &modules)).collect()
+}
+
+/// Lines of one file; `modules` are the paths of all test modules.
+fn lines_of(file: &File, modules: &HashSet<String>) -> Lines {
+    let all = file.line_count();
+    let test = if is_test(file, modules) { all } else { file.inner_test_lines().min(all) };
+    Lines { code: all - test, test }
 }
 
 /// Paths, without `.rs`, of modules that are declared as `#[cfg(test)] mod name;`.
@@ -103,10 +107,10 @@ fn test_modules(files: &[File]) -> HashSet<String> {
 fn is_test(file: &File, modules: &HashSet<String>) -> bool {
     let folders = ["/tests/", "/benches/", "/examples/", "/tests.rs"];
     let stem = file.path.trim_end_matches(".rs");
-    let inside = |module: &String| {
-        stem.strip_prefix(module.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    folders.iter().any(|part| file.path.contains(part)) || modules.iter().any(inside)
+    folders.iter().any(|part| file.path.contains(part))
+        || modules.iter().any(|module| {
+            stem.strip_prefix(module.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
 }
 
 /// The code files of a git revision.

@@ -18,7 +18,8 @@ pub struct File {
 impl File {
     /// Creates a file from its path and content.
     pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
-        let (path, text) = (path.into(), text.into());
+        let path = path.into();
+        let text = text.into();
         let code = if is_code(&path) { blank(&text) } else { String::new() };
         File { path, text, code }
     }
@@ -94,7 +95,8 @@ impl File {
 
     /// Number of lines of items with `#[cfg(test)]`. Lines of nested items count once.
     pub fn inner_test_lines(&self) -> usize {
-        let (mut count, mut counted_to) = (0, 0);
+        let mut count = 0;
+        let mut counted_to = 0;
         for test in self.test_items() {
             let first = self.line(test.start).max(counted_to + 1);
             let last = self.line(test.end);
@@ -106,12 +108,14 @@ impl File {
 
     /// Byte ranges of the items with `#[cfg(test)]`, each from the attribute to the last byte.
     pub fn test_items(&self) -> Vec<Range<usize>> {
-        let range = |at: usize| {
-            let item = self.after_attribute(at);
-            let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
-            at..self.body(item).map_or(semicolon, |body| body.end)
-        };
-        self.test_marks().map(range).collect()
+        self.test_marks().map(|at| self.attributed_item(at)).collect()
+    }
+
+    /// Byte range of the item whose attribute is at `at`. An item without a block, such as `mod name;`, ends at its semicolon.
+    fn attributed_item(&self, at: usize) -> Range<usize> {
+        let item = self.after_attribute(at);
+        let semicolon = self.code[item..].find(';').map_or(at, |i| item + i);
+        at..self.body(item).map_or(semicolon, |body| body.end)
     }
 
     /// Byte ranges of the string literals, with their quotes.
@@ -171,8 +175,8 @@ fn blank(text: &str) -> String {
         let at = out.len();
         match literal_end(text, at) {
             Some(end) => {
-                let keep = |&b: &u8| if b == b'\n' { b'\n' } else { b' ' };
-                out.extend(bytes[at..end.min(bytes.len())].iter().map(keep));
+                let literal = &bytes[at..end.min(bytes.len())];
+                out.extend(literal.iter().map(|&b| if b == b'\n' { b'\n' } else { b' ' }));
             }
             None => out.push(bytes[at]),
         }
@@ -192,6 +196,7 @@ fn literal_end(text: &str, at: usize) -> Option<usize> {
         [b'"', ..] => Some(string_end(bytes, at)),
         [b'r', ..] if !in_name => raw_string_end(bytes, at + 1),
         [b'b' | b'c', b'r', ..] if !in_name => raw_string_end(bytes, at + 2),
+        // The search starts after the escaped character, which can be a quote itself: `'\''`.
         [b'\'', b'\\', ..] => Some(find(bytes, at + 3, b"'") + 1),
         [b'\'', ..] => {
             // `'x'` is a character; without the second quote it is a lifetime.
@@ -231,7 +236,8 @@ fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// End of the block comment at `at`. Block comments of Rust nest.
 fn block_comment_end(bytes: &[u8], at: usize) -> usize {
-    let (mut at, mut depth) = (at + 2, 1);
+    let mut at = at + 2;
+    let mut depth = 1;
     while at < bytes.len() && depth > 0 {
         let step = match &bytes[at..] {
             [b'/', b'*', ..] => 1,
@@ -239,6 +245,7 @@ fn block_comment_end(bytes: &[u8], at: usize) -> usize {
             _ => 0,
         };
         depth += step;
+        // Both bytes of a delimiter are passed over, so that `/*/` is not closed by its own opening.
         at += if step == 0 { 1 } else { 2 };
     }
     at

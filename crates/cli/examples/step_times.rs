@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let hyper = plimsoll_train::schedule::hyper(facts.optimizer, &config.optimizer, 1e-5, 1);
     let scalars = MicroStepScalars { keep: false, loss_scale: 1.0, hyper: &hyper };
     let mut tables: [BTreeMap<String, Sum>; 3] = Default::default();
-    let (mut tokens, mut whole) = (0, Duration::ZERO);
+    let mut tokens = 0;
+    let mut whole = Duration::ZERO;
     for step in 0..WARM + steps {
         let Some(batch) = batches.take(u64::MAX)? else { continue };
         let start = Instant::now();
@@ -77,7 +78,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         for (name, sum) in rows.into_iter().take(40) {
             let share = 100.0 * sum.measured / measured;
-            let (measured, expected) = (per_step(sum.measured), per_step(sum.expected));
+            let measured = per_step(sum.measured);
+            let expected = per_step(sum.expected);
             println!("{measured:10.3} {expected:10.3} {share:4.1} % {:6}  {name}", sum.count / steps);
         }
     }

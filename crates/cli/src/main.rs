@@ -22,7 +22,7 @@ use std::process::ExitCode;
 #[command(name = "plimsoll", version, verbatim_doc_comment, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Subcommands,
 }
 
 /// Help text about exit codes, which are stable for scripts.
@@ -34,25 +34,25 @@ Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences faile
 just written) or starts over (embed)";
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    Predict(Box<flags::predict::Predict>),
-    Embed(flags::embed::Embed),
-    Classify(flags::classify::Classify),
-    Train(flags::train::Train),
-    Evaluate(flags::evaluate::Evaluate),
-    Monitor(flags::monitor::Monitor),
-    Plan(flags::plan::Plan),
-    Plot(flags::plot::Plot),
-    Report(flags::report::Report),
-    Bench(Box<flags::bench::Bench>),
-    Doctor(flags::doctor::Doctor),
-    List(flags::list::List),
-    Convert(flags::convert::Convert),
-    Merge(flags::merge::Merge),
-    Verify(Box<flags::verify::Verify>),
-    Completions(flags::completions::Completions),
-    Man(flags::man::Man),
-    Licenses(flags::licenses::Licenses),
+enum Subcommands {
+    Predict(Box<flags::predict::PredictCommand>),
+    Embed(flags::embed::EmbedCommand),
+    Classify(flags::classify::ClassifyCommand),
+    Train(flags::train::TrainCommand),
+    Evaluate(flags::evaluate::EvaluateCommand),
+    Monitor(flags::monitor::MonitorCommand),
+    Plan(flags::plan::PlanCommand),
+    Plot(flags::plot::PlotCommand),
+    Report(flags::report::ReportCommand),
+    Bench(Box<flags::bench::BenchCommand>),
+    Doctor(flags::doctor::DoctorCommand),
+    List(flags::list::ListCommand),
+    Convert(flags::convert::ConvertCommand),
+    Merge(flags::merge::MergeCommand),
+    Verify(Box<flags::verify::VerifyCommand>),
+    Completions(flags::completions::CompletionsCommand),
+    Man(flags::man::ManCommand),
+    Licenses(flags::licenses::LicensesCommand),
 }
 
 /// Global allocator that ends the process with exit code 4 if the system refuses memory.
@@ -72,24 +72,24 @@ fn main() -> ExitCode {
         }
     };
     let done = match cli.command {
-        Command::Predict(command) => command.run(),
-        Command::Embed(command) => command.run(),
-        Command::Classify(command) => command.run(),
-        Command::Train(command) => command.run(),
-        Command::Evaluate(command) => command.run(),
-        Command::Monitor(command) => command.run(),
-        Command::Plan(command) => command.run(),
-        Command::Plot(command) => command.run(),
-        Command::Report(command) => command.run(),
-        Command::Bench(command) => command.run(),
-        Command::Doctor(command) => command.run(),
-        Command::List(command) => command.run(),
-        Command::Convert(command) => command.run(),
-        Command::Merge(command) => command.run(),
-        Command::Verify(command) => command.run(),
-        Command::Completions(command) => command.run(),
-        Command::Man(command) => command.run(),
-        Command::Licenses(command) => command.run(),
+        Subcommands::Predict(command) => command.run(),
+        Subcommands::Embed(command) => command.run(),
+        Subcommands::Classify(command) => command.run(),
+        Subcommands::Train(command) => command.run(),
+        Subcommands::Evaluate(command) => command.run(),
+        Subcommands::Monitor(command) => command.run(),
+        Subcommands::Plan(command) => command.run(),
+        Subcommands::Plot(command) => command.run(),
+        Subcommands::Report(command) => command.run(),
+        Subcommands::Bench(command) => command.run(),
+        Subcommands::Doctor(command) => command.run(),
+        Subcommands::List(command) => command.run(),
+        Subcommands::Convert(command) => command.run(),
+        Subcommands::Merge(command) => command.run(),
+        Subcommands::Verify(command) => command.run(),
+        Subcommands::Completions(command) => command.run(),
+        Subcommands::Man(command) => command.run(),
+        Subcommands::Licenses(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
         terminal::print_error(&error.chain());
@@ -101,9 +101,12 @@ fn main() -> ExitCode {
 /// the flag takes, and not that there is no flag `-5`.
 fn command() -> clap::Command {
     Cli::command().mut_subcommands(|command| {
-        command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
-            true => arg,
-            false => arg.allow_negative_numbers(true),
+        command.mut_args(|arg| {
+            if arg.is_positional() || !arg.get_action().takes_values() {
+                arg
+            } else {
+                arg.allow_negative_numbers(true)
+            }
         })
     })
 }
@@ -111,12 +114,11 @@ fn command() -> clap::Command {
 /// Prints the message of the argument parser, which is a help text or a usage error, and returns the exit code.
 fn print_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
-    match error.use_stderr() {
-        true => {
-            terminal::print_error(text.trim_end());
-            ExitCode::FAILURE
-        }
-        false => ExitCode::from(u8::from(flags::print(text.trim_end()).is_err())),
+    if error.use_stderr() {
+        terminal::print_error(text.trim_end());
+        ExitCode::FAILURE
+    } else {
+        ExitCode::from(u8::from(flags::print(text.trim_end()).is_err()))
     }
 }
 

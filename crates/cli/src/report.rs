@@ -20,12 +20,11 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if report.calls.is_none() {
         rows.push(("open reading frames", c.orfs.to_string()));
     }
-    match report.trained {
-        true => {
-            rows.push(("called virus", c.virus.to_string()));
-            rows.push(("called other", c.other.to_string()));
-        }
-        false => rows.push(("untrained, not called", c.untrained.to_string())),
+    if report.trained {
+        rows.push(("called virus", c.virus.to_string()));
+        rows.push(("called other", c.other.to_string()));
+    } else {
+        rows.push(("untrained, not called", c.untrained.to_string()));
     }
     rows.push(("no call", c.no_call.to_string()));
     if c.skipped > 0 {
@@ -105,12 +104,14 @@ fn expected(calls: &CallsSummary) -> String {
 
 /// The preset and the prevalence of a run, and its thresholds by length.
 fn thresholds(calls: &CallsSummary) -> String {
-    let at = |at: &LengthThreshold| format!("{:.3} at {}", at.threshold, at.length);
     let values = match (calls.preset, &calls.thresholds[..]) {
         (_, []) => return String::new(),
         (None, [only, ..]) => format!("threshold {:.3} at every length", only.threshold),
         (Some(preset), all) => {
-            let all: Vec<String> = all.iter().map(at).collect();
+            let all: Vec<String> = all
+                .iter()
+                .map(|LengthThreshold { threshold, length }| format!("{threshold:.3} at {length}"))
+                .collect();
             format!("preset {preset}, threshold by length: {} bases", all.join(", "))
         }
     };
@@ -118,9 +119,10 @@ fn thresholds(calls: &CallsSummary) -> String {
 }
 
 /// A rate in percent, or its bounds.
-fn percent([least, most]: [f64; 2]) -> String {
-    let (least, most) = (format!("{:.1}", 100.0 * least), format!("{:.1}", 100.0 * most));
-    if least == most { format!("{most} %") } else { format!("{least} to {most} %") }
+fn percent([lower, upper]: [f64; 2]) -> String {
+    let lower = format!("{:.1}", 100.0 * lower);
+    let upper = format!("{:.1}", 100.0 * upper);
+    if lower == upper { format!("{upper} %") } else { format!("{lower} to {upper} %") }
 }
 
 /// Summary of an embedding or a classification; `values` names the numbers in a row.
@@ -164,8 +166,7 @@ fn speed(seconds: f64, tokens_per_second: f64) -> [(&'static str, String); 3] {
 fn table(rows: &[(&str, String)]) -> String {
     let name = rows.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let value = rows.iter().map(|(_, v)| v.chars().count()).max().unwrap_or(0);
-    let line = |(n, v): &(&str, String)| format!("  {n:<name$}  {v:>value$}\n");
-    rows.iter().map(line).collect()
+    rows.iter().map(|(n, v)| format!("  {n:<name$}  {v:>value$}\n")).collect()
 }
 
 #[cfg(test)]

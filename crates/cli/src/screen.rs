@@ -67,11 +67,11 @@ impl Screen {
 /// The text that replaces the lines `old` above the cursor by `new` on a terminal with `columns` columns, which may have had
 /// more when `old` was drawn: a longer line now takes several rows.
 fn replaced(old: &[String], new: &[String], columns: usize) -> String {
-    let rows = |line: &String| monitor::columns(line).div_ceil(columns.max(1)).max(1);
-    let up: usize = old.iter().map(rows).sum();
+    let up: usize = old.iter().map(|line| monitor::columns(line).div_ceil(columns.max(1)).max(1)).sum();
     let mut text = String::new();
     if up > 0 {
-        // Writing to a String cannot fail. Up to the first line, and erase to the end of the screen.
+        // To the first column of the first line (CR, CUU), then erase to the end of the screen (ED). Writing to a String
+        // cannot fail.
         let _ = write!(text, "\r\x1b[{up}A\x1b[J");
     }
     new.iter().for_each(|line| text.extend([line, "\n"]));

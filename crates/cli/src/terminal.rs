@@ -43,18 +43,19 @@ impl Verbosity {
 
 /// Observer that writes to standard error and to the log file.
 pub struct Terminal {
-    loudness: Verbosity,
+    verbosity: Verbosity,
     /// Progress bar; created by the first progress report if `shows_bar`.
     bar: Option<ProgressBar>,
     shows_bar: bool,
     shows_lines: bool,
     /// View of the run, with `--monitor`.
     monitor: Option<RunView>,
-    /// Where the view is drawn; `None` without a terminal, and before the first state.
+    /// Screen on which the view is drawn; `None` without a terminal, and before the first state.
     screen: Option<Screen>,
     colours: bool,
     log: Option<Log>,
-    said: Instant,
+    /// When the last progress line was written.
+    last_line: Instant,
     /// Number of the signal that requested a stop; 0 without one.
     stop: Arc<AtomicUsize>,
 }
@@ -69,6 +70,7 @@ pub fn survive_file_limit() {
 /// Whether this process ignores a signal, by the mask that the system reports; false if it reports none.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Signals are numbered from 1, bits of the mask from 0.
     ignored(&status).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
@@ -95,10 +97,10 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 impl Terminal {
     /// `progress` enables a progress bar if standard error is a terminal, and otherwise a line every
     /// [`BETWEEN_LINES`]. Nothing is written to the file `log` before [`Terminal::open_log`].
-    pub fn new(loudness: Verbosity, progress: bool, log: Option<&Path>) -> Self {
+    pub fn new(verbosity: Verbosity, progress: bool, log: Option<&Path>) -> Self {
         let terminal = stderr().is_terminal();
         Self {
-            loudness,
+            verbosity,
             bar: None,
             shows_bar: progress && terminal,
             shows_lines: progress && !terminal,
@@ -106,7 +108,7 @@ impl Terminal {
             screen: None,
             colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
             log: log.map(|path| Log::Waiting(path.to_owned(), String::new())),
-            said: Instant::now(),
+            last_line: Instant::now(),
             stop: Arc::default(),
         }
     }
@@ -150,11 +152,12 @@ impl Terminal {
                 .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }
         for signal in [SIGINT, SIGTERM] {
-            let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
+            let was_requested = Arc::new(AtomicBool::new(false));
+            let stop = Arc::clone(&self.stop);
             // Handlers run in the order of registration. The shutdown must come before the handler that sets
-            // `asked`; otherwise the first signal would already terminate the process.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
-                .and_then(|_| flag::register(signal, asked))
+            // `was_requested`; otherwise the first signal would already terminate the process.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&was_requested))
+                .and_then(|_| flag::register(signal, was_requested))
                 .and_then(|_| flag::register_usize(signal, stop, signal as usize))
                 .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }
@@ -162,11 +165,11 @@ impl Terminal {
     }
 
     /// Writes a progress line to the log and, without a bar, to standard error, if `BETWEEN_LINES` have passed.
-    fn now_and_then(&mut self, line: impl FnOnce() -> String) {
-        if self.said.elapsed() < BETWEEN_LINES {
+    fn progress_line(&mut self, line: impl FnOnce() -> String) {
+        if self.last_line.elapsed() < BETWEEN_LINES {
             return;
         }
-        self.said = Instant::now();
+        self.last_line = Instant::now();
         let line = line();
         self.log(&line);
         if self.shows_lines {
@@ -193,7 +196,7 @@ impl Terminal {
     pub fn log(&mut self, text: &str) {
         let Some(log) = &mut self.log else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = format!("{} {}\n", utc(now.as_secs()), Shown(text));
+        let line = format!("{} {}\n", utc(now.as_secs()), EscapedText(text));
         let written = match log {
             Log::Waiting(_, lines) => {
                 lines.push_str(&line);
@@ -245,13 +248,13 @@ impl Observer for Terminal {
             Level::Info | Level::Detail => text.to_owned(),
         };
         self.log(&line);
-        if !self.loudness.shows(level) {
+        if !self.verbosity.shows(level) {
             return;
         }
         match level {
             // Bold yellow.
-            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{}\x1b[0m", Shown(&line))),
-            Level::Warning | Level::Info | Level::Detail => self.print(&Shown(&line).to_string()),
+            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{}\x1b[0m", EscapedText(&line))),
+            Level::Warning | Level::Info | Level::Detail => self.print(&EscapedText(&line).to_string()),
         }
     }
 
@@ -267,7 +270,7 @@ impl Observer for Terminal {
         }
         let done = progress.bytes_total.filter(|&total| total > 0);
         let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total).floor()));
-        self.now_and_then(|| format!("{}{text}", done.unwrap_or_default()));
+        self.progress_line(|| format!("{}{text}", done.unwrap_or_default()));
     }
 
     fn trained(&mut self, trained: &Trained) {
@@ -279,7 +282,7 @@ impl Observer for Terminal {
         }
         match &mut self.monitor {
             Some(view) => view.take_step(trained.step, trained.loss),
-            None => self.now_and_then(|| text),
+            None => self.progress_line(|| text),
         }
     }
 
@@ -294,7 +297,7 @@ impl Observer for Terminal {
             let screen = self.screen.get_or_insert_with(Screen::on_stderr);
             screen.draw(frame(view, screen.width()));
         }
-        self.now_and_then(|| line);
+        self.progress_line(|| line);
     }
 
     fn transfer(&mut self, transfer: &FileTransfer<'_>) {
@@ -308,7 +311,9 @@ impl Observer for Terminal {
             // The next transfer creates a bar with its own total.
             self.drop_bar();
         }
-        self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
+        self.progress_line(|| {
+            format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6)
+        });
     }
 
     fn starting(&mut self, progress: &StartProgress) {
@@ -322,7 +327,7 @@ impl Observer for Terminal {
             // The next stage creates a bar with its own total.
             self.drop_bar();
         }
-        self.now_and_then(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
+        self.progress_line(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
     }
 }
 
@@ -337,7 +342,7 @@ fn stage(stage: StartStage) -> &'static str {
 
 /// Writes an error to standard error without a [`Terminal`].
 pub fn print_error(text: &str) {
-    write(&Shown(text).to_string());
+    write(&EscapedText(text).to_string());
 }
 
 /// Writes a line to standard error. Errors are ignored: a closed pipe, as behind `head`, must not stop a run.
@@ -347,9 +352,9 @@ fn write(text: &str) {
 
 /// Displays a text with control characters escaped, except line feeds and tabs. Messages contain names from
 /// files, which must not be able to send escape sequences to the terminal.
-struct Shown<'a>(&'a str);
+struct EscapedText<'a>(&'a str);
 
-impl Display for Shown<'_> {
+impl Display for EscapedText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -385,7 +390,8 @@ fn numbers(p: &Progress) -> String {
 fn training(t: &Trained) -> String {
     let steps = t.steps.map_or_else(String::new, |steps| format!(" of {steps}"));
     let [memory, line] = [t.memory, t.line].map(|bytes| bytes.0 as f64 / 1e6);
-    let (loss, rate) = (t.loss, t.tokens_per_second);
+    let loss = t.loss;
+    let rate = t.tokens_per_second;
     format!("step {}{steps}, loss {loss:.4}, {rate:.0} tokens/s, {memory:.0} of {line:.0} MB", t.step)
 }
 
@@ -394,22 +400,33 @@ fn is_log(path: &Path) -> std::io::Result<bool> {
     const FORM: &[u8; 21] = b"dddd-dd-ddTdd:dd:ddZ ";
     let mut start = vec![];
     File::open(path)?.take(FORM.len() as u64).read_to_end(&mut start)?;
-    let fits = |(form, byte): (&u8, &u8)| if *form == b'd' { byte.is_ascii_digit() } else { form == byte };
-    Ok(start.is_empty() || start.len() == FORM.len() && FORM.iter().zip(&start).all(fits))
+    if start.is_empty() {
+        return Ok(true);
+    }
+    let is_time = FORM
+        .iter()
+        .zip(&start)
+        .all(|(form, byte)| if *form == b'd' { byte.is_ascii_digit() } else { form == byte });
+    Ok(start.len() == FORM.len() && is_time)
 }
 
 /// Formats seconds since 1970 as `2026-01-31T12:00:00Z`. Days are converted to dates by Howard Hinnant's
 /// `civil_from_days` ("chrono-Compatible Low-Level Date Algorithms"), with years that start in March.
 fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    // Days since 0000-03-01: with years that start in March, the leap day is the last day of a year. An era is 400 years.
+    let days = seconds / 86_400 + 719_468;
+    let rest = seconds % 86_400;
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * from_march + 2) / 5 + 1;
     let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    let hour = rest / 3600;
+    let minute = rest / 60 % 60;
+    let second = rest % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
@@ -458,7 +475,7 @@ mod tests {
 
     #[test]
     fn names_cannot_command_the_terminal() {
-        let check = |text: &str, wanted: &str| assert_eq!(Shown(text).to_string(), wanted);
+        let check = |text: &str, wanted: &str| assert_eq!(EscapedText(text).to_string(), wanted);
         check("'a|b/../é' is empty\n\tnext", "'a|b/../é' is empty\n\tnext");
         check("'\x1b[31mred\x07\r'", "'\\u{1b}[31mred\\u{7}\\r'");
         check("\u{9b}2J", "\\u{9b}2J");
@@ -468,10 +485,10 @@ mod tests {
     fn who_hears_what() {
         use Level::{Detail, Info, Warning};
         use Verbosity::{Normal, Quiet, Verbose};
-        for (loudness, wanted) in
+        for (verbosity, wanted) in
             [(Quiet, [true, false, false]), (Normal, [true, true, false]), (Verbose, [true; 3])]
         {
-            assert_eq!([Warning, Info, Detail].map(|level| loudness.shows(level)), wanted, "{loudness:?}");
+            assert_eq!([Warning, Info, Detail].map(|level| verbosity.shows(level)), wanted, "{verbosity:?}");
         }
     }
 }

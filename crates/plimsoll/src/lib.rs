@@ -131,12 +131,12 @@
 //! ```
 //! The run itself; started again, it resumes from its newest checkpoint with the same bits:
 //! ```no_run
-//! use plimsoll::train::{Request, Resume, TrainConfig, TrainError, open, train_with};
+//! use plimsoll::train::{Resume, TrainConfig, TrainError, TrainRequest, open, train_with};
 //! use plimsoll::{Device, Silent};
 //!
 //! # fn main() -> Result<(), TrainError> {
 //! let config = TrainConfig::parse(&std::fs::read_to_string("run.yaml").expect("a configuration"), "run.yaml", &[])?;
-//! let request = Request { config, output: "run".into(), resume: Resume::Auto };
+//! let request = TrainRequest { config, output: "run".into(), resume: Resume::Auto };
 //! let report = train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
 //! println!("loss {:?} after {} steps", report.loss, report.steps);
 //! # Ok(())
@@ -228,8 +228,8 @@ pub mod train {
     pub use plimsoll_train::config::TrainConfig;
     pub use plimsoll_train::priced;
     pub use plimsoll_train::{
-        ConfigError, Ended, EvaluationReport, EvaluationRequest, Request, Resume, RunState, TrainError,
-        TrainReport, evaluate, open, train_with,
+        Ended, EvaluationReport, EvaluationRequest, Resume, RunState, TrainConfigError, TrainError,
+        TrainReport, TrainRequest, evaluate, open, train_with,
     };
 }
 

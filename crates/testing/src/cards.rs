@@ -1,7 +1,7 @@
 //! Simulated GPUs for tests: a [`Machine`] whose devices compute on one CPU thread, in a memory space of their
 //! own. They can be slow, fail at a given launch, refuse arenas, and report any amount of free memory.
 
-use crate::{Call, HookedDevice, Hooks};
+use crate::{DeviceCall, HookedDevice, Hooks};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_exec::{Device, DeviceError, DeviceInfo, DeviceKind, GraphCapture, Holder, Machine, Recorder};
 use plimsoll_graph::{Bytes, Counts};
@@ -22,12 +22,12 @@ pub struct Card {
     delay: Duration,
     /// Number of the step whose graph capture begins, and then fails at its end for lack of memory.
     records_at: Option<u64>,
-    memory: Arc<Memory>,
+    memory: Arc<CardMemory>,
 }
 
 /// Memory of a simulated GPU: the amount of free memory and refusals are set by the test, allocations are counted.
 #[derive(Debug)]
-pub struct Memory {
+pub struct CardMemory {
     free: AtomicU64,
     /// Number of next allocations to refuse, as if another process had taken the memory in between.
     refusing: AtomicU64,
@@ -40,7 +40,7 @@ pub struct Memory {
     given_back: AtomicU64,
 }
 
-impl Memory {
+impl CardMemory {
     /// A GPU with `free` bytes of free memory.
     pub fn of(free: u64) -> Self {
         Self {
@@ -95,13 +95,14 @@ impl Memory {
         self.given_back.load(Ordering::Relaxed)
     }
 
-    fn take(&self, bytes: Bytes) -> Result<(), DeviceError> {
-        let one_less = |n: u64| n.checked_sub(1);
-        if self.refusing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+    fn allocate(&self, bytes: Bytes) -> Result<(), DeviceError> {
+        // The counter stays at 0.
+        if self.refusing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(DeviceError::OutOfMemory { bytes });
         }
         self.arenas.fetch_add(1, Ordering::Relaxed);
+        // Memory stays mapped for the largest arena until it is trimmed, as on a GPU.
         self.mapped.fetch_max(bytes.0, Ordering::Relaxed);
         Ok(())
     }
@@ -123,12 +124,12 @@ impl Card {
             launches: Arc::default(),
             delay: Duration::ZERO,
             records_at: None,
-            memory: Arc::new(Memory::of(4 << 30)),
+            memory: Arc::new(CardMemory::of(4 << 30)),
         }
     }
 
     /// The GPU with this memory.
-    pub fn with(self, memory: Arc<Memory>) -> Self {
+    pub fn with(self, memory: Arc<CardMemory>) -> Self {
         Self { memory, ..self }
     }
 
@@ -189,8 +190,12 @@ impl Machine for Card {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let (name, fails_at, launches) = (self.name.clone(), self.fails_at, Arc::clone(&self.launches));
-        let (delay, memory, arena) = (self.delay, Arc::clone(&self.memory), Bytes::ZERO);
+        let name = self.name.clone();
+        let fails_at = self.fails_at;
+        let launches = Arc::clone(&self.launches);
+        let delay = self.delay;
+        let memory = Arc::clone(&self.memory);
+        let arena = Bytes::ZERO;
         memory.devices.fetch_add(1, Ordering::Relaxed);
         let recording = Recording { at: self.records_at, ..Recording::default() };
         let card = CardHooks { name, fails_at, launches, delay, recording, memory, arena, since: 0 };
@@ -205,7 +210,7 @@ struct CardHooks {
     launches: Arc<AtomicU64>,
     delay: Duration,
     recording: Recording,
-    memory: Arc<Memory>,
+    memory: Arc<CardMemory>,
     arena: Bytes,
     /// Steps since the last trim.
     since: u64,
@@ -222,22 +227,23 @@ struct Recording {
 
 impl CardHooks {
     fn works(&self) -> Result<(), DeviceError> {
-        match self.launches.load(Ordering::Relaxed) < self.fails_at {
-            true => Ok(()),
-            false => Err(DeviceError::Machine { source: "it fell off the bus".into() }),
+        if self.launches.load(Ordering::Relaxed) < self.fails_at {
+            Ok(())
+        } else {
+            Err(DeviceError::Machine { source: "it fell off the bus".into() })
         }
     }
 }
 
 impl Hooks for CardHooks {
-    fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+    fn before(&mut self, call: DeviceCall<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
         match call {
-            Call::Allocate(allocation) => {
-                self.memory.take(allocation.arena)?;
+            DeviceCall::Allocate(allocation) => {
+                self.memory.allocate(allocation.arena)?;
                 self.arena = allocation.arena;
                 Ok(())
             }
-            Call::Launch(_) => {
+            DeviceCall::Launch(_) => {
                 self.launches.fetch_add(1, Ordering::Relaxed);
                 self.works()?;
                 if !self.recording.on {
@@ -245,10 +251,12 @@ impl Hooks for CardHooks {
                 }
                 Ok(())
             }
-            Call::Upload | Call::Download(_) | Call::Start(_) | Call::Complete(_) | Call::Synchronize => {
-                self.works()
-            }
-            Call::SetMapped(_) | Call::Fill => Ok(()),
+            DeviceCall::Upload
+            | DeviceCall::Download(_)
+            | DeviceCall::Start(_)
+            | DeviceCall::Complete(_)
+            | DeviceCall::Synchronize => self.works(),
+            DeviceCall::SetMapped(_) | DeviceCall::Fill => Ok(()),
         }
     }
 

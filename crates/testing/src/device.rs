@@ -7,7 +7,7 @@ use plimsoll_plan::{Location, Queue};
 
 /// A call of a device that hooks can observe and refuse.
 #[derive(Clone, Copy, Debug)]
-pub enum Call<'a> {
+pub enum DeviceCall<'a> {
     /// [`Device::allocate`].
     Allocate(&'a Allocation<'a>),
     /// [`Device::set_mapped`] with the size of the part that has memory.
@@ -28,15 +28,15 @@ pub enum Call<'a> {
     Synchronize,
 }
 
-/// How a [`HookedDevice`] differs from `inner`, the device that it wraps. By default no method changes anything.
+/// Differences of a [`HookedDevice`] from `inner`, the device that it wraps. By default no method changes anything.
 pub trait Hooks: Send {
     /// Called before a call is passed on. An error is the result of the call, which then does not reach `inner`.
-    fn before(&mut self, _call: Call<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {
+    fn before(&mut self, _call: DeviceCall<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 
     /// Called when `inner` has completed a call. An error is the result of the call.
-    fn after(&mut self, _call: Call<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {
+    fn after(&mut self, _call: DeviceCall<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl<H: Hooks> HookedDevice<H> {
     /// Passes `call` on by `pass`, between its two hooks.
     fn call<T>(
         &mut self,
-        call: Call<'_>,
+        call: DeviceCall<'_>,
         pass: impl FnOnce(&mut dyn Device, &mut [u8]) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         self.hooks.before(call, &mut *self.inner)?;
@@ -101,14 +101,14 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn allocate(&mut self, memory: &Allocation<'_>) -> Result<(), DeviceError> {
-        self.hooks.before(Call::Allocate(memory), &mut *self.inner)?;
+        self.hooks.before(DeviceCall::Allocate(memory), &mut *self.inner)?;
         self.inner.allocate(&Allocation { host: Bytes::ZERO, ..*memory })?;
         self.host = vec![0; memory.host.0 as usize];
-        self.hooks.after(Call::Allocate(memory), &mut *self.inner)
+        self.hooks.after(DeviceCall::Allocate(memory), &mut *self.inner)
     }
 
     fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.call(Call::SetMapped(bytes), |inner, _| inner.set_mapped(bytes))
+        self.call(DeviceCall::SetMapped(bytes), |inner, _| inner.set_mapped(bytes))
     }
 
     fn prepare(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
@@ -116,7 +116,7 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn upload(&mut self, to: Location, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.call(Call::Upload, |inner, host| match to.space {
+        self.call(DeviceCall::Upload, |inner, host| match to.space {
             Space::Host => {
                 range(host, to.at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
                 Ok(())
@@ -126,7 +126,7 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn download(&mut self, from: Location, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.call(Call::Download(from), |inner, host| match from.space {
+        self.call(DeviceCall::Download(from), |inner, host| match from.space {
             Space::Host => {
                 out.copy_from_slice(range(host, from.at, Bytes(out.len() as u64))?);
                 Ok(())
@@ -136,7 +136,7 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn fill(&mut self, at: Location, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.call(Call::Fill, |inner, host| match at.space {
+        self.call(DeviceCall::Fill, |inner, host| match at.space {
             Space::Host => {
                 range(host, at.at, bytes)?.fill(byte);
                 Ok(())
@@ -150,7 +150,8 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        let call = Call::Launch(launch);
+        let call = DeviceCall::Launch(launch);
+        // A captured launch must not compute: a GPU computes it when the graph is replayed.
         if self.hooks.is_capturing() {
             return self.hooks.before(call, &mut *self.inner);
         }
@@ -159,7 +160,7 @@ impl<H: Hooks> Device for HookedDevice<H> {
 
     fn start(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
         let Transfer { from, to, bytes, .. } = *transfer;
-        self.call(Call::Start(transfer), |inner, host| match transfer.queue() {
+        self.call(DeviceCall::Start(transfer), |inner, host| match transfer.queue() {
             Queue::In => inner.upload(to, range(host, from.at, bytes)?),
             Queue::Out => inner.download(from, range(host, to.at, bytes)?),
             Queue::Compute | Queue::Read | Queue::Write => inner.start(transfer),
@@ -174,14 +175,14 @@ impl<H: Hooks> Device for HookedDevice<H> {
     }
 
     fn complete(&mut self, transfer: &Transfer) -> Result<(), DeviceError> {
-        self.call(Call::Complete(transfer), |inner, _| match transfer.queue() {
+        self.call(DeviceCall::Complete(transfer), |inner, _| match transfer.queue() {
             Queue::In | Queue::Out => Ok(()),
             Queue::Compute | Queue::Read | Queue::Write => inner.complete(transfer),
         })
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.call(Call::Synchronize, |inner, _| inner.synchronize())
+        self.call(DeviceCall::Synchronize, |inner, _| inner.synchronize())
     }
 
     fn recorder(&mut self) -> Option<&mut dyn Recorder> {
@@ -206,15 +207,16 @@ mod tests {
     }
 
     impl Hooks for Counting {
-        fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
-            self.fills += u64::from(matches!(call, Call::Fill));
-            match matches!(call, Call::Fill) && self.fills == self.refused {
-                true => Err(DeviceError::Machine { source: "refused".into() }),
-                false => Ok(()),
+        fn before(&mut self, call: DeviceCall<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+            self.fills += u64::from(matches!(call, DeviceCall::Fill));
+            if matches!(call, DeviceCall::Fill) && self.fills == self.refused {
+                Err(DeviceError::Machine { source: "refused".into() })
+            } else {
+                Ok(())
             }
         }
 
-        fn after(&mut self, _: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+        fn after(&mut self, _: DeviceCall<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
             self.completed += 1;
             Ok(())
         }

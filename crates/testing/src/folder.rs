@@ -45,8 +45,8 @@ impl Folder {
     /// Sorted names of the files and folders in this folder.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("read");
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("UTF-8");
-        let mut names: Vec<_> = entries.map(|entry| name(entry.expect("read"))).collect();
+        let names = entries.map(|entry| entry.expect("read").file_name().into_string().expect("UTF-8"));
+        let mut names: Vec<_> = names.collect();
         names.sort();
         names
     }
@@ -71,8 +71,10 @@ mod tests {
 
     #[test]
     fn a_folder_is_removed_unless_the_test_panicked() {
-        let (first, second) = (Folder::new("folder"), Folder::new("folder"));
-        let (removed, kept) = (first.0.clone(), second.0.clone());
+        let first = Folder::new("folder");
+        let second = Folder::new("folder");
+        let removed = first.0.clone();
+        let kept = second.0.clone();
         second.write("b", "text");
         assert_eq!(
             (first.names(), second.names(), second.read("b").as_str()),

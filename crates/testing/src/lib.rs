@@ -10,6 +10,6 @@ mod folder;
 mod process;
 pub mod tight;
 
-pub use device::{Call, HookedDevice, Hooks};
+pub use device::{DeviceCall, HookedDevice, Hooks};
 pub use folder::{Folder, fixture};
 pub use process::in_own_process;

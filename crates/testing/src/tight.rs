@@ -1,7 +1,7 @@
 //! A machine for tests whose memory other processes take and give back: its readings are scripted, and its device fails
 //! chosen allocations, copies and launches. Invariant: everything else is computed by the CPU, so a run has its bits.
 
-use crate::{Call, HookedDevice, Hooks};
+use crate::{DeviceCall, HookedDevice, Hooks};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Launch, Machine};
@@ -11,9 +11,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Where a device fails.
+/// Operation at which a device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FaultPlace {
     /// The allocation of the arena.
     Arena,
     /// The return of memory to the arena.
@@ -32,7 +32,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     /// The place.
-    pub place: Place,
+    pub place: FaultPlace,
     /// Step after which the device fails: the number of steps whose results were read, or of readings if these count.
     pub after: u64,
     /// Number of events at this place that still succeed.
@@ -45,12 +45,12 @@ pub struct Fault {
 
 impl Fault {
     /// One lack of memory at `place` in the step behind `after`.
-    pub fn once(place: Place, after: u64) -> Self {
+    pub fn once(place: FaultPlace, after: u64) -> Self {
         Self { place, after, skip: 0, times: 1, of_memory: true }
     }
 }
 
-/// What the machine and its devices share with a test.
+/// Scripted memory and failures of a machine, shared with the test.
 pub struct Script {
     /// Number of steps whose results were read.
     pub step: AtomicU64,
@@ -66,13 +66,15 @@ pub struct Script {
 impl Script {
     /// A script whose memory changes from step to step.
     pub fn new(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
-        let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
+        let step = AtomicU64::new(0);
+        let mapped = Mutex::new(vec![]);
         Arc::new(Self { step, used, readings: None, fault: Mutex::new(fault), mapped })
     }
 
     /// A script whose memory changes from reading to reading, for runs without optimizer steps.
     pub fn of_readings(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
-        let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
+        let step = AtomicU64::new(0);
+        let mapped = Mutex::new(vec![]);
         Arc::new(Self { step, used, readings: Some(AtomicU64::new(0)), fault: Mutex::new(fault), mapped })
     }
 
@@ -82,7 +84,8 @@ impl Script {
     }
 
     /// An error if the device fails at `place` now.
-    fn pass(&self, place: Place) -> Result<(), DeviceError> {
+    fn pass(&self, place: FaultPlace) -> Result<(), DeviceError> {
+        // The count of the fault that is due goes down in place, so that the next call sees it.
         let mut fault = self.fault.lock().expect("no panic");
         let step = self.readings.as_ref().unwrap_or(&self.step).load(Ordering::Relaxed);
         let Some(due) = fault.as_mut().filter(|f| f.place == place && f.after <= step && f.times > 0) else {
@@ -94,7 +97,7 @@ impl Script {
         }
         due.times -= 1;
         Err(match (due.of_memory, place) {
-            (true, Place::Arena | Place::Growth) => DeviceError::OutOfMemory { bytes: Bytes(7) },
+            (true, FaultPlace::Arena | FaultPlace::Growth) => DeviceError::OutOfMemory { bytes: Bytes(7) },
             (true, _) => DeviceError::Exhausted { source: "another process took the memory".into() },
             (false, _) => DeviceError::Machine { source: "it fell off the bus".into() },
         })
@@ -141,7 +144,8 @@ impl Machine for TightMachine {
             Some(readings) => readings.fetch_add(1, Ordering::Relaxed),
             None => step.load(Ordering::Relaxed),
         };
-        let (unit, used) = (1 << 30, (self.0.used)(at));
+        let unit = 1 << 30;
+        let used = (self.0.used)(at);
         Ok(Memory { free: Bytes((1000 - used) * unit), total: Bytes(1000 * unit) })
     }
 
@@ -154,9 +158,12 @@ impl Machine for TightMachine {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let hooks = || TightHooks { script: Arc::clone(&self.0), weights: Bytes::ZERO };
-        let tight = |cpu| Box::new(HookedDevice::new(cpu, hooks())) as Box<dyn Device>;
-        Ok(cpu().open()?.into_iter().map(tight).collect())
+        let mut devices: Vec<Box<dyn Device>> = vec![];
+        for cpu in cpu().open()? {
+            let hooks = TightHooks { script: Arc::clone(&self.0), weights: Bytes::ZERO };
+            devices.push(Box::new(HookedDevice::new(cpu, hooks)));
+        }
+        Ok(devices)
     }
 }
 
@@ -178,8 +185,9 @@ impl TightHooks {
         self.script.mapped.lock().expect("no panic").push(bytes.0);
     }
 
-    /// Overwrites everything behind the first `bytes` bytes, so that a step that reads it computes NaN.
-    fn overwrite_behind(&self, bytes: Bytes, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+    /// Overwrites everything after the first `bytes` bytes, so that a step that reads it computes NaN.
+    fn overwrite_after(&self, bytes: Bytes, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        // All bits set are a NaN in every floating-point format of the arena.
         cpu.fill(Location::in_arena(bytes.0), Bytes(self.mapped().0 - bytes.0), 0xFF)
     }
 
@@ -194,38 +202,40 @@ impl TightHooks {
 }
 
 impl Hooks for TightHooks {
-    fn before(&mut self, call: Call<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+    fn before(&mut self, call: DeviceCall<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
         match call {
-            Call::Allocate(allocation) => {
-                self.script.pass(Place::Arena)?;
+            DeviceCall::Allocate(allocation) => {
+                self.script.pass(FaultPlace::Arena)?;
                 self.weights = allocation.weights;
                 self.note_mapped(allocation.arena);
                 Ok(())
             }
-            Call::SetMapped(bytes) => {
+            DeviceCall::SetMapped(bytes) => {
                 let (first, last) = self.mapped();
                 if bytes.0 > last {
-                    self.script.pass(Place::Growth)?;
+                    self.script.pass(FaultPlace::Growth)?;
                 }
                 assert!(bytes.0 <= first, "{bytes} of {first}");
-                self.overwrite_behind(bytes, cpu)
+                self.overwrite_after(bytes, cpu)
             }
-            Call::Upload => self.script.pass(Place::Upload),
-            Call::Download(from) if from.at < self.weights.0 => self.script.pass(Place::Download),
+            DeviceCall::Upload => self.script.pass(FaultPlace::Upload),
+            DeviceCall::Download(from) if from.at < self.weights.0 => self.script.pass(FaultPlace::Download),
             // An output lies behind the weights and states.
-            Call::Download(_) => self.script.pass(Place::Fetch),
-            Call::Launch(launch) => {
-                self.script.pass(Place::Launch(launch.op.name()))?;
+            DeviceCall::Download(_) => self.script.pass(FaultPlace::Fetch),
+            DeviceCall::Launch(launch) => {
+                self.script.pass(FaultPlace::Launch(launch.op.name()))?;
                 self.check_operands(launch);
                 Ok(())
             }
-            Call::Fill | Call::Start(_) | Call::Complete(_) | Call::Synchronize => Ok(()),
+            DeviceCall::Fill | DeviceCall::Start(_) | DeviceCall::Complete(_) | DeviceCall::Synchronize => {
+                Ok(())
+            }
         }
     }
 
-    fn after(&mut self, call: Call<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
-        if let Call::SetMapped(bytes) = call {
-            self.overwrite_behind(bytes, cpu)?;
+    fn after(&mut self, call: DeviceCall<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        if let DeviceCall::SetMapped(bytes) = call {
+            self.overwrite_after(bytes, cpu)?;
             self.note_mapped(bytes);
         }
         Ok(())

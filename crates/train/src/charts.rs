@@ -42,11 +42,11 @@ impl Unit {
         }
     }
 
-    /// Factor and name of the unit in which numbers up to `most` are labelled.
-    pub fn scale(self, most: f64) -> (f64, &'static str) {
+    /// Factor and name of the unit in which numbers up to `largest` are labelled.
+    pub fn scale(self, largest: f64) -> (f64, &'static str) {
         match self {
             Self::Bytes => {
-                let (factor, name) = Bytes(most as u64).unit();
+                let (factor, name) = Bytes(largest as u64).unit();
                 (factor as f64, name)
             }
             Self::Number | Self::Nats | Self::TokensPerSecond | Self::Seconds | Self::Rows => {
@@ -79,7 +79,7 @@ pub struct Chart {
     /// Lines, run by run.
     pub lines: Vec<Line>,
     /// Values with which the lines are compared.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<ChartLimit>,
 }
 
 /// A series of a run in a chart.
@@ -99,17 +99,17 @@ pub struct Line {
 
 /// A value of a run that is constant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limit {
+pub struct ChartLimit {
     /// Index of the run.
     pub run: usize,
-    /// What it is.
+    /// Name of the value.
     pub name: &'static str,
     /// The value.
     pub value: f64,
 }
 
 /// A chart of known series.
-struct Kind {
+struct KnownChart {
     id: &'static str,
     title: &'static str,
     unit: Unit,
@@ -118,44 +118,96 @@ struct Kind {
     series: &'static [&'static str],
 }
 
-const KINDS: [Kind; 11] = [
-    kind("loss", "Loss", Unit::Nats, true, false, &["loss", "validation_loss"]),
-    kind(
-        "auxiliary",
-        "Auxiliary losses",
-        Unit::Nats,
-        true,
-        true,
-        &["z_loss", "balance_loss", "router_z_loss", "distillation_loss"],
-    ),
-    kind("lr", "Learning rate", Unit::Number, true, true, &["lr"]),
-    kind("grad_norm", "Norm of the gradients", Unit::Number, true, true, &["grad_norm"]),
-    kind("tokens_per_second", "Tokens per second", Unit::TokensPerSecond, false, true, &["tokens_per_second"]),
-    kind(MEMORY, "Memory", Unit::Bytes, false, true, &["memory_bytes", "card_bytes"]),
-    kind(
-        "machine_memory",
-        "Memory of all processes",
-        Unit::Bytes,
-        false,
-        true,
-        &["host_used_bytes", "card_used_bytes"],
-    ),
-    kind("health", "Health", Unit::Number, false, true, &["utilisation", "oom_risk"]),
-    kind("experts", "Largest share of an expert, in even shares", Unit::Number, false, true, &[FULLEST_EXPERT]),
-    kind("dropped", "Dropped rows of experts", Unit::Rows, false, true, &["dropped"]),
-    kind("loss_scale", "Loss scale", Unit::Number, true, true, &["loss_scale"]),
+const KNOWN_CHARTS: [KnownChart; 11] = [
+    KnownChart {
+        id: "loss",
+        title: "Loss",
+        unit: Unit::Nats,
+        suits_log: true,
+        from_zero: false,
+        series: &["loss", "validation_loss"],
+    },
+    KnownChart {
+        id: "auxiliary",
+        title: "Auxiliary losses",
+        unit: Unit::Nats,
+        suits_log: true,
+        from_zero: true,
+        series: &["z_loss", "balance_loss", "router_z_loss", "distillation_loss"],
+    },
+    KnownChart {
+        id: "lr",
+        title: "Learning rate",
+        unit: Unit::Number,
+        suits_log: true,
+        from_zero: true,
+        series: &["lr"],
+    },
+    KnownChart {
+        id: "grad_norm",
+        title: "Norm of the gradients",
+        unit: Unit::Number,
+        suits_log: true,
+        from_zero: true,
+        series: &["grad_norm"],
+    },
+    KnownChart {
+        id: "tokens_per_second",
+        title: "Tokens per second",
+        unit: Unit::TokensPerSecond,
+        suits_log: false,
+        from_zero: true,
+        series: &["tokens_per_second"],
+    },
+    KnownChart {
+        id: MEMORY,
+        title: "Memory",
+        unit: Unit::Bytes,
+        suits_log: false,
+        from_zero: true,
+        series: &["memory_bytes", "card_bytes"],
+    },
+    KnownChart {
+        id: "machine_memory",
+        title: "Memory of all processes",
+        unit: Unit::Bytes,
+        suits_log: false,
+        from_zero: true,
+        series: &["host_used_bytes", "card_used_bytes"],
+    },
+    KnownChart {
+        id: "health",
+        title: "Health",
+        unit: Unit::Number,
+        suits_log: false,
+        from_zero: true,
+        series: &["utilisation", "oom_risk"],
+    },
+    KnownChart {
+        id: "experts",
+        title: "Largest share of an expert, in even shares",
+        unit: Unit::Number,
+        suits_log: false,
+        from_zero: true,
+        series: &[FULLEST_EXPERT],
+    },
+    KnownChart {
+        id: "dropped",
+        title: "Dropped rows of experts",
+        unit: Unit::Rows,
+        suits_log: false,
+        from_zero: true,
+        series: &["dropped"],
+    },
+    KnownChart {
+        id: "loss_scale",
+        title: "Loss scale",
+        unit: Unit::Number,
+        suits_log: true,
+        from_zero: true,
+        series: &["loss_scale"],
+    },
 ];
-
-const fn kind(
-    id: &'static str,
-    title: &'static str,
-    unit: Unit,
-    suits_log: bool,
-    from_zero: bool,
-    series: &'static [&'static str],
-) -> Kind {
-    Kind { id, title, unit, suits_log, from_zero, series }
-}
 
 /// Chart of the memory of the run's process, and of further series whose names end in `_bytes`.
 const MEMORY: &str = "memory";
@@ -164,15 +216,15 @@ const POSITIONS: [&str; 5] = ["tokens", "epoch", "micro_steps", "seconds", "vali
 /// Series with few values by nature.
 const MARKED: [&str; 1] = ["validation_loss"];
 
-/// The charts of runs, in a fixed order: known series first, then the others by name. `most` is the maximum number of points
-/// of a line.
-pub fn charts(runs: &[RunHistory], most: usize) -> Vec<Chart> {
-    let mut charts: Vec<Chart> = KINDS.iter().map(|kind| known(kind, runs, most)).collect();
+/// The charts of runs, in a fixed order: known series first, then the others by name. `max_points` is the maximum number of
+/// points of a line.
+pub fn charts(runs: &[RunHistory], max_points: usize) -> Vec<Chart> {
+    let mut charts: Vec<Chart> = KNOWN_CHARTS.iter().map(|kind| known(kind, runs, max_points)).collect();
     let mut others: Vec<&str> = runs.iter().flat_map(|run| &run.series).map(|s| s.name.as_str()).collect();
     others.sort_unstable();
     others.dedup();
     others.retain(|name| {
-        let in_kind = KINDS.iter().any(|kind| kind.series.contains(name));
+        let in_kind = KNOWN_CHARTS.iter().any(|kind| kind.series.contains(name));
         !in_kind && !POSITIONS.contains(name) && !is_constant_zero(runs, name)
     });
     for name in others {
@@ -191,12 +243,12 @@ pub fn charts(runs: &[RunHistory], most: usize) -> Vec<Chart> {
             charts.len() - 1
         });
         let series = charts[place].lines.iter().map(|line| line.place + 1).max().unwrap_or(0);
-        let lines = lines(runs, name, series, most);
+        let lines = lines(runs, name, series, max_points);
         charts[place].lines.extend(lines);
     }
     charts.retain(|chart| !chart.lines.is_empty());
     for chart in charts.iter_mut().filter(|chart| chart.id == MEMORY) {
-        chart.limits = runs.iter().enumerate().filter_map(planned).collect();
+        chart.limits = runs.iter().enumerate().filter_map(|(run, history)| planned(run, history)).collect();
     }
     charts
 }
@@ -207,42 +259,42 @@ fn is_constant_zero(runs: &[RunHistory], name: &str) -> bool {
     series.all(|series| series.lowest.0 == 0.0 && series.highest.0 == 0.0)
 }
 
-fn known(kind: &Kind, runs: &[RunHistory], most: usize) -> Chart {
-    let there: Vec<&str> =
-        kind.series.iter().copied().filter(|name| runs.iter().any(|run| run.series(name).is_some())).collect();
-    let title = match there[..] {
+fn known(chart: &KnownChart, runs: &[RunHistory], max_points: usize) -> Chart {
+    let present: Vec<&str> =
+        chart.series.iter().copied().filter(|name| runs.iter().any(|run| run.series(name).is_some())).collect();
+    let title = match present[..] {
         // The key of a chart names its series only if there are several. The memory of a GPU is missing in most runs.
-        [only] if kind.series.len() > 1 && only != kind.id && kind.unit != Unit::Bytes => {
-            format!("{}: {only}", kind.title)
+        [only] if chart.series.len() > 1 && only != chart.id && chart.unit != Unit::Bytes => {
+            format!("{}: {only}", chart.title)
         }
-        _ => kind.title.to_owned(),
+        _ => chart.title.to_owned(),
     };
-    let all = there.into_iter().enumerate();
+    let all = present.into_iter().enumerate();
     Chart {
-        id: kind.id.to_owned(),
+        id: chart.id.to_owned(),
         title,
-        unit: kind.unit,
-        suits_log: kind.suits_log,
-        from_zero: kind.from_zero,
-        lines: all.flat_map(|(place, name)| lines(runs, name, place, most)).collect(),
+        unit: chart.unit,
+        suits_log: chart.suits_log,
+        from_zero: chart.from_zero,
+        lines: all.flat_map(|(place, name)| lines(runs, name, place, max_points)).collect(),
         limits: vec![],
     }
 }
 
-fn lines(runs: &[RunHistory], name: &str, place: usize, most: usize) -> Vec<Line> {
-    let line = |(run, history): (usize, &RunHistory)| {
+fn lines(runs: &[RunHistory], name: &str, place: usize, max_points: usize) -> Vec<Line> {
+    let lines = runs.iter().enumerate().filter_map(|(run, history)| {
         let series = history.series(name)?;
         let marked = MARKED.contains(&name) || series.points.len() == 1;
-        Some(Line { run, series: name.to_owned(), place, marked, points: series.thinned(most) })
-    };
-    runs.iter().enumerate().filter_map(line).collect()
+        Some(Line { run, series: name.to_owned(), place, marked, points: series.thinned(max_points) })
+    });
+    lines.collect()
 }
 
 /// The planned peak of a run in host memory. On a GPU the plan is of the memory of the GPU, and `memory_bytes` is not.
-fn planned((run, history): (usize, &RunHistory)) -> Option<Limit> {
+fn planned(run: usize, history: &RunHistory) -> Option<ChartLimit> {
     let on_host = history.record["device"].as_str()?.starts_with("the CPU");
     let value = history.record["peak_bytes"].as_f64().filter(|_| on_host)?;
-    Some(Limit { run, name: "planned peak", value })
+    Some(ChartLimit { run, name: "planned peak", value })
 }
 
 /// The charts that `names` select, in the order of the names: each is the id of a chart, or a series, of which only the line is
@@ -305,12 +357,14 @@ impl Chart {
         if series.len() < 2 {
             return vec![];
         }
-        let entry = |(place, (name, marked))| KeyEntry { name, dashes: dashes(place, marked), marked };
-        series.into_iter().map(entry).collect()
+        series
+            .into_iter()
+            .map(|(place, (name, marked))| KeyEntry { name, dashes: dashes(place, marked), marked })
+            .collect()
     }
 
     /// The limits within an axis, each with its height from 0 to 1; a limit far above the lines is not drawn.
-    pub fn limits_on(&self, axis: &Axis) -> impl Iterator<Item = (&Limit, f64)> {
+    pub fn limits_on(&self, axis: &Axis) -> impl Iterator<Item = (&ChartLimit, f64)> {
         let heights = self.limits.iter().filter_map(|limit| Some((limit, axis.at(limit.value)?)));
         heights.filter(|(_, height)| *height <= 1.0)
     }
@@ -326,13 +380,17 @@ impl Chart {
         names
     }
 
+    /// The points of all lines.
+    fn points(&self) -> impl Iterator<Item = &Point> {
+        self.lines.iter().flat_map(|line| &line.points)
+    }
+
     /// The axis of its values: all lines, and the limits unless they are so far away that they would flatten the lines.
     pub fn axis(&self, log: bool) -> Axis {
-        let points = || self.lines.iter().flat_map(|line| &line.points);
-        let log = log && points().any(|point| point.high > 0.0);
-        let low = points().map(|point| point.low).filter(|&low| !log || low > 0.0);
+        let log = log && self.points().any(|point| point.high > 0.0);
+        let low = self.points().map(|point| point.low).filter(|&low| !log || low > 0.0);
         let low = low.fold(f64::INFINITY, f64::min);
-        let high = points().map(|point| point.high).fold(f64::NEG_INFINITY, f64::max);
+        let high = self.points().map(|point| point.high).fold(f64::NEG_INFINITY, f64::max);
         let limits = self.limits.iter().map(|limit| limit.value).filter(|&value| value <= 4.0 * high);
         let high = limits.fold(high, f64::max);
         // A point may have a positive highest and another lowest value.
@@ -373,22 +431,25 @@ impl Axis {
 
     /// Position of a value: 0 at the lowest value, 1 at the highest. A logarithmic axis has no place for values of 0 and below.
     pub fn at(&self, value: f64) -> Option<f64> {
-        match self.log {
-            true => (value > 0.0).then(|| (value / self.low).ln() / (self.high / self.low).ln()),
-            false => Some((value - self.low) / (self.high - self.low)),
+        if self.log {
+            (value > 0.0).then(|| (value / self.low).ln() / (self.high / self.low).ln())
+        } else {
+            Some((value - self.low) / (self.high - self.low))
         }
     }
 
-    /// At most about `most` values with labels, in a unit of which `factor` is the size.
-    pub fn ticks(&self, most: f64, factor: f64) -> Vec<(f64, String)> {
+    /// At most about `max_ticks` values with labels, in a unit of which `factor` is the size.
+    pub fn ticks(&self, max_ticks: f64, factor: f64) -> Vec<(f64, String)> {
         if self.log {
-            let ticks = self.decades(most);
+            let ticks = self.decades(max_ticks);
             if ticks.len() > 1 {
                 return ticks.into_iter().map(|value| (value, number(value / factor))).collect();
             }
         }
-        let (low, high) = (self.low / factor, self.high / factor);
-        let step = round_step(high - low, most);
+        let low = self.low / factor;
+        let high = self.high / factor;
+        let step = round_step(high - low, max_ticks);
+        // The margin keeps a tick at the lower end that division moves just above it.
         let first = (low / step - 1e-9).ceil();
         let values = (0..100).map(|n| (first + f64::from(n)) * step).take_while(|&v| v <= high + 1e-9 * step);
         values
@@ -397,22 +458,26 @@ impl Axis {
     }
 
     /// Powers of ten, and between them 2 and 5 times these where there is room.
-    fn decades(&self, most: f64) -> Vec<f64> {
-        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
-        let inside = |value: &f64| (self.low * 0.999_999..=self.high * 1.000_001).contains(value);
-        let multiples = |of: &[f64]| -> Vec<f64> {
-            let all = (first..=last).flat_map(|power| of.iter().map(move |n| n * 10_f64.powi(power)));
-            all.filter(inside).collect()
-        };
-        [&[1.0, 2.0, 5.0][..], &[1.0, 3.0]]
-            .into_iter()
-            .map(multiples)
-            .find(|ticks| ticks.len() as f64 <= most + 1.0)
-            .unwrap_or_else(|| {
-                let powers = multiples(&[1.0]);
-                let step = (powers.len() as f64 / most).ceil().max(1.0) as usize;
-                powers.into_iter().step_by(step).collect()
-            })
+    fn decades(&self, max_ticks: f64) -> Vec<f64> {
+        for factors in [&[1.0, 2.0, 5.0][..], &[1.0, 3.0]] {
+            let ticks = self.power_multiples(factors);
+            if ticks.len() as f64 <= max_ticks + 1.0 {
+                return ticks;
+            }
+        }
+        let powers = self.power_multiples(&[1.0]);
+        let step = (powers.len() as f64 / max_ticks).ceil().max(1.0) as usize;
+        powers.into_iter().step_by(step).collect()
+    }
+
+    /// The values on the axis that are a power of ten times one of `factors`, in ascending order.
+    fn power_multiples(&self, factors: &[f64]) -> Vec<f64> {
+        let first = self.low.log10().floor() as i32;
+        let last = self.high.log10().ceil() as i32;
+        // The margin keeps the ends of the axis, which the powers meet only up to rounding.
+        let inside = self.low * 0.999_999..=self.high * 1.000_001;
+        let all = (first..=last).flat_map(|power| factors.iter().map(move |n| n * 10_f64.powi(power)));
+        all.filter(|value| inside.contains(value)).collect()
     }
 }
 
@@ -431,9 +496,10 @@ pub fn number(value: f64) -> String {
     if (1e-3..1e6).contains(&size) {
         let decimals = (3 - size.log10().floor() as i32).clamp(0, 6) as usize;
         let text = format!("{value:.decimals$}");
-        return match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        return if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         };
     }
     let text = format!("{value:.3e}");
@@ -469,24 +535,27 @@ pub fn loads<'a>(
     runs: &'a [RunHistory],
     names: &'a [String],
 ) -> impl Iterator<Item = (String, &'a ExpertLoad)> + 'a {
-    let titled = |name: &'a String, load: &'a ExpertLoad| match runs.len() {
-        1 => (format!("Layer {}", load.layer), load),
-        _ => (format!("Layer {}, {name}", load.layer), load),
-    };
-    runs.iter().zip(names).flat_map(move |(run, name)| run.loads.iter().map(move |load| titled(name, load)))
+    let is_single = runs.len() == 1;
+    runs.iter().zip(names).flat_map(move |(run, name)| {
+        run.loads.iter().map(move |load| {
+            let layer = load.layer;
+            let title = if is_single { format!("Layer {layer}") } else { format!("Layer {layer}, {name}") };
+            (title, load)
+        })
+    })
 }
 
 /// The names of runs for a legend: the names of the folders, or their paths where names are equal.
 pub fn names(runs: &[RunHistory]) -> Vec<String> {
-    let name = |run: &RunHistory| {
+    let names = runs.iter().map(|run| {
         let is_unique = runs.iter().filter(|other| other.name == run.name).count() == 1;
         if is_unique {
             run.name.clone()
         } else {
             plimsoll_data::printable::EscapedPath(&run.folder).to_string()
         }
-    };
-    runs.iter().map(name).collect()
+    });
+    names.collect()
 }
 
 #[cfg(test)]
@@ -565,7 +634,7 @@ mod tests {
             [0.75, 0.75]
         );
         assert_eq!(charts[1].limits_on(&Axis::new(0.0, 2000.0, false)).count(), 0);
-        assert_eq!(charts[1].limits[0], Limit { run: 0, name: "planned peak", value: 3000.0 });
+        assert_eq!(charts[1].limits[0], ChartLimit { run: 0, name: "planned peak", value: 3000.0 });
         let pick = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             let chosen = select(charts.clone(), &names)?;

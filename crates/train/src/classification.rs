@@ -107,8 +107,8 @@ impl TaskScores {
     /// Adds an example with probabilities; an example whose `target` is no class is not counted.
     pub fn add_probabilities(&mut self, target: i32, probabilities: &[f32]) {
         // A probability that f32 rounds to 0 has a logarithm.
-        let least = f64::from(f32::MIN_POSITIVE);
-        self.add(target, probabilities.iter().map(|&p| f64::from(p).max(least).ln()));
+        let smallest = f64::from(f32::MIN_POSITIVE);
+        self.add(target, probabilities.iter().map(|&p| f64::from(p).max(smallest).ln()));
     }
 
     fn add(&mut self, target: i32, log_probabilities: impl Iterator<Item = f64>) {
@@ -127,40 +127,43 @@ impl TaskScores {
 
     /// Computes the metrics; `None` without examples.
     pub fn metrics(&self) -> Option<ClassifierMetrics> {
-        let (n, width) = (self.targets.len(), self.classes.len());
+        let n = self.targets.len();
+        let width = self.classes.len();
         if n == 0 {
             return None;
         }
-        let rows = || self.log_probabilities.chunks_exact(width).zip(&self.targets);
-        // Of equal scores the first class wins, as in `classify`.
-        let best = |row: &[f64]| (1..width).fold(0, |best, c| if row[c] > row[best] { c } else { best });
+        // Number of examples, sum of their confidences, and number of correct ones.
         let mut bins = vec![(0u64, 0.0f64, 0u64); BINS];
-        let (mut predicted, mut there, mut right) = (vec![0u64; width], vec![0u64; width], vec![0u64; width]);
+        let mut predicted = vec![0u64; width];
+        let mut examples = vec![0u64; width];
+        let mut correct = vec![0u64; width];
         let mut loss = 0.0;
-        for (row, &target) in rows() {
-            let (target, class) = (target as usize, best(row));
+        for (row, &target) in self.log_probabilities.chunks_exact(width).zip(&self.targets) {
+            let target = target as usize;
+            let class = best_class(row);
             loss -= row[target];
             predicted[class] += 1;
-            there[target] += 1;
-            right[target] += u64::from(class == target);
+            examples[target] += 1;
+            correct[target] += u64::from(class == target);
             let confidence = row[class].exp();
+            // Bins are open below and closed above, so that a confidence of 1 is in the last.
             let bin = &mut bins[((confidence * BINS as f64).ceil() as usize).clamp(1, BINS) - 1];
             bin.0 += 1;
             bin.1 += confidence;
             bin.2 += u64::from(class == target);
         }
-        let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
-        let class = |c: usize| ClassMetrics {
-            name: self.classes[c].clone(),
-            examples: there[c],
-            precision: share(right[c], predicted[c]),
-            recall: share(right[c], there[c]),
-            f1: share(2 * right[c], predicted[c] + there[c]),
-            auroc: self.auroc(c),
-        };
-        let classes: Vec<ClassMetrics> = (0..width).map(class).collect();
-        let occurring = || classes.iter().filter(|class| class.examples > 0);
-        let macro_f1 = mean(occurring().filter_map(|class| class.f1));
+        let classes: Vec<ClassMetrics> = (0..width)
+            .map(|c| ClassMetrics {
+                name: self.classes[c].clone(),
+                examples: examples[c],
+                precision: ratio(correct[c], predicted[c]),
+                recall: ratio(correct[c], examples[c]),
+                f1: ratio(2 * correct[c], predicted[c] + examples[c]),
+                auroc: self.auroc(c),
+            })
+            .collect();
+        let occurring = classes.iter().filter(|class| class.examples > 0);
+        let macro_f1 = mean(occurring.filter_map(|class| class.f1));
         let (auroc, f1) = match &classes[..] {
             [_, second] => (second.auroc, second.f1),
             all => (mean(all.iter().filter_map(|class| class.auroc)), macro_f1),
@@ -168,24 +171,24 @@ impl TaskScores {
         let calibration: Vec<CalibrationBin> = bins
             .iter()
             .enumerate()
-            .map(|(i, &(examples, confidence, right))| CalibrationBin {
+            .map(|(i, &(examples, confidence, correct))| CalibrationBin {
                 from: i as f64 / BINS as f64,
                 to: (i + 1) as f64 / BINS as f64,
                 examples,
                 confidence: (examples > 0).then(|| confidence / examples as f64),
-                accuracy: share(right, examples),
+                accuracy: ratio(correct, examples),
             })
             .collect();
-        let gap = |&(_, confidence, right): &(u64, f64, u64)| (confidence - right as f64).abs();
+        let gaps = bins.iter().map(|&(_, confidence, correct)| (confidence - correct as f64).abs());
         Some(ClassifierMetrics {
             task: self.name.clone(),
             examples: n as u64,
             loss: loss / n as f64,
-            accuracy: right.iter().sum::<u64>() as f64 / n as f64,
+            accuracy: correct.iter().sum::<u64>() as f64 / n as f64,
             auroc,
             f1,
             macro_f1,
-            expected_calibration_error: bins.iter().map(gap).sum::<f64>() / n as f64,
+            expected_calibration_error: gaps.sum::<f64>() / n as f64,
             classes,
             calibration,
         })
@@ -194,27 +197,41 @@ impl TaskScores {
     /// Area under the ROC curve of class `c` against all others, from the rank sum of Mann and Whitney.
     fn auroc(&self, c: usize) -> Option<f64> {
         let width = self.classes.len();
-        // Of two classes the difference of logits orders the examples even where a probability is rounded to 1.
-        let score = |row: &[f64]| if width == 2 { row[c] - row[1 - c] } else { row[c] };
         let rows = self.log_probabilities.chunks_exact(width).zip(&self.targets);
-        let mut scores: Vec<(f64, bool)> =
-            rows.map(|(row, &target)| (score(row), target as usize == c)).collect();
+        let mut scores: Vec<(f64, bool)> = rows
+            .map(|(row, &target)| {
+                // Of two classes the difference of logits orders the examples even where a probability is rounded to 1.
+                let score = if width == 2 { row[c] - row[1 - c] } else { row[c] };
+                (score, target as usize == c)
+            })
+            .collect();
         scores.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let positive = scores.iter().filter(|(_, is)| *is).count() as f64;
         let negative = scores.len() as f64 - positive;
         if positive == 0.0 || negative == 0.0 {
             return None;
         }
-        let (mut below, mut sum) = (0.0, 0.0);
+        let mut lower = 0.0;
+        let mut sum = 0.0;
         for ties in scores.chunk_by(|a, b| a.0 == b.0) {
             let of_class = ties.iter().filter(|(_, is)| *is).count() as f64;
             let others = ties.len() as f64 - of_class;
             // A tie counts half.
-            sum += of_class * (below + others / 2.0);
-            below += others;
+            sum += of_class * (lower + others / 2.0);
+            lower += others;
         }
         Some(sum / (positive * negative))
     }
+}
+
+/// The class with the highest score. Of equal scores the first class wins, as in `classify`.
+fn best_class(row: &[f64]) -> usize {
+    (1..row.len()).fold(0, |best, c| if row[c] > row[best] { c } else { best })
+}
+
+/// `part / whole`; `None` if `whole` is 0.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

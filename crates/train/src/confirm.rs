@@ -2,7 +2,7 @@
 //! the budget. Invariant: a trial opens the model and the data as a run does, and writes no file.
 
 use crate::config::TrainConfig;
-use crate::engine::{Largest, open};
+use crate::engine::{LargestRun, open};
 use crate::opened_model::{MicroStepScalars, OpenedModel};
 use crate::schedule::{Rate, hyper};
 use crate::{RunState, TrainError};
@@ -17,9 +17,9 @@ use std::time::Instant;
 /// others repeat the second.
 const MICRO_STEPS: u64 = 2;
 
-/// What a trial measured. [`confirm`] reads it as JSON from the process of the trial.
+/// Measurements of a trial. [`confirm`] reads them as JSON from the process of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Trial {
+pub struct TrainTrial {
     /// Micro-steps that were run, and micro-steps of a whole optimizer step.
     pub micro_steps: [u64; 2],
     /// Tokens of the largest micro-batch that was run.
@@ -42,8 +42,12 @@ pub struct Trial {
 /// memory.
 ///
 /// # Errors
-/// Those of a run: a plan that does not fit, data that cannot be read, errors of the device.
-pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) -> Result<Trial, TrainError> {
+/// The errors of a run: a plan that does not fit, data that cannot be read, errors of the device.
+pub fn trial(
+    config: &TrainConfig,
+    device: Device,
+    observer: &mut dyn Observer,
+) -> Result<TrainTrial, TrainError> {
     let machine = config.run.settings(device.clone()).machine();
     let mut config = config.clone();
     if config.epochs_to_count().is_some() {
@@ -55,13 +59,16 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
     let batch = &config.batch;
     let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);
     let micro = batch.micro_tokens.0.or(largest).unwrap_or_else(|| config.pack_tokens());
-    let whole = batch.tokens.div_ceil(micro.max(1));
+    let all_micro_steps = batch.tokens.div_ceil(micro.max(1));
     let state = RunState::new(&config.precision, batches.position()?);
     let hyper = hyper(facts.optimizer, &config.optimizer, Rate::new(&config).at(0, 0), 1);
     let scale = state.scale.of_micro_batch(&config.precision, batch.tokens);
     let start = Instant::now();
-    let (mut run, mut tokens, mut targets, mut ends) = (0, 0, 0, 0);
-    while run < whole.clamp(1, MICRO_STEPS) {
+    let mut run = 0;
+    let mut tokens = 0;
+    let mut targets = 0;
+    let mut ends = 0;
+    while run < all_micro_steps.clamp(1, MICRO_STEPS) {
         let Some(batch) = batches.take(u64::MAX)? else {
             ends += 1;
             if ends > 1 {
@@ -88,8 +95,8 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
         Ok(Some(taken)) => taken,
         Ok(None) | Err(_) => resident().1,
     };
-    Ok(Trial {
-        micro_steps: [run, whole],
+    Ok(TrainTrial {
+        micro_steps: [run, all_micro_steps],
         tokens,
         loss: loss / targets.max(1) as f64,
         updated: applied.ok,
@@ -102,9 +109,9 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
 
 /// A confirmed answer of a search for the largest value.
 #[derive(Debug)]
-pub struct Confirmation {
-    /// What the trial of the answer measured.
-    pub trial: Trial,
+pub struct TrainConfirmation {
+    /// Measurements of the trial of the answer.
+    pub trial: TrainTrial,
     /// The refusal of the next larger value; `None` if no value can be larger.
     pub refusal: Option<TrainError>,
 }
@@ -114,31 +121,33 @@ pub struct Confirmation {
 ///
 /// # Errors
 /// A trial that fails, exceeds the budget, or gives a loss that is not finite; errors of planning the next value.
-pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation, TrainError> {
-    let what = format!("{} {}", largest.size.name(), largest.value);
-    let failed = |why: String| TrainError::NotConfirmed { what: what.clone(), why };
+pub fn confirm(largest: &LargestRun, command: &TrialCommand) -> Result<TrainConfirmation, TrainError> {
     let mut overrides = largest.settings();
     overrides.push(format!("memory.budget=\"{}\"", largest.process.budget().0));
-    let trial: Trial = command.run(&overrides)?.map_err(failed)?;
+    let trial: TrainTrial = command.run(&overrides)?.map_err(|why| not_confirmed(largest, why))?;
     if trial.peak_bytes > trial.budget_bytes {
         let [peak, budget] = [trial.peak_bytes, trial.budget_bytes].map(Bytes);
-        return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));
+        return Err(not_confirmed(largest, format!("its trial took {peak}, above the budget of {budget}")));
     }
     if !trial.loss.is_finite() {
-        return Err(failed("the loss of its trial is not finite".to_owned()));
+        return Err(not_confirmed(largest, "the loss of its trial is not finite".to_owned()));
     }
-    Ok(Confirmation { trial, refusal: largest.refusal(&mut Silent)? })
+    Ok(TrainConfirmation { trial, refusal: largest.refusal(&mut Silent)? })
 }
 
-impl Confirmation {
+fn not_confirmed(largest: &LargestRun, why: String) -> TrainError {
+    TrainError::NotConfirmed { what: format!("{} {}", largest.size.name(), largest.value), why }
+}
+
+impl TrainConfirmation {
     /// The confirmation for reports.
-    pub fn report(&self) -> ConfirmationReport<Trial> {
+    pub fn report(&self) -> ConfirmationReport<TrainTrial> {
         ConfirmationReport { trial: self.trial.clone(), next: self.refusal.as_ref().map(TrainError::to_string) }
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger value.
-    pub fn to_text(&self, largest: &Largest) -> String {
-        let Trial {
+    pub fn to_text(&self, largest: &LargestRun) -> String {
+        let TrainTrial {
             micro_steps: [run, whole],
             tokens,
             loss,

@@ -4,7 +4,7 @@
 //! follow from the results of a step, which all ranks have ([`RunState::after`]). A size for which a device has no memory is an
 //! outcome, not a decision: the run keeps the size it has.
 
-use super::config::{Interval, Run};
+use super::config::{Interval, RunSection};
 use super::dynamic::DynamicBatch;
 use super::state::RunState;
 use plimsoll_exec::memory::Memory;
@@ -12,7 +12,7 @@ use plimsoll_runtime::dynamic::{RETRIES, Reason};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Actions of the training loop at one [`Moment`], carried out in the order of the fields. The default is no action.
+/// Actions of the training loop at one [`LoopMoment`], carried out in the order of the fields. The default is no action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Decision {
@@ -23,7 +23,7 @@ pub(super) struct Decision {
     /// New size of micro-steps. After a lack of memory, the step, evaluation or checkpoint that failed is repeated with it.
     pub size: Option<NewSize>,
     /// Reason to end the run.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopReason>,
 }
 
 /// Whether a checkpoint is written.
@@ -52,7 +52,7 @@ pub(super) struct NewSize {
 
 /// Reason to end a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Stop {
+pub(super) enum StopReason {
     /// A limit of the configuration was reached.
     Limit(Ended),
     /// A signal, by its number.
@@ -86,15 +86,15 @@ impl Ended {
     }
 
     /// The limit that a run in this state has reached, if any.
-    pub(super) fn of(run: &Run, state: &RunState) -> Option<Self> {
-        let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
-        let all = [
-            (Self::Steps, reached(run.steps, state.step)),
-            (Self::Epochs, reached(run.epochs, state.epoch)),
-            (Self::Tokens, reached(run.max_tokens, state.targets)),
-            (Self::Patience, reached(run.patience, state.stale)),
+    pub(super) fn of(run: &RunSection, state: &RunState) -> Option<Self> {
+        let limits = [
+            (Self::Steps, run.steps, state.step),
+            (Self::Epochs, run.epochs, state.epoch),
+            (Self::Tokens, run.max_tokens, state.targets),
+            (Self::Patience, run.patience, state.stale),
         ];
-        all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
+        let reached = limits.into_iter().find(|(_, limit, now)| limit.is_some_and(|limit| *now >= limit));
+        reached.map(|(ended, ..)| ended)
     }
 }
 
@@ -102,18 +102,18 @@ impl Ended {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Situation<'a> {
     /// Limits of the run, and intervals of evaluations and checkpoints.
-    pub run: &'a Run,
+    pub run: &'a RunSection,
     /// Counters of the run.
     pub state: &'a RunState,
     /// Sizes of micro-steps; `None` without `memory.dynamic`.
     pub dynamic: Option<&'a DynamicBatch>,
     /// Position in the loop, with the measurements made there.
-    pub moment: Moment,
+    pub moment: LoopMoment,
 }
 
 /// Position in the training loop at which a decision is made, with the measurements made there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Moment {
+pub(super) enum LoopMoment {
     /// Before a step, when the evaluation and the checkpoint that the earlier step made due are done.
     BeforeStep {
         /// Signal that asks the run to end.
@@ -144,22 +144,22 @@ pub(super) fn decide(situation: &Situation<'_>) -> Decision {
     let &Situation { run, state, dynamic, moment } = situation;
     match moment {
         // Before any limit: an evaluation of the last step may take longer than the sender of the signal waits.
-        Moment::BeforeStep { signal: Some(signal), .. } => {
-            Decision { save: Save::Yes, stop: Some(Stop::Signal(signal)), ..Decision::default() }
+        LoopMoment::BeforeStep { signal: Some(signal), .. } => {
+            Decision { save: Save::Yes, stop: Some(StopReason::Signal(signal)), ..Decision::default() }
         }
-        Moment::BeforeStep { signal: None, memory } => match Ended::of(run, state) {
+        LoopMoment::BeforeStep { signal: None, memory } => match Ended::of(run, state) {
             Some(limit) => Decision {
                 evaluate: run.evaluate_every.is_some() && state.step > 0 && state.evaluated != state.step,
                 save: Save::Yes,
                 size: None,
-                stop: Some(Stop::Limit(limit)),
+                stop: Some(StopReason::Limit(limit)),
             },
             None => {
                 let size = dynamic.and_then(|dynamic| dynamic.choose(state.step + 1, memory));
                 Decision { size, ..Decision::default() }
             }
         },
-        Moment::AfterStep { has_stepped, ends_epoch, since_save } => {
+        LoopMoment::AfterStep { has_stepped, ends_epoch, since_save } => {
             let is_due = |every: &Option<Interval>, since: Duration| {
                 every.as_ref().is_some_and(|every| {
                     (has_stepped && every.is_due(state.step, since))
@@ -177,14 +177,14 @@ pub(super) fn decide(situation: &Situation<'_>) -> Decision {
             };
             Decision { evaluate, save, ..Decision::default() }
         }
-        Moment::OutOfMemory { retries, is_repeatable } => {
+        LoopMoment::OutOfMemory { retries, is_repeatable } => {
             let smaller = dynamic.and_then(|dynamic| dynamic.now().checked_sub(1));
             match smaller.filter(|_| is_repeatable && retries < RETRIES) {
                 Some(to) => {
                     let size = NewSize { to, reason: Reason::OutOfMemory, utilisation: None };
                     Decision { size: Some(size), ..Decision::default() }
                 }
-                None => Decision { stop: Some(Stop::OutOfMemory), ..Decision::default() },
+                None => Decision { stop: Some(StopReason::OutOfMemory), ..Decision::default() },
             }
         }
     }
@@ -193,7 +193,7 @@ pub(super) fn decide(situation: &Situation<'_>) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::super::config::TrainConfig;
-    use super::super::dynamic::{Replay, SizeChange};
+    use super::super::dynamic::{MicroStepSizeChange, SizeReplay};
     use super::super::opened_model::MicroStepSize;
     use super::*;
     use plimsoll_graph::Bytes;
@@ -222,14 +222,14 @@ mod tests {
     }
 
     /// The decision of a run without `memory.dynamic`.
-    fn decided(config: &TrainConfig, state: &RunState, moment: Moment) -> Decision {
+    fn decided(config: &TrainConfig, state: &RunState, moment: LoopMoment) -> Decision {
         sent(decide(&Situation { run: &config.run, state, dynamic: None, moment }))
     }
 
     #[test]
     fn a_run_ends_at_its_limits_and_on_signals() {
         let ends = |evaluate, stop| Decision { evaluate, save: Save::Yes, stop: Some(stop), ..NOTHING };
-        let limit = |evaluate, ended| ends(evaluate, Stop::Limit(ended));
+        let limit = |evaluate, ended| ends(evaluate, StopReason::Limit(ended));
         let at = |step| RunState { step, ..start() };
         let evaluates = "run.evaluate_every=10 run.steps=4";
         let patient = "run.evaluate_every=2 run.steps=90 run.patience=3";
@@ -248,10 +248,10 @@ mod tests {
             (evaluates, at(4), None, limit(true, Ended::Steps)),
             (evaluates, RunState { evaluated: 4, ..at(4) }, None, limit(false, Ended::Steps)),
             // A signal comes before a limit, and before the evaluation of the last step.
-            (evaluates, at(3), Some(15), ends(false, Stop::Signal(15))),
-            (evaluates, at(4), Some(2), ends(false, Stop::Signal(2))),
+            (evaluates, at(3), Some(15), ends(false, StopReason::Signal(15))),
+            (evaluates, at(4), Some(2), ends(false, StopReason::Signal(2))),
         ] {
-            let found = decided(&config(flags), &state, Moment::BeforeStep { signal, memory: None });
+            let found = decided(&config(flags), &state, LoopMoment::BeforeStep { signal, memory: None });
             assert_eq!(found, wanted, "{flags}: {state:?}, signal {signal:?}");
         }
     }
@@ -290,7 +290,7 @@ mod tests {
             let state = RunState { step: steps, epoch: epochs, evaluated, ..start() };
             let [has_stepped, ends_epoch] = moment;
             let since_save = Duration::from_secs(seconds);
-            let moment = Moment::AfterStep { has_stepped, ends_epoch, since_save };
+            let moment = LoopMoment::AfterStep { has_stepped, ends_epoch, since_save };
             assert_eq!(decided(&config, &state, moment), wanted, "{flags}: {state:?}, {moment:?}");
         }
     }
@@ -301,8 +301,8 @@ mod tests {
     /// changed to 8 tokens at step 3 and to 16 at step 5.
     fn dynamic(config: &TrainConfig, now: usize) -> DynamicBatch {
         let size = |tokens| MicroStepSize { tokens, bytes: Bytes(tokens) };
-        let change = |step, tokens| SizeChange { step, tokens };
-        let replay = Replay { changes: VecDeque::from([change(3, 8), change(5, 16)]), until: 6 };
+        let change = |step, tokens| MicroStepSizeChange { step, tokens };
+        let replay = SizeReplay { changes: VecDeque::from([change(3, 8), change(5, 16)]), until: 6 };
         let mut dynamic = DynamicBatch::of(config, [8, 16, 32].map(size).to_vec(), replay).expect("dynamic");
         dynamic.set(now);
         dynamic
@@ -329,14 +329,14 @@ mod tests {
             (9, 1, used(500), to(2, Reason::Grow, Some(0.5))),
         ] {
             let dynamic = dynamic(&config, now);
-            let moment = Moment::BeforeStep { signal: None, memory };
+            let moment = LoopMoment::BeforeStep { signal: None, memory };
             let state = RunState { step, ..start() };
             let situation = Situation { run: &config.run, state: &state, dynamic: Some(&dynamic), moment };
             assert_eq!(sent(decide(&situation)), wanted, "after step {step}, size {now}, {memory:?}");
             // A run that ends does not change its size.
             let state = RunState { step: 90, ..start() };
             let found = sent(decide(&Situation { state: &state, ..situation }));
-            assert_eq!((found.size, found.stop), (None, Some(Stop::Limit(Ended::Steps))));
+            assert_eq!((found.size, found.stop), (None, Some(StopReason::Limit(Ended::Steps))));
         }
     }
 
@@ -348,7 +348,7 @@ mod tests {
             let size = NewSize { to, reason: Reason::OutOfMemory, utilisation: None };
             Decision { size: Some(size), ..NOTHING }
         };
-        let fails = Decision { stop: Some(Stop::OutOfMemory), ..NOTHING };
+        let fails = Decision { stop: Some(StopReason::OutOfMemory), ..NOTHING };
         for (now, retries, is_repeatable, wanted) in [
             (2, 0, true, smaller(1)),
             (1, 1, true, smaller(0)),
@@ -358,7 +358,7 @@ mod tests {
             (2, RETRIES, true, fails),
         ] {
             let dynamic = dynamic(&config, now);
-            let moment = Moment::OutOfMemory { retries, is_repeatable };
+            let moment = LoopMoment::OutOfMemory { retries, is_repeatable };
             let situation = Situation { run: &config.run, state: &state, dynamic: Some(&dynamic), moment };
             let found = sent(decide(&situation));
             assert_eq!(found, wanted, "size {now}, {retries} retries, repeatable {is_repeatable}");

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 /// The size of the micro-steps from a step on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SizeChange {
+pub struct MicroStepSizeChange {
     /// First step with this size.
     pub step: u64,
     /// Maximum number of tokens of a micro-step.
@@ -21,9 +21,9 @@ pub struct SizeChange {
 
 /// Changes of an earlier process that a resumed run repeats.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replay {
+pub struct SizeReplay {
     /// The changes, in the order of their steps.
-    pub changes: VecDeque<SizeChange>,
+    pub changes: VecDeque<MicroStepSizeChange>,
     /// Last step that the earlier process is known to have begun. Later steps follow readings of the memory.
     pub until: u64,
 }
@@ -33,13 +33,13 @@ pub struct Replay {
 pub(super) struct DynamicBatch {
     control: DynamicSizes,
     sizes: Vec<MicroStepSize>,
-    replay: Replay,
+    replay: SizeReplay,
 }
 
 impl DynamicBatch {
     /// Sizes of a run whose model has these `sizes`, in ascending order, and begins with the largest; `None` without
     /// `memory.dynamic`.
-    pub(super) fn of(config: &TrainConfig, sizes: Vec<MicroStepSize>, replay: Replay) -> Option<Self> {
+    pub(super) fn of(config: &TrainConfig, sizes: Vec<MicroStepSize>, replay: SizeReplay) -> Option<Self> {
         let settings = config.memory.dynamic.as_ref()?.settings();
         let now = sizes.len().checked_sub(1)?;
         let bytes = sizes.iter().map(|size| size.bytes).collect();
@@ -111,7 +111,7 @@ impl DynamicBatch {
     pub(super) fn lacks_memory(&mut self, step: u64) {
         self.control.lacks_memory(step);
         // From here on, the run is not that of the earlier process.
-        self.replay = Replay::default();
+        self.replay = SizeReplay::default();
     }
 
     /// Words for a message on a change ([`DynamicSizes::cause`]).
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use plimsoll_graph::Bytes;
 
-    fn batch(replay: Replay) -> DynamicBatch {
+    fn batch(replay: SizeReplay) -> DynamicBatch {
         let text = "data: {train: [x], longest: 2}\nmodel: {kind: dense_lm}\nbatch: {tokens: 64}\nrun: {steps: 1}\n\
                     memory: {dynamic: {adjustment_frequency: 2}}";
         let config = TrainConfig::parse(text, "test", &[]).expect("sound");
@@ -135,9 +135,9 @@ mod tests {
 
     #[test]
     fn changes_of_an_earlier_process_are_repeated_step_by_step() {
-        let change = |step, tokens| SizeChange { step, tokens };
+        let change = |step, tokens| MicroStepSizeChange { step, tokens };
         let changes = VecDeque::from([change(3, 8), change(5, 16), change(5, 24)]);
-        let mut batch = batch(Replay { changes, until: 6 });
+        let mut batch = batch(SizeReplay { changes, until: 6 });
         for (step, wanted) in
             [(2, Some(None)), (3, Some(Some(0))), (4, Some(None)), (5, Some(Some(1))), (7, None)]
         {
@@ -152,7 +152,7 @@ mod tests {
     /// regular reading.
     #[test]
     fn the_first_reading_is_acted_upon_at_any_step() {
-        let mut batch = batch(Replay { until: 7, ..Replay::default() });
+        let mut batch = batch(SizeReplay { until: 7, ..SizeReplay::default() });
         let memory = Memory { free: Bytes(70), total: Bytes(1000) };
         let choice = |batch: &DynamicBatch, step| batch.choose(step, Some(memory)).map(|size| size.to);
         assert!(!batch.follows_memory(7) && batch.follows_memory(8));

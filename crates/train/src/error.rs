@@ -1,7 +1,7 @@
 //! Errors of training runs. Invariant: every message names the key, the file or the step, and a remedy if there
 //! is one.
 
-use crate::config::ConfigError;
+use crate::config::TrainConfigError;
 use crate::opened_model::MemoryReport;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_graph::Bytes;
@@ -20,7 +20,7 @@ pub enum TrainError {
     Runtime(RuntimeError),
     /// The configuration cannot be used.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] TrainConfigError),
     /// The model has more layers than the planner accepts.
     #[error(
         "model.layers is {layers}; at most {most} are planned, which bounds the time and memory that a plan takes"
@@ -65,14 +65,14 @@ pub enum TrainError {
         /// The step.
         step: u64,
         /// What was computed or moved.
-        phase: Phase,
+        phase: TrainPhase,
         /// The smaller sizes that were tried before.
         tried: String,
         /// The largest tensors of the plan.
         largest: String,
         /// Other processes that hold memory, with a separator before; empty if unknown.
         holders: String,
-        /// What to try.
+        /// Suggested remedy.
         remedy: &'static str,
         /// The error of the device, boxed to keep errors small.
         source: Box<RuntimeError>,
@@ -115,7 +115,7 @@ pub enum TrainError {
         task: String,
         /// Classes of the task.
         classes: String,
-        /// What the teacher has instead.
+        /// Classes or tasks of the teacher.
         found: String,
     },
     /// A teacher has another number of tokens than the model.
@@ -584,7 +584,6 @@ pub enum ConfigDifference {
 
 impl fmt::Display for ConfigDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |end: &Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
         match self {
             Self::Key { key, was, is } => write!(f, "`{key}` was {was}, is {is}"),
             Self::HeldOut { evaluated: true } => {
@@ -594,13 +593,18 @@ impl fmt::Display for ConfigDifference {
                 write!(f, "the run held no data out, and does with run.evaluate_every")
             }
             Self::ScheduleEnd { was, is } => {
-                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+                let [was, is] = [was, is].map(|end| match end {
+                    Some(step) => format!("at step {step}"),
+                    None => "never".to_owned(),
+                });
+                write!(f, "the schedule ended {was}, ends {is}; schedule.steps says where")
             }
             Self::ScheduleEpochs { was, is } => {
-                let text = |epochs: &Option<u64>| {
-                    epochs.map_or("by steps".to_owned(), |n| format!("after {n} epochs"))
-                };
-                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+                let [was, is] = [was, is].map(|epochs| match epochs {
+                    Some(n) => format!("after {n} epochs"),
+                    None => "by steps".to_owned(),
+                });
+                write!(f, "the schedule ended {was}, ends {is}; schedule.steps says where")
             }
         }
     }
@@ -638,15 +642,12 @@ const LISTED: usize = 8;
 /// The first words of a list, printable.
 fn listed(words: &[String]) -> String {
     let first: Vec<String> = words.iter().take(LISTED).map(|word| Name(word).to_string()).collect();
-    match words.len() > LISTED {
-        true => format!("{} and others", first.join(", ")),
-        false => first.join(", "),
-    }
+    if words.len() > LISTED { format!("{} and others", first.join(", ")) } else { first.join(", ") }
 }
 
-/// What a device ran out of memory in.
+/// Phase of a training run in which a device ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum TrainPhase {
     /// The allocation of the arena and the load of the weights.
     Start,
     /// The forward and backward pass of a micro-batch.
@@ -659,7 +660,7 @@ pub enum Phase {
     Checkpoint,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for TrainPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Start => "allocation of the arena",
@@ -682,7 +683,8 @@ impl TrainError {
     /// the smaller micro-steps that were tried.
     pub(crate) fn in_phase(
         self,
-        (step, phase): (u64, Phase),
+        step: u64,
+        phase: TrainPhase,
         report: MemoryReport,
         dynamic: bool,
         smaller: &[u64],
@@ -702,15 +704,12 @@ impl TrainError {
             },
             largest: report.largest,
             holders: if report.holders.is_empty() { String::new() } else { format!("; {}", report.holders) },
-            remedy: match dynamic {
-                true => {
-                    "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
-                    from the last checkpoint, if there is one"
-                }
-                false => {
-                    "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
-                    the same command resumes from the last checkpoint, if there is one"
-                }
+            remedy: if dynamic {
+                "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
+                 from the last checkpoint, if there is one"
+            } else {
+                "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
+                 the same command resumes from the last checkpoint, if there is one"
             },
             source: Box::new(source),
         }

@@ -2,7 +2,7 @@
 //! Invariant: the saved position in the training data is the position after the pack taken last, regardless of evaluations
 //! since.
 
-use super::config::{BinType, Data, Document, Format, MaskUnit, ModelKind, TrainConfig};
+use super::config::{BinType, DataFormat, DataSection, DocumentUnit, MaskUnit, ModelKind, TrainConfig};
 use super::opened_model::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
@@ -22,7 +22,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Source of training and validation packs.
-pub enum Feed {
+pub enum TrainFeed {
     /// Documents, tokenized.
     Tokens(Box<TokenFeed>),
     /// Embeddings with classes, for training a head.
@@ -71,7 +71,7 @@ pub(crate) struct EpochSize {
 /// Sizes of the data of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataSummary {
-    /// What is counted: `documents`, `rows` or `records`.
+    /// Counted unit: `documents`, `rows` or `records`.
     pub unit: &'static str,
     /// Number that is trained on.
     pub training: u64,
@@ -83,7 +83,7 @@ pub struct DataSummary {
     pub tokens_of_epoch: Option<u64>,
 }
 
-impl Feed {
+impl TrainFeed {
     /// Opens the data set, reading all of it once; `bounds` are those of a pack. `tokenizer` is the tokenizer.json next to the
     /// initial weights, if there is one.
     pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
@@ -212,21 +212,22 @@ impl Feed {
 
     /// Continues the training data at a position.
     pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        let damaged = |e: serde_json::Error| TrainError::DataPosition { source: e };
         if position.is_object() && position.get("pack").is_none() {
             return Err(TrainError::PositionBeforePacks);
         }
         match self {
             Self::Tokens(feed) => {
-                let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: Position = serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
             }
             Self::Rows(feed) => {
-                let position: RowPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: RowPosition =
+                    serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
             Self::Crops(feed) => {
-                let position: CropPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                let position: CropPosition =
+                    serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
         }
@@ -251,7 +252,7 @@ impl Feed {
 
     /// Counts the packs of the next epoch of training data, and their tokens, by taking all of them; `between` is called after
     /// each and may end the count with an error. Must be called before the first pack is trained on, and followed by
-    /// [`Feed::restart`].
+    /// [`TrainFeed::restart`].
     pub(crate) fn count_epoch(
         &mut self,
         between: &mut dyn FnMut() -> Result<(), TrainError>,
@@ -285,19 +286,12 @@ impl Feed {
 
     /// Sizes of the data: documents, rows or records.
     pub fn summary(&self) -> DataSummary {
-        let of = |unit, stats: &DatasetStats, tokens| DataSummary {
-            unit,
-            training: stats.train.documents,
-            validation: stats.validation.documents,
-            dropped: stats.dropped,
-            tokens_of_epoch: tokens,
-        };
         match self {
             Self::Tokens(feed) => {
                 let tokens = feed.dataset.tokens_of_epoch();
-                of("documents", feed.dataset.census(), (tokens > 0).then_some(tokens))
+                summary_of("documents", feed.dataset.census(), (tokens > 0).then_some(tokens))
             }
-            Self::Rows(feed) => of("rows", feed.set.census(), None),
+            Self::Rows(feed) => summary_of("rows", feed.set.census(), None),
             Self::Crops(feed) => {
                 let stats = feed.set.stats();
                 DataSummary {
@@ -372,12 +366,32 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
         Some(entries) if !config.data.train.iter().any(|path| Path::new(path).exists()) => return Ok(entries),
         other => other,
     };
-    let there = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
+    let tokens = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
     match known {
-        Some(entries) if entries < there => Err(TrainError::Vocabulary { entries, tokens: there }),
+        Some(entries) if entries < tokens => Err(TrainError::Vocabulary { entries, tokens }),
         Some(entries) => Ok(entries),
-        None => Ok(there),
+        None => Ok(tokens),
     }
+}
+
+/// The error of a position that a checkpoint has, and the data cannot have.
+fn damaged_position(source: serde_json::Error) -> TrainError {
+    TrainError::DataPosition { source }
+}
+
+/// Sizes of documents or rows; `tokens_of_epoch` if they are known.
+fn summary_of(unit: &'static str, stats: &DatasetStats, tokens_of_epoch: Option<u64>) -> DataSummary {
+    DataSummary {
+        unit,
+        training: stats.train.documents,
+        validation: stats.validation.documents,
+        dropped: stats.dropped,
+        tokens_of_epoch,
+    }
+}
+
+fn paths(names: &[String]) -> Vec<PathBuf> {
+    names.iter().map(PathBuf::from).collect()
 }
 
 /// Translates the configuration into settings of the token pipeline.
@@ -388,7 +402,6 @@ pub fn settings(
 ) -> Result<Settings, TrainError> {
     let d = &config.data;
     let format = format(config)?;
-    let paths = |names: &[String]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
     let validation = if !validates(config) {
         Validation::None
     } else if !d.validation.is_empty() {
@@ -463,48 +476,46 @@ pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::Format, Trai
     use plimsoll_data::train::Format as Read;
     let d = &config.data;
     Ok(match format_of(d)? {
-        Format::Txt => Read::Text(match (d.document, &d.separator) {
-            (Document::File, _) => TextDocuments::Files,
-            (Document::Paragraph, _) => TextDocuments::Paragraphs,
-            (Document::Line, _) => TextDocuments::Lines,
-            (Document::Separated, line) => TextDocuments::Separated(line.clone().unwrap_or_default()),
+        DataFormat::Txt => Read::Text(match (d.document, &d.separator) {
+            (DocumentUnit::File, _) => TextDocuments::Files,
+            (DocumentUnit::Paragraph, _) => TextDocuments::Paragraphs,
+            (DocumentUnit::Line, _) => TextDocuments::Lines,
+            (DocumentUnit::Separated, line) => TextDocuments::Separated(line.clone().unwrap_or_default()),
         }),
-        Format::Jsonl => Read::JsonLines { field: d.field.clone() },
-        Format::Bin => Read::Ids {
+        DataFormat::Jsonl => Read::JsonLines { field: d.field.clone() },
+        DataFormat::Bin => Read::Ids {
             width: match d.bin_type {
                 BinType::U16 => IdWidth::U16,
                 BinType::U32 => IdWidth::U32,
             },
             end: d.bin_end.map(|id| id as i32),
         },
-        Format::Fasta => Read::Sequences,
-        Format::Auto | Format::Embeddings => {
+        DataFormat::Fasta => Read::Sequences,
+        DataFormat::Auto | DataFormat::Embeddings => {
             return Err(TrainError::EmbeddingsWithoutHead);
         }
     })
 }
 
 /// Returns the format of the data files as the configuration names it, or else as the first file's name does.
-pub(crate) fn format_of(data: &Data) -> Result<Format, TrainError> {
+pub(crate) fn format_of(data: &DataSection) -> Result<DataFormat, TrainError> {
     match data.format {
-        Format::Auto => by_name(&data.train),
+        DataFormat::Auto => by_name(&data.train),
         named => Ok(named),
     }
 }
 
 /// Determines the format from the name of the first file, or from the names of the files in the first folder.
-fn by_name(train: &[String]) -> Result<Format, TrainError> {
+fn by_name(train: &[String]) -> Result<DataFormat, TrainError> {
     let name = train.first().map_or("", String::as_str);
     let path = Path::new(name);
-    let found = match path.is_dir() {
-        true => NamedFormat::in_folder(path)?,
-        false => NamedFormat::of(path).into_iter().collect(),
-    };
+    let found =
+        if path.is_dir() { NamedFormat::in_folder(path)? } else { NamedFormat::of(path).into_iter().collect() };
     match found[..] {
-        [NamedFormat::Text] => Ok(Format::Txt),
-        [NamedFormat::JsonLines] => Ok(Format::Jsonl),
-        [NamedFormat::Ids] => Ok(Format::Bin),
-        [NamedFormat::Sequences] => Ok(Format::Fasta),
+        [NamedFormat::Text] => Ok(DataFormat::Txt),
+        [NamedFormat::JsonLines] => Ok(DataFormat::Jsonl),
+        [NamedFormat::Ids] => Ok(DataFormat::Bin),
+        [NamedFormat::Sequences] => Ok(DataFormat::Fasta),
         [] => Err(TrainError::UnknownFormat { name: name.to_owned() }),
         _ => Err(TrainError::SeveralFormats { folder: path.to_owned() }),
     }
@@ -547,12 +558,10 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
     if !d.validation.is_empty() {
         return Err(TrainError::ValidationOfEmbeddings);
     }
-    let part = |names: &[String]| RowGroupPart {
-        files: names.iter().map(PathBuf::from).collect(),
-        tensors: d.tensors.clone(),
-    };
+    let parts =
+        [&d.train, &d.proteins].map(|files| RowGroupPart { files: paths(files), tensors: d.tensors.clone() });
     Ok(RowSettings {
-        parts: vec![part(&d.train), part(&d.proteins)],
+        parts: parts.into(),
         labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
         classes: classes_of(config, config.model.classes.unwrap_or(2)),
         validation: if validates(config) { d.validation_fraction } else { 0.0 },
@@ -564,7 +573,8 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
 
 /// Translates the configuration into settings of the reader of DNA windows.
 pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSettings, TrainError> {
-    let (d, c) = (&config.data, &config.data.crops);
+    let d = &config.data;
+    let c = &config.data.crops;
     let m = d.masking;
     let tasks: Vec<CropTask> = config
         .model
@@ -625,7 +635,7 @@ mod tests {
     /// Reads batches of a feed and checks that the feed continues from a saved position as if it had not been
     /// interrupted. Returns the tokens and targets of the first batch.
     fn check(flags: &str, bounds: Bounds, own: Option<&Path>) -> (u64, u64) {
-        let mut feed = Feed::open(&config(flags), bounds, own).unwrap_or_else(|e| panic!("{flags}: {e}"));
+        let mut feed = TrainFeed::open(&config(flags), bounds, own).unwrap_or_else(|e| panic!("{flags}: {e}"));
         let first = feed.take().expect("data").expect("a batch");
         let place = feed.position().expect("a place");
         let second = feed.take().expect("data");
@@ -651,7 +661,7 @@ mod tests {
                     data.validation_fraction=0.2";
         let bounds = Bounds { tokens: 16, sequences: 16, longest: 1 };
         assert_eq!(check(head, bounds, None), (16, 16));
-        let feed = Feed::open(&config(head), bounds, None).expect("rows");
+        let feed = TrainFeed::open(&config(head), bounds, None).expect("rows");
         assert_eq!(feed.widths(), [96, 40]);
         assert!(feed.host_bytes(true).iter().any(|held| held.bytes > 0));
         let text = "data.train=[ROOT/examples/corpus.txt] data.validation_fraction=0.3 data.longest=64";

@@ -57,9 +57,10 @@ pub fn check_folder(folder: &Path, inputs: &InputFiles) -> Result<(), TrainError
             return Ok(());
         }
         let folder = folder.to_owned();
-        return Err(match record["identity"].is_object() {
-            true => TrainError::PredictionFolder { folder },
-            false => TrainError::ForeignFolder { folder, name: RECORD.to_owned() },
+        return Err(if record["identity"].is_object() {
+            TrainError::PredictionFolder { folder }
+        } else {
+            TrainError::ForeignFolder { folder, name: RECORD.to_owned() }
         });
     }
     for entry in entries {
@@ -97,7 +98,8 @@ pub fn has_written(folder: &Path, path: &Path) -> bool {
 /// The record cannot be written.
 pub fn add_written(folder: &Path, path: &Path) -> Result<(), TrainError> {
     let Ok(path) = std::path::absolute(path) else { return Ok(()) };
-    let (mut record, mut written) = (record(folder), written(folder));
+    let mut record = record(folder);
+    let mut written = written(folder);
     written.insert(&path.to_string_lossy(), WrittenFile::of(&path));
     if record.is_object() {
         record[WrittenFiles::KEY] = serde_json::json!(written);
@@ -114,10 +116,11 @@ pub(crate) fn write_config(
     written: &mut WrittenFiles,
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
-    let (path, text) = (folder.join(CONFIG), config.to_yaml()?);
-    let there = bounded::read_text(&path, LONGEST_RECORD).ok();
-    if path.exists() && there.as_deref() != Some(&*text) && !written.has(folder, CONFIG) {
-        let same = there.and_then(|there| TrainConfig::parse(&there, CONFIG, &[]).ok());
+    let path = folder.join(CONFIG);
+    let text = config.to_yaml()?;
+    let existing = bounded::read_text(&path, LONGEST_RECORD).ok();
+    if path.exists() && existing.as_deref() != Some(&*text) && !written.has(folder, CONFIG) {
+        let same = existing.and_then(|existing| TrainConfig::parse(&existing, CONFIG, &[]).ok());
         if same.as_ref() != Some(config) {
             let text = format!(
                 "{} was changed since a run wrote it and stays as it is; {RECORD} has the configuration of this run",

@@ -6,7 +6,7 @@
 //! this version does not know become series of their own if they are numbers, and are passed over if they are not.
 
 use crate::TrainError;
-use crate::config::{ConfigError, yaml};
+use crate::config::{TrainConfigError, yaml};
 use plimsoll_data::printable::{EscapedPath, Name, is_printable};
 use plimsoll_data::{DataError, DataErrorKind, bounded};
 use plimsoll_runtime::RuntimeError;
@@ -66,7 +66,7 @@ pub struct RunHistory {
     /// Number of all events.
     pub event_count: u64,
     /// Stages of the run with their numbers, from metrics.jsonl or else from run.json: of each name the first and the last.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<RunStage>,
     /// Step of the last line.
     pub last_step: u64,
 }
@@ -110,7 +110,7 @@ pub struct RunEvent {
 
 /// Numbers at the end of a stage of a run, such as `opened`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub struct RunStage {
     /// Name of the stage.
     pub name: String,
     /// Step after which it ended, if its line has one.
@@ -134,16 +134,30 @@ impl LoadColumn {
 
 impl ExpertLoad {
     fn add(&mut self, column: LoadColumn) {
-        let most = (MOST_SHARES / self.experts.max(1)).clamp(16, 512);
-        append(&mut self.columns, &mut self.width, most, column, |column| column.first, LoadColumn::join);
+        let max_columns = (MOST_SHARES / self.experts.max(1)).clamp(16, 512);
+        append(
+            &mut self.columns,
+            &mut self.width,
+            max_columns,
+            column,
+            |column| column.first,
+            LoadColumn::join,
+        );
     }
 
-    /// The columns, joined so that there are at most `most`.
-    pub fn thinned(&self, most: usize) -> Vec<LoadColumn> {
-        let (mut columns, mut width) = (vec![], self.width);
+    /// The columns, joined so that there are at most `max_columns`.
+    pub fn thinned(&self, max_columns: usize) -> Vec<LoadColumn> {
+        let mut columns = vec![];
+        let mut width = self.width;
         for column in &self.columns {
-            let first = |column: &LoadColumn| column.first;
-            append(&mut columns, &mut width, most.max(1), column.clone(), first, LoadColumn::join);
+            append(
+                &mut columns,
+                &mut width,
+                max_columns.max(1),
+                column.clone(),
+                |column| column.first,
+                LoadColumn::join,
+            );
         }
         columns
     }
@@ -222,7 +236,7 @@ impl RunHistory {
         run.read()?;
         if run.stages.is_empty() {
             let stages = run.record["memory"].as_array().into_iter().flatten();
-            run.stages = stages.filter_map(|stage| Some(Stage::of(stage.as_object()?))).collect();
+            run.stages = stages.filter_map(|stage| Some(RunStage::of(stage.as_object()?))).collect();
         }
         run.series.retain(|series| series.count > 0);
         Ok(run)
@@ -230,14 +244,18 @@ impl RunHistory {
 
     /// Status, device and version of the program, as far as run.json has them.
     pub fn about(&self) -> impl Iterator<Item = String> {
-        let text = |key: &str| self.record[key].as_str().map(|text| Name(text).to_string());
-        let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
-        [text("status"), text("device"), version].into_iter().flatten()
+        let version = self.record_text("plimsoll").map(|version| format!("plimsoll {version}"));
+        [self.record_text("status"), self.record_text("device"), version].into_iter().flatten()
     }
 
-    /// The first `most` events that belong to a step, each with the step.
-    pub fn marked_events(&self, most: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
-        self.events.iter().filter_map(|event| Some((event.step?, event))).take(most)
+    /// A text of run.json, printable.
+    fn record_text(&self, key: &str) -> Option<String> {
+        self.record[key].as_str().map(|text| Name(text).to_string())
+    }
+
+    /// The first `max_events` events that belong to a step, each with the step.
+    pub fn marked_events(&self, max_events: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
+        self.events.iter().filter_map(|event| Some((event.step?, event))).take(max_events)
     }
 
     /// The series of a name.
@@ -269,7 +287,7 @@ impl RunHistory {
             return Ok(());
         }
         if line.contains_key("stage") {
-            self.add_stage(Stage::of(line));
+            self.add_stage(RunStage::of(line));
             return Ok(());
         }
         let step = step.ok_or("no `step`; a line has the whole number of its step, an `event` or a `stage`")?;
@@ -292,10 +310,9 @@ impl RunHistory {
     }
 
     /// Adds a stage. Evaluations and checkpoints repeat hundreds of times, so the last one replaces those after the first.
-    fn add_stage(&mut self, stage: Stage) {
-        let has_name = |kept: &Stage| kept.name == stage.name;
-        let first = self.stages.iter().position(has_name);
-        let last = self.stages.iter().rposition(has_name);
+    fn add_stage(&mut self, stage: RunStage) {
+        let first = self.stages.iter().position(|earlier| earlier.name == stage.name);
+        let last = self.stages.iter().rposition(|earlier| earlier.name == stage.name);
         if let Some(last) = last.filter(|_| first < last) {
             self.stages.remove(last);
         }
@@ -341,14 +358,16 @@ impl RunHistory {
 
     /// Adds the shares of the experts: an object with an array of numbers for each layer.
     fn add_load(&mut self, step: u64, value: &Value) -> Result<(), String> {
-        let bad = || format!("`{EXPERT_LOAD}` is not an object with the shares of experts for each layer");
-        let layers = value.as_object().ok_or_else(bad)?;
+        let layers = value.as_object().ok_or_else(malformed_load)?;
         let mut fullest = f64::NAN;
         for (layer, shares) in layers {
-            let layer = layer.parse::<usize>().ok().filter(|&n| n < MOST_LAYERS).ok_or_else(bad)?;
-            let shares =
-                shares.as_array().filter(|all| (1..=MOST_LAYERS).contains(&all.len())).ok_or_else(bad)?;
-            let sums = shares.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().ok_or_else(bad)?;
+            let layer = layer.parse::<usize>().ok().filter(|&n| n < MOST_LAYERS).ok_or_else(malformed_load)?;
+            let shares = shares
+                .as_array()
+                .filter(|all| (1..=MOST_LAYERS).contains(&all.len()))
+                .ok_or_else(malformed_load)?;
+            let sums =
+                shares.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>().ok_or_else(malformed_load)?;
             fullest = sums.iter().fold(fullest, |most, share| most.max(share * sums.len() as f64));
             let experts = sums.len();
             let place = match self.loads.binary_search_by_key(&layer, |load| load.layer) {
@@ -367,14 +386,15 @@ impl RunHistory {
             }
             load.add(LoadColumn { first: step, last: step, count: 1, sums });
         }
-        match fullest.is_nan() {
-            true => Ok(()),
-            false => self.add_numbers(step, FULLEST_EXPERT, &Value::from(fullest)),
-        }
+        if fullest.is_nan() { Ok(()) } else { self.add_numbers(step, FULLEST_EXPERT, &Value::from(fullest)) }
     }
 }
 
-impl Stage {
+fn malformed_load() -> String {
+    format!("`{EXPERT_LOAD}` is not an object with the shares of experts for each layer")
+}
+
+impl RunStage {
     fn of(line: &Map<String, Value>) -> Self {
         let numbers = line.iter().filter_map(|(key, value)| Some((key.clone(), value.as_f64()?)));
         let numbers = numbers.filter(|(key, _)| key != "step" && key.len() <= LONGEST_NAME);
@@ -408,13 +428,12 @@ fn read_record(path: &Path) -> Result<Value, TrainError> {
 
 /// Reads config.yaml as dotted keys; that of the run record if there is no file.
 fn read_settings(path: &Path, record: &Value) -> Result<BTreeMap<String, String>, TrainError> {
-    let config = match path.exists() {
-        true => {
-            let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
-            let name = EscapedPath(path).to_string();
-            yaml::parse(&text).map_err(|error| ConfigError::Syntax { name, error })?.to_json()
-        }
-        false => record["config"].clone(),
+    let config = if path.exists() {
+        let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
+        let name = EscapedPath(path).to_string();
+        yaml::parse(&text).map_err(|error| TrainConfigError::Syntax { name, error })?.to_json()
+    } else {
+        record["config"].clone()
     };
     let mut settings = BTreeMap::new();
     flatten("", &config, &mut settings);
@@ -439,8 +458,10 @@ fn flatten(path: &str, value: &Value, out: &mut BTreeMap<String, String>) {
 /// The keys of which the values differ between runs, with the value of each run.
 pub fn differences(runs: &[RunHistory]) -> Vec<(String, Vec<Option<String>>)> {
     let keys: std::collections::BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
-    let values = |key: &String| runs.iter().map(|run| run.settings.get(key).cloned()).collect::<Vec<_>>();
-    let all = keys.into_iter().map(|key| (key.clone(), values(key)));
+    let all = keys.into_iter().map(|key| {
+        let values: Vec<_> = runs.iter().map(|run| run.settings.get(key).cloned()).collect();
+        (key.clone(), values)
+    });
     all.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect()
 }
 
@@ -511,7 +532,7 @@ mod tests {
             ]
         );
         let numbers = vec![("peak_bytes".to_owned(), 7.0), ("resident_bytes".to_owned(), 5.0)];
-        assert_eq!(run.stages, [Stage { name: "planned".to_owned(), step: None, numbers }]);
+        assert_eq!(run.stages, [RunStage { name: "planned".to_owned(), step: None, numbers }]);
         let loss = run.series("loss").expect("there");
         assert_eq!((loss.last, loss.lowest, loss.highest), (2.5, (2.5, 2), (3.5, 1)));
         assert_eq!((loss.at(2), loss.at(3)), (Some(2.5), None));

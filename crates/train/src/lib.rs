@@ -26,21 +26,21 @@ mod tokenizer;
 mod trainer;
 mod watch;
 
-pub use config::ConfigError;
+pub use config::TrainConfigError;
 pub use decision::Ended;
-pub use dynamic::SizeChange;
+pub use dynamic::MicroStepSizeChange;
 pub use engine::{
-    EvaluationReport, EvaluationRequest, Largest, PackBounds, RunMemory, RunPlanReport, Size, evaluate,
-    explain, largest, open, plan_of,
+    EvaluationReport, EvaluationRequest, LargestDimension, LargestRun, PackBounds, RunMemory, RunPlanReport,
+    evaluate, explain, largest, open, plan_of,
 };
-pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
+pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError, TrainPhase};
 pub use folder::{add_written, check_folder, has_written};
 pub use opened_model::{
     Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch, MicroStepResult,
-    MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, Stored, Taken, Tensors, TrainFacts,
+    MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, StoredTensor, Taken, Tensors, TrainFacts,
 };
 pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use run_record::TrainRecord;
 pub use state::{Best, LossScale, RunState};
-pub use trainer::{Open, Request, TrainReport, train_with, train_with_timeline};
+pub use trainer::{OpenModel, TrainReport, TrainRequest, train_with, train_with_timeline};

@@ -2,7 +2,7 @@
 //! and the memory at the end of each stage, and of event files with the numbers of steps and evaluations. Invariant: a resumed
 //! run first removes the lines of steps that it will repeat.
 
-use super::dynamic::{Replay, SizeChange};
+use super::dynamic::{MicroStepSizeChange, SizeReplay};
 use super::opened_model::{Auxiliary, ExpertRows};
 use super::tensorboard::EventFile;
 use crate::TrainError;
@@ -142,8 +142,8 @@ pub struct Metrics {
 
 /// Reads the changes of size after `step`, and the last step, from the metrics of the run in `folder`. A run that resumes at
 /// `step` repeats them.
-pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
-    let mut replay = Replay { until: step, ..Replay::default() };
+pub fn changes_after(folder: &Path, step: u64) -> Result<SizeReplay, TrainError> {
+    let mut replay = SizeReplay { until: step, ..SizeReplay::default() };
     let mut reader = MetricsReader::new(folder);
     let Some(mut lines) = reader.open()? else { return Ok(replay) };
     while let Some(line) = lines.next_line()? {
@@ -154,7 +154,7 @@ pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
         replay.until = replay.until.max(found);
         let change = line.get("event").is_some_and(|event| event == SIZE_EVENT);
         if let Some(tokens) = line.get("to").and_then(Value::as_u64).filter(|_| change) {
-            replay.changes.push_back(SizeChange { step: found, tokens });
+            replay.changes.push_back(MicroStepSizeChange { step: found, tokens });
         }
     }
     Ok(replay)
@@ -181,12 +181,11 @@ impl Metrics {
 
     /// Appends a line.
     pub fn put(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        let bug = |e: serde_json::Error| RuntimeError::bug(e.to_string());
-        let mut text = serde_json::to_string(line).map_err(bug)?;
+        let mut text = serde_json::to_string(line).map_err(json_bug)?;
         text.push('\n');
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
         if let Some(events) = &mut self.events
-            && let Value::Object(line) = serde_json::to_value(line).map_err(bug)?
+            && let Value::Object(line) = serde_json::to_value(line).map_err(json_bug)?
             // Lines of stages and events are no values of a step, so TensorBoard does not get them.
             && !line.contains_key("stage")
             && !line.contains_key("event")
@@ -197,18 +196,23 @@ impl Metrics {
     }
 }
 
+/// The error of a line that cannot be written as JSON, which no line can be.
+fn json_bug(error: serde_json::Error) -> RuntimeError {
+    RuntimeError::bug(error.to_string())
+}
+
 /// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process is removed.
 fn keep(folder: &Path, path: &Path, step: u64) -> Result<(), TrainError> {
-    let mut kept = AtomicFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     let mut reader = MetricsReader::new(folder);
     if let Some(mut lines) = reader.open()? {
         while let Some(line) = lines.next_line()? {
             // A line of an earlier step can come after one of a later step: a change of the size of micro-steps during an
             // evaluation has the number of the next step, and lines of the evaluated step follow it.
             if step_of(&line, &lines)? <= step {
-                kept.write_all(lines.text()).map_err(|e| kept.error(e))?;
+                file.write_all(lines.text()).map_err(|e| file.error(e))?;
             }
         }
     }
-    Ok(kept.commit()?)
+    Ok(file.commit()?)
 }

@@ -86,8 +86,11 @@ impl TrainFacts {
 
     /// Reads the free and total memory of the device, counting all processes.
     pub fn usage(&self) -> Result<Memory, TrainError> {
-        let none = || RuntimeError::bug("a run without a machine has no memory that it can follow");
-        Ok(self.machines.first().ok_or_else(none)?.usage().map_err(RuntimeError::from)?)
+        let machine = self
+            .machines
+            .first()
+            .ok_or_else(|| RuntimeError::bug("a run without a machine has no memory that it can follow"))?;
+        Ok(machine.usage().map_err(RuntimeError::from)?)
     }
 
     /// The largest tensors of the plan, and the other processes that hold memory of the device at present.
@@ -99,13 +102,13 @@ impl TrainFacts {
 
 /// Training and validation data of a run, in micro-batches of whole packs.
 pub trait Batches {
-    /// Takes the next micro-batch of the training data, of at most `most` packs and at most the packs of the largest
+    /// Takes the next micro-batch of the training data, of at most `max_packs` packs and at most the packs of the largest
     /// micro-step; `None` at the end of an epoch, after which the next call begins another epoch.
-    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+    fn take(&mut self, max_packs: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
 
-    /// Takes the next batch of the validation data, up to the pack with target number `most`; `None` at the end of the
+    /// Takes the next batch of the validation data, up to the pack with target number `max_targets`; `None` at the end of the
     /// validation data.
-    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
+    fn take_validation(&mut self, max_targets: u64) -> Result<Option<MicroBatch<'_>>, TrainError>;
 
     /// Restarts the validation data from its beginning.
     fn rewind(&mut self) -> Result<(), TrainError>;
@@ -202,7 +205,7 @@ pub trait Tensors {
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
     /// moments, running statistics. Without averaged weights, [`StatePart::Average`] is empty and has no
     /// file.
-    fn tensors(&self, part: StatePart) -> Vec<Stored>;
+    fn tensors(&self, part: StatePart) -> Vec<StoredTensor>;
 
     /// Returns the file name of a part of the checkpoint.
     fn file(&self, part: StatePart) -> &'static str {
@@ -245,7 +248,7 @@ pub struct MicroStepSize {
     pub bytes: Bytes,
 }
 
-/// What holds the memory of a device.
+/// Holders of the memory of a device: tensors and processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// The largest tensors of the plan, with their sizes.
@@ -340,15 +343,16 @@ pub struct Auxiliary {
 impl Auxiliary {
     /// Adds `other` multiplied by `weight`.
     pub fn add(&mut self, other: &Self, weight: f64) {
-        let sum = |a: &mut Option<f64>, b: Option<f64>| {
-            if let Some(b) = b {
-                *a = Some(a.unwrap_or(0.0) + weight * b);
-            }
-        };
-        sum(&mut self.z, other.z);
-        sum(&mut self.distillation, other.distillation);
-        sum(&mut self.balance, other.balance);
-        sum(&mut self.router_z, other.router_z);
+        add_weighted(&mut self.z, other.z, weight);
+        add_weighted(&mut self.distillation, other.distillation, weight);
+        add_weighted(&mut self.balance, other.balance, weight);
+        add_weighted(&mut self.router_z, other.router_z, weight);
+    }
+}
+
+fn add_weighted(sum: &mut Option<f64>, value: Option<f64>, weight: f64) {
+    if let Some(value) = value {
+        *sum = Some(sum.unwrap_or(0.0) + weight * value);
     }
 }
 
@@ -393,7 +397,7 @@ impl StatePart {
 
 /// Name, element type and shape of a tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Name, unique within its file.
     pub name: String,
     /// Element type.
@@ -402,7 +406,7 @@ pub struct Stored {
     pub shape: Vec<u64>,
 }
 
-impl Stored {
+impl StoredTensor {
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()

@@ -2,10 +2,10 @@
 
 use super::config::TrainConfig;
 pub use super::config::training_on;
-use super::{Largest, RunMemory, plan_of};
+use super::{LargestRun, RunMemory, plan_of};
 use crate::TrainError;
-use crate::confirm::Trial;
-use plimsoll_graph::{Bytes, Def, Graph, Node, Op, Param, Phase};
+use crate::confirm::TrainTrial;
+use plimsoll_graph::{Bytes, Def, Graph, Op, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
 use plimsoll_plan::{
     Candidate, Optimizer, Precision, Program, RejectedCandidate, Staging, Target, TrainingChoice,
@@ -70,9 +70,10 @@ impl PlannedRun {
 
 /// The memory of a run besides its plans as text.
 fn besides(memory: &RunMemory) -> String {
-    let note = match memory.lacks_data() {
-        true => "the files of data.train are not here, so the memory of the data is not counted\n",
-        false => "",
+    let note = if memory.lacks_data() {
+        "the files of data.train are not here, so the memory of the data is not counted\n"
+    } else {
+        ""
     };
     format!("{}{note}", process::to_text("of the budget a run takes, besides its plans", &memory.lines()))
 }
@@ -112,7 +113,7 @@ pub struct TrainPlanReport {
     pub largest: Option<LargestReport>,
     /// The trial of the largest value, if it was run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub confirmed: Option<ConfirmationReport<Trial>>,
+    pub confirmed: Option<ConfirmationReport<TrainTrial>>,
     /// The optimisations in effect, if they were planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explain: Option<Vec<Effect>>,
@@ -166,14 +167,14 @@ pub fn report(
     process: Vec<Staging>,
 ) -> Result<TrainPlanReport, TrainError> {
     let graph = &found.program.plans()[0].1.graph;
-    let rejected = |r: &RejectedCandidate| RejectedReport {
+    let rejected = found.rejected.iter().map(|r| RejectedReport {
         candidate: candidate(&r.candidate),
         recomputed_nodes: r.recomputed,
         peak_bytes: r.peak,
         tokens_per_second: r.tokens_per_second,
         fits: r.fits,
         why: why_not(found, r),
-    };
+    });
     Ok(TrainPlanReport {
         plan: price::report(&found.program)?,
         precision: config.precision.kind,
@@ -183,7 +184,7 @@ pub fn report(
         recomputed: recomputed(graph),
         seconds_per_step: found.seconds,
         tokens_per_second: found.tokens_per_second,
-        rejected: found.rejected.iter().map(rejected).collect(),
+        rejected: rejected.collect(),
         process,
         largest: None,
         confirmed: None,
@@ -192,8 +193,8 @@ pub fn report(
 }
 
 /// Reports the result of a search for the largest dimension: its plans, and the value found.
-pub fn largest_report(largest: &Largest) -> Result<TrainPlanReport, TrainError> {
-    let Largest { size, value, refused, .. } = *largest;
+pub fn largest_report(largest: &LargestRun) -> Result<TrainPlanReport, TrainError> {
+    let LargestRun { size, value, refused, .. } = *largest;
     let plan = report(&largest.config, &largest.found, largest.process.lines())?;
     Ok(TrainPlanReport { largest: Some(LargestReport { of: size.name(), value, refused }), ..plan })
 }
@@ -240,7 +241,8 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
     if !offloaded.is_empty() {
         text += &format!("offloaded until the backward pass, results of: {}\n", offloaded.join("; "));
     }
-    let (bound, waste) = (program.lower_bound(), program.packing_waste());
+    let bound = program.lower_bound();
+    let waste = program.packing_waste();
     text += &format!("{}\n{}", program.ledger(), price::outside_the_arena(program));
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
@@ -251,12 +253,12 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
 }
 
 /// Formats the result of a search for the largest dimension: its plans, preceded by a line with the value found.
-pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
+pub fn largest_to_text(largest: &LargestRun) -> Result<String, TrainError> {
     let model = &largest.config.model;
     let what = match largest.size {
-        super::Size::Tokens => format!("a micro-batch of {} tokens", largest.value),
-        super::Size::Layers => format!("{} layers", largest.value),
-        super::Size::Hidden => {
+        super::LargestDimension::Tokens => format!("a micro-batch of {} tokens", largest.value),
+        super::LargestDimension::Layers => format!("{} layers", largest.value),
+        super::LargestDimension::Hidden => {
             format!("hidden {}, intermediate {}, {} heads", model.hidden, model.intermediate, model.heads)
         }
     };
@@ -271,18 +273,16 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
 
 /// The smaller micro-steps of `memory.dynamic` with the memory that each gives back; empty without them.
 fn dynamic_sizes(program: &Program) -> String {
-    let all = program.alternatives();
-    let size = |k: usize| {
-        let (tokens, whole) = (program.plans()[all[k]].1.graph.bounds.tokens, program.arena_bytes());
-        format!("{tokens} tokens, {} less", whole.saturating_sub(program.arena_bytes_from(k)))
-    };
-    match all.len() {
-        0 | 1 => String::new(),
-        n => format!(
-            "smaller micro-steps, by the free memory: {}\n",
-            (1..n).map(size).collect::<Vec<_>>().join("; ")
-        ),
+    let sizes = program.alternatives();
+    if sizes.len() < 2 {
+        return String::new();
     }
+    let smaller = (1..sizes.len()).map(|k| {
+        let tokens = program.plans()[sizes[k]].1.graph.bounds.tokens;
+        let given_back = program.arena_bytes().saturating_sub(program.arena_bytes_from(k));
+        format!("{tokens} tokens, {given_back} less")
+    });
+    format!("smaller micro-steps, by the free memory: {}\n", smaller.collect::<Vec<_>>().join("; "))
 }
 
 fn candidate(c: &Candidate) -> CandidateReport {
@@ -326,8 +326,10 @@ type Ops<'a> = BTreeMap<&'a str, usize>;
 /// Describes the recomputed nodes, with one line for each range of adjacent layers with the same ops.
 fn recomputed(graph: &Graph) -> Vec<String> {
     let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
-    let recomputed = |node: &&Node| node.phase == Phase::Recompute && !matches!(node.op, Op::Move(_));
-    for node in graph.nodes.iter().filter(recomputed) {
+    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Recompute) {
+        if matches!(node.op, Op::Move(_)) {
+            continue;
+        }
         *layers.entry(node.layer).or_default().entry(node.op.name()).or_default() += 1;
     }
     ranges(layers)
@@ -367,8 +369,8 @@ fn place(first: Option<u32>, last: Option<u32>) -> String {
 }
 
 fn counted(ops: &Ops<'_>) -> String {
-    let each = |(op, n): (&&str, &usize)| if *n == 1 { (*op).to_owned() } else { format!("{n} {op}") };
-    ops.iter().map(each).collect::<Vec<_>>().join(", ")
+    let counts = ops.iter().map(|(op, n)| if *n == 1 { (*op).to_owned() } else { format!("{n} {op}") });
+    counts.collect::<Vec<_>>().join(", ")
 }
 
 /// Maximum number of rejected candidates of each kind in the text; the JSON has all of them.

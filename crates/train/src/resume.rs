@@ -2,7 +2,7 @@
 //! whose configuration agrees in every key that changes results, and never overwrites newer checkpoints of its
 //! own folder.
 
-use super::checkpoint::{CHECKPOINTS, Checkpoint, Checkpoints, Named, Record};
+use super::checkpoint::{CHECKPOINTS, CheckpointRecord, Checkpoints, Named, VerifiedCheckpoint};
 use super::config::schema::{leaves, schema};
 use super::config::{ModelKind, TrainConfig};
 use crate::error::{ConfigDifference, TrainError};
@@ -36,7 +36,7 @@ pub(super) fn choose(
     own: &Checkpoints,
     config: &TrainConfig,
     observer: &mut dyn Observer,
-) -> Result<Option<Checkpoint>, TrainError> {
+) -> Result<Option<VerifiedCheckpoint>, TrainError> {
     let found = match resume {
         Resume::Auto => newest(&own.list()?, observer)?,
         Resume::From(path) => {
@@ -72,7 +72,7 @@ fn metrics_of(own: &Checkpoints) -> Option<PathBuf> {
 
 /// The configuration that checkpoints of a resumed run record. A value that the first process chose for a key may be stated
 /// now, as in the config.yaml of the run: there the key stays as it was, so that the original file resumes the run as well.
-pub(super) fn asked(record: &Record, config: &TrainConfig) -> Result<Value, TrainError> {
+pub(super) fn asked(record: &CheckpointRecord, config: &TrainConfig) -> Result<Value, TrainError> {
     let mut asked = json_of(config)?;
     for (key, chosen) in &record.choices {
         if at_path(&asked, key) == chosen {
@@ -85,10 +85,10 @@ pub(super) fn asked(record: &Record, config: &TrainConfig) -> Result<Value, Trai
 
 /// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer damaged checkpoint;
 /// `None` if `all` is empty. `Err` if none of them is usable.
-fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
+fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<VerifiedCheckpoint>, TrainError> {
     let mut last = None;
     for Named { path, .. } in all.iter().rev() {
-        match Checkpoint::open(path) {
+        match VerifiedCheckpoint::open(path) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
             Err(why) => {
                 let path = EscapedPath(path);
@@ -105,17 +105,17 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
 }
 
 /// Opens the checkpoint at `path`, or the newest usable checkpoint of the run at `path`.
-fn open_named(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
+fn open_named(path: &Path, observer: &mut dyn Observer) -> Result<VerifiedCheckpoint, TrainError> {
     if path.join(CHECKPOINTS).is_dir() {
         let found = newest(&Checkpoints::list_in(path)?, observer)?;
         return found.ok_or_else(|| TrainError::NoCheckpoint { folder: path.to_owned() });
     }
-    Checkpoint::open(path).map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why })
+    VerifiedCheckpoint::open(path).map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why })
 }
 
 /// `Err` if `own` has a checkpoint of a later step than `found`. A run that continued from `found` would reach
 /// the step of that checkpoint again.
-fn refuse_older(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
+fn refuse_older(own: &Checkpoints, found: &VerifiedCheckpoint) -> Result<(), TrainError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
         Err(TrainError::OlderCheckpoint { path: found.path.clone(), newer: named.path })
@@ -129,16 +129,19 @@ fn json_of(config: &TrainConfig) -> Result<Value, RuntimeError> {
 
 /// Returns the first key that changes results and has different values in the configurations, or a different
 /// end of the schedule. Keys without effect may differ, and a key may state the value that was chosen for it.
-fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
+fn difference(record: &CheckpointRecord, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
     // A checkpoint of a version without a key has the default of the key.
     let before: TrainConfig = serde_json::from_value(record.config.clone())
         .map_err(|source| TrainError::CheckpointConfig { source })?;
-    let (old, new) = (json_of(&before.with_effect())?, json_of(&config.with_effect())?);
+    let old = json_of(&before.with_effect())?;
+    let new = json_of(&config.with_effect())?;
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {
-        let (was, is) = (at_path(&old, &leaf.path), at_path(&new, &leaf.path));
+        let was = at_path(&old, &leaf.path);
+        let is = at_path(&new, &leaf.path);
         if was != is && record.choices.get(&leaf.path) != Some(is) {
-            let (was, is) = (was.clone(), is.clone());
+            let was = was.clone();
+            let is = is.clone();
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
@@ -157,13 +160,19 @@ fn difference(record: &Record, config: &TrainConfig) -> Result<Option<ConfigDiff
     if config.schedule.steps.is_some() && chosen == config.schedule.steps {
         return Ok(None);
     }
-    let (was, is) = (before.horizon(), config.horizon());
-    let epochs = |config: &TrainConfig| config.run.epochs.filter(|_| config.schedule.steps.is_none());
-    if was == is && epochs(&before) != epochs(config) {
-        let (was, is) = (epochs(&before), epochs(config));
-        return Ok(Some(ConfigDifference::ScheduleEpochs { was, is }));
+    let was = before.horizon();
+    let is = config.horizon();
+    let epochs_before = schedule_epochs(&before);
+    let epochs = schedule_epochs(config);
+    if was == is && epochs_before != epochs {
+        return Ok(Some(ConfigDifference::ScheduleEpochs { was: epochs_before, is: epochs }));
     }
     Ok((was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
+}
+
+/// Number of epochs after which the schedule ends; `None` if it ends by steps.
+fn schedule_epochs(config: &TrainConfig) -> Option<u64> {
+    config.run.epochs.filter(|_| config.schedule.steps.is_none())
 }
 
 /// The value at a dotted path; null if the path does not exist.
@@ -190,8 +199,8 @@ mod tests {
     }
 
     /// The record of a checkpoint of a run that chose values for keys.
-    fn record(config: &TrainConfig, choices: &[(&str, Value)]) -> Record {
-        Record {
+    fn record(config: &TrainConfig, choices: &[(&str, Value)]) -> CheckpointRecord {
+        CheckpointRecord {
             plimsoll: String::new(),
             state: crate::RunState::new(&config.precision, Value::Null),
             config: json_of(config).expect("JSON"),

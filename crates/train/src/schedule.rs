@@ -1,13 +1,16 @@
 //! The learning-rate schedule and the other per-step hyperparameters of the optimizer. Invariant: a function of the
 //! configuration and the step alone, so a resumed run has the same learning rates as an uninterrupted one.
 
-use super::config::{DecayShape, Optimizer, OptimizerKind, Scaling, Schedule, ScheduleKind, TrainConfig, Unit};
+use super::config::{
+    DecayShape, OptimizerKind, OptimizerSection, Scaling, ScheduleKind, ScheduleSection, ScheduleUnit,
+    TrainConfig,
+};
 use std::f64::consts::PI;
 
 /// The learning-rate schedule of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    schedule: Schedule,
+    schedule: ScheduleSection,
     /// Peak learning rate, with batch-size scaling applied.
     peak: f64,
     /// Number of warm-up steps.
@@ -27,7 +30,8 @@ impl Rate {
             Scaling::Linear => times,
             Scaling::Sqrt => times.sqrt(),
         };
-        let (warmup, end) = (config.warmup(), config.horizon().unwrap_or(u64::MAX));
+        let warmup = config.warmup();
+        let end = config.horizon().unwrap_or(u64::MAX);
         Self { schedule, peak: config.optimizer.lr * factor, warmup, end }
     }
 
@@ -45,8 +49,8 @@ impl Rate {
             ScheduleKind::Constant => return self.peak,
             ScheduleKind::Step => {
                 let count = match s.unit {
-                    Unit::Steps => step,
-                    Unit::Epochs => epoch,
+                    ScheduleUnit::Steps => step,
+                    ScheduleUnit::Epochs => epoch,
                 };
                 return self.peak * s.gamma.powf((count / s.every) as f64);
             }
@@ -93,7 +97,7 @@ fn cycle(mut step: u64, mut length: u64, growth: u64) -> f64 {
 }
 
 /// Returns the hyperparameters of update `t`, counted from 1. `kind` is the optimizer that was planned.
-pub fn hyper(kind: OptimizerKind, o: &Optimizer, lr: f64, t: u64) -> Vec<f32> {
+pub fn hyper(kind: OptimizerKind, o: &OptimizerSection, lr: f64, t: u64) -> Vec<f32> {
     let t = t as f64;
     let values = match kind {
         // The bias corrections of both moments: Kingma and Ba 2015, algorithm 1.
@@ -211,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_an_update_is_told() {
-        let o = Optimizer::default();
+        let o = OptimizerSection::default();
         for (kind, t, wanted) in [
             (OptimizerKind::Adamw, 1, vec![0.5, 0.1, 0.05]),
             (OptimizerKind::Adamw8bit, 2, vec![0.5, 0.19, 0.0975]),

@@ -1,8 +1,8 @@
 //! The state of a run apart from its tensors, as stored in a checkpoint. Invariant: together with the tensors and the
 //! configuration it determines every following step bit for bit.
 
-use super::config::Precision;
-use super::dynamic::SizeChange;
+use super::config::PrecisionSection;
+use super::dynamic::MicroStepSizeChange;
 use crate::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -40,18 +40,18 @@ pub struct RunState {
     /// Size of the micro-steps of the next step, with its first step; `None` without `memory.dynamic`. Earlier versions
     /// wrote a list of all changes under the key `sizes`; of such a list the last entry is read.
     #[serde(default, alias = "sizes", deserialize_with = "last_size", skip_serializing_if = "Option::is_none")]
-    pub size: Option<SizeChange>,
+    pub size: Option<MicroStepSizeChange>,
     /// Position in the training data.
     pub position: Value,
 }
 
 /// Reads a size, or the last one of a list.
-fn last_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SizeChange>, D::Error> {
+fn last_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<MicroStepSizeChange>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Sizes {
-        Last(SizeChange),
-        All(Vec<SizeChange>),
+        Last(MicroStepSizeChange),
+        All(Vec<MicroStepSizeChange>),
     }
     Ok(match Sizes::deserialize(deserializer)? {
         Sizes::Last(size) => Some(size),
@@ -90,7 +90,7 @@ const LARGEST: f64 = (1u64 << 40) as f64;
 
 impl LossScale {
     /// Returns the loss scale at the start of a run.
-    pub fn new(precision: &Precision) -> Self {
+    pub fn new(precision: &PrecisionSection) -> Self {
         let factor = if precision.scales_loss() { precision.initial_scale } else { 1.0 };
         Self { factor, good: 0 }
     }
@@ -99,31 +99,28 @@ impl LossScale {
     /// divided by the tokens of a step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on
     /// the size of the micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in
     /// the update.
-    pub fn of_micro_batch(&self, precision: &Precision, tokens: u64) -> f32 {
+    pub fn of_micro_batch(&self, precision: &PrecisionSection, tokens: u64) -> f32 {
         let factor = if precision.scales_loss() { self.factor / tokens as f64 } else { self.factor };
         factor as f32
     }
 
     /// Updates the scale after a step; an error if a step overflowed at the smallest scale.
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
-        let scales = precision.scales_loss();
-        match ok {
-            true if !scales => {}
-            true => {
-                self.good += 1;
-                if self.good >= precision.growth_interval {
-                    *self = Self { factor: (self.factor * 2.0).min(LARGEST), good: 0 };
-                }
-            }
-            false if scales && self.factor > 1.0 => {
-                *self = Self { factor: (self.factor / 2.0).max(1.0), good: 0 }
-            }
-            false if !scales => {}
-            false => {
-                return Err(TrainError::GradientsNotFinite { step });
-            }
+    pub fn after(&mut self, ok: bool, precision: &PrecisionSection, step: u64) -> Result<(), TrainError> {
+        if !precision.scales_loss() {
+            return Ok(());
         }
-        Ok(())
+        if ok {
+            self.good += 1;
+            if self.good >= precision.growth_interval {
+                *self = Self { factor: (self.factor * 2.0).min(LARGEST), good: 0 };
+            }
+            return Ok(());
+        }
+        if self.factor > 1.0 {
+            *self = Self { factor: (self.factor / 2.0).max(1.0), good: 0 };
+            return Ok(());
+        }
+        Err(TrainError::GradientsNotFinite { step })
     }
 }
 
@@ -133,7 +130,7 @@ impl RunState {
     /// # Errors
     /// In fp16 if the loss scale cannot be halved further; in other formats after `SKIPS_IN_A_ROW` consecutive
     /// skipped steps.
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
+    pub fn after(&mut self, ok: bool, precision: &PrecisionSection, step: u64) -> Result<(), TrainError> {
         self.scale.after(ok, precision, step)?;
         if ok {
             self.updates += 1;
@@ -153,9 +150,10 @@ impl RunState {
         self.evaluated = self.step;
         // Checkpoints of versions without `run.min_delta` have no `improved`; there it was the best loss.
         let before = self.improved.or(self.best.map(|best| best.loss));
-        match loss.is_finite() && before.is_none_or(|before| loss < before - min_delta) {
-            true => (self.improved, self.stale) = (Some(loss), 0),
-            false => (self.improved, self.stale) = (before, self.stale + 1),
+        if loss.is_finite() && before.is_none_or(|before| loss < before - min_delta) {
+            (self.improved, self.stale) = (Some(loss), 0)
+        } else {
+            (self.improved, self.stale) = (before, self.stale + 1)
         }
         let best = loss.is_finite() && self.best.is_none_or(|best| loss < best.loss);
         if best {
@@ -166,11 +164,11 @@ impl RunState {
 
     /// Records the size of the micro-steps from `step` on.
     pub fn resized(&mut self, step: u64, tokens: u64) {
-        self.size = Some(SizeChange { step, tokens });
+        self.size = Some(MicroStepSizeChange { step, tokens });
     }
 
     /// Returns the state before the first step.
-    pub fn new(precision: &Precision, position: Value) -> Self {
+    pub fn new(precision: &PrecisionSection, position: Value) -> Self {
         let scale = LossScale::new(precision);
         Self {
             step: 0,
@@ -198,7 +196,7 @@ mod tests {
     #[test]
     fn the_scale_follows_overflows() {
         let precision =
-            Precision { kind: plimsoll_plan::Precision::Fp16, initial_scale: 8.0, growth_interval: 3 };
+            PrecisionSection { kind: plimsoll_plan::Precision::Fp16, initial_scale: 8.0, growth_interval: 3 };
         let mut scale = LossScale::new(&precision);
         for (ok, wanted) in [
             (true, (8.0, 1)),
@@ -224,12 +222,12 @@ mod tests {
     #[test]
     fn only_the_last_size_is_kept() {
         let text = |state: &RunState| serde_json::to_string(state).expect("JSON");
-        let mut state = RunState::new(&Precision::default(), Value::Null);
+        let mut state = RunState::new(&PrecisionSection::default(), Value::Null);
         assert!(!text(&state).contains("size"));
         state.resized(100_001, 128);
         let length = text(&state).len();
         (100_002..110_000).for_each(|step| state.resized(step, 64 << (step % 2)));
-        let change = |step, tokens| Some(SizeChange { step, tokens });
+        let change = |step, tokens| Some(MicroStepSizeChange { step, tokens });
         assert_eq!((state.size, text(&state).len()), (change(109_999, 128), length));
         assert_eq!(serde_json::from_str::<RunState>(&text(&state)).expect("read"), state);
         let one = r#""size":{"step":109999,"tokens":128}"#;
@@ -249,7 +247,7 @@ mod tests {
         for kind in
             [plimsoll_plan::Precision::F32, plimsoll_plan::Precision::Tf32, plimsoll_plan::Precision::Bf16]
         {
-            let precision = Precision { kind, ..Precision::default() };
+            let precision = PrecisionSection { kind, ..PrecisionSection::default() };
             let mut scale = LossScale::new(&precision);
             for _ in 0..3000 {
                 scale.after(true, &precision, 1).expect("good");
@@ -275,7 +273,7 @@ mod tests {
         ];
         let any = [(2.0, true, 0), (1.9, true, 0), (1.9, false, 1), (f64::NAN, false, 2), (1.8, true, 0)];
         for (min_delta, wanted) in [(0.3, &small[..]), (0.0, &any[..])] {
-            let mut state = RunState::new(&Precision::default(), Value::Null);
+            let mut state = RunState::new(&PrecisionSection::default(), Value::Null);
             for (step, &(loss, lowest, stale)) in (1..).zip(wanted) {
                 state.step = step;
                 assert_eq!(state.evaluated(loss, min_delta), lowest, "{min_delta}: {loss}");
@@ -283,14 +281,16 @@ mod tests {
             }
         }
         let old = Best { step: 1, loss: 1.0 };
-        let mut state = RunState { best: Some(old), ..RunState::new(&Precision::default(), Value::Null) };
+        let mut state =
+            RunState { best: Some(old), ..RunState::new(&PrecisionSection::default(), Value::Null) };
         assert!(!state.evaluated(1.5, 0.0));
         assert_eq!((state.stale, state.improved), (1, Some(1.0)), "a checkpoint without `improved`");
     }
 
     #[test]
     fn a_row_of_skipped_steps_is_an_error() {
-        let precision = Precision { kind: plimsoll_plan::Precision::Bf16, ..Precision::default() };
+        let precision =
+            PrecisionSection { kind: plimsoll_plan::Precision::Bf16, ..PrecisionSection::default() };
         let mut state = RunState::new(&precision, Value::Null);
         for _ in 0..3 {
             for n in 1..SKIPS_IN_A_ROW {

@@ -113,6 +113,7 @@ fn now() -> Duration {
 
 /// An `Event` with its time, its step, and what `rest` adds.
 fn event(time: Duration, step: Option<u64>, rest: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    // The key of a field is its number, shifted by the three bits of the wire type.
     let mut out = vec![1 << 3 | FIXED64];
     out.extend(time.as_secs_f64().to_le_bytes());
     if let Some(step) = step {

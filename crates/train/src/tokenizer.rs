@@ -28,9 +28,11 @@ const ROLES: [(&str, &str); 5] = [
 
 /// Whether a language model reads its data with the tokenizer of `model.from`.
 pub fn reads_own(config: &TrainConfig) -> bool {
+    if !is_language_model(config) || config.data.tokenizer != "auto" {
+        return false;
+    }
     // A format that is not known is reported where the data are opened; a plan without data needs no tokenizer.
-    let is_text = |format| !matches!(format, plimsoll_data::train::Format::Ids { .. });
-    is_language_model(config) && config.data.tokenizer == "auto" && feed::format(config).is_ok_and(is_text)
+    feed::format(config).is_ok_and(|format| !matches!(format, plimsoll_data::train::Format::Ids { .. }))
 }
 
 fn is_language_model(config: &TrainConfig) -> bool {

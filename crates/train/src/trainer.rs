@@ -3,10 +3,10 @@
 //! [`Decision`], and change only when checkpoints are written and how many packs a micro-step has. On a GPU, except in fp16,
 //! the result of a step is read while the next one runs, so that the GPU need not wait for the host.
 
-use super::checkpoint::{Checkpoint, Checkpoints, Record};
-use super::config::schema::{Leaf, leaves, schema};
-use super::config::{Interval, TrainConfig};
-use super::decision::{Decision, Ended, Moment, NewSize, Save, Situation, Stop, decide};
+use super::checkpoint::{CheckpointRecord, Checkpoints, VerifiedCheckpoint};
+use super::config::TrainConfig;
+use super::config::schema::{leaves, schema};
+use super::decision::{Decision, Ended, LoopMoment, NewSize, Save, Situation, StopReason, decide};
 use super::dynamic::DynamicBatch;
 use super::feed::DataSummary;
 use super::folder::{self, write_text};
@@ -17,7 +17,7 @@ use super::run_record::{TrainRecord, UnfinishedRecord};
 use super::schedule::{Rate, hyper};
 use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::watch::TrainWatch;
-use crate::error::{Phase, TrainError};
+use crate::error::{TrainError, TrainPhase};
 use plimsoll_data::atomic::remove_leftovers;
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::printable::EscapedPath;
@@ -39,17 +39,17 @@ use std::time::{Duration, Instant};
 
 /// A request to train.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct TrainRequest {
     /// The configuration, with every key.
     pub config: TrainConfig,
     /// The run's folder.
     pub output: PathBuf,
-    /// Where the run starts.
+    /// Checkpoint or fresh start of the run.
     pub resume: Resume,
 }
 
 /// Opens the model of a configuration, with its data at the beginning.
-pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<OpenedModel, TrainError>;
+pub type OpenModel<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<OpenedModel, TrainError>;
 
 /// Summary of a finished run.
 #[derive(Clone, Debug)]
@@ -80,8 +80,8 @@ pub struct TrainReport {
 
 /// Trains the model opened by `open`, from a checkpoint or from scratch, until a limit of the configuration is reached.
 pub fn train_with(
-    request: &Request,
-    open: Open<'_>,
+    request: &TrainRequest,
+    open: OpenModel<'_>,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
     train(request, false, open, observer)
@@ -89,17 +89,17 @@ pub fn train_with(
 
 /// Trains as [`train_with`] does, then measures a micro-step more, for [`TrainReport::timeline`].
 pub fn train_with_timeline(
-    request: &Request,
-    open: Open<'_>,
+    request: &TrainRequest,
+    open: OpenModel<'_>,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
     train(request, true, open, observer)
 }
 
 fn train(
-    request: &Request,
+    request: &TrainRequest,
     timeline: bool,
-    open: Open<'_>,
+    open: OpenModel<'_>,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
     let output = &request.output;
@@ -122,16 +122,24 @@ fn train(
         Some(checkpoint) => resume::asked(&checkpoint.record, &request.config)?,
         None => serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?,
     };
-    let mut started = Status { output, asked: &asked, written: folder::written(output) };
-    started.write("running", None, &watch)?;
-    let done = train_from(request, timeline, checkpoints, found, &mut started, open, &mut watch, observer);
+    let mut record = RunningRecord { output, asked: &asked, written: folder::written(output) };
+    record.write("running", None, &watch)?;
+    let run = LockedRun {
+        request,
+        measures_timeline: timeline,
+        checkpoints,
+        start: found,
+        record: &mut record,
+        watch: &mut watch,
+    };
+    let done = train_from(run, open, observer);
     done.inspect_err(|error| {
         let status = if matches!(error, TrainError::Runtime(RuntimeError::Interrupted { .. })) {
             "interrupted"
         } else {
             "failed"
         };
-        if let Err(why) = started.write(status, Some(error), &watch) {
+        if let Err(why) = record.write(status, Some(error), &watch) {
             observer.say(
                 Level::Warning,
                 &format!(
@@ -155,14 +163,14 @@ fn sizes_of(data: &DataSummary) -> String {
 }
 
 /// Writer of run.json for a run that has not finished.
-struct Status<'a> {
+struct RunningRecord<'a> {
     output: &'a Path,
     asked: &'a Value,
     /// Files that this run, or the run that it continues, wrote.
     written: WrittenFiles,
 }
 
-impl Status<'_> {
+impl RunningRecord<'_> {
     fn write(&self, status: &str, error: Option<&TrainError>, watch: &Watch) -> Result<(), TrainError> {
         let record = UnfinishedRecord {
             version: env!("CARGO_PKG_VERSION"),
@@ -177,21 +185,29 @@ impl Status<'_> {
     }
 }
 
-/// Trains from the checkpoint `found`, or from scratch.
-#[expect(clippy::too_many_arguments, reason = "the parts of one run, each used once")]
-fn train_from(
-    request: &Request,
-    timeline: bool,
+/// A run whose folder is locked and checked, and whose model is not open yet.
+struct LockedRun<'a, 'r> {
+    request: &'a TrainRequest,
+    /// Whether a micro-step is measured after the run, for [`TrainReport::timeline`].
+    measures_timeline: bool,
     checkpoints: Checkpoints,
-    found: Option<Checkpoint>,
-    started: &mut Status<'_>,
-    open: Open<'_>,
-    watch: &mut TrainWatch,
+    /// The checkpoint that the run starts from; `None` from scratch.
+    start: Option<VerifiedCheckpoint>,
+    record: &'a mut RunningRecord<'r>,
+    watch: &'a mut TrainWatch,
+}
+
+/// Opens the model of a run and trains it to its end.
+fn train_from(
+    run: LockedRun<'_, '_>,
+    open: OpenModel<'_>,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
-    let (output, asked) = (&request.output, started.asked);
-    let kept = match &found {
-        Some(checkpoint) => kept(&checkpoint.record.choices, &request.config)?,
+    let LockedRun { request, measures_timeline, checkpoints, start, record: run_record, watch } = run;
+    let output = &request.output;
+    let asked = run_record.asked;
+    let kept = match &start {
+        Some(checkpoint) => kept_choices(&checkpoint.record.choices, &request.config)?,
         None => BTreeMap::new(),
     };
     // Values chosen for the completed steps must hold for the following steps too.
@@ -205,12 +221,13 @@ fn train_from(
     let mut model = open(&placed, &mut StageRecorder { inner: observer, record })?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.facts.choices.clone()).collect();
     let config = request.config.with(&choices)?;
-    let state = match &found {
+    let state = match &start {
         None => RunState::new(&config.precision, model.batches.position()?),
         Some(checkpoint) => {
             checkpoint.restore(model.stepper.as_mut())?;
             model.batches.seek(&checkpoint.record.state.position)?;
-            let (step, path) = (checkpoint.record.state.step, EscapedPath(&checkpoint.path));
+            let step = checkpoint.record.state.step;
+            let path = EscapedPath(&checkpoint.path);
             observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
@@ -218,18 +235,18 @@ fn train_from(
     if config.run.writes_checkpoints() {
         check_disk(output, model.stepper.as_ref())?;
     }
-    folder::write_config(output, &config, &mut started.written, observer)?;
+    folder::write_config(output, &config, &mut run_record.written, observer)?;
     // The record lists the configuration from now on, also if the process is killed.
-    started.write("running", None, watch)?;
+    run_record.write("running", None, watch)?;
     // Read before the metrics are cut to the steps of the checkpoint.
     let replay = metrics::changes_after(output, state.step)?;
     let dynamic = DynamicBatch::of(&config, model.facts.sizes.clone(), replay);
     let mut metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
     watch.opened(&model.facts, state.step, &mut metrics)?;
-    let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
-    let mut trainer = Trainer {
+    let newest = start.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
+    let mut trainer = TrainingLoop {
         asked: asked.clone(),
-        written: started.written.clone(),
+        written: run_record.written.clone(),
         rate: Rate::new(&config),
         config,
         choices,
@@ -237,14 +254,14 @@ fn train_from(
         checkpoints,
         metrics,
         newest,
-        clock: Clock::start(state.step, state.tokens),
+        timers: RunTimers::start(state.step, state.tokens),
         saved: Instant::now(),
         state,
         loss: None,
         started: VecDeque::new(),
         watch,
         dynamic,
-        phase: Phase::Start,
+        phase: TrainPhase::Start,
         empty_epochs: 0,
     };
     trainer.start_sizes()?;
@@ -260,27 +277,32 @@ fn train_from(
         Err(error) => return Err(trainer.with_phase(error, &[])),
     };
     trainer.stage("trained", observer)?;
-    trainer.report(output, ended, timeline, observer)
+    trainer.report(output, ended, measures_timeline, observer)
 }
 
 /// Selects the choices of an earlier process that a resumed run keeps: those that affect results, and those that affect
 /// rounding, such as the size of micro-steps, unless `config` states other values.
-fn kept(
+fn kept_choices(
     choices: &BTreeMap<String, Value>,
     config: &TrainConfig,
 ) -> Result<BTreeMap<String, Value>, RuntimeError> {
     let asked = serde_json::to_value(config).map_err(|e| RuntimeError::bug(e.to_string()))?;
-    let is_kept = |leaf: &Leaf| match leaf.changes.as_str() {
-        "results" => true,
-        // It follows from the size of micro-steps and the kind of device.
-        "rounding" if leaf.path == "memory.loss_chunk" => false,
-        // With memory.dynamic the size of micro-steps has other keys.
-        "rounding" if leaf.path == "batch.micro_tokens" && config.memory.dynamic.is_some() => false,
-        "rounding" => resume::at_path(&asked, &leaf.path) == "auto",
-        _ => false,
-    };
-    let keys = leaves(&schema()).into_iter().filter(is_kept);
-    Ok(keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect())
+    let mut kept = BTreeMap::new();
+    for leaf in leaves(&schema()) {
+        let is_kept = match leaf.changes.as_str() {
+            "results" => true,
+            // It follows from the size of micro-steps and the kind of device.
+            "rounding" if leaf.path == "memory.loss_chunk" => false,
+            // With memory.dynamic the size of micro-steps has other keys.
+            "rounding" if leaf.path == "batch.micro_tokens" && config.memory.dynamic.is_some() => false,
+            "rounding" => resume::at_path(&asked, &leaf.path) == "auto",
+            _ => false,
+        };
+        if is_kept && let Some(value) = choices.get(&leaf.path) {
+            kept.insert(leaf.path, value.clone());
+        }
+    }
+    Ok(kept)
 }
 
 /// Checks that the file system of the run's folder has room for a checkpoint, so that the first one does not fail after hours.
@@ -300,7 +322,7 @@ fn word(value: &impl serde::Serialize) -> String {
 }
 
 /// A run in progress.
-struct Trainer<'a> {
+struct TrainingLoop<'a> {
     /// The configuration before choices were made; a resumed run is compared with it.
     asked: Value,
     /// Files that the run record lists as written by this run.
@@ -317,7 +339,7 @@ struct Trainer<'a> {
     newest: Option<(u64, PathBuf)>,
     /// When the newest checkpoint was written, or when the run began.
     saved: Instant,
-    clock: Clock,
+    timers: RunTimers,
     /// Mean cross-entropy per target of the last step.
     loss: Option<f64>,
     /// Steps that were started and whose results were not read yet, the oldest first. Empty whenever something else than
@@ -326,8 +348,8 @@ struct Trainer<'a> {
     watch: &'a mut TrainWatch,
     /// Sizes of micro-steps; `None` without `memory.dynamic`.
     dynamic: Option<DynamicBatch>,
-    /// What is computed at present, for an error.
-    phase: Phase,
+    /// Present phase of the run, for an error.
+    phase: TrainPhase,
     /// Epochs that have ended since the last micro-step.
     empty_epochs: u64,
 }
@@ -335,7 +357,7 @@ struct Trainer<'a> {
 /// A step that was started and whose results were not read yet.
 struct StartedStep {
     step: u64,
-    group: Group,
+    accumulated: Accumulated,
     lr: f64,
     /// Loss scale of fp16.
     scale: f64,
@@ -343,9 +365,9 @@ struct StartedStep {
     tokens: u64,
 }
 
-/// Sums over the micro-steps of one update.
+/// Sums over the micro-steps that one update accumulates.
 #[derive(Default)]
-struct Group {
+struct Accumulated {
     micro_steps: u64,
     /// Packs of the data in the micro-steps.
     packs: u64,
@@ -357,7 +379,7 @@ struct Group {
     targets: u64,
 }
 
-impl Group {
+impl Accumulated {
     fn add(&mut self, taken: Taken) {
         self.micro_steps += 1;
         self.packs += taken.packs;
@@ -368,14 +390,14 @@ impl Group {
 
 /// Sums of the results of the micro-steps of one update.
 #[derive(Default)]
-struct GroupResult {
+struct AccumulatedResult {
     loss: f64,
     /// Auxiliary losses, weighted by the targets of their micro-steps.
     auxiliary: Auxiliary,
     dropped: u64,
 }
 
-impl GroupResult {
+impl AccumulatedResult {
     fn add(&mut self, found: &MicroStepResult) {
         self.loss += found.loss;
         self.dropped += found.dropped;
@@ -384,19 +406,19 @@ impl GroupResult {
 }
 
 /// Timers of this process.
-struct Clock {
+struct RunTimers {
     began: Instant,
     first_step: u64,
     first_tokens: u64,
     logged: Instant,
     logged_tokens: u64,
-    /// Time spent waiting for training data since the last call of [`Clock::lap`].
+    /// Time spent waiting for training data since the last call of [`RunTimers::lap`].
     waited: Duration,
-    /// Time of evaluations, which is not counted in rates: in all, and since the last call of [`Clock::lap`].
+    /// Time of evaluations, which is not counted in rates: in all, and since the last call of [`RunTimers::lap`].
     evaluated: [Duration; 2],
 }
 
-impl Clock {
+impl RunTimers {
     fn start(step: u64, tokens: u64) -> Self {
         let now = Instant::now();
         Self {
@@ -412,6 +434,7 @@ impl Clock {
 
     /// Tokens per second of training since the start.
     fn rate(&self, tokens: u64) -> f64 {
+        // A step can end within the resolution of the clock; the rate stays finite.
         let trained = self.began.elapsed().saturating_sub(self.evaluated[0]);
         (tokens - self.first_tokens) as f64 / trained.as_secs_f64().max(1e-9)
     }
@@ -431,7 +454,7 @@ impl Clock {
     }
 }
 
-impl Trainer<'_> {
+impl TrainingLoop<'_> {
     /// Describes the run in five lines: model, files, sizes of the data, memory, and output.
     fn introduction(&self, output: &Path) -> Vec<String> {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
@@ -470,7 +493,7 @@ impl Trainer<'_> {
             None => "a checkpoint at the end".to_owned(),
         };
         let micro = match self.dynamic.as_ref().map(DynamicBatch::range) {
-            Some([least, most]) => format!("{least} to {most}, by the free memory"),
+            Some([smallest, largest]) => format!("{smallest} to {largest}, by the free memory"),
             // A micro-step of a head is a pack.
             None => batch.micro_tokens.0.unwrap_or_else(|| self.config.pack_tokens()).to_string(),
         };
@@ -511,16 +534,16 @@ impl Trainer<'_> {
         let mut is_between_epochs = false;
         loop {
             let memory = if is_between_epochs { None } else { self.read_memory()? };
-            let decision = self.decide(Moment::BeforeStep { signal, memory });
+            let decision = self.decide(LoopMoment::BeforeStep { signal, memory });
             self.carry_out(&decision, observer)?;
             if let Some(stop) = decision.stop {
                 return self.end(stop, observer);
             }
             let epoch = self.state.epoch;
-            let has_stepped = self.whole_step(observer)?;
+            let has_stepped = self.step_with_retries(observer)?;
             let ends_epoch = self.state.epoch > epoch;
             let since_save = self.saved.elapsed();
-            let decision = self.decide(Moment::AfterStep { has_stepped, ends_epoch, since_save });
+            let decision = self.decide(LoopMoment::AfterStep { has_stepped, ends_epoch, since_save });
             self.carry_out(&decision, observer)?;
             is_between_epochs = !has_stepped;
             // Signals are heeded after a step, an evaluation or a checkpoint; at the end of an epoch without one of them the
@@ -532,7 +555,7 @@ impl Trainer<'_> {
 
     /// Returns the decision at a moment of the loop. The loop has no other call of [`decide`], so this is where ranks can
     /// exchange the value.
-    fn decide(&self, moment: Moment) -> Decision {
+    fn decide(&self, moment: LoopMoment) -> Decision {
         let Self { config, state, dynamic, .. } = self;
         decide(&Situation { run: &config.run, state, dynamic: dynamic.as_ref(), moment })
     }
@@ -560,10 +583,10 @@ impl Trainer<'_> {
     }
 
     /// Ends the run, after the decision to do so was carried out.
-    fn end(&self, stop: Stop, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
+    fn end(&self, stop: StopReason, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
         let step = self.state.step;
         match stop {
-            Stop::Limit(ended) => {
+            StopReason::Limit(ended) => {
                 if ended == Ended::Patience {
                     observer.say(Level::Info, &self.stopped_early());
                 }
@@ -572,7 +595,7 @@ impl Trainer<'_> {
                 }
                 Ok(ended)
             }
-            Stop::Signal(signal) => {
+            StopReason::Signal(signal) => {
                 let kept = match self.newest.as_ref().filter(|(there, _)| *there == step) {
                     Some((_, path)) => {
                         let path = EscapedPath(path);
@@ -582,8 +605,8 @@ impl Trainer<'_> {
                 };
                 Err(RuntimeError::Interrupted { signal, kept }.into())
             }
-            // Where the memory was lacking, `retried` returns its error.
-            Stop::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
+            // Where the memory was lacking, `with_retries` returns its error.
+            StopReason::OutOfMemory => Err(RuntimeError::bug("a lack of memory between two steps").into()),
         }
     }
 
@@ -633,7 +656,8 @@ impl Trainer<'_> {
     fn resize(&mut self, size: NewSize, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
         let NewSize { to, reason, utilisation } = size;
-        let (step, from) = (self.state.step + 1, dynamic.tokens());
+        let step = self.state.step + 1;
+        let from = dynamic.tokens();
         if reason == Reason::OutOfMemory {
             dynamic.lacks_memory(step);
             // Earlier steps are complete on the device; what remains after their results is of the step that failed.
@@ -668,25 +692,25 @@ impl Trainer<'_> {
         })
     }
 
-    /// Starts one update as [`Trainer::step`] does; repeats the step with smaller micro-steps if the device has too little
+    /// Starts one update as [`TrainingLoop::start_step`] does; repeats the step with smaller micro-steps if the device has too little
     /// memory.
-    fn whole_step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+    fn step_with_retries(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let before = match &self.dynamic {
             Some(_) => Some((self.model.batches.position()?, self.state.epoch)),
             None => None,
         };
-        self.retried(observer, &mut |this, is_repeated| {
+        self.with_retries(observer, &mut |this, is_repeated| {
             if is_repeated && let Some((position, epoch)) = &before {
                 this.model.batches.seek(position)?;
                 this.state.epoch = *epoch;
             }
-            this.step()
+            this.start_step()
         })
     }
 
     /// Runs `act`. If the device has too little memory for it, carries out the decision on that: changes to smaller micro-steps,
     /// which gives memory back, and runs it again, or fails.
-    fn retried<T>(
+    fn with_retries<T>(
         &mut self,
         observer: &mut dyn Observer,
         act: &mut dyn FnMut(&mut Self, bool) -> Result<T, TrainError>,
@@ -697,8 +721,8 @@ impl Trainer<'_> {
                 Err(error) if error.is_out_of_memory() => error,
                 other => return other,
             };
-            let is_repeatable = self.phase != Phase::Update || !self.model.stepper.has_begun_update();
-            let decision = self.decide(Moment::OutOfMemory { retries: smaller.len(), is_repeatable });
+            let is_repeatable = self.phase != TrainPhase::Update || !self.model.stepper.has_begun_update();
+            let decision = self.decide(LoopMoment::OutOfMemory { retries: smaller.len(), is_repeatable });
             if decision.stop.is_some() {
                 return Err(self.with_phase(error, &smaller));
             }
@@ -713,56 +737,65 @@ impl Trainer<'_> {
         if !error.is_out_of_memory() {
             return error;
         }
-        let at = (self.state.step + 1, self.phase);
-        error.in_phase(at, self.model.facts.memory_report(), self.dynamic.is_some(), smaller)
+        error.in_phase(
+            self.state.step + 1,
+            self.phase,
+            self.model.facts.memory_report(),
+            self.dynamic.is_some(),
+            smaller,
+        )
     }
 
     /// Starts one update; returns false if the data ended first.
-    fn step(&mut self) -> Result<bool, TrainError> {
-        let group = self.group()?;
-        if group.micro_steps == 0 {
+    fn start_step(&mut self) -> Result<bool, TrainError> {
+        let accumulated = self.accumulate()?;
+        if accumulated.micro_steps == 0 {
             return Ok(false);
         }
-        if group.targets == 0 {
+        if accumulated.targets == 0 {
             return Err(RuntimeError::bug("the micro-batches of a step have no targets").into());
         }
         let step = self.state.step + 1;
-        let lr = self.rate.at(self.schedule_step(), group.epoch);
-        let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
-        self.phase = Phase::Update;
-        self.model.stepper.apply(&group.hyper, unscale)?;
+        let lr = self.rate.at(self.schedule_step(), accumulated.epoch);
+        // Gradients are those of the scaled sum over targets; the update divides both out, which makes them those of the mean.
+        let unscale = (1.0 / (f64::from(self.loss_scale()) * accumulated.targets as f64)) as f32;
+        self.phase = TrainPhase::Update;
+        self.model.stepper.apply(&accumulated.hyper, unscale)?;
         self.state.step = step;
-        self.state.tokens += group.tokens;
-        self.state.targets += group.targets;
+        self.state.tokens += accumulated.tokens;
+        self.state.targets += accumulated.targets;
+        // Read now: both change before the results of this step are logged.
         let scale = self.state.scale.factor;
         let tokens = self.state.tokens;
-        self.started.push_back(StartedStep { step, group, lr, scale, tokens });
+        self.started.push_back(StartedStep { step, accumulated, lr, scale, tokens });
         Ok(true)
     }
 
-    /// Reads the results of started steps until at most `most` are left.
-    fn finish_steps(&mut self, most: usize, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        while self.started.len() > most
+    /// Reads the results of started steps until at most `max_left` are left.
+    fn finish_steps(&mut self, max_left: usize, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        while self.started.len() > max_left
             && let Some(started) = self.started.pop_front()
         {
-            self.finish(&started, observer)?;
+            self.read_result(&started, observer)?;
         }
         Ok(())
     }
 
     /// An error if the results of a step were not read: the state would not be that of the weights.
-    fn all_finished(&self) -> Result<(), TrainError> {
-        match self.started.is_empty() {
-            true => Ok(()),
-            false => Err(RuntimeError::bug("the results of a step were not read").into()),
+    fn check_all_finished(&self) -> Result<(), TrainError> {
+        if self.started.is_empty() {
+            Ok(())
+        } else {
+            Err(RuntimeError::bug("the results of a step were not read").into())
         }
     }
 
     /// Reads the result of the oldest started step.
-    fn finish(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let &StartedStep { step, ref group, tokens, .. } = started;
-        let mut found = GroupResult::default();
-        let applied = self.model.stepper.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
+    fn read_result(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let &StartedStep { step, ref accumulated, tokens, .. } = started;
+        let mut found = AccumulatedResult::default();
+        let applied =
+            self.model.stepper.finish_step(accumulated.micro_steps, &mut |result| found.add(&result))?;
         // The run ends without a checkpoint, so it does not matter whether this step or the one after it changed weights.
         if !found.loss.is_finite() && !self.config.precision.scales_loss() {
             return Err(TrainError::LossNotFinite { step });
@@ -781,7 +814,7 @@ impl Trainer<'_> {
                 observer.say(Level::Warning, &text);
             }
         }
-        self.loss = Some(found.loss / group.targets as f64);
+        self.loss = Some(found.loss / accumulated.targets as f64);
         self.watch.step(step, observer);
         if step.is_multiple_of(self.config.run.log_every) {
             self.log(started, &found, applied)?;
@@ -790,13 +823,13 @@ impl Trainer<'_> {
             step,
             steps: self.steps(),
             loss: self.loss.unwrap_or_default(),
-            tokens_per_second: self.clock.rate(tokens),
+            tokens_per_second: self.timers.rate(tokens),
             memory: self.watch.reading().process,
             line: self.model.facts.budget,
         };
         observer.trained(&trained);
         self.watch.trained(&trained, observer);
-        if step == self.clock.first_step + 1 {
+        if step == self.timers.first_step + 1 {
             let stepper = self.model.stepper.as_ref();
             self.watch.stage("first step", step, stepper, &mut self.metrics, observer)?;
         }
@@ -833,25 +866,25 @@ impl Trainer<'_> {
     }
 
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
-    fn group(&mut self) -> Result<Group, TrainError> {
-        self.phase = Phase::MicroStep;
-        let most = self.config.packs_of_step();
-        let mut group = Group::default();
+    fn accumulate(&mut self) -> Result<Accumulated, TrainError> {
+        self.phase = TrainPhase::MicroStep;
+        let packs_of_step = self.config.packs_of_step();
+        let mut accumulated = Accumulated::default();
         let mut ends = 0;
         let run = &self.config.run;
-        let by_epoch = |every: &Option<Interval>| every.as_ref().is_some_and(|every| every.epochs().is_some());
         // What is done between two epochs comes before the first step of the next one.
-        let pauses = by_epoch(&run.evaluate_every) || by_epoch(&run.save_every);
+        let mut intervals = [&run.evaluate_every, &run.save_every].into_iter().flatten();
+        let pauses = intervals.any(|every| every.epochs().is_some());
         let packs = self.packs_of_micro_step();
         let loss_scale = self.loss_scale();
-        while group.packs < most {
-            if group.micro_steps == 0 {
-                group.epoch = self.state.epoch;
-                group.hyper = self.hyper(group.epoch);
+        while accumulated.packs < packs_of_step {
+            if accumulated.micro_steps == 0 {
+                accumulated.epoch = self.state.epoch;
+                accumulated.hyper = self.hyper(accumulated.epoch);
             }
-            let asked = Instant::now();
-            let batch = self.model.batches.take(packs.min(most - group.packs))?;
-            self.clock.waited += asked.elapsed();
+            let requested = Instant::now();
+            let batch = self.model.batches.take(packs.min(packs_of_step - accumulated.packs))?;
+            self.timers.waited += requested.elapsed();
             let Some(batch) = batch else {
                 self.state.epoch += 1;
                 ends += 1;
@@ -859,26 +892,32 @@ impl Trainer<'_> {
                 if ends > 1 || self.empty_epochs > 1 {
                     return Err(TrainError::EmptyEpoch);
                 }
-                if group.micro_steps > 0 || pauses || Ended::of(run, &self.state).is_some() {
+                if accumulated.micro_steps > 0 || pauses || Ended::of(run, &self.state).is_some() {
                     break;
                 }
                 continue;
             };
             self.empty_epochs = 0;
-            let scalars = MicroStepScalars { keep: group.micro_steps > 0, loss_scale, hyper: &group.hyper };
+            let scalars =
+                MicroStepScalars { keep: accumulated.micro_steps > 0, loss_scale, hyper: &accumulated.hyper };
             self.model.stepper.micro_step(&batch, scalars)?;
-            group.add(batch.taken);
+            accumulated.add(batch.taken);
         }
-        Ok(group)
+        Ok(accumulated)
     }
 
-    fn log(&mut self, started: &StartedStep, found: &GroupResult, applied: Applied) -> Result<(), TrainError> {
-        let &StartedStep { step, ref group, lr, scale, tokens } = started;
+    fn log(
+        &mut self,
+        started: &StartedStep,
+        found: &AccumulatedResult,
+        applied: Applied,
+    ) -> Result<(), TrainError> {
+        let &StartedStep { step, ref accumulated, lr, scale, tokens } = started;
         let scales = self.config.precision.scales_loss();
-        let targets = group.targets as f64;
+        let targets = accumulated.targets as f64;
         let mut auxiliary = Auxiliary::default();
         auxiliary.add(&found.auxiliary, 1.0 / targets);
-        let (tokens_per_second, data_wait_seconds) = self.clock.lap(tokens);
+        let (tokens_per_second, data_wait_seconds) = self.timers.lap(tokens);
         let line = StepLine {
             step,
             loss: number(found.loss / targets),
@@ -886,11 +925,11 @@ impl Trainer<'_> {
             lr: number(lr),
             grad_norm: number(applied.norm),
             tokens,
-            epoch: group.epoch,
-            micro_steps: group.micro_steps,
+            epoch: accumulated.epoch,
+            micro_steps: accumulated.micro_steps,
             tokens_per_second: number(tokens_per_second),
             data_wait_seconds: number(data_wait_seconds),
-            seconds: number(self.clock.began.elapsed().as_secs_f64()),
+            seconds: number(self.timers.began.elapsed().as_secs_f64()),
             dropped: found.dropped,
             expert_load: self.model.stepper.expert_rows(),
             loss_scale: number(scale).filter(|_| scales),
@@ -908,17 +947,19 @@ impl Trainer<'_> {
     /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
     /// far.
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        self.all_finished()?;
+        self.check_all_finished()?;
         self.watch.begin("evaluating", observer);
         let began = Instant::now();
-        let (loss, targets) = self.retried(observer, &mut |this, _| this.validation_loss())?;
-        self.clock.leave_out(began.elapsed());
+        let (loss, targets) = self.with_retries(observer, &mut |this, _| this.validation_loss())?;
+        self.timers.leave_out(began.elapsed());
         if targets == 0 {
             return Err(TrainError::NothingToEvaluate);
         }
-        let (step, loss) = (self.state.step, loss / targets as f64);
+        let step = self.state.step;
+        let loss = loss / targets as f64;
         let best = self.state.evaluated(loss, self.config.run.min_delta);
-        let (validation_loss, validation_targets) = (number(loss), targets);
+        let validation_loss = number(loss);
+        let validation_targets = targets;
         self.metrics.put(&EvaluationLine { step, validation_loss, validation_targets, best })?;
         let mark = if best { ", the lowest so far" } else { "" };
         observer
@@ -931,14 +972,14 @@ impl Trainer<'_> {
 
     /// Sum of the losses of the validation data, and the number of their targets.
     fn validation_loss(&mut self) -> Result<(f64, u64), TrainError> {
-        self.phase = Phase::Evaluation;
-        let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
+        self.phase = TrainPhase::Evaluation;
+        let max_targets = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let mut loss = 0.0;
         let mut targets = 0;
         let OpenedModel { batches, stepper, .. } = &mut self.model;
         batches.rewind()?;
-        while targets < most
-            && let Some(batch) = batches.take_validation(most - targets)?
+        while targets < max_targets
+            && let Some(batch) = batches.take_validation(max_targets - targets)?
         {
             loss += stepper.evaluate(&batch)?;
             targets += batch.taken.targets;
@@ -948,7 +989,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint of the current step unless it exists or the run writes none, and removes older ones.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        self.all_finished()?;
+        self.check_all_finished()?;
         if !self.config.run.writes_checkpoints() {
             return Ok(());
         }
@@ -956,9 +997,9 @@ impl Trainer<'_> {
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.watch.begin("writing a checkpoint", observer);
             self.state.position = self.model.batches.position()?;
-            let path = self.retried(observer, &mut |this, _| {
-                this.phase = Phase::Checkpoint;
-                let record = Record {
+            let path = self.with_retries(observer, &mut |this, _| {
+                this.phase = TrainPhase::Checkpoint;
+                let record = CheckpointRecord {
                     plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
                     state: this.state.clone(),
                     config: this.asked.clone(),
@@ -987,7 +1028,7 @@ impl Trainer<'_> {
         let packs = self.packs_of_micro_step();
         let hyper = self.hyper(self.state.epoch);
         let OpenedModel { batches, stepper, .. } = &mut self.model;
-        // The data may be at the end of an epoch.
+        // The data may be at the end of an epoch, after which the next call begins another one.
         for _ in 0..2 {
             if let Some(batch) = batches.take(packs)? {
                 return stepper.measured_timeline(&batch, &hyper);
@@ -1000,13 +1041,13 @@ impl Trainer<'_> {
         mut self,
         output: &Path,
         ended: Ended,
-        timeline: bool,
+        measures_timeline: bool,
         observer: &mut dyn Observer,
     ) -> Result<TrainReport, TrainError> {
         // Without `run.save_every: never` the run saved its last step before it ended.
         let checkpoint = self.newest.take().map(|(_, path)| path);
-        let seconds = self.clock.began.elapsed().as_secs_f64();
-        let tokens_per_second = self.clock.rate(self.state.tokens);
+        let seconds = self.timers.began.elapsed().as_secs_f64();
+        let tokens_per_second = self.timers.rate(self.state.tokens);
         let facts = &self.model.facts;
         let run_record = TrainRecord {
             version: env!("CARGO_PKG_VERSION"),
@@ -1031,7 +1072,7 @@ impl Trainer<'_> {
         write_text(&output.join(folder::RECORD), &format!("{:#}\n", to_json(&run_record)))?;
         self.watch.finish();
         // The run is complete, so a failure here must not turn its record into that of a failed run.
-        let timeline = match timeline.then(|| self.measured_timeline()) {
+        let timeline = match measures_timeline.then(|| self.measured_timeline()) {
             None => None,
             Some(Ok(timeline)) => timeline,
             Some(Err(error)) => {
@@ -1045,7 +1086,7 @@ impl Trainer<'_> {
             timeline,
             output: output.to_owned(),
             checkpoint,
-            steps: self.state.step - self.clock.first_step,
+            steps: self.state.step - self.timers.first_step,
             state: self.state,
             loss: self.loss,
             ended,

@@ -1,7 +1,7 @@
 //! Journals of interrupted runs. Invariant: the blocks that are read are a prefix of the blocks that were
 //! written under the journal's key; a damaged journal gives fewer blocks or an error.
 
-use super::{CaseResult, Format, Seeds, check_error, measured};
+use super::{CaseResult, FuzzFormat, Seeds, check_error, measured};
 use plimsoll_data::DataError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::fs;
@@ -16,16 +16,12 @@ const JOURNALS: [(&[u8], &[&[u8]]); 4] = [
 ];
 
 /// The format `journal`, with a corpus that the journal writer creates.
-pub fn formats(folder: &Path) -> Vec<Format> {
+pub fn formats(folder: &Path) -> Vec<FuzzFormat> {
     let path = folder.join("sound.journal");
-    let write = |(key, blocks): (&[u8], &[&[u8]])| -> Result<Vec<u8>, DataError> {
-        let mut journal = Journal::create(&path, key)?;
-        blocks.iter().try_for_each(|block| journal.append(block))?;
-        Ok(fs::read(&path).unwrap_or_default())
-    };
     // If the folder cannot be created, the corpus has only an empty file, and `run` reports the error.
     let _ = fs::create_dir_all(folder);
-    let corpus = JOURNALS.into_iter().filter_map(|journal| write(journal).ok()).chain([vec![]]).collect();
+    let journals = JOURNALS.into_iter().filter_map(|(key, blocks)| journal(&path, key, blocks).ok());
+    let corpus = journals.chain([vec![]]).collect();
     let words: [&[u8]; 5] = [
         b"plimjnl1",
         b"plimjnl1\x01\0\0\0\0\0\0\0",
@@ -33,15 +29,15 @@ pub fn formats(folder: &Path) -> Vec<Format> {
         b"\xff\xff\xff\xff\xff\xff\xff\xff",
         b"\x01",
     ];
-    let stock = Seeds { corpus, words: words.map(<[u8]>::to_vec).to_vec() };
-    vec![Format {
-        name: "journal",
-        file: "progress.journal",
-        stock,
-        wrap: <[u8]>::to_vec,
-        beside: vec![],
-        check,
-    }]
+    let seeds = Seeds { corpus, words: words.map(<[u8]>::to_vec).to_vec() };
+    vec![FuzzFormat::new("journal", "progress.journal", seeds, check)]
+}
+
+/// Writes a journal to `path` and returns its bytes.
+fn journal(path: &Path, key: &[u8], blocks: &[&[u8]]) -> Result<Vec<u8>, DataError> {
+    let mut journal = Journal::create(path, key)?;
+    blocks.iter().try_for_each(|block| journal.append(block))?;
+    Ok(fs::read(path).unwrap_or_default())
 }
 
 /// Reads a case and compares its blocks with the blocks of its key in [`JOURNALS`].
@@ -67,12 +63,13 @@ fn check(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 }
 
 /// Key and blocks, and the error that ended reading.
-type Read = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
+type JournalContent = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
 
 /// Reads all blocks; `None` if the file ends before its key is complete.
-fn blocks(path: &Path) -> Result<Option<Read>, DataError> {
+fn blocks(path: &Path) -> Result<Option<JournalContent>, DataError> {
     let Some(mut blocks) = Blocks::open(path)? else { return Ok(None) };
-    let (mut found, mut block) = (vec![], vec![]);
+    let mut found = vec![];
+    let mut block = vec![];
     loop {
         match blocks.next_into(&mut block) {
             Ok(true) => found.push(block.clone()),

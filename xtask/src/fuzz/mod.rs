@@ -13,6 +13,7 @@ mod texts;
 mod training;
 mod weights;
 
+use crate::io_error;
 use mutate::{Seeds, damage, mutate};
 use random::Random;
 use std::fs::{self, File};
@@ -34,18 +35,27 @@ const SETTINGS: u64 = 4;
 const LONGEST_MESSAGE: usize = 4096;
 
 /// A file format and the reader under test.
-struct Format {
+struct FuzzFormat {
     name: &'static str,
     /// File name of a case, because readers also consider names.
     file: &'static str,
-    stock: Seeds,
+    seeds: Seeds,
     /// Encodes a mutated text, for example compresses it, so that the damage reaches the reader behind the
     /// decoder.
-    wrap: fn(&[u8]) -> Vec<u8>,
-    /// Files in the folder of the case, by name.
-    beside: Vec<(&'static str, Vec<u8>)>,
-    /// Reads a case; `Err` is a finding.
-    check: fn(&Path, &[u8]) -> Result<CaseResult, String>,
+    encode: fn(&[u8]) -> Vec<u8>,
+    /// Other files in the folder of the case, by name.
+    other_files: Vec<(&'static str, Vec<u8>)>,
+    check: CheckCase,
+}
+
+/// Reads a case, whose path and content are given; `Err` is a finding.
+type CheckCase = fn(&Path, &[u8]) -> Result<CaseResult, String>;
+
+impl FuzzFormat {
+    /// A format without an encoding and without other files in the folder.
+    fn new(name: &'static str, file: &'static str, seeds: Seeds, check: CheckCase) -> Self {
+        Self { name, file, seeds, encode: <[u8]>::to_vec, other_files: vec![], check }
+    }
 }
 
 /// Result of a case without a finding.
@@ -58,7 +68,7 @@ struct CaseResult {
 
 /// Statistics of a format.
 #[derive(Default)]
-struct Tally {
+struct FormatTally {
     cases: u64,
     accepted: u64,
     peak: u64,
@@ -67,7 +77,7 @@ struct Tally {
 }
 
 /// Options of the command.
-pub struct Request<'a> {
+pub struct FuzzRequest<'a> {
     /// Number of cases per format.
     pub count: u64,
     /// Seed; equal seeds give equal cases.
@@ -77,8 +87,8 @@ pub struct Request<'a> {
 }
 
 /// Parses `--count N`, `--seed N` and `--format NAME`; `None` if an argument is invalid.
-pub fn request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
-    let mut request = Request { count: 10_000, seed: 1, only: "" };
+pub fn request<'a>(words: &[&'a str]) -> Option<FuzzRequest<'a>> {
+    let mut request = FuzzRequest { count: 10_000, seed: 1, only: "" };
     for pair in words.chunks(2) {
         match *pair {
             ["--count", n] => request.count = n.parse().ok()?,
@@ -91,9 +101,9 @@ pub fn request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
 }
 
 /// Runs every format and prints one line about each; `Err` if there are findings.
-pub fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
+pub fn run(root: &Path, request: &FuzzRequest<'_>) -> Result<(), String> {
     let folder = folder();
-    let watch = Watch::start();
+    let watch = Watchdog::start();
     let mut findings = 0;
     println!("{:<16} {:>8} {:>9} {:>14} {:>11}", "format", "cases", "accepted", "peak bytes", "slowest ms");
     for format in formats(root, &folder).iter().filter(|format| format.name.contains(request.only)) {
@@ -104,18 +114,18 @@ pub fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
     if settings::NAME.contains(request.only) {
         // A plan takes longer than a file.
         let count = request.count.div_ceil(SETTINGS);
-        let request = Request { count, seed: request.seed, only: request.only };
+        let request = FuzzRequest { count, seed: request.seed, only: request.only };
         let tally = settings::try_settings(root, &request, &folder.join(settings::NAME), &watch)?;
         tally.print(settings::NAME);
         findings += tally.findings.len();
     }
     match findings {
-        0 => fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display())),
+        0 => fs::remove_dir_all(&folder).map_err(io_error(&folder)),
         n => Err(format!("fuzz: {n} findings; their files are in {}", folder.display())),
     }
 }
 
-fn formats(root: &Path, folder: &Path) -> Vec<Format> {
+fn formats(root: &Path, folder: &Path) -> Vec<FuzzFormat> {
     let mut formats = sequences::formats();
     formats.extend(weights::formats(root, folder));
     formats.extend(texts::formats(root));
@@ -131,27 +141,31 @@ fn folder() -> PathBuf {
 }
 
 /// Runs the cases of one format. Cases with findings are stored under their seed and number.
-fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Watch) -> Result<Tally, String> {
-    let refuse = |e: std::io::Error| format!("{}: {e}", folder.display());
-    fs::create_dir_all(folder).map_err(refuse)?;
-    for (name, bytes) in &format.beside {
-        fs::write(folder.join(name), bytes).map_err(refuse)?;
+fn try_format(
+    format: &FuzzFormat,
+    request: &FuzzRequest<'_>,
+    folder: &Path,
+    watch: &Watchdog,
+) -> Result<FormatTally, String> {
+    fs::create_dir_all(folder).map_err(io_error(folder))?;
+    for (name, bytes) in &format.other_files {
+        fs::write(folder.join(name), bytes).map_err(io_error(folder))?;
     }
     let path = folder.join(format.file);
-    let mut tally = Tally::default();
+    let mut tally = FormatTally::default();
     for number in 0..request.count {
         let mut random = Random::of(request.seed, format.name, number);
-        let mut bytes = (format.wrap)(&mutate(&mut random, &format.stock));
+        let mut bytes = (format.encode)(&mutate(&mut random, &format.seeds));
         // Also damage some files after encoding, for example the compressed stream itself.
         if random.once_in(4) {
-            damage(&mut random, &mut bytes, &format.stock);
+            damage(&mut random, &mut bytes, &format.seeds);
         }
-        overwrite(&path, &bytes).map_err(refuse)?;
-        let what = tally.take(&path, watch, bytes.len(), || (format.check)(&path, &bytes));
+        overwrite(&path, &bytes).map_err(io_error(folder))?;
+        let what = tally.run_case(&path, watch, bytes.len(), || (format.check)(&path, &bytes));
         if let Err(what) = what {
-            let kept = folder.join(format!("found-{}-{number}", request.seed));
-            fs::write(&kept, &bytes).map_err(refuse)?;
-            tally.findings.push(format!("{}: {what}", kept.display()));
+            let saved = folder.join(format!("found-{}-{number}", request.seed));
+            fs::write(&saved, &bytes).map_err(io_error(folder))?;
+            tally.findings.push(format!("{}: {what}", saved.display()));
         }
         if tally.is_given_up() {
             break;
@@ -160,7 +174,7 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
     Ok(tally)
 }
 
-impl Tally {
+impl FormatTally {
     /// Prints the line of a format, and its findings.
     fn print(&self, name: &str) {
         let Self { cases, accepted, peak, slowest, findings } = self;
@@ -174,10 +188,10 @@ impl Tally {
     }
 
     /// Runs one case, whose input of `len` bytes is in the file `path`; `Err` is a finding.
-    fn take(
+    fn run_case(
         &mut self,
         path: &Path,
-        watch: &Watch,
+        watch: &Watchdog,
         len: usize,
         check: impl FnOnce() -> Result<CaseResult, String>,
     ) -> Result<(), String> {
@@ -261,9 +275,9 @@ fn check_message(text: &str) -> Result<(), String> {
 }
 
 /// Watchdog thread that exits the process if a case does not end.
-struct Watch(Arc<Mutex<Option<(Instant, PathBuf)>>>);
+struct Watchdog(Arc<Mutex<Option<(Instant, PathBuf)>>>);
 
-impl Watch {
+impl Watchdog {
     fn start() -> Self {
         let case: Arc<Mutex<Option<(Instant, PathBuf)>>> = Arc::default();
         let seen = Arc::clone(&case);
@@ -277,7 +291,7 @@ impl Watch {
                 }
             }
         });
-        Watch(case)
+        Watchdog(case)
     }
 
     fn begin(&self, path: &Path) {
@@ -304,7 +318,7 @@ mod tests {
     fn a_case_can_be_made_again() {
         let folder = folder();
         for format in formats(&crate::root(), &folder) {
-            let case = |number| mutate(&mut Random::of(7, format.name, number), &format.stock);
+            let case = |number| mutate(&mut Random::of(7, format.name, number), &format.seeds);
             assert_eq!((0..20).map(case).collect::<Vec<_>>(), (0..20).map(case).collect::<Vec<_>>());
         }
     }

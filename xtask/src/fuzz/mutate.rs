@@ -7,6 +7,7 @@ use super::random::Random;
 const LARGEST: usize = 1 << 20;
 
 /// Material for mutations of a format.
+#[derive(Clone)]
 pub struct Seeds {
     /// Files to mutate: valid, or close to valid.
     pub corpus: Vec<Vec<u8>>,
@@ -36,34 +37,35 @@ const MUTATIONS: [Mutation; 16] = [
 ];
 
 /// A file of the corpus with one to four mutations, or, in one of 50 cases, unchanged.
-pub fn mutate(random: &mut Random, stock: &Seeds) -> Vec<u8> {
-    let mut bytes = random.pick(&stock.corpus).clone();
+pub fn mutate(random: &mut Random, seeds: &Seeds) -> Vec<u8> {
+    let mut bytes = random.pick(&seeds.corpus).clone();
     if !random.once_in(50) {
-        damage(random, &mut bytes, stock);
+        damage(random, &mut bytes, seeds);
     }
     bytes
 }
 
 /// Applies one to four mutations to `bytes`.
-pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
+pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
     let times = if random.once_in(2) { 1 } else { 1 + random.below(4) };
     for _ in 0..times {
-        random.pick(&MUTATIONS)(random, bytes, stock);
+        random.pick(&MUTATIONS)(random, bytes, seeds);
         bytes.truncate(LARGEST);
     }
 }
 
 /// Flips a bit.
 fn flip(random: &mut Random, bytes: &mut [u8]) {
-    let (at, bit) = (random.below(bytes.len()), random.below(8));
+    let at = random.below(bytes.len());
+    let bit = random.below(8);
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << bit);
 }
 
 /// Overwrites a byte, mostly by a byte that has a meaning in many formats.
 fn overwrite(random: &mut Random, bytes: &mut [u8]) {
-    const TELLING: &[u8] = b"\0\x01\x7f\x80\xff\n\r\t >@+\"'{}[](),:.-/\\\x1b";
+    const SPECIAL_BYTES: &[u8] = b"\0\x01\x7f\x80\xff\n\r\t >@+\"'{}[](),:.-/\\\x1b";
     let at = random.below(bytes.len());
-    let byte = if random.once_in(3) { random.next() as u8 } else { *random.pick(TELLING) };
+    let byte = if random.once_in(3) { random.next() as u8 } else { *random.pick(SPECIAL_BYTES) };
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b = byte);
 }
 
@@ -73,8 +75,8 @@ fn cut(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
 }
 
 /// Joins a prefix of this file and a suffix of another file of the corpus.
-fn splice(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
-    let other = random.pick(&stock.corpus);
+fn splice(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
+    let other = random.pick(&seeds.corpus);
     bytes.truncate(random.below(bytes.len() + 1));
     bytes.extend_from_slice(&other[random.below(other.len() + 1)..]);
 }
@@ -92,22 +94,22 @@ fn remove(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
 }
 
 /// Inserts a fragment.
-fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
+fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
     let at = random.below(bytes.len() + 1);
-    bytes.splice(at..at, random.pick(&stock.words).iter().copied());
+    bytes.splice(at..at, random.pick(&seeds.words).iter().copied());
 }
 
 /// Inserts a sequence of fragments, which is a program in formats whose fragments are instructions.
-fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
+fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
     let at = random.below(bytes.len() + 1);
-    let words: Vec<u8> = (0..1 + random.below(30)).flat_map(|_| random.pick(&stock.words).clone()).collect();
+    let words: Vec<u8> = (0..1 + random.below(30)).flat_map(|_| random.pick(&seeds.words).clone()).collect();
     bytes.splice(at..at, words);
 }
 
 /// Replaces a name, number or string by a fragment, which preserves the syntax of texts.
-fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
+fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
     if let Some(token) = some_token(random, bytes) {
-        bytes.splice(token, random.pick(&stock.words).iter().copied());
+        bytes.splice(token, random.pick(&seeds.words).iter().copied());
     }
 }
 
@@ -120,9 +122,9 @@ fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
 }
 
 /// Replaces a block by a fragment.
-fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
+fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, seeds: &Seeds) {
     let block = block(random, bytes);
-    bytes.splice(block, random.pick(&stock.words).iter().copied());
+    bytes.splice(block, random.pick(&seeds.words).iter().copied());
 }
 
 /// Overwrites 2, 4 or 8 bytes by a wrong little-endian size.
@@ -208,27 +210,35 @@ fn swap(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
 /// A random range of `bytes`, short in three of four cases.
 fn block(random: &mut Random, bytes: &[u8]) -> std::ops::Range<usize> {
     let start = random.below(bytes.len());
-    let most = if random.once_in(4) { bytes.len() } else { 16 };
-    start..(start + random.below(most + 1)).min(bytes.len())
+    let longest = if random.once_in(4) { bytes.len() } else { 16 };
+    start..(start + random.below(longest + 1)).min(bytes.len())
 }
 
 /// Range of a number in a text: the first after a random position.
 fn some_number(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
-    let is_part = |b: &u8| b.is_ascii_digit() || matches!(b, b'-' | b'.');
     let from = random.below(bytes.len());
     let start = from + bytes[from..].iter().position(u8::is_ascii_digit)?;
-    let len = bytes[start..].iter().position(|b| !is_part(b)).unwrap_or(bytes.len() - start);
+    let len = bytes[start..].iter().position(|&b| !is_number_byte(b)).unwrap_or(bytes.len() - start);
     Some(start..start + len)
+}
+
+/// Whether a number can contain the byte.
+fn is_number_byte(byte: u8) -> bool {
+    byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
+}
+
+/// Whether a word can contain the byte.
+fn is_word_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._".contains(&byte)
 }
 
 /// Range of a quoted string or a word: the first after a random position.
 fn some_token(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
-    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b"-._".contains(b);
     let from = random.below(bytes.len());
-    let start = from + bytes[from..].iter().position(|b| is_part(b) || *b == b'"')?;
+    let start = from + bytes[from..].iter().position(|&b| is_word_byte(b) || b == b'"')?;
     let len = match bytes[start] {
         b'"' => 2 + bytes[start + 1..].iter().position(|&b| b == b'"')?,
-        _ => bytes[start..].iter().position(|b| !is_part(b)).unwrap_or(bytes.len() - start),
+        _ => bytes[start..].iter().position(|&b| !is_word_byte(b)).unwrap_or(bytes.len() - start),
     };
     Some(start..start + len)
 }

@@ -1,7 +1,7 @@
 //! FASTA and FASTQ files, plain and compressed, against an independent reference reader. Invariant: both
 //! readers return equal records, or both refuse the file; each compression is one row of [`COMPRESSIONS`].
 
-use super::{CaseResult, Format, Seeds, check_error, measured};
+use super::{CaseResult, FuzzFormat, Seeds, check_error, measured};
 use flate2::Compression as Level;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
@@ -60,15 +60,17 @@ const BUFFERS: u64 = 1 << 20;
 const LONGEST_NAME: usize = 4096;
 
 /// FASTA and FASTQ, plain and in every compression.
-pub fn formats() -> Vec<Format> {
-    let row = |name, wrap, stock| Format { name, file: "reads", stock, wrap, beside: vec![], check };
-    let mut rows = vec![row("fasta", <[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, fasta())];
-    rows.push(row("fastq", <[u8]>::to_vec, fastq()));
-    for compression in COMPRESSIONS {
-        rows.push(row(compression.formats[0], compression.pack, fasta()));
-        rows.push(row(compression.formats[1], compression.pack, fastq()));
+pub fn formats() -> Vec<FuzzFormat> {
+    let mut formats = vec![
+        FuzzFormat::new("fasta", "reads", fasta(), check),
+        FuzzFormat::new("fastq", "reads", fastq(), check),
+    ];
+    for Compression { formats: [of_fasta, of_fastq], pack, .. } in COMPRESSIONS {
+        for (name, seeds) in [(of_fasta, fasta()), (of_fastq, fastq())] {
+            formats.push(FuzzFormat { encode: *pack, ..FuzzFormat::new(name, "reads", seeds, check) });
+        }
     }
-    rows
+    formats
 }
 
 fn fasta() -> Seeds {
@@ -86,7 +88,8 @@ fn fasta() -> Seeds {
 }
 
 fn fastq() -> Seeds {
-    let (bases, quality) = ("ACGTTGCATN".repeat(60), "IIIIIFFF@+".repeat(60));
+    let bases = "ACGTTGCATN".repeat(60);
+    let quality = "IIIIIFFF@+".repeat(60);
     let long = format!("@long\n{bases}\n+\n{quality}\n");
     let members: [&[u8]; 5] = [
         b"@a one\nACGT\n+\nIIII\n@b\nAC\n+b\n@@\n",
@@ -150,24 +153,26 @@ fn check(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         None => Some(bytes.to_vec()),
     };
     let window = compression.map_or(0, |compression| compression.window);
-    let seen = |len: usize| CaseResult { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
+    // The length of the text before the damage is unknown. 1032 is the maximum compression ratio of deflate, and these
+    // cases do not reach it in other formats.
+    let longest_text = text.as_ref().map_or(bytes.len().saturating_mul(1032), Vec::len);
+    let result = CaseResult { accepted: found.2, peak, allowed: BUFFERS + window + 3 * longest_text as u64 };
     let Some(text) = text else {
-        // The length of the text before the damage is unknown. 1032 is the maximum compression ratio of
-        // deflate, and these cases do not reach it in other formats.
-        let most = seen(bytes.len().saturating_mul(1032));
-        return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(most) };
+        return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(result) };
     };
     let wanted = reference(&text);
-    match found == wanted {
-        true => Ok(seen(text.len())),
-        false => Err(format!("(records, digest, complete) are {found:?}, of the reference {wanted:?}")),
+    if found == wanted {
+        Ok(result)
+    } else {
+        Err(format!("(records, digest, complete) are {found:?}, of the reference {wanted:?}"))
     }
 }
 
 /// Digest by the reader under test, and its error.
 fn ours(path: &Path) -> (Digest, Option<DataError>) {
     let mut digest = DefaultHasher::new();
-    let (mut count, mut record) = (0, Record::default());
+    let mut count = 0;
+    let mut record = Record::default();
     let mut reader = match Reader::open([path]) {
         Ok(reader) => reader,
         Err(error) => return ((0, digest.finish(), false), Some(error)),
@@ -299,8 +304,7 @@ impl Letters {
 /// Whether a file that begins like FASTA or FASTQ is text in UTF-16 or a SAM file.
 fn is_foreign(text: &[u8]) -> bool {
     let headers: [&[u8]; 5] = [b"@HD\tVN:", b"@SQ\t", b"@RG\tID:", b"@PG\tID:", b"@CO\t"];
-    let is_plain = |byte: u8| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n');
-    let is_utf16 = matches!(text, [b'@', 0, letter, 0, ..] if is_plain(*letter));
+    let is_utf16 = matches!(text, [b'@', 0, b' '..=b'~' | b'\t' | b'\r' | b'\n', 0, ..]);
     text.starts_with(b">\0") || is_utf16 || headers.iter().any(|header| text.starts_with(header))
 }
 
@@ -316,14 +320,16 @@ fn is_blank(b: &u8) -> bool {
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
-    // Two members, as parallel compressors write. Writing to a Vec cannot fail.
-    let member = |text: &[u8]| {
-        let mut encoder = GzEncoder::new(vec![], Level::fast());
-        let _ = encoder.write_all(text);
-        encoder.finish().unwrap_or_default()
-    };
+    // Two members, as parallel compressors write.
     let (first, second) = text.split_at(text.len() / 2);
-    [member(first), member(second)].concat()
+    [gzip_member(first), gzip_member(second)].concat()
+}
+
+fn gzip_member(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(vec![], Level::fast());
+    // Writing to a Vec cannot fail.
+    let _ = encoder.write_all(text);
+    encoder.finish().unwrap_or_default()
 }
 
 fn gunzip(bytes: &[u8]) -> Option<Vec<u8>> {

@@ -2,7 +2,8 @@
 //! opened as a run does. Invariant: no value makes the planner panic, take long or hold much memory; an accepted plan fits its
 //! budget and holds every parameter.
 
-use super::{CaseResult, Random, Request, Tally, Watch, measured, messages, overwrite};
+use super::{CaseResult, FormatTally, FuzzRequest, Random, Watchdog, measured, messages, overwrite};
+use crate::io_error;
 use plimsoll_graph::limits::{MAX_GRAPH, MAX_ROWS};
 use plimsoll_graph::{Bytes, Dim};
 use plimsoll_plan::{Program, Target};
@@ -100,7 +101,7 @@ const VALUES: [&str; 40] = [
 const EXCLUDED: [&str; 1] = ["model.from"];
 
 /// One configuration, with the machine that it is planned for.
-struct Case {
+struct SettingsCase {
     base: &'static str,
     flags: Vec<String>,
     /// Name of a target with its budget, in place of this machine and [`BUDGET`].
@@ -109,7 +110,7 @@ struct Case {
     opens: bool,
 }
 
-impl Case {
+impl SettingsCase {
     fn of(random: &mut Random, keys: &[String]) -> Self {
         let mut flags = vec![];
         for _ in 0..if random.once_in(3) { 2 } else { 1 } {
@@ -130,12 +131,16 @@ impl Case {
         )
     }
 
+    /// Whether a flag of the case sets the key.
+    fn sets(&self, key: &str) -> bool {
+        self.flags.iter().any(|flag| flag.starts_with(key))
+    }
+
     /// Plans the configuration, and opens it; `Err` is a finding.
     fn check(&self, root: &Path) -> Result<CaseResult, String> {
         let text = self.base.replace("DATA", &root.join("examples").display().to_string());
-        let stated = |key: &str| self.flags.iter().any(|flag| flag.starts_with(key));
         let budget = if self.target.is_some() { "100%" } else { BUDGET };
-        let own = (!stated("memory.budget")).then(|| format!("memory.budget={budget}"));
+        let own = (!self.sets("memory.budget")).then(|| format!("memory.budget={budget}"));
         let flags: Vec<String> = own.into_iter().chain(self.flags.iter().cloned()).collect();
         let (outcome, peak) = measured(|| -> Result<Result<bool, Vec<String>>, String> {
             let config = match TrainConfig::parse(&text, "settings.yaml", &flags) {
@@ -150,7 +155,7 @@ impl Case {
             };
             let budget = priced::budget(&config, &target).map_err(|error| error.to_string())?;
             believable(&found.program, budget, &target)?;
-            if self.opens && self.target.is_none() && !stated("memory.budget") {
+            if self.opens && self.target.is_none() && !self.sets("memory.budget") {
                 return Ok(match open(&config, Device::Cpu, &mut Silent) {
                     Ok(mut run) => run.batches.take(u64::MAX).map(|_| true).map_err(|error| messages(&error)),
                     Err(error) => Err(messages(&error)),
@@ -226,18 +231,23 @@ fn keys() -> Vec<String> {
 }
 
 /// Runs the cases. Cases with findings are stored under their seed and number.
-pub fn try_settings(root: &Path, request: &Request<'_>, folder: &Path, watch: &Watch) -> Result<Tally, String> {
-    let refuse = |e: std::io::Error| format!("{}: {e}", folder.display());
-    fs::create_dir_all(folder).map_err(refuse)?;
-    let (keys, mut tally) = (keys(), Tally::default());
+pub fn try_settings(
+    root: &Path,
+    request: &FuzzRequest<'_>,
+    folder: &Path,
+    watch: &Watchdog,
+) -> Result<FormatTally, String> {
+    fs::create_dir_all(folder).map_err(io_error(folder))?;
+    let keys = keys();
+    let mut tally = FormatTally::default();
     let path: PathBuf = folder.join("settings.yaml");
     for number in 0..request.count {
-        let case = Case::of(&mut Random::of(request.seed, NAME, number), &keys);
-        overwrite(&path, case.text().as_bytes()).map_err(refuse)?;
-        if let Err(what) = tally.take(&path, watch, case.text().len(), || case.check(root)) {
-            let kept = folder.join(format!("found-{}-{number}", request.seed));
-            fs::write(&kept, case.text()).map_err(refuse)?;
-            tally.findings.push(format!("{}: {what}: {}", kept.display(), case.flags.join(" ")));
+        let case = SettingsCase::of(&mut Random::of(request.seed, NAME, number), &keys);
+        overwrite(&path, case.text().as_bytes()).map_err(io_error(folder))?;
+        if let Err(what) = tally.run_case(&path, watch, case.text().len(), || case.check(root)) {
+            let saved = folder.join(format!("found-{}-{number}", request.seed));
+            fs::write(&saved, case.text()).map_err(io_error(folder))?;
+            tally.findings.push(format!("{}: {what}: {}", saved.display(), case.flags.join(" ")));
         }
         if tally.is_given_up() {
             break;
@@ -255,7 +265,7 @@ mod tests {
     fn bases_are_accepted() {
         for base in BASES {
             for target in [None, Some("h200")] {
-                let case = Case { base, flags: vec![], target, opens: true };
+                let case = SettingsCase { base, flags: vec![], target, opens: true };
                 let result = case.check(&crate::root()).unwrap_or_else(|finding| panic!("{finding}"));
                 assert!(result.accepted && result.peak < ALLOWED, "{base} {target:?}: {}", result.peak);
             }
@@ -270,7 +280,7 @@ mod tests {
             for key in keys {
                 for value in ["1000000000000000000", "4611686018427387904", "9223372036854775807"] {
                     let flags = vec![format!("{key}={value}")];
-                    let case = Case { base, flags, target: None, opens: false };
+                    let case = SettingsCase { base, flags, target: None, opens: false };
                     let result = case.check(&crate::root()).unwrap_or_else(|finding| panic!("{finding}"));
                     assert!(!result.accepted, "{base} {key}={value}");
                 }

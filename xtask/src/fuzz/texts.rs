@@ -2,7 +2,7 @@
 //! files are usable: a tokenizer encodes within its vocabulary, a configuration builds a graph, and a target
 //! gives plans with values in range.
 
-use super::{CaseResult, Format, Seeds, check_error, check_message, measured, messages};
+use super::{CaseResult, FuzzFormat, Seeds, check_error, check_message, measured, messages};
 use plimsoll_data::bounded::read_text;
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_graph::{Bounds, Bytes, Graph};
@@ -15,8 +15,7 @@ use std::path::Path;
 const LARGEST_TARGET: u64 = 1 << 18;
 
 /// The formats of this file.
-pub fn formats(root: &Path) -> Vec<Format> {
-    let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
+pub fn formats(root: &Path) -> Vec<FuzzFormat> {
     let goldens = "fixtures/goldens";
     let small = br#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[
         {"id":0,"content":"[UNK]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
@@ -32,20 +31,25 @@ pub fn formats(root: &Path) -> Vec<Format> {
         "AC":7,"GT":8,"ACGT":9},"merges":["A C","G T","AC GT"]}}"#
         .to_vec();
     let mut tokenizers = vec![small; 7];
-    tokenizers.push(read(&format!("{goldens}/dnabert_s/tokenizer.json")));
+    tokenizers.push(read(root, &format!("{goldens}/dnabert_s/tokenizer.json")));
     let models = ["esm2", "dnabert_s", "caller", "llama3", "qwen2", "qwen3"];
-    let configs = models.map(|model| read(&format!("{goldens}/{model}/config.json")));
-    let targets = ["null", "h200", "cpu"].map(|name| read(&format!("crates/plan/src/targets/{name}.toml")));
-    let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
-    let row = |name, file, corpus: Vec<Vec<u8>>, words, check| {
-        let stock = Seeds { corpus, words };
-        Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
-    };
+    let configs = models.map(|model| read(root, &format!("{goldens}/{model}/config.json")));
+    let targets =
+        ["null", "h200", "cpu"].map(|name| read(root, &format!("crates/plan/src/targets/{name}.toml")));
     vec![
-        row("tokenizer.json", "tokenizer.json", tokenizers, words(TOKENIZER), check_tokenizer),
-        row("config.json", "config.json", configs.to_vec(), words(CONFIG), check_config),
-        row("target.toml", "target.toml", targets.to_vec(), words(TARGET), check_target),
+        FuzzFormat::new("tokenizer.json", "tokenizer.json", seeds(tokenizers, TOKENIZER), check_tokenizer),
+        FuzzFormat::new("config.json", "config.json", seeds(configs.to_vec(), CONFIG), check_config),
+        FuzzFormat::new("target.toml", "target.toml", seeds(targets.to_vec(), TARGET), check_target),
     ]
+}
+
+/// The content of a file of the repository.
+fn read(root: &Path, path: &str) -> Vec<u8> {
+    fs::read(root.join(path)).unwrap_or_default()
+}
+
+fn seeds(corpus: Vec<Vec<u8>>, words: &[&str]) -> Seeds {
+    Seeds { corpus, words: words.iter().map(|word| word.as_bytes().to_vec()).collect() }
 }
 
 const TOKENIZER: &[&str] = &[
@@ -162,8 +166,10 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
             tokens.clear();
             // The tokenizer may refuse a sequence; tokens of accepted sequences must be in range.
             let Ok(unknown) = bpe.encode(sequence, &mut tokens) else { continue };
-            let in_range = |&token: &i32| usize::try_from(token).is_ok_and(|token| token < bpe.vocab_size());
-            if !tokens.iter().all(in_range) || unknown > tokens.len() || tokens.len() > 3 * sequence.len() + 2 {
+            let in_range = tokens
+                .iter()
+                .all(|&token: &i32| usize::try_from(token).is_ok_and(|token| token < bpe.vocab_size()));
+            if !in_range || unknown > tokens.len() || tokens.len() > 3 * sequence.len() + 2 {
                 let text = sequence.escape_ascii();
                 return Ok(Err(format!("'{text}' of {} bytes gives {tokens:?}", sequence.len())));
             }
@@ -183,17 +189,21 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8, packs: 1 };
     let (read, peak) = measured(|| {
         let text = read_text(path, 1 << 20).ok()?;
-        let graph = match CallerConfig::is_caller(&text) {
-            true => CallerConfig::from_json(&text).map(|caller| match caller.tasks.is_empty() {
-                // Without tasks there is no inference graph.
-                true => caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default()),
-                false => caller.graph(bounds),
-            }),
-            false => SequenceModel::from_json(&text).map(|model| {
+        let graph = if CallerConfig::is_caller(&text) {
+            CallerConfig::from_json(&text).map(|caller| {
+                if caller.tasks.is_empty() {
+                    // Without tasks there is no inference graph.
+                    caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default())
+                } else {
+                    caller.graph(bounds)
+                }
+            })
+        } else {
+            SequenceModel::from_json(&text).map(|model| {
                 let frequencies = model.derived("rotary_emb.inv_freq").unwrap_or_default();
                 assert!(frequencies.iter().all(|f| f.is_finite()), "{frequencies:?}");
                 model.graph(bounds, &[Output::Mean])
-            }),
+            })
         };
         Some(graph.map(|graph| graph.map(|graph| in_range(&graph))))
     });
@@ -213,10 +223,14 @@ fn in_range(graph: &Graph) -> Result<bool, String> {
             return Err(format!("`{wrong}` in its graph"));
         }
     }
-    let product = |shape: &[u64]| shape.iter().try_fold(4u64, |product, &size| product.checked_mul(size));
-    let pieces = graph.params.iter().flat_map(|param| &param.pieces);
-    let bytes = pieces.map(|piece| product(&piece.shape)).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?));
-    bytes.map(|_| true).ok_or_else(|| "more weights than can be counted".to_owned())
+    let mut sum = 0u64;
+    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
+        let bytes = piece.shape.iter().try_fold(4u64, |product, &size| product.checked_mul(size));
+        sum = bytes
+            .and_then(|bytes| sum.checked_add(bytes))
+            .ok_or_else(|| "more weights than can be counted".to_owned())?;
+    }
+    Ok(true)
 }
 
 /// Reads a target and plans a model for it.
@@ -250,7 +264,9 @@ fn use_target(target: &Target) -> Result<(), String> {
     let graph = encoder.graph(bounds, &[Output::Mean]).map_err(|e| e.to_string())?;
     let Ok(plan) = compile(&graph, &Policy::default(), target) else { return Ok(()) };
     let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-    let (peak, seconds, digest) = (program.peak(), program.seconds(), program.digest());
+    let peak = program.peak();
+    let seconds = program.seconds();
+    let digest = program.digest();
     if program.ledger().total() != peak || peak < Bytes(1 << 10) || !seconds.is_finite() || digest.is_err() {
         return Err(format!("the ledger is {}, the peak {peak}, a step takes {seconds} s", program.ledger()));
     }

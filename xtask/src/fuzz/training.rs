@@ -2,7 +2,7 @@
 //! Invariant: accepted data is used completely: every byte of a document is a target once, every id is in the
 //! vocabulary, every row is finite, every crop of a genome has a class of its tasks.
 
-use super::{CaseResult, Format, Seeds, check_error, measured};
+use super::{CaseResult, FuzzFormat, Seeds, check_error, measured};
 use plimsoll_data::DataError;
 use plimsoll_data::codons;
 use plimsoll_data::rows::{NpzLayout, NpzWriter, ValueType};
@@ -26,11 +26,7 @@ const LONGEST: usize = 1 << 16;
 const VOCAB: usize = 1000;
 
 /// One format for each kind of file.
-pub fn formats() -> Vec<Format> {
-    let row = |name, file, corpus: Vec<Vec<u8>>, words: &[&[u8]], check| {
-        let stock = Seeds { corpus, words: words.iter().map(|word| word.to_vec()).collect() };
-        Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
-    };
+pub fn formats() -> Vec<FuzzFormat> {
     let texts =
         [&b"one\ntwo words\r\n\r\n\xef\xbb\xbfthree\n"[..], b"", b"\xef\xbb\xbfa\rb\r\r\n c \n\n\n", b"x"];
     let lines = [
@@ -42,8 +38,9 @@ pub fn formats() -> Vec<Format> {
         &[b"\"text\":", b"{", b"}", b"[", b"\\ud800", b"\n", b"null", b"\"text\":\"z\",", b"\\u0000"];
     let numbers: &[&[u8]] =
         &[b"'descr': '<f4', ", b"(3, 2)", b"18446744073709551615", b"-1", b"'<f8'", b"\x93NUMPY"];
-    let mut rows = row("rows.npy", "rows.npy", npys(), numbers, check_rows);
-    rows.beside = vec![("rows.ids.txt", b"a\nb\nc\n".to_vec()), ("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
+    let mut rows = FuzzFormat::new("rows.npy", "rows.npy", seeds(npys(), numbers), check_rows);
+    rows.other_files =
+        vec![("rows.ids.txt", b"a\nb\nc\n".to_vec()), ("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
     let archive: &[&[u8]] = &[
         b"'<f2'",
         b"(3, 2)",
@@ -54,8 +51,9 @@ pub fn formats() -> Vec<Format> {
         b"ids.npy",
         b"\xff\xff\xff\xff",
     ];
-    let mut archives = row("rows.npz", "rows.npz", npzs(), archive, check_rows);
-    archives.beside = vec![("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
+    let npz = [ValueType::F32, ValueType::F16].map(npz).to_vec();
+    let mut archives = FuzzFormat::new("rows.npz", "rows.npz", seeds(npz, archive), check_rows);
+    archives.other_files = vec![("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
     let tables = [
         &b"id\tsplit\tclass\tfamily\nr0\ttrain\tvirus\ta\nr1\ttrain\t?\t\nr2\tvalidation\tother\tb\nr3\t-\tx\t\n"[..],
         b"\xef\xbb\xbffamily\tclass\tid\tnote\tsplit\r\n\r\n\t\tr3\t\ttrain\r\n\tother\tr0\t\tvalidation\r\na\tvirus\tr1\tx\ttrain\r\na\tvirus\tr2\t\ttrain",
@@ -73,24 +71,26 @@ pub fn formats() -> Vec<Format> {
         b"\nr1\t-\t\t",
         b"\x1b[2J",
     ];
-    let mut crops = row("crops.tsv", "records.tsv", owned(&tables), cells, check_crops);
-    let record = |number: usize| format!(">r{number}\n{}\n", "ACGTTGCANacgu".repeat(3 + number));
-    crops.beside = vec![("records.fa", (0..4).map(record).collect::<String>().into_bytes())];
+    let mut crops = FuzzFormat::new("crops.tsv", "records.tsv", seeds(owned(&tables), cells), check_crops);
+    let records: String =
+        (0..4).map(|number| format!(">r{number}\n{}\n", "ACGTTGCANacgu".repeat(3 + number))).collect();
+    crops.other_files = vec![("records.fa", records.into_bytes())];
+    let text = seeds(owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"]);
+    let ids = seeds(ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"]);
+    let tokenizers = vec![byte_pairs(), sentence_pieces(), llama3(&byte_pairs())];
     vec![
         crops,
-        row("train.txt", "t.txt", owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"], check_text),
-        row("train.jsonl", "t.jsonl", owned(&lines), json, check_json),
-        row("train.bin", "t.bin", ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"], check_ids),
-        row(
-            "byte pairs",
-            "tokenizer.json",
-            vec![byte_pairs(), sentence_pieces(), llama3(&byte_pairs())],
-            TOKENIZER,
-            check_byte_pairs,
-        ),
+        FuzzFormat::new("train.txt", "t.txt", text, check_text),
+        FuzzFormat::new("train.jsonl", "t.jsonl", seeds(owned(&lines), json), check_json),
+        FuzzFormat::new("train.bin", "t.bin", ids, check_ids),
+        FuzzFormat::new("byte pairs", "tokenizer.json", seeds(tokenizers, TOKENIZER), check_byte_pairs),
         rows,
         archives,
     ]
+}
+
+fn seeds(corpus: Vec<Vec<u8>>, words: &[&[u8]]) -> Seeds {
+    Seeds { corpus, words: owned(words) }
 }
 
 const TOKENIZER: &[&[u8]] = &[
@@ -161,34 +161,33 @@ fn sentence_pieces() -> Vec<u8> {
 
 /// `.npy` files of shape (3, 2): finite, and with a NaN.
 fn npys() -> Vec<Vec<u8>> {
-    let array = |header: &str, values: &[f32]| {
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((header.len() as u16).to_le_bytes());
-        bytes.extend(header.as_bytes());
-        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        bytes
-    };
     let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }\n";
-    vec![array(header, &[0.0, 1.0, 2.5, -3.0, 4.0, 5.0]), array(header, &[0.0, f32::NAN, 1.0, 2.0, 3.0, 4.0])]
+    vec![npy(header, &[0.0, 1.0, 2.5, -3.0, 4.0, 5.0]), npy(header, &[0.0, f32::NAN, 1.0, 2.0, 3.0, 4.0])]
 }
 
-/// `.npz` files with a matrix of shape (3, 2), for both types of values.
-fn npzs() -> Vec<Vec<u8>> {
-    // Two tests make the formats at the same time.
+/// A `.npy` file with this header.
+fn npy(header: &str, values: &[f32]) -> Vec<u8> {
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    bytes
+}
+
+/// A `.npz` file with a matrix of shape (3, 2).
+fn npz(values: ValueType) -> Vec<u8> {
+    // Two tests make the formats at the same time, so each file has a name of its own.
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let archive = |values: ValueType| {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("plimsoll-fuzz-{}-{number}.npz", std::process::id()));
-        let mut writer = NpzWriter::create(&path, NpzLayout::Matrix, &[2], values).expect("created");
-        for (name, row) in [("a", [0.0, 1.0]), ("b", [2.5, -3.0]), ("c", [4.0, 5.0])] {
-            writer.write(name, 7, &row).expect("written");
-        }
-        writer.finish("{}").expect("finished");
-        let bytes = std::fs::read(&path).expect("read");
-        std::fs::remove_file(&path).expect("removed");
-        bytes
-    };
-    [ValueType::F32, ValueType::F16].map(archive).to_vec()
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("plimsoll-fuzz-{}-{number}.npz", std::process::id()));
+    let mut writer = NpzWriter::create(&path, NpzLayout::Matrix, &[2], values).expect("created");
+    for (name, row) in [("a", [0.0, 1.0]), ("b", [2.5, -3.0]), ("c", [4.0, 5.0])] {
+        writer.write(name, 7, &row).expect("written");
+    }
+    writer.finish("{}").expect("finished");
+    let bytes = std::fs::read(&path).expect("read");
+    std::fs::remove_file(&path).expect("removed");
+    bytes
 }
 
 fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {
@@ -220,9 +219,9 @@ fn check_json(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 
 fn check_ids(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let format = Kind::Ids { width: IdWidth::U16, end: Some(9) };
+    let settings = settings(path, format, TokenizerKind::Ids { vocab: VOCAB });
     // The first id of a document is not a target.
-    let targets = |bytes: u64, documents: u64| bytes / 2 - documents;
-    check(path, bytes, settings(path, format, TokenizerKind::Ids { vocab: VOCAB }), targets)
+    check(path, bytes, settings, |bytes, documents| bytes / 2 - documents)
 }
 
 /// Opens a data set and reads an epoch. `targets` gives the expected number of targets from the numbers of
@@ -258,8 +257,7 @@ fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError>
     let mut stream = data.stream(Split::Train, &data.start())?;
     let mut pack = Pack::default();
     while stream.fill(&mut pack)? {
-        let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < vocab);
-        if !pack.ids.iter().chain(&pack.targets).all(known) {
+        if !pack.ids.iter().chain(&pack.targets).all(|&id| is_id(id, vocab)) {
             return Ok(Err(format!("an id out of range: {:?}", pack.ids)));
         }
         if pack.spans.last().map(|span| span[1] as usize) != Some(pack.ids.len()) {
@@ -267,6 +265,11 @@ fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError>
         }
     }
     Ok(Ok(stream.counts().targets))
+}
+
+/// Whether a token id is in a vocabulary of `vocab` tokens.
+fn is_id(id: i32, vocab: usize) -> bool {
+    usize::try_from(id).is_ok_and(|id| id < vocab)
 }
 
 /// Opens a tokenizer and encodes a text with it.
@@ -277,8 +280,7 @@ fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         let mut tokens = Vec::new();
         // The tokenizer may refuse the text; tokens of an accepted text must be in range.
         let encoded = pairs.encode(text.as_bytes(), &mut tokens);
-        let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < pairs.size());
-        let sound = tokens.iter().all(known) && tokens.len() <= 3 * text.len() + 18;
+        let sound = tokens.iter().all(|&id| is_id(id, pairs.size())) && tokens.len() <= 3 * text.len() + 18;
         let special = tokens.iter().any(|id| pairs.specials().contains(id) && pairs.unknown() != Some(*id));
         Ok::<_, DataError>((encoded.is_ok(), sound && !special, tokens.len()))
     });
@@ -305,7 +307,8 @@ fn check_rows(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         let set = RowSet::open(settings)?;
         let mut pack = RowPack::default();
         let mut stream = set.stream(Split::Train, &set.start())?;
-        let (mut rows, mut finite) = (0, true);
+        let mut rows = 0;
+        let mut finite = true;
         while stream.fill(&mut pack)? {
             rows += pack.targets.len() as u64;
             finite &= pack.parts[0].iter().all(|value| value.is_finite());

@@ -2,7 +2,7 @@
 //! accepted files lie within the file and are readable, the safetensors crate agrees, no file outside of the
 //! folder is opened, and no instruction of a pickle is executed.
 
-use super::{CaseResult, Format, Seeds, check_error, measured};
+use super::{CaseResult, FuzzFormat, Seeds, check_error, measured};
 use plimsoll_data::weights::{ObjectKind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
 use safetensors::SafeTensors;
 use std::fs;
@@ -19,32 +19,36 @@ const TIMES: u64 = 192;
 const MARKER: &str = "it-was-run";
 
 /// The formats of this file.
-pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
+pub fn formats(root: &Path, folder: &Path) -> Vec<FuzzFormat> {
     let head = fs::read(root.join("fixtures/goldens/head.pth")).unwrap_or_default();
-    let row = |name, file, corpus: Vec<Vec<u8>>, words, wrap, check| {
-        let stock = Seeds { corpus, words };
-        Format { name, file, stock, wrap, beside: vec![], check }
-    };
-    let as_is: fn(&[u8]) -> Vec<u8> = <[u8]>::to_vec;
     let zips = vec![head, torch(&state_dict()), torch(b"}."), zip(&[("a/x", b"y"), ("a/data.pkl", b"}.")])];
     let outside = folder.join("outside.safetensors").display().to_string();
-    let shard = |name: &str| {
-        [&br#"{""#[..], name.as_bytes(), br#"":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#].concat()
-    };
     let shards = vec![
-        ("s1.safetensors", safetensors(&[&shard("a")[..], b"\0\0\x80\x3f"].concat())),
-        ("s2.safetensors", safetensors(&[&shard("b")[..], b"\0\0\0\x40"].concat())),
+        ("s1.safetensors", shard("a", 1.0)),
+        ("s2.safetensors", shard("b", 2.0)),
         // This file is one folder up, where an index must not lead.
-        ("../outside.safetensors", safetensors(&[&shard("a")[..], b"\0\0\x80\x3f"].concat())),
+        ("../outside.safetensors", shard("a", 1.0)),
     ];
-    let index = row("index.json", "w.index.json", indexes(), index_words(&outside), as_is, check_index);
+    let headers = Seeds { corpus: headers(), words: header_words() };
+    let zips = Seeds { corpus: zips, words: zip_words() };
+    let pickles = Seeds { corpus: pickles(), words: opcodes() };
+    let indexes = Seeds { corpus: indexes(), words: index_words(&outside) };
+    let header = FuzzFormat::new("safetensors", "w.safetensors", headers, check_safetensors);
+    let torch_pickle = FuzzFormat::new("torch pickle", "w.pt", pickles.clone(), check_torch);
+    let index = FuzzFormat::new("index.json", "w.index.json", indexes, check_index);
     vec![
-        row("safetensors", "w.safetensors", headers(), header_words(), safetensors, check_safetensors),
-        row("torch zip", "w.pt", zips, zip_words(), as_is, check_torch),
-        row("torch pickle", "w.pt", pickles(), opcodes(), torch, check_torch),
-        row("bare pickle", "w.bin", pickles(), opcodes(), as_is, check_torch),
-        Format { beside: shards, ..index },
+        FuzzFormat { encode: safetensors, ..header },
+        FuzzFormat::new("torch zip", "w.pt", zips, check_torch),
+        FuzzFormat { encode: torch, ..torch_pickle },
+        FuzzFormat::new("bare pickle", "w.bin", pickles, check_torch),
+        FuzzFormat { other_files: shards, ..index },
     ]
+}
+
+/// A safetensors file with one tensor of one element.
+fn shard(name: &str, value: f32) -> Vec<u8> {
+    let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#);
+    safetensors(&[header.as_bytes(), &value.to_le_bytes()].concat())
 }
 
 /// Headers with values; [`safetensors()`] prepends the length of the header.
@@ -65,8 +69,7 @@ fn headers() -> Vec<Vec<u8>> {
             7,
         ),
     ];
-    let file = |(header, bytes): (&str, usize)| [header.as_bytes(), &vec![0x3f; bytes]].concat();
-    members.map(file).to_vec()
+    members.map(|(header, bytes)| [header.as_bytes(), &vec![0x3f; bytes]].concat()).to_vec()
 }
 
 fn header_words() -> Vec<Vec<u8>> {
@@ -123,9 +126,6 @@ fn state_dict() -> Vec<u8> {
 
 /// Instructions that rebuild a tensor from the storage `0`.
 fn tensor(offset: u8, shape: &[u8], stride: &[u8]) -> Vec<u8> {
-    let tuple = |sizes: &[u8]| {
-        [b"(", &sizes.iter().flat_map(|&size| [b'K', size]).collect::<Vec<u8>>()[..], b"t"].concat()
-    };
     [
         &b"ctorch._utils\n_rebuild_tensor_v2\n(("[..],
         &text("storage"),
@@ -134,11 +134,17 @@ fn tensor(offset: u8, shape: &[u8], stride: &[u8]) -> Vec<u8> {
         &text("cpu"),
         b"K\x04tQK",
         &[offset],
-        &tuple(shape),
-        &tuple(stride),
+        &size_tuple(shape),
+        &size_tuple(stride),
         b"\x89ccollections\nOrderedDict\n)RtR",
     ]
     .concat()
+}
+
+/// Instructions that push a tuple of sizes.
+fn size_tuple(sizes: &[u8]) -> Vec<u8> {
+    let pushes: Vec<u8> = sizes.iter().flat_map(|&size| [b'K', size]).collect();
+    [b"(", &pushes[..], b"t"].concat()
 }
 
 /// Instruction that pushes a string.
@@ -231,8 +237,7 @@ fn opcodes() -> Vec<Vec<u8>> {
     words.push([b"(K\0", &huge[..], &huge, b"t"].concat());
     words.push(tensor(0, &[0, 2], &[1, 1]));
     // An empty tensor whose other sizes have a product that overflows.
-    let pair = |first: &[u8], second: &[u8]| [b"(", first, second, b"t"].concat();
-    words.push(replaced(&state_dict(), &pair(b"K\x02", b"K\x02"), &[b"(K\0", &huge[..], &huge, b"t"].concat()));
+    words.push(replaced(&state_dict(), &size_tuple(&[2, 2]), &[b"(K\0", &huge[..], &huge, b"t"].concat()));
     words.push(tensor(0, &[2, 2], &[1, 2]));
     words
 }
@@ -252,11 +257,12 @@ fn torch(pickle: &[u8]) -> Vec<u8> {
 
 /// A zip file with uncompressed entries.
 fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let le16 = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let le32 = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let (mut file, mut directory) = (vec![], vec![]);
+    let mut file = vec![];
+    let mut directory = vec![];
     for (name, bytes) in entries {
-        let (at, size, name_len) = (file.len() as u32, bytes.len() as u32, name.len() as u16);
+        let at = file.len() as u32;
+        let size = bytes.len() as u32;
+        let name_len = name.len() as u16;
         // Version, flags, method, time, date; CRC and sizes; lengths of the name and the extra field.
         let common = [le16(&[20, 0, 0, 0, 0]), le32(&[0, size, size]), le16(&[name_len, 0])].concat();
         file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
@@ -267,6 +273,16 @@ fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let end =
         [le16(&[0, 0, count, count]), le32(&[directory.len() as u32, file.len() as u32]), le16(&[0])].concat();
     [&file[..], &directory, b"PK\x05\x06", &end].concat()
+}
+
+/// Little-endian bytes of 16-bit numbers.
+fn le16(values: &[u16]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Little-endian bytes of 32-bit numbers.
+fn le32(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 fn zip_words() -> Vec<Vec<u8>> {
@@ -372,9 +388,10 @@ fn check_index(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let accepted = match read {
         Ok(weights) => {
             let folder = path.parent().and_then(|folder| folder.canonicalize().ok()).unwrap_or_default();
-            let inside = |file: &Path| file.canonicalize().is_ok_and(|file| file.starts_with(&folder));
-            if let Some(file) = weights.files().iter().find(|file| !inside(file)) {
-                return Err(format!("it opened {}", file.display()));
+            for file in weights.files() {
+                if !file.canonicalize().is_ok_and(|file| file.starts_with(&folder)) {
+                    return Err(format!("it opened {}", file.display()));
+                }
             }
             true
         }
@@ -394,13 +411,15 @@ fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, Weight
         if tensor.offset() > len || tensor.bytes() > len {
             return Ok(Err(format!("{tensor:?} in a file of {len} bytes")));
         }
-        let (mut floats, mut integers) = ([0.0; PART as usize], [0; PART as usize]);
+        let mut floats = [0.0; PART as usize];
+        let mut integers = [0; PART as usize];
         for start in (0..tensor.elements()).step_by(PART as usize) {
             let part = start..tensor.elements().min(start + PART);
             let count = (part.end - part.start) as usize;
-            let done = match tensor.dtype().is_float() {
-                true => weights.read_f32(tensor.name(), part, &mut floats[..count]),
-                false => weights.read_i64(tensor.name(), part, &mut integers[..count]),
+            let done = if tensor.dtype().is_float() {
+                weights.read_f32(tensor.name(), part, &mut floats[..count])
+            } else {
+                weights.read_i64(tensor.name(), part, &mut integers[..count])
             };
             if let Err(error) = done {
                 return Ok(Err(format!("a tensor of an open file does not read: {error}")));

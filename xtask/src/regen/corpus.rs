@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::Random;
+use super::SplitMix64;
 
 /// Minimum length of the text; the last entry may exceed it.
 const BYTES: usize = 500_000;
@@ -138,7 +138,7 @@ pub fn write(root: &Path) -> Result<(), String> {
 
 /// Generates the text.
 fn text() -> String {
-    let mut random = Random(0x0050_4c49_4d53_4f4c);
+    let mut random = SplitMix64(0x0050_4c49_4d53_4f4c);
     let mut text = String::with_capacity(BYTES + 1000);
     while text.len() < BYTES {
         if !text.is_empty() {
@@ -159,7 +159,7 @@ struct Ship {
 }
 
 /// Generates one paragraph: a ship arrives, is loaded, and leaves or is delayed.
-fn entry(random: &mut Random, text: &mut String) {
+fn entry(random: &mut SplitMix64, text: &mut String) {
     let from = random.pick(PORTS);
     let to = loop {
         let to = random.pick(PORTS);
@@ -191,7 +191,7 @@ fn entry(random: &mut Random, text: &mut String) {
 }
 
 /// A sentence in the middle of an entry.
-fn sentence(ship: &Ship, random: &mut Random) -> String {
+fn sentence(ship: &Ship, random: &mut SplitMix64) -> String {
     let Ship { name, master, cargo, from, to } = ship;
     match random.below(7) {
         0 => format!("She took {} hundred tons of {cargo} for {to}.", random.pick(NUMBERS)),
@@ -207,7 +207,7 @@ fn sentence(ship: &Ship, random: &mut Random) -> String {
 }
 
 /// The last sentence of an entry.
-fn end(ship: &Ship, random: &mut Random) -> String {
+fn end(ship: &Ship, random: &mut SplitMix64) -> String {
     let Ship { name, master, cargo, to, .. } = ship;
     match random.below(4) {
         0 => format!(
@@ -220,7 +220,7 @@ fn end(ship: &Ship, random: &mut Random) -> String {
     }
 }
 
-impl Random {
+impl SplitMix64 {
     /// A number below `n`: the high half of a 128-bit product, which needs no division.
     fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize

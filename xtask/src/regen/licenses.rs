@@ -101,8 +101,9 @@ fn external(metadata: &Value) -> impl Iterator<Item = &Value> {
 
 /// Name and version of a package.
 fn key(package: &Value) -> (String, String) {
-    let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
-    (text("name"), text("version"))
+    let name = package["name"].as_str().unwrap_or_default();
+    let version = package["version"].as_str().unwrap_or_default();
+    (name.to_owned(), version.to_owned())
 }
 
 /// Registry packages that are linked into the binary: all packages that the package of the command reaches
@@ -115,8 +116,9 @@ fn linked(metadata: &Value) -> Result<Vec<&Value>, String> {
     });
     let command =
         command.and_then(|package| package["id"].as_str()).ok_or("no package has the binary `plimsoll`")?;
-    let (mut reached, mut open) = (BTreeSet::new(), vec![command]);
-    while let Some(id) = open.pop() {
+    let mut reached = BTreeSet::new();
+    let mut pending = vec![command];
+    while let Some(id) = pending.pop() {
         if !reached.insert(id) {
             continue;
         }
@@ -124,7 +126,7 @@ fn linked(metadata: &Value) -> Result<Vec<&Value>, String> {
         let normal =
             // `cargo metadata` gives the kind null to normal dependencies.
             list(&node["deps"]).filter(|dep| list(&dep["dep_kinds"]).any(|kind| kind["kind"].is_null()));
-        open.extend(normal.filter_map(|dep| dep["pkg"].as_str()));
+        pending.extend(normal.filter_map(|dep| dep["pkg"].as_str()));
     }
     Ok(external(metadata)
         .filter(|package| package["id"].as_str().is_some_and(|id| reached.contains(id)))
@@ -155,9 +157,10 @@ fn license_texts(root: &Path, package: &Value) -> Result<Vec<(String, String)>, 
             fs::read_to_string(root.join("LICENSE-APACHE")).map_err(|e| format!("LICENSE-APACHE: {e}"))?;
         texts.push((format!("{name} {version} ({license})"), text));
     }
-    match texts.is_empty() {
-        true => Err(format!("{name} {version}: no licence text in {}", folder.display())),
-        false => Ok(texts),
+    if texts.is_empty() {
+        Err(format!("{name} {version}: no licence text in {}", folder.display()))
+    } else {
+        Ok(texts)
     }
 }
 

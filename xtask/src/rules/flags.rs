@@ -4,24 +4,24 @@
 use super::{Violation, hit};
 use crate::source::{File, in_word};
 
-/// Flags of other programs that literals of a file may have.
-struct Foreign {
+/// Flags of other programs that string literals of a file may have.
+struct ForeignFlags {
     file: &'static str,
     flags: &'static [&'static str],
 }
 
-const FOREIGN: &[Foreign] = &[
+const FOREIGN: &[ForeignFlags] = &[
     // Options of the compiler of CUDA kernels.
-    Foreign {
+    ForeignFlags {
         file: "crates/cuda/src/compile.rs",
         flags: &["--ptxas-options", "--gpu-architecture", "--std", "--define-macro"],
     },
     // The command that downloads a model from the hub.
-    Foreign { file: "crates/data/src/weights/error.rs", flags: &["--revision"] },
+    ForeignFlags { file: "crates/data/src/weights/error.rs", flags: &["--revision"] },
     // VirNucPro's own command.
-    Foreign { file: "crates/plot/src/error.rs", flags: &["--keep-intermediate"] },
+    ForeignFlags { file: "crates/plot/src/error.rs", flags: &["--keep-intermediate"] },
     // The script examples/caller/calibrate.py.
-    Foreign { file: "crates/virus/src/error.rs", flags: &["--start"] },
+    ForeignFlags { file: "crates/virus/src/error.rs", flags: &["--start"] },
 ];
 
 /// Crates under `crates/` that are no libraries of a front end: the command line, and what only tests use.
@@ -73,8 +73,9 @@ pub fn flags(file: &File) -> Vec<Violation> {
 
 /// Whether a path is of the sources of a crate, and not of a module of tests.
 fn is_library(path: &str) -> bool {
-    let is_tests = |part: &str| part == "tests" || part == "tests.rs";
-    path.starts_with("crates/") && path.contains("/src/") && !path.split('/').any(is_tests)
+    path.starts_with("crates/")
+        && path.contains("/src/")
+        && !path.split('/').any(|part| part == "tests" || part == "tests.rs")
 }
 
 /// The content of a string literal, whose lines that end with a backslash are joined.
@@ -94,8 +95,8 @@ fn flags_in(text: &str) -> Vec<&str> {
             continue;
         }
         let rest = &text[at..];
-        let in_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let word = &rest[..rest.find(|c| !in_name(c)).unwrap_or(rest.len())];
+        let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'));
+        let word = &rest[..end.unwrap_or(rest.len())];
         let is_flag = word == "-o"
             || word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()));
         if is_flag {

@@ -5,7 +5,7 @@ use super::{Violation, hit};
 use crate::source::File;
 
 /// A crate of the workspace.
-struct Row {
+struct CrateFloor {
     name: &'static str,
     /// Floor of the crate. Its tests may depend on crates on this floor or below.
     floor: u8,
@@ -14,29 +14,45 @@ struct Row {
 }
 
 /// The table of ARCHITECTURE.md. A crate that is missing here is a violation.
-const TABLE: &[Row] = &[
-    Row { name: "graph", floor: 0, may: &[] },
-    Row { name: "setting", floor: 0, may: &[] },
-    Row { name: "data", floor: 0, may: &["setting"] },
-    Row { name: "plan", floor: 1, may: &["graph", "setting"] },
-    Row { name: "models", floor: 1, may: &["graph"] },
-    Row { name: "exec", floor: 2, may: &["graph", "plan"] },
-    Row { name: "cpu", floor: 2, may: &["graph", "plan", "exec"] },
-    Row { name: "cuda", floor: 2, may: &["graph", "setting", "plan", "exec"] },
+const TABLE: &[CrateFloor] = &[
+    CrateFloor { name: "graph", floor: 0, may: &[] },
+    CrateFloor { name: "setting", floor: 0, may: &[] },
+    CrateFloor { name: "data", floor: 0, may: &["setting"] },
+    CrateFloor { name: "plan", floor: 1, may: &["graph", "setting"] },
+    CrateFloor { name: "models", floor: 1, may: &["graph"] },
+    CrateFloor { name: "exec", floor: 2, may: &["graph", "plan"] },
+    CrateFloor { name: "cpu", floor: 2, may: &["graph", "plan", "exec"] },
+    CrateFloor { name: "cuda", floor: 2, may: &["graph", "setting", "plan", "exec"] },
     // Only for tests: crates name it in [dev-dependencies] alone.
-    Row { name: "testing", floor: 2, may: &["graph", "plan", "exec", "cpu"] },
-    Row { name: "runtime", floor: 3, may: &["graph", "setting", "plan", "exec", "cpu", "models", "data"] },
-    Row { name: "embed", floor: 4, may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"] },
-    Row {
+    CrateFloor { name: "testing", floor: 2, may: &["graph", "plan", "exec", "cpu"] },
+    CrateFloor {
+        name: "runtime",
+        floor: 3,
+        may: &["graph", "setting", "plan", "exec", "cpu", "models", "data"],
+    },
+    CrateFloor {
+        name: "embed",
+        floor: 4,
+        may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"],
+    },
+    CrateFloor {
         name: "tools",
         floor: 4,
         may: &["graph", "setting", "plan", "exec", "cpu", "models", "data", "runtime"],
     },
-    Row { name: "train", floor: 4, may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"] },
-    Row { name: "virus", floor: 4, may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"] },
-    Row { name: "plot", floor: 5, may: &["setting", "data", "runtime", "train", "virus"] },
-    Row { name: "report", floor: 5, may: &["setting", "data", "runtime", "train", "virus"] },
-    Row {
+    CrateFloor {
+        name: "train",
+        floor: 4,
+        may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"],
+    },
+    CrateFloor {
+        name: "virus",
+        floor: 4,
+        may: &["graph", "setting", "plan", "exec", "models", "data", "runtime"],
+    },
+    CrateFloor { name: "plot", floor: 5, may: &["setting", "data", "runtime", "train", "virus"] },
+    CrateFloor { name: "report", floor: 5, may: &["setting", "data", "runtime", "train", "virus"] },
+    CrateFloor {
         name: "plimsoll",
         floor: 5,
         may: &[
@@ -44,7 +60,7 @@ const TABLE: &[Row] = &[
             "virus",
         ],
     },
-    Row {
+    CrateFloor {
         name: "cli",
         floor: 6,
         may: &["setting", "runtime", "embed", "tools", "train", "virus", "plot", "report", "cuda"],
@@ -60,8 +76,8 @@ pub fn floors(file: &File) -> Vec<Violation> {
         return vec![hit(1, format!("`{}` has no row in the table of floors", file.crate_name()))];
     };
     let mut hits = Vec::new();
-    for entry in entries(&file.text) {
-        let Some(on) = entry.own() else { continue };
+    for entry in dependencies_of(&file.text) {
+        let Some(on) = entry.workspace_crate() else { continue };
         if !allowed(row, on, entry.table) {
             let what = format!("`{}` may not have `{on}` in [{}]", row.name, entry.table);
             hits.push(hit(entry.line, what));
@@ -76,29 +92,29 @@ pub fn reason(file: &File) -> Vec<Violation> {
     if !file.path.ends_with("Cargo.toml") {
         return Vec::new();
     }
-    let bare = entries(&file.text)
-        .into_iter()
-        .filter(|entry| entry.own().is_none() && !entry.text.contains("workspace = true") && !entry.has_reason);
+    let bare = dependencies_of(&file.text).into_iter().filter(|entry| {
+        entry.workspace_crate().is_none() && !entry.text.contains("workspace = true") && !entry.has_reason
+    });
     bare.map(|entry| hit(entry.line, format!("no comment says why `{}` is needed", entry.name))).collect()
 }
 
-fn row(name: &str) -> Option<&'static Row> {
+fn row(name: &str) -> Option<&'static CrateFloor> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-fn allowed(row: &Row, on: &str, table: &str) -> bool {
+fn allowed(row: &CrateFloor, on: &str, table: &str) -> bool {
     let listed = row.may.contains(&on);
     if !table.contains("dev-dependencies") {
         return listed;
     }
     // Only `cli` and the library `plimsoll` depend on `cuda`, and the tests of `exec`, which run on every
     // device. A crate is not a dependency of its own tests.
-    let below = self::row(on).is_some_and(|on| on.floor <= row.floor);
-    listed || (below && (on != "cuda" || row.name == "exec") && on != row.name)
+    let is_below = self::row(on).is_some_and(|on| on.floor <= row.floor);
+    listed || (is_below && (on != "cuda" || row.name == "exec") && on != row.name)
 }
 
 /// A dependency in a manifest.
-struct Entry<'a> {
+struct Dependency<'a> {
     line: usize,
     table: &'a str,
     name: &'a str,
@@ -107,14 +123,13 @@ struct Entry<'a> {
     has_reason: bool,
 }
 
-impl Entry<'_> {
+impl Dependency<'_> {
     /// Name of the workspace's crate that this is, by its name, package or path; `None` for an external crate.
-    fn own(&self) -> Option<&str> {
+    fn workspace_crate(&self) -> Option<&str> {
         let package = quoted(&self.text, "package").unwrap_or(self.name);
         let package = package.strip_prefix("plimsoll-").unwrap_or(package);
         let folder = quoted(&self.text, "path").and_then(|path| path.rsplit('/').next());
-        let own = |name: &&str| row(name).is_some();
-        Some(package).filter(own).or(folder)
+        Some(package).filter(|name| row(name).is_some()).or(folder)
     }
 }
 
@@ -125,32 +140,36 @@ fn quoted<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// All dependencies of a manifest.
-fn entries(text: &str) -> Vec<Entry<'_>> {
-    let mut found: Vec<Entry> = Vec::new();
-    let (mut table, mut above, mut open) = ("", false, false);
+fn dependencies_of(text: &str) -> Vec<Dependency<'_>> {
+    let mut found: Vec<Dependency> = Vec::new();
+    let mut table = "";
+    // Whether the line above is a comment, and whether the entry of the line above goes on in this line.
+    let mut comment_above = false;
+    let mut is_open = false;
     for (index, line) in text.lines().enumerate() {
         let (code, comment) = line.split_once('#').map_or((line, false), |(code, _)| (code, true));
         let code = code.trim();
-        if let Some(entry) = found.last_mut().filter(|_| open) {
+        if let Some(entry) = found.last_mut().filter(|_| is_open) {
             entry.text.push_str(code);
             entry.has_reason |= comment;
-            open = !balanced(&entry.text);
+            is_open = !balanced(&entry.text);
         } else if code.starts_with('[') {
             table = code.trim_matches(['[', ']']);
             // `[dependencies.name]` is a table with one dependency, whose keys are the lines that follow.
             if let Some((_, name)) = table.split_once("dependencies.") {
-                let has_reason = above || comment;
-                found.push(Entry { line: index + 1, table, name, text: String::new(), has_reason });
+                let has_reason = comment_above || comment;
+                found.push(Dependency { line: index + 1, table, name, text: String::new(), has_reason });
             }
         } else if table.contains("dependencies.") && !code.is_empty() {
             found.last_mut().into_iter().for_each(|entry| entry.text.push_str(code));
         } else if let Some((key, _)) = code.split_once('=').filter(|_| lists_dependencies(table)) {
             let name = key.split('.').next().unwrap_or(key).trim().trim_matches('"');
-            let (text, has_reason) = (code.to_owned(), above || comment);
-            open = !balanced(&text);
-            found.push(Entry { line: index + 1, table, name, text, has_reason });
+            let text = code.to_owned();
+            let has_reason = comment_above || comment;
+            is_open = !balanced(&text);
+            found.push(Dependency { line: index + 1, table, name, text, has_reason });
         }
-        above = comment && code.is_empty();
+        comment_above = comment && code.is_empty();
     }
     found
 }
@@ -163,8 +182,8 @@ fn lists_dependencies(table: &str) -> bool {
 
 /// Whether all curly and square brackets are closed.
 fn balanced(text: &str) -> bool {
-    let count = |bracket| text.matches(bracket).count();
-    count('{') == count('}') && count('[') == count(']')
+    text.matches('{').count() == text.matches('}').count()
+        && text.matches('[').count() == text.matches(']').count()
 }
 
 #[cfg(test)]
@@ -229,12 +248,12 @@ mod tests {
     fn the_table_points_down() {
         for crate_row in TABLE {
             for on in crate_row.may {
-                let below = row(on).expect("a crate of the table");
-                let beside = matches!(
+                let dependency = row(on).expect("a crate of the table");
+                let is_same_floor = matches!(
                     (crate_row.name, *on),
                     ("cpu" | "cuda" | "testing", "exec") | ("testing", "cpu") | ("data", "setting")
                 );
-                assert!(below.floor < crate_row.floor || beside, "{} -> {on}", crate_row.name);
+                assert!(dependency.floor < crate_row.floor || is_same_floor, "{} -> {on}", crate_row.name);
             }
         }
     }

@@ -67,11 +67,14 @@ fn arms(file: &File, at: usize) -> Vec<(usize, &str)> {
         return Vec::new();
     };
     let bytes = file.code.as_bytes();
-    let (mut arms, mut start, mut i) = (Vec::new(), body.start + 1, body.start + 1);
+    let mut arms = Vec::new();
+    let mut start = body.start + 1;
+    let mut i = body.start + 1;
     while i < body.end {
         match bytes[i] {
             b'(' | b'[' | b'{' => i = file.close(i).unwrap_or(body.end),
             b',' => start = i + 1,
+            // Brackets are passed over above, so this arrow is of an arm and not of a match inside of an arm.
             b'=' if bytes[i + 1] == b'>' => {
                 arms.push(pattern(&file.code, start, i));
                 i = block_end(file, i + 2).unwrap_or(i + 1);

@@ -1,16 +1,7 @@
-//! Rules about words and names: no unfinished code, no file names without meaning, no paths of a single
-//! machine.
+//! Rules about words and names: no ignored tests, no file names without meaning, no paths of a single machine.
 
 use super::{Violation, hit};
 use crate::source::{File, in_word};
-
-/// Signs of unfinished work, and the remedy.
-const UNFINISHED: &[(&str, &str)] = &[
-    ("todo!", "build it, or leave room for it without a stub"),
-    ("unimplemented!", "build it, or refuse with an error that names what is missing"),
-    ("dbg!", "remove it"),
-    ("#[ignore", "a test runs, or prints why it skips"),
-];
 
 /// Names of files and folders that do not describe a content.
 const DRAWERS: &[&str] = &["util", "utils", "prelude", "misc", "helpers"];
@@ -38,15 +29,13 @@ const MACHINES: &[&str] = &[
     concat!("artif", "actory"),
 ];
 
-/// Code contains no unfinished work.
-pub fn unfinished(file: &File) -> Vec<Violation> {
-    let mut hits = Vec::new();
-    for &(word, instead) in UNFINISHED.iter().filter(|_| file.is_rust()) {
-        for at in whole(&file.code, word) {
-            hits.push(hit(file.line(at), format!("`{word}`: {instead}")));
-        }
+/// No test is ignored.
+pub fn ignored(file: &File) -> Vec<Violation> {
+    if !file.is_rust() {
+        return Vec::new();
     }
-    hits
+    let places = whole_words(&file.code, "#[ignore").map(|at| file.line(at));
+    places.map(|line| hit(line, "`#[ignore`: a test runs, or prints why it skips")).collect()
 }
 
 /// No Rust file or folder has a name of `DRAWERS`.
@@ -61,7 +50,7 @@ pub fn macros(file: &File) -> Vec<Violation> {
     if !file.is_rust() || MACRO_HOMES.contains(&file.path.as_str()) {
         return Vec::new();
     }
-    let places = whole(&file.code, "macro_rules!").map(|at| file.line(at));
+    let places = whole_words(&file.code, "macro_rules!").map(|at| file.line(at));
     places.map(|line| hit(line, format!("macros stand only in {}", MACRO_HOMES.join(", ")))).collect()
 }
 
@@ -77,13 +66,13 @@ pub fn test_binary(file: &File) -> Vec<Violation> {
 
 /// No file contains an absolute path of a machine or the host of a package registry.
 pub fn machine_paths(file: &File) -> Vec<Violation> {
-    // The lock file names its sources by necessity; the `lock` rule checks them.
+    // The lock file names its sources by necessity; `deny.toml` restricts them.
     if file.path == "Cargo.lock" {
         return Vec::new();
     }
     let mut hits = Vec::new();
     for (index, line) in file.text.lines().enumerate() {
-        for needle in MACHINES.iter().filter(|needle| whole(line, needle).next().is_some()) {
+        for needle in MACHINES.iter().filter(|needle| whole_words(line, needle).next().is_some()) {
             hits.push(hit(index + 1, format!("`{needle}` belongs to one machine, not to the project")));
         }
     }
@@ -91,7 +80,7 @@ pub fn machine_paths(file: &File) -> Vec<Violation> {
 }
 
 /// Offsets of `needle` in `text` that are not preceded by a character of a name or path.
-fn whole<'a>(text: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
+fn whole_words<'a>(text: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
     let places = text.match_indices(needle).map(|(at, _)| at);
     places.filter(move |&at| {
         let before = at.checked_sub(1).map(|i| text.as_bytes()[i]);
@@ -105,12 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unfinished_work() {
-        for (word, _) in UNFINISHED {
-            check(unfinished, "a.rs", &format!("fn f() {{\n    {word}() }}\n"), &[2]);
-            check(unfinished, "a.rs", &format!("// {word}\n\"{word}\"\n"), &[]);
-        }
-        check(unfinished, "a.rs", "fn f() { my_todo!() }\n", &[]);
+    fn ignored_tests() {
+        check(ignored, "a.rs", "#[test]\n#[ignore]\nfn f() {}\n", &[2]);
+        check(ignored, "a.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}\n", &[2]);
+        check(ignored, "a.rs", "// #[ignore]\n\"#[ignore]\"\n", &[]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Flags of `plimsoll bench`. Invariant: the work is one of a model, a single GEMM or a calibration.
 
-use super::machine::{Machine, StreamingFlags};
-use super::{at_least, print, print_beside};
+use super::machine::{MachineFlags, StreamingFlags};
+use super::{at_least, print, print_summary};
 use crate::error::{CliError, usage};
 use clap::{ArgGroup, Args};
 use plimsoll_report::timeline::{self, Planned};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
-pub struct Bench {
+pub struct BenchCommand {
     /// Model: a Hugging Face hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Option<String>,
@@ -61,7 +61,7 @@ pub struct Bench {
     force: bool,
 
     #[command(flatten)]
-    machine: Machine,
+    machine: MachineFlags,
 
     #[command(flatten)]
     streaming: StreamingFlags,
@@ -124,7 +124,7 @@ fn repeats(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("give a number of measurements from 1 to {MAX_REPEATS}"))
 }
 
-impl Bench {
+impl BenchCommand {
     /// Checks that no output is a file of the model, or exists without --force.
     fn check_outputs(&self) -> Result<(), CliError> {
         let mut inputs = InputFiles::default();
@@ -162,7 +162,7 @@ impl Bench {
         // Printed before the page is written, so that a full disk does not cost the report.
         let found = report.timeline.take();
         let outputs: Vec<PathBuf> = trace.into_iter().chain(self.timeline.clone()).collect();
-        print_beside(&outputs, &if self.json { to_json(&report).to_string() } else { report.to_string() })?;
+        print_summary(&outputs, &if self.json { to_json(&report).to_string() } else { report.to_string() })?;
         if let (Some(path), Some(found)) = (&self.timeline, found) {
             let title = match &report.work {
                 BenchWork::Model { model, .. } => model.clone(),

@@ -82,6 +82,11 @@ fn prevalence(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "give a number above 0 and below 1, such as 0.05".to_owned())
 }
 
+/// The first flag that was given.
+fn first_given(flags: &[(bool, &'static str)]) -> Option<&'static str> {
+    flags.iter().find(|(given, _)| *given).map(|(_, flag)| *flag)
+}
+
 impl CallerFlags {
     /// Whether a caller was named.
     pub(super) fn is_named(&self) -> bool {
@@ -100,9 +105,7 @@ impl CallerFlags {
         models: &[(bool, &'static str)],
         of_virnucpro: &[(bool, &'static str)],
     ) -> Result<Option<CallerOptions>, CliError> {
-        let first =
-            |flags: &[(bool, &'static str)]| flags.iter().find(|(given, _)| *given).map(|(_, flag)| *flag);
-        if let Some(model) = first(models) {
+        if let Some(model) = first_given(models) {
             let given = [
                 (self.caller.is_some(), "--caller"),
                 (self.preset.is_some(), "--preset"),
@@ -113,7 +116,7 @@ impl CallerFlags {
                 (self.max_n.is_some(), "--max-n"),
                 (self.min_complexity.is_some(), "--min-complexity"),
             ];
-            return match first(&given) {
+            return match first_given(&given) {
                 None => Ok(None),
                 Some(flag) => Err(usage(format!(
                     "{flag} belongs to callers, and {model} selects VirNucPro's models, whose scores are not calibrated; \
@@ -121,7 +124,7 @@ impl CallerFlags {
                 ))),
             };
         }
-        if let Some(flag) = first(of_virnucpro) {
+        if let Some(flag) = first_given(of_virnucpro) {
             let remedy = match self.caller {
                 Some(_) => format!("omit {flag}, or give --head or --weights in place of --caller"),
                 None => format!("omit {flag}, or name VirNucPro's models with --head or --weights"),

@@ -23,13 +23,13 @@ use std::process::ExitCode;
 ///   plimsoll completions fish > ~/.config/fish/completions/plimsoll.fish
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
-pub struct Completions {
+pub struct CompletionsCommand {
     /// Shell to generate the script for
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }
 
-impl Completions {
+impl CompletionsCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let mut script = Vec::new();

@@ -1,7 +1,7 @@
 //! `plimsoll convert`: the flags.
 
+use super::messages::MessageFlags;
 use super::print;
-use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 /// back and compared with the input before it gets its name. A fair-esm checkpoint (esm2_t*_UR50D.pt) gets the hub's
 /// tensor names, and a config.json beside the result.
 #[derive(Debug, Args)]
-pub struct Convert {
+pub struct ConvertCommand {
     /// Weights: a file, an index of shards, or a model's folder
     #[arg(value_name = "INPUT")]
     input: PathBuf,
@@ -30,22 +30,22 @@ pub struct Convert {
     force: bool,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 }
 
-impl Convert {
+impl ConvertCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = ConvertOptions { input: self.input, output: self.output, force: self.force };
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&options.output).map_err(RuntimeError::from)?;
-        let mut terminal = self.voice.terminal(&mut guard)?;
+        let mut terminal = self.messages.terminal(&mut guard)?;
         let done = convert(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !self.messages.quiet() {
             print(&format!(
                 "{} tensors in {}, compared with the input",
                 report.tensors,

@@ -1,7 +1,7 @@
 //! The flag `--device`: turns a device name into a machine. Invariant: a device requested by name is used or refused;
 //! only `auto` falls back, and reports why.
 
-use super::card::Options;
+use super::gpu::GpuOptions;
 use crate::error::{CliError, usage};
 use plimsoll_runtime::Device;
 use std::sync::Arc;
@@ -22,16 +22,15 @@ pub enum DeviceName {
 impl DeviceName {
     /// Parses `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N,M,...`.
     pub fn parse(word: &str) -> Result<Self, String> {
-        let give =
-            || "give auto, cpu, cuda (all GPUs), or GPUs by ordinal, such as cuda:0 or cuda:0,2".to_owned();
+        const VALUES: &str = "give auto, cpu, cuda (all GPUs), or GPUs by ordinal, such as cuda:0 or cuda:0,2";
         match word {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::AllCuda),
             _ => {
-                let list = word.strip_prefix("cuda:").ok_or_else(give)?;
+                let list = word.strip_prefix("cuda:").ok_or(VALUES)?;
                 let numbers: Option<Vec<usize>> = list.split(',').map(|n| n.parse().ok()).collect();
-                let numbers = numbers.ok_or_else(give)?;
+                let numbers = numbers.ok_or(VALUES)?;
                 let twice = numbers.iter().enumerate().find(|(i, n)| numbers[..*i].contains(n));
                 twice.map_or(Ok(()), |(_, n)| Err(format!("GPU {n} is listed twice; list every GPU once")))?;
                 Ok(Self::Cuda(numbers))
@@ -40,7 +39,7 @@ impl DeviceName {
     }
 
     /// Opens the devices, for commands that distribute work over all of them.
-    pub fn open(&self, options: Options) -> Result<Device, CliError> {
+    pub fn open(&self, options: GpuOptions) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::All, options),
@@ -50,7 +49,7 @@ impl DeviceName {
     }
 
     /// Opens one device, for commands that compute on one: the first, unless an ordinal was given.
-    pub fn open_one(&self, options: Options) -> Result<Device, CliError> {
+    pub fn open_one(&self, options: GpuOptions) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::One, options),
@@ -66,7 +65,7 @@ impl DeviceName {
 type Gpu = Arc<dyn plimsoll_runtime::Machine>;
 
 /// Opens the usable GPUs of one kind, or the CPU if there are none, and reports unused GPUs.
-fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
+fn auto(how_many: HowMany, options: GpuOptions) -> Result<Device, CliError> {
     let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
     let Some(one) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
@@ -94,12 +93,13 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
 /// Opens only as many usable GPUs as needed, because every opened GPU has memory allocated on it.
 fn opened<T>(
     how_many: HowMany,
-    there: usize,
+    count: usize,
     mut open: impl FnMut(usize) -> Result<T, NoGpu>,
 ) -> (Vec<T>, Vec<NoGpu>) {
-    let (mut usable, mut unusable) = (vec![], vec![]);
+    let mut usable = vec![];
+    let mut unusable = vec![];
     // Ordinal 0 is tried even without GPUs: its error is the reason to report.
-    for ordinal in 0..there.max(1) {
+    for ordinal in 0..count.max(1) {
         open(ordinal).map_or_else(|why| unusable.push(why), |one| usable.push(one));
         if matches!(how_many, HowMany::One) && !usable.is_empty() {
             break;
@@ -117,14 +117,16 @@ fn first(gpu: Gpu) -> Gpu {
 }
 
 /// Opens all GPUs; an unusable GPU is an error.
-fn all(options: Options) -> Result<Vec<Gpu>, CliError> {
+fn all(options: GpuOptions) -> Result<Vec<Gpu>, CliError> {
     let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
     named(&numbers, options)
 }
 
-fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, CliError> {
-    let refused = |ordinal, NoGpu { why, .. }| usage(format!("--device cuda:{ordinal}: {why}"));
-    numbers.iter().map(|&ordinal| gpu(ordinal, options).map_err(|why| refused(ordinal, why))).collect()
+fn named(numbers: &[usize], options: GpuOptions) -> Result<Vec<Gpu>, CliError> {
+    let opened = numbers.iter().map(|&ordinal| {
+        gpu(ordinal, options).map_err(|no| usage(format!("--device cuda:{ordinal}: {}", no.why)))
+    });
+    opened.collect()
 }
 
 /// Number of GPUs that a command uses when no ordinals were given.
@@ -147,7 +149,7 @@ fn gpus_there() -> usize {
 }
 
 #[cfg(feature = "cuda")]
-fn gpu(ordinal: usize, options: Options) -> Result<Gpu, NoGpu> {
+fn gpu(ordinal: usize, options: GpuOptions) -> Result<Gpu, NoGpu> {
     match plimsoll_cuda::CudaMachine::new(ordinal, options) {
         Ok(machine) => Ok(Arc::new(machine)),
         Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
@@ -164,8 +166,11 @@ pub fn gpus() -> Vec<String> {
     match plimsoll_cuda::cards() {
         Ok(cards) => lines.extend(cards.iter().map(|card| {
             let (major, minor) = card.capability;
-            let (name, memory, ordinal) = (&card.name, card.memory, card.ordinal);
-            let (used, formats) = (used(card), precisions(card));
+            let name = &card.name;
+            let memory = card.memory;
+            let ordinal = card.ordinal;
+            let used = used(card);
+            let formats = precisions(card);
             format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{used}; {formats}")
         })),
         // A missing driver was already listed above.
@@ -205,7 +210,7 @@ fn gpus_there() -> usize {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu(_: usize, (): Options) -> Result<Gpu, NoGpu> {
+fn gpu(_: usize, _: GpuOptions) -> Result<Gpu, NoGpu> {
     Err(NoGpu {
         why: "plimsoll was built without the feature `cuda`, so it cannot use GPUs".to_owned(),
         absent: true,
@@ -257,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_command_on_one_device_refuses_several() {
-        let several = DeviceName::Cuda(vec![2, 0]).open_one(Options::default());
+        let several = DeviceName::Cuda(vec![2, 0]).open_one(GpuOptions::default());
         let error = several.expect_err("two are named").to_string();
         assert_eq!(error, "this command uses a single device; give --device cuda:2");
     }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 /// Describe this machine: processor, memory, GPUs, models in the local caches, number formats, free disk space
 #[derive(Debug, Args)]
-pub struct Doctor {
+pub struct DoctorCommand {
     /// Also print the kernel table: the kernels that compute each op, and their element types
     #[arg(long)]
     kernels: bool,
@@ -19,13 +19,14 @@ pub struct Doctor {
     json: bool,
 }
 
-impl Doctor {
+impl DoctorCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let report = report(DoctorOptions { gpus: super::device::gpus(), kernels: self.kernels })?;
-        match self.json {
-            true => print(&format!("{:#}", to_json(&report)))?,
-            false => print(report.to_string().trim_end())?,
+        if self.json {
+            print(&format!("{:#}", to_json(&report)))?;
+        } else {
+            print(report.to_string().trim_end())?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,23 +1,22 @@
 //! Flags of `plimsoll embed`. Invariant: every flag has its default and help here.
 
-use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
-use super::voice::{MonitorFlag, Voice};
-use super::{at_least_one, print};
+use super::messages::MonitorFlag;
+use super::print;
+use super::sequences::{SequenceFlags, StrictFlag, letters};
 use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
 use plimsoll_embed::{EmbedDestination, EmbedFormat, EmbedOptions, Pooling, ValueType, embed};
 use plimsoll_runtime::report::to_json;
-use plimsoll_runtime::{OutputGuard, RuntimeError, Settings};
+use plimsoll_runtime::{OutputGuard, RuntimeError};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Compute embeddings of DNA or protein sequences
 ///
 /// Writes one row for each sequence, in the order of the input. With a decoder language model the input can also be texts.
 #[derive(Debug, Args)]
-pub struct Embed {
+pub struct EmbedCommand {
     /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
     /// in it, and - reads standard input. For a decoder also texts: .txt, one on each line, or .jsonl, objects with the
     /// fields text and, if the line number is not the id, id
@@ -48,10 +47,8 @@ pub struct Embed {
     #[arg(long)]
     force: bool,
 
-    /// Fail with an error if the input has an anomaly: an empty record or file, a repeated id, characters that are dropped
-    /// (white space, digits, gaps), U in DNA, or tokens that are unknown to the model
-    #[arg(long)]
-    strict: bool,
+    #[command(flatten)]
+    strict: StrictFlag,
 
     /// Pooling: how the hidden states of a sequence's tokens become its embedding
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
@@ -70,72 +67,11 @@ pub struct Embed {
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
 
-    /// Truncate longer sequences to the maximum length; without this flag a longer sequence is an error
-    #[arg(long)]
-    truncate: bool,
-
-    /// Give sequences whose letters are those of DNA to a protein model, which is refused without this flag
-    #[arg(long)]
-    allow_dna: bool,
-
     #[command(flatten)]
-    machine: Machine,
-
-    #[command(flatten)]
-    streaming: StreamingFlags,
-
-    #[command(flatten)]
-    dynamic: DynamicFlag,
-
-    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of steps
-    /// that are queued on it
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
-    prefetch: u64,
-
-    #[command(flatten)]
-    sorting: Sorting,
-
-    #[command(flatten)]
-    resume: ResumeFlags,
-
-    #[command(flatten)]
-    voice: Voice,
+    sequences: SequenceFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
-}
-
-/// Flags of the journal, of `embed` and `classify`.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Interrupted runs")]
-pub(super) struct ResumeFlags {
-    /// Seconds between commits of finished rows to the journal OUT.journal, from which the same command resumes an
-    /// interrupted run, 0 to 3600
-    #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, conflicts_with = "no_journal")]
-    commit_every: u64,
-
-    /// Keep no journal: an interrupted run starts over. The journal takes as much disk space as the output in float32
-    /// until the run ends
-    #[arg(long)]
-    no_journal: bool,
-}
-
-impl ResumeFlags {
-    /// Whether a journal is kept.
-    pub(super) fn journal(&self) -> bool {
-        !self.no_journal
-    }
-
-    /// Time between two commits.
-    pub(super) fn commit_every(&self) -> Duration {
-        Duration::from_secs(self.commit_every)
-    }
-}
-
-/// Parses the seconds between two commits.
-fn seconds(text: &str) -> Result<u64, String> {
-    let number = text.trim().parse::<u64>().ok().filter(|&n| n <= 3600);
-    number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
 }
 
 /// Element type of the values.
@@ -172,32 +108,21 @@ fn layer(text: &str) -> Result<i64, String> {
     number.ok_or_else(|| "give layer numbers separated by commas, such as 0,6,-1".to_owned())
 }
 
-/// Parses a maximum sequence length in letters.
-pub(super) fn letters(text: &str) -> Result<u64, String> {
-    let number = at_least_one(text).ok().filter(|&n| n <= 1 << 30);
-    number.ok_or_else(|| "give a length of at least 1 letter".to_owned())
-}
-
-/// Parses a number of batches prepared ahead.
-pub(super) fn prefetch(text: &str) -> Result<u64, String> {
-    let number = at_least_one(text).ok().filter(|&n| n <= 1024);
-    number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())
-}
-
-impl Embed {
+impl EmbedCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = self.options()?;
+        let messages = &self.sequences.messages;
         let mut guard = OutputGuard::new(options.input_files(), false);
         guard.own_file(&self.output).map_err(RuntimeError::from)?;
-        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
+        let mut terminal = messages.terminal_with(&self.monitor, &mut guard)?;
         terminal.listen()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !messages.quiet() {
             print(&report::embedded(&report, "values of a row"))?;
         }
         Ok(ExitCode::SUCCESS)
@@ -209,7 +134,7 @@ impl Embed {
             inputs: self.inputs.clone(),
             output: self.destination(),
             force: self.force,
-            strict: self.strict,
+            strict: self.strict.strict,
             pool: match self.pool {
                 PoolName::Mean => Pooling::Mean,
                 PoolName::Cls => Pooling::Cls,
@@ -221,17 +146,14 @@ impl Embed {
                 ValueName::Float32 => ValueType::F32,
                 ValueName::Float16 => ValueType::F16,
             },
-            sort_by_length: self.sorting.by_length(),
+            sort_by_length: self.sequences.sort_by_length(),
             max_length: self.max_length.map(|n| n as usize),
-            truncate: self.truncate,
-            allow_dna: self.allow_dna,
-            prefetch: self.prefetch as usize,
-            journal: self.resume.journal(),
-            commit_every: self.resume.commit_every(),
-            settings: Settings {
-                dynamic: self.dynamic.dynamic,
-                ..self.streaming.applied_to(self.machine.settings(self.prefetch)?)?
-            },
+            truncate: self.sequences.truncate,
+            allow_dna: self.sequences.allow_dna,
+            prefetch: self.sequences.prefetch as usize,
+            journal: self.sequences.journal(),
+            commit_every: self.sequences.commit_every(),
+            settings: self.sequences.settings()?,
         })
     }
 

@@ -2,11 +2,11 @@
 //! file is replaced only with `--force`.
 
 use super::at_least_one;
-use super::card::training_options;
+use super::gpu::training_options;
+use super::messages::MessageFlags;
 use super::precision::trained;
-use super::print_beside;
+use super::print_summary;
 use super::train::device;
-use super::voice::Voice;
 use crate::error::{CliError, usage};
 use clap::Args;
 use plimsoll_runtime::report::to_json;
@@ -31,7 +31,7 @@ use std::process::ExitCode;
 /// Exit codes: 0 evaluated; 1 failure, bad usage, configuration or data; 4 does not fit in memory; 130 and 143
 /// interrupted.
 #[derive(Debug, Args)]
-pub struct Evaluate {
+pub struct EvaluateCommand {
     /// Checkpoint of a run, such as RUN/best or RUN/checkpoints/step-00000100, or its folder `ema` of averaged weights; or
     /// a model: its folder or its name on the hub
     #[arg(value_name = "CHECKPOINT")]
@@ -76,13 +76,13 @@ pub struct Evaluate {
     threads: Option<u64>,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 }
 
-impl Evaluate {
+impl EvaluateCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal_without_log();
+        let mut terminal = self.messages.terminal_without_log();
         terminal.listen()?;
         let request = EvaluationRequest {
             checkpoint: self.checkpoint.clone(),
@@ -103,10 +103,10 @@ impl Evaluate {
             report.write(path)?;
         }
         let outputs = self.output.as_slice();
-        match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print_beside(outputs, &json)?,
+        match (self.messages.json(), self.messages.quiet()) {
+            (true, _) => print_summary(outputs, &json)?,
             (false, true) => {}
-            (false, false) => print_beside(outputs, summary(&report).trim_end())?,
+            (false, false) => print_summary(outputs, summary(&report).trim_end())?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -126,8 +126,9 @@ impl Evaluate {
 }
 
 fn utf8(path: &Path) -> Result<String, CliError> {
-    let name = || usage(format!("{}: a configuration can only hold a name in UTF-8", EscapedPath(path)));
-    path.to_str().map(str::to_owned).ok_or_else(name)
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| usage(format!("{}: a configuration can only hold a name in UTF-8", EscapedPath(path))))
 }
 
 /// The results as text.
@@ -146,20 +147,23 @@ fn summary(report: &EvaluationReport) -> String {
 fn add_task(text: &mut String, task: &ClassifierMetrics) {
     let ClassifierMetrics { task: name, examples, loss, accuracy, auroc, f1, macro_f1, classes, .. } = task;
     let binary = classes.len() == 2;
-    let of = |one: &str| if binary { format!(" ({one})") } else { " (mean of classes)".to_owned() };
     let positive = classes.get(1).map_or("", |class| class.name.as_str());
-    let _ = writeln!(text, "\ntask {name}: {examples} examples");
-    let mut row = |label: &str, value: &str| {
-        let _ = writeln!(text, "{label:<28}{value}");
-    };
-    row("loss", &format!("{loss:.6} nats"));
-    row("accuracy", &format!("{accuracy:.4}"));
-    row(&format!("AUROC{}", of(positive)), &share(*auroc));
-    row(&format!("F1{}", of(positive)), &share(*f1));
+    let scope = if binary { positive } else { "mean of classes" };
+    let mut rows = vec![
+        ("loss".to_owned(), format!("{loss:.6} nats")),
+        ("accuracy".to_owned(), format!("{accuracy:.4}")),
+        (format!("AUROC ({scope})"), share(*auroc)),
+        (format!("F1 ({scope})"), share(*f1)),
+    ];
     if binary {
-        row("F1 (mean of classes)", &share(*macro_f1));
+        rows.push(("F1 (mean of classes)".to_owned(), share(*macro_f1)));
     }
-    row("expected calibration error", &format!("{:.4}", task.expected_calibration_error));
+    rows.push(("expected calibration error".to_owned(), format!("{:.4}", task.expected_calibration_error)));
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "\ntask {name}: {examples} examples");
+    for (label, value) in rows {
+        let _ = writeln!(text, "{label:<28}{value}");
+    }
     let width = classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max(5);
     let _ = writeln!(text, "\n{:<width$}  examples  precision  recall  F1      AUROC", "class");
     for ClassMetrics { name, examples, precision, recall, f1, auroc } in classes {
@@ -169,7 +173,8 @@ fn add_task(text: &mut String, task: &ClassifierMetrics) {
     text.push_str("\nprobability   examples  mean    right\n");
     for CalibrationBin { from, to, examples, confidence, accuracy } in &task.calibration {
         if *examples > 0 {
-            let (p, right) = (share(*confidence), share(*accuracy));
+            let p = share(*confidence);
+            let right = share(*accuracy);
             let _ = writeln!(text, "{from:.3}-{to:.3}   {examples:>8}  {p}  {right}");
         }
     }

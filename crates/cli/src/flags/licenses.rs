@@ -11,9 +11,9 @@ const TEXTS: &str = include_str!("../../licenses/texts.txt");
 
 /// Print the licences of the libraries and of the font in this program
 #[derive(Debug, Args)]
-pub struct Licenses {}
+pub struct LicensesCommand {}
 
-impl Licenses {
+impl LicensesCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         print(TEXTS.trim_end())?;

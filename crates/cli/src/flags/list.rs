@@ -13,13 +13,13 @@ use std::process::ExitCode;
 /// checkpoints in the torch hub cache (~/.cache/torch/hub/checkpoints) are listed with their models. The first command
 /// that needs a model downloads the files that the cache lacks.
 #[derive(Debug, Args)]
-pub struct List {
+pub struct ListCommand {
     /// Print the list as JSON
     #[arg(long)]
     json: bool,
 }
 
-impl List {
+impl ListCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let list = list::list()?;

@@ -1,20 +1,20 @@
 //! Flags that select the machine, shared by all commands that compute. Invariant: each flag has one definition and
 //! default.
 
-use super::card::Card;
 use super::device::DeviceName;
-use super::precision::{Requested, requested};
+use super::gpu::GpuFlags;
+use super::precision::{PrecisionFlag, precision_flag};
 use super::{at_least_one, step_tokens};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::dynamic::DynamicSettings;
-use plimsoll_runtime::{Bytes, Device, Settings, Streaming, machine};
+use plimsoll_runtime::{Bytes, Device, RuntimeError, Settings, Streaming, machine};
 use std::path::PathBuf;
 
 /// Flags that select the machine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
-pub struct Machine {
+pub struct MachineFlags {
     /// Device: auto, cpu, cuda (all NVIDIA GPUs) or cuda:N,M,... (GPUs by ordinal); auto uses the GPUs that can be
     /// used, otherwise the CPU. Several GPUs share the work; bench and verify use only the first
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
@@ -22,8 +22,8 @@ pub struct Machine {
 
     /// Number format of the models: auto is bf16 on a GPU and on a CPU with AMX, f32 on other CPUs; a CPU supports
     /// bf16, f32 and int8
-    #[arg(long, value_parser = requested(), default_value = "auto")]
-    precision: Requested,
+    #[arg(long, value_parser = precision_flag(), default_value = "auto")]
+    precision: PrecisionFlag,
 
     /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory. On the CPU it bounds the peak resident
     /// memory of the process, including code and mapped files; on a GPU it bounds the memory of the process on that GPU
@@ -46,7 +46,7 @@ pub struct Machine {
     threads: Option<u64>,
 
     #[command(flatten)]
-    card: Card,
+    gpu: GpuFlags,
 }
 
 /// Default number of in-flight steps.
@@ -57,8 +57,8 @@ const DEPTH: usize = 2;
 pub struct StreamingFlags {
     /// When to keep weights outside the memory of the device and copy them to it in every step, which takes less memory and
     /// may take more time: on a GPU they are kept in pinned host memory, or on disk where that has no room; on a CPU on disk
-    #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
-    stream_weights: When,
+    #[arg(long, value_enum, default_value_t = StreamWhen::Auto, value_name = "WHEN", help_heading = "Machine")]
+    stream_weights: StreamWhen,
 
     /// Maximum size of the scratch file in which streamed weights are kept on disk, such as 60GB [default: what is free]
     #[arg(long, value_name = "SIZE", help_heading = "Machine")]
@@ -82,7 +82,7 @@ pub struct DynamicFlag {
 
 /// When to stream weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum When {
+enum StreamWhen {
     /// Only if no step fits the memory budget with all weights in memory
     Auto,
     /// Never; a run that does not fit with all weights in memory is refused
@@ -93,7 +93,7 @@ enum When {
 
 /// Order in which sequences are computed.
 #[derive(Debug, Args)]
-pub struct Sorting {
+pub struct SortingFlags {
     /// Compute sequences sorted by length, which is faster because steps are filled better (the default); the results
     /// are equal to those of the unsorted input, and are written in the order of the input
     #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
@@ -104,7 +104,7 @@ pub struct Sorting {
     no_sort_by_length: bool,
 }
 
-impl Sorting {
+impl SortingFlags {
     /// Whether sequences are sorted by length.
     pub fn by_length(&self) -> bool {
         !self.no_sort_by_length
@@ -115,19 +115,17 @@ impl StreamingFlags {
     /// The streaming mode, as the planner's type.
     pub fn stream(&self) -> Streaming {
         match self.stream_weights {
-            When::Auto => Streaming::Auto,
-            When::Never => Streaming::Never,
-            When::Always => Streaming::Always,
+            StreamWhen::Auto => Streaming::Auto,
+            StreamWhen::Never => Streaming::Never,
+            StreamWhen::Always => Streaming::Always,
         }
     }
 
     /// The room for scratch files; `None` if it is not given.
     pub fn disk(&self) -> Result<Option<Bytes>, CliError> {
-        let free = || {
-            let folder = self.scratch.clone().unwrap_or_else(std::env::temp_dir);
-            plimsoll_runtime::machine::free_on_disk(&folder)
-        };
-        Ok(self.disk.as_deref().map(|text| machine::parse_budget(text, free())).transpose()?)
+        let Some(text) = &self.disk else { return Ok(None) };
+        let folder = self.scratch.clone().unwrap_or_else(std::env::temp_dir);
+        Ok(Some(machine::parse_budget(text, machine::free_on_disk(&folder))?))
     }
 
     /// The room for scratch files of a plan, which writes none itself.
@@ -155,10 +153,15 @@ pub(super) fn threads(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("give a number of threads from 1 to {MAX_THREADS}"))
 }
 
-impl Machine {
+/// Parses a budget of host memory.
+pub(super) fn host_budget(text: &str) -> Result<Bytes, RuntimeError> {
+    machine::parse_budget(text, machine::available().free)
+}
+
+impl MachineFlags {
     /// The runtime's settings, with a pipeline depth of `depth`.
     pub fn settings(&self, depth: u64) -> Result<Settings, CliError> {
-        self.settings_on(self.device.open(self.card.options(depth as usize))?)
+        self.settings_on(self.device.open(self.gpu.options(depth as usize))?)
     }
 
     /// The requested device.
@@ -167,7 +170,7 @@ impl Machine {
     }
 
     /// Overrides device and threads with the values of other flags.
-    pub fn take(&mut self, device: Option<DeviceName>, threads: Option<u64>) {
+    pub fn override_with(&mut self, device: Option<DeviceName>, threads: Option<u64>) {
         if let Some(device) = device {
             self.device = device;
         }
@@ -180,11 +183,11 @@ impl Machine {
             let text = "--host-memory: this command has no host memory budget; omit the flag";
             return Err(usage(text));
         }
-        self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
+        self.settings_on(self.device.open_one(self.gpu.options(DEPTH))?)
     }
 
     fn settings_on(&self, device: Device) -> Result<Settings, CliError> {
-        let unused_flags = self.card.without_effect(&device, self.device == DeviceName::Auto)?;
+        let unused_flags = self.gpu.without_effect(&device, self.device == DeviceName::Auto)?;
         if !unused_flags.is_empty() {
             let flags = unused_flags.join(", ");
             eprintln!(
@@ -194,8 +197,7 @@ impl Machine {
         let base = Settings { device, precision: self.precision, ..Settings::default() };
         let free = base.free()?;
         let budget = self.memory_budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
-        let host = |text: &str| machine::parse_budget(text, machine::available().free);
-        let host_memory = self.host_memory.as_deref().map(host).transpose()?;
+        let host_memory = self.host_memory.as_deref().map(host_budget).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
         let settings = Settings { threads, budget, host_memory, tokens: self.tokens, unused_flags, ..base };
         settings.precision()?;

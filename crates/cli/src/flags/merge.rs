@@ -1,7 +1,7 @@
 //! Flags of `plimsoll merge`. Invariant: every flag has its default and help here.
 
+use super::messages::MessageFlags;
 use super::print;
-use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::OutputGuard;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 /// The adapter is a checkpoint of a run with model.lora, or a folder written by the peft library. The result is a model
 /// folder in the hub's format, which plimsoll and transformers can load.
 #[derive(Debug, Args)]
-pub struct Merge {
+pub struct MergeCommand {
     /// Adapter folder, which contains adapter_config.json
     #[arg(value_name = "ADAPTER")]
     adapter: PathBuf,
@@ -29,21 +29,22 @@ pub struct Merge {
     base: Option<String>,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 }
 
-impl Merge {
+impl MergeCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let options = MergeOptions { adapter: self.adapter, base: self.base, output: self.output };
-        let mut terminal = self.voice.terminal(&mut OutputGuard::new(options.input_files(), false))?;
+        let mut terminal = self.messages.terminal(&mut OutputGuard::new(options.input_files(), false))?;
         let done = merge(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
-            let (adapted, tensors) = (report.adapted, report.tensors);
+        } else if !self.messages.quiet() {
+            let adapted = report.adapted;
+            let tensors = report.tensors;
             let place = plimsoll_runtime::EscapedPath(&report.output);
             print(&format!("{tensors} tensors in {place}, {adapted} of them merged with the adapter"))?;
         }

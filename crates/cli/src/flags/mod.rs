@@ -3,7 +3,6 @@
 
 pub mod bench;
 mod caller;
-mod card;
 pub mod classify;
 pub mod completions;
 pub mod convert;
@@ -11,21 +10,23 @@ mod device;
 pub mod doctor;
 pub mod embed;
 pub mod evaluate;
+mod gpu;
 pub mod licenses;
 pub mod list;
 pub mod machine;
 pub mod man;
 pub mod merge;
+pub mod messages;
 pub mod monitor;
 pub mod plan;
 pub mod plot;
 mod precision;
 pub mod predict;
 pub mod report;
+mod sequences;
 pub mod train;
 pub mod verify;
 mod virnucpro;
-pub mod voice;
 
 use crate::error::CliError;
 use plimsoll_runtime::RuntimeError;
@@ -37,11 +38,13 @@ use std::path::PathBuf;
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
-            true => shown.push(c),
-            false => shown += &format!("\\u{:04x}", u32::from(c)),
+        if plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
+            shown.push(c);
+        } else {
+            shown += &format!("\\u{:04x}", u32::from(c));
         }
     }
+    // Flushed here: an error of the flush at the end of the process would be lost.
     let mut out = stdout().lock();
     match writeln!(out, "{shown}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => {
@@ -51,14 +54,14 @@ pub fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Writes to standard output, or to standard error if one of `outputs`, the files of the command, is standard output.
-pub fn print_beside(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
-    match outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
-        true => {
-            crate::terminal::print_error(text);
-            Ok(())
-        }
-        false => print(text),
+/// Writes a summary to standard output, or to standard error if one of `outputs`, the files of the command, is standard
+/// output.
+pub fn print_summary(outputs: &[PathBuf], text: &str) -> Result<(), CliError> {
+    if outputs.iter().any(|path| plimsoll_runtime::is_standard_output(path)) {
+        crate::terminal::print_error(text);
+        Ok(())
+    } else {
+        print(text)
     }
 }
 
@@ -67,9 +70,9 @@ fn at_least_one(text: &str) -> Result<u64, String> {
     at_least(1, text)
 }
 
-fn at_least(least: u64, text: &str) -> Result<u64, String> {
-    let number = text.parse::<u64>().ok().filter(|n| (least..=MAX_NUMBER).contains(n));
-    number.ok_or_else(|| format!("give a whole number from {least} to {MAX_NUMBER}"))
+fn at_least(min: u64, text: &str) -> Result<u64, String> {
+    let number = text.parse::<u64>().ok().filter(|n| (min..=MAX_NUMBER).contains(n));
+    number.ok_or_else(|| format!("give a whole number from {min} to {MAX_NUMBER}"))
 }
 
 /// Parses a number of tokens of a step.

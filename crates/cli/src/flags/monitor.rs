@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Exit codes: 0 the run has finished, or --once; 1 failure, bad usage, or the run was interrupted, failed or was
 /// killed; 130 and 143 interrupted (Ctrl-C, SIGTERM).
 #[derive(Debug, Args)]
-pub struct Monitor {
+pub struct MonitorCommand {
     /// Output folder of the run
     #[arg(value_name = "FOLDER")]
     run: PathBuf,
@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Interval between two lines where there is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-impl Monitor {
+impl MonitorCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let mut watched = Watched::open(&self.run)?;
@@ -61,6 +61,7 @@ impl Monitor {
             }
             let end = view.end.clone();
             if end.is_some() || signals.stop().is_some() {
+                // A run that has ended decides the exit code, also if a signal arrives at the same time.
                 return Ok(match (end, signals.stop()) {
                     (Some(End::Finished), _) => ExitCode::SUCCESS,
                     (Some(End::Interrupted | End::Failed(_) | End::Gone), _) => ExitCode::FAILURE,

@@ -1,13 +1,13 @@
 //! Flags of `plimsoll plan`. Invariant: a flag that has no meaning for the planned work (a model, a prediction or
 //! training) is refused.
 
-use super::card;
 use super::device::DeviceName;
-use super::machine::{StreamingFlags, threads};
-use super::precision::{Requested, requested};
+use super::gpu;
+use super::machine::{StreamingFlags, host_budget, threads};
+use super::precision::{PrecisionFlag, precision_flag};
 use super::predict::{ModelFlags, length, usual_options};
-use super::train::{Foreign, source_parser};
-use super::{at_least_one, print_beside, step_tokens};
+use super::train::{ForeignConfig, source_parser};
+use super::{at_least_one, print_summary, step_tokens};
 use crate::error::{CliError, usage};
 use crate::terminal::{Terminal, Verbosity};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -19,11 +19,11 @@ use plimsoll_runtime::price::{self, ModelPlanReport, PriceRequest};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{
-    Device, InputFiles, OutputGuard, Precision, Room, RuntimeError, Settings, Silent, Streaming, Target, hub,
-    machine,
+    Bytes, Device, InputFiles, OutputGuard, Precision, Room, RuntimeError, Settings, Silent, Streaming, Target,
+    hub, machine,
 };
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::confirm::Confirmation;
+use plimsoll_train::confirm::TrainConfirmation;
 use plimsoll_train::priced::{PlannedRun, TrainPlanReport};
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{
@@ -38,7 +38,7 @@ use std::process::ExitCode;
 /// The machine and the weights are not needed. A plan that does not fit is refused with exit code 4, the memory it
 /// needs, and flags that make it fit.
 #[derive(Debug, Args)]
-pub struct Plan {
+pub struct PlanCommand {
     /// Model: a Hugging Face hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "from_config", "predict"])]
     model: Option<String>,
@@ -69,7 +69,7 @@ pub struct Plan {
     /// Find the largest value that fits the budget: the tokens of a step of --model; of --train the tokens of a micro-batch,
     /// the layers, or the width
     #[arg(long, value_enum, value_name = "tokens|layers|hidden", conflicts_with_all = ["predict", "tokens", "dump_after"])]
-    largest: Option<Largest>,
+    largest: Option<LargestFlag>,
 
     /// Run the answer of --largest on this machine in a process of its own under the same budget, and show why the next larger
     /// value is refused: a step of --model, which needs its weights; of --train at most two micro-steps and the update, which
@@ -104,8 +104,8 @@ pub struct Plan {
 
     /// Number format of the model: auto is the default of a run on the target, which is bf16 on GPUs and CPUs with AMX,
     /// and f32 on other CPUs
-    #[arg(long, value_parser = requested(), default_value = "auto", conflicts_with_all = ["train", "from_config"])]
-    precision: Requested,
+    #[arg(long, value_parser = precision_flag(), default_value = "auto", conflicts_with_all = ["train", "from_config"])]
+    precision: PrecisionFlag,
 
     #[command(flatten)]
     streaming: StreamingFlags,
@@ -115,8 +115,8 @@ pub struct Plan {
     host_memory: Option<String>,
 
     /// Output format of the plan
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = PlanFormat::Text)]
+    format: PlanFormat,
 
     /// Same as --format json
     #[arg(long, conflicts_with_all = ["format", "dump_after"])]
@@ -133,10 +133,10 @@ pub struct Plan {
 
     // The headings of these flags would apply to all flags after them.
     #[command(flatten)]
-    timeline: Timelines,
+    timeline: TimelineFlags,
 
     #[command(flatten)]
-    prediction: Prediction,
+    prediction: PredictionFlags,
 }
 
 /// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
@@ -149,7 +149,7 @@ const OF_VIRNUCPRO: [&str; 5] = ["weights", "dna_model", "protein_model", "head"
 /// Inputs of a prediction, for --predict.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With --predict (without model flags: the configurations of VirNucPro's models)")]
-struct Prediction {
+struct PredictionFlags {
     /// Plan the built-in caller, which `plimsoll predict` uses without a model, or the caller in this folder
     #[arg(long, value_name = "DIR", num_args = 0..=1, requires = "predict", conflicts_with_all = OTHERS, conflicts_with_all = OF_VIRNUCPRO)]
     caller: Option<Option<PathBuf>>,
@@ -193,7 +193,7 @@ struct Prediction {
 /// Files that show the memory of a step over its instructions.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Timelines: every tensor with its address and lifetime")]
-struct Timelines {
+struct TimelineFlags {
     /// Write an HTML page of the memory of a step over its instructions, by line of the ledger and by layer, with the
     /// budget, the peak and the largest tensors; replaces an existing file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["largest", "dump_after"])]
@@ -217,7 +217,7 @@ struct Timelines {
     force: bool,
 }
 
-impl Timelines {
+impl TimelineFlags {
     /// Checks before planning that the files can be written: none is an input of the command, or exists without --force.
     fn check(&self, inputs: InputFiles) -> Result<(), CliError> {
         let mut guard = OutputGuard::new(inputs, self.force);
@@ -253,13 +253,13 @@ impl Timelines {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
+enum PlanFormat {
     Text,
     Json,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Largest {
+enum LargestFlag {
     Tokens,
     Layers,
     Hidden,
@@ -307,7 +307,7 @@ fn orfs(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "give a number of open reading frames per window from 0.01 to 6".to_owned())
 }
 
-impl Plan {
+impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         if self.timeline.force && !self.timeline.is_wanted() {
@@ -325,14 +325,14 @@ impl Plan {
             }
         };
         let outputs: Vec<PathBuf> = self.timeline.files().cloned().collect();
-        print_beside(&outputs, text.trim_end())?;
+        print_summary(&outputs, text.trim_end())?;
         Ok(ExitCode::SUCCESS)
     }
 
     /// The files that the command reads. The data of a training run, too: a plan may read them.
     fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
-        let Prediction { caller, weights, dna_model, protein_model, head, input, .. } = &self.prediction;
+        let PredictionFlags { caller, weights, dna_model, protein_model, head, input, .. } = &self.prediction;
         let other = self.timeline.compare.as_ref();
         for path in self.train.iter().chain(head).chain(input) {
             files.add_file_or_folder(path);
@@ -362,8 +362,7 @@ impl Plan {
 
     /// Room for streamed weights.
     fn room(&self) -> Result<Room, CliError> {
-        let of_host = |text: &str| machine::parse_budget(text, machine::available().free);
-        let host = self.host_memory.as_deref().map(of_host).transpose()?;
+        let host = self.host_memory.as_deref().map(host_budget).transpose()?;
         Ok(Room {
             host: host.unwrap_or(Room::UNLIMITED.host),
             file: self.streaming.disk_of_plan()?.unwrap_or(Room::UNLIMITED.file),
@@ -395,8 +394,8 @@ impl Plan {
         }
         let grown = match self.largest {
             None => None,
-            Some(Largest::Tokens) => Some(largest::largest(model, &request)?),
-            Some(Largest::Layers | Largest::Hidden) => {
+            Some(LargestFlag::Tokens) => Some(largest::largest(model, &request)?),
+            Some(LargestFlag::Layers | LargestFlag::Hidden) => {
                 return Err(usage(
                     "--largest layers and --largest hidden need --train; with --model give --largest tokens",
                 ));
@@ -412,35 +411,27 @@ impl Plan {
             _ => None,
         };
         if self.timeline.is_wanted() {
-            let planned = |model: &str, timeline| -> Result<Planned, CliError> {
-                let budget = Some(price::budget(&request)?.0);
-                Ok(Planned {
-                    title: model.to_owned(),
-                    timeline,
-                    budget,
-                    process: process.total().0,
-                    measured: None,
-                })
-            };
+            let budget = price::budget(&request)?;
             let compared = match &self.timeline.compare {
-                Some(other) => Some(planned(other, price::program(other, &request)?.timeline())?),
+                Some(other) => {
+                    let timeline = price::program(other, &request)?.timeline();
+                    Some(planned_step(other, timeline, budget, process.total()))
+                }
                 None => None,
             };
-            self.timeline.write(vec![planned(model, program.timeline())?], compared)?;
+            let planned = planned_step(model, program.timeline(), budget, process.total());
+            self.timeline.write(vec![planned], compared)?;
         }
-        let effects = match self.explain {
-            true => Some(price::explain(model, &request, &program)?),
-            false => None,
-        };
+        let effects = if self.explain { Some(price::explain(model, &request, &program)?) } else { None };
         match self.format() {
-            Format::Text => {
+            PlanFormat::Text => {
                 let head = grown.as_ref().map_or_else(String::new, LargestStep::to_text);
                 let text = format!("{head}{}\n{}", price::to_text(model, &program)?, process.to_text());
                 let text = with_effects(text, effects.as_deref());
                 let confirmed = confirmed.map_or_else(String::new, |confirmed| confirmed.to_text());
                 Ok(format!("{}\n{confirmed}", text.trim_end()))
             }
-            Format::Json => {
+            PlanFormat::Json => {
                 let report = ModelPlanReport {
                     plan: price::report(&program)?,
                     process: process.lines().to_vec(),
@@ -455,8 +446,17 @@ impl Plan {
 
     /// Plans a whole prediction.
     fn prediction(&self) -> Result<String, CliError> {
-        let Prediction { caller, weights, dna_model, protein_model, head, length, input, read_length, orfs } =
-            &self.prediction;
+        let PredictionFlags {
+            caller,
+            weights,
+            dna_model,
+            protein_model,
+            head,
+            length,
+            input,
+            read_length,
+            orfs,
+        } = &self.prediction;
         let target = self.target()?;
         let budget = match self.budget.as_deref() {
             Some(text) => Some(price::parse_budget(text, &target)?),
@@ -476,7 +476,8 @@ impl Plan {
         if let (Some(threads), true) = (self.threads, target.name != "cpu") {
             price::with_threads(target.clone(), threads as usize)?;
         }
-        let (name, is_sized) = (target.name.clone(), target.memory.0 > 0);
+        let name = target.name.clone();
+        let is_sized = target.memory.0 > 0;
         let device = planned::device(target, USUAL_PREFETCH)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
             let text =
@@ -502,20 +503,20 @@ impl Plan {
         let request = planned::Request { options, read_length: *read_length, orfs: *orfs, explain };
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
-            let (budget, process) = (Some(planned.budget().0), planned.process().0);
-            let stage = |(title, timeline): (&str, timeline::Timeline)| Planned {
+            let budget = Some(planned.budget().0);
+            let process = planned.process().0;
+            let stages = planned.stages().map(|(title, program)| Planned {
                 title: title.to_owned(),
-                timeline,
+                timeline: program.timeline(),
                 budget,
                 process,
                 measured: None,
-            };
-            let timelines = planned.stages().map(|(title, program)| (title, program.timeline()));
-            self.timeline.write(timelines.map(stage).collect(), None)?;
+            });
+            self.timeline.write(stages.collect(), None)?;
         }
         match self.format() {
-            Format::Text => Ok(planned.to_text()?),
-            Format::Json => Ok(format!("{:#}", to_json(&planned.report()?))),
+            PlanFormat::Text => Ok(planned.to_text()?),
+            PlanFormat::Json => Ok(format!("{:#}", to_json(&planned.report()?))),
         }
     }
 
@@ -524,7 +525,7 @@ impl Plan {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = match &self.from_config {
-            // The trial of an answer has been translated aloud before.
+            // The command that started this trial has reported the translation.
             Some(path) if self.trial => self.foreign(path, &flags).read(true, &mut Silent)?,
             Some(path) => {
                 let mut terminal = Terminal::new(Verbosity::Normal, false, None);
@@ -533,12 +534,12 @@ impl Plan {
             None => TrainConfig::read(path, &flags, &mut Silent)?,
         };
         if self.trial {
-            let device = super::train::device(&config, card::training_options())?;
+            let device = super::train::device(&config, gpu::training_options())?;
             let trial = plimsoll_train::confirm::trial(&config, device, &mut Silent)?;
             return Ok(to_json(&trial).to_string());
         }
         let target = self.training_target(&config)?;
-        let Some(size) = self.largest.map(Largest::size) else {
+        let Some(size) = self.largest.map(LargestFlag::size) else {
             let run = priced::planned(&config, &target, &mut Silent)?;
             let found = &run.found;
             if self.timeline.is_wanted() {
@@ -557,8 +558,8 @@ impl Plan {
             }
             let effects = self.effects(&config, &target, found)?;
             return match self.format() {
-                Format::Text => Ok(with_effects(run.to_text(&config)?, effects.as_deref())),
-                Format::Json => {
+                PlanFormat::Text => Ok(with_effects(run.to_text(&config)?, effects.as_deref())),
+                PlanFormat::Json => {
                     let report = TrainPlanReport { explain: effects, ..run.report(&config)? };
                     Ok(format!("{:#}", to_json(&report)))
                 }
@@ -567,18 +568,15 @@ impl Plan {
         let budget = priced::budget(&config, &target)?;
         let process = RunMemory::of(&config, &target, budget, &mut Silent)?;
         let largest = plimsoll_train::largest(&config, size, &target, process, &mut Silent)?;
-        let confirmed = match self.confirm {
-            true => Some(self.confirmed(path, &largest)?),
-            false => None,
-        };
+        let confirmed = if self.confirm { Some(self.confirmed(path, &largest)?) } else { None };
         let effects = self.effects(&largest.config, &target, &largest.found)?;
         match self.format() {
-            Format::Text => {
+            PlanFormat::Text => {
                 let text = with_effects(priced::largest_to_text(&largest)?, effects.as_deref());
                 let confirmed = confirmed.map_or_else(String::new, |confirmed| confirmed.to_text(&largest));
                 Ok(format!("{}\n{confirmed}", text.trim_end()))
             }
-            Format::Json => {
+            PlanFormat::Json => {
                 let report = TrainPlanReport {
                     confirmed: confirmed.map(|confirmed| confirmed.report()),
                     explain: effects,
@@ -590,8 +588,8 @@ impl Plan {
     }
 
     /// The file of --from-config.
-    fn foreign<'a>(&'a self, path: &'a Path, flags: &'a [String]) -> Foreign<'a> {
-        Foreign { path, trainer: self.from_format.as_deref(), flags }
+    fn foreign<'a>(&'a self, path: &'a Path, flags: &'a [String]) -> ForeignConfig<'a> {
+        ForeignConfig { path, trainer: self.from_format.as_deref(), flags }
     }
 
     /// The device of this machine that the target names.
@@ -626,7 +624,11 @@ impl Plan {
     }
 
     /// Runs the answer of --largest on the target, which must be this machine.
-    fn confirmed(&self, path: &Path, largest: &plimsoll_train::Largest) -> Result<Confirmation, CliError> {
+    fn confirmed(
+        &self,
+        path: &Path,
+        largest: &plimsoll_train::LargestRun,
+    ) -> Result<TrainConfirmation, CliError> {
         let device = format!("run.device={}", self.device_of_trial()?);
         let set = self.set.iter().flat_map(|setting| ["--set", setting]);
         let path =
@@ -647,9 +649,10 @@ impl Plan {
         target: &Target,
         found: &TrainingChoice,
     ) -> Result<Option<Vec<Effect>>, CliError> {
-        match self.explain {
-            true => Ok(Some(plimsoll_train::explain(config, target, found, &mut Silent)?)),
-            false => Ok(None),
+        if self.explain {
+            Ok(Some(plimsoll_train::explain(config, target, found, &mut Silent)?))
+        } else {
+            Ok(None)
         }
     }
 
@@ -684,14 +687,14 @@ impl Plan {
     /// Target of a GPU of this machine.
     fn target_of(&self, gpu: DeviceName) -> Result<Target, CliError> {
         let refused = |why: String| usage(format!("--target {}: {why}", self.target));
-        match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
+        match gpu.open_one(gpu::GpuOptions::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target().map_err(RuntimeError::Device)?),
             Device::Cpu => Err(refused("this machine has no GPU that can be used".to_owned())),
         }
     }
 
-    fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.format }
+    fn format(&self) -> PlanFormat {
+        if self.json { PlanFormat::Json } else { self.format }
     }
 
     /// Returns the graph after a pass, for the plan that the other formats print.
@@ -700,11 +703,9 @@ impl Plan {
         // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed, it
         // builds one graph for each number of replicas tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
-        request.stream = match program.is_streamed() {
-            true => Streaming::Always,
-            false => Streaming::Never,
-        };
-        let (mut passes, mut text) = (vec![], None);
+        request.stream = if program.is_streamed() { Streaming::Always } else { Streaming::Never };
+        let mut passes = vec![];
+        let mut text = None;
         price::program_with(model, &request, &mut |name, graph| {
             if !passes.contains(&name) {
                 passes.push(name);
@@ -722,6 +723,11 @@ impl Plan {
     }
 }
 
+/// The timeline of a model's step with its budget and the memory of the process outside the plan.
+fn planned_step(model: &str, timeline: timeline::Timeline, budget: Bytes, process: Bytes) -> Planned {
+    Planned { title: model.to_owned(), timeline, budget: Some(budget.0), process: process.0, measured: None }
+}
+
 /// The executable of this process.
 fn this_program() -> Result<PathBuf, RuntimeError> {
     std::env::current_exe().map_err(RuntimeError::io("the program"))
@@ -730,7 +736,7 @@ fn this_program() -> Result<PathBuf, RuntimeError> {
 /// The device of this machine that a target names, for a trial.
 fn device_of(target: &str) -> Result<Device, CliError> {
     match in_place(target) {
-        Some(gpu) => Ok(gpu.open_one(card::Options::default())?),
+        Some(gpu) => Ok(gpu.open_one(gpu::GpuOptions::default())?),
         None => Ok(Device::Cpu),
     }
 }
@@ -743,13 +749,13 @@ fn with_effects(plan: String, effects: Option<&[Effect]>) -> String {
     }
 }
 
-impl Largest {
+impl LargestFlag {
     /// The quantity to grow, as the training planner's type.
-    fn size(self) -> plimsoll_train::Size {
+    fn size(self) -> plimsoll_train::LargestDimension {
         match self {
-            Self::Tokens => plimsoll_train::Size::Tokens,
-            Self::Layers => plimsoll_train::Size::Layers,
-            Self::Hidden => plimsoll_train::Size::Hidden,
+            Self::Tokens => plimsoll_train::LargestDimension::Tokens,
+            Self::Layers => plimsoll_train::LargestDimension::Layers,
+            Self::Hidden => plimsoll_train::LargestDimension::Hidden,
         }
     }
 }

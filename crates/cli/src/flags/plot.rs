@@ -1,6 +1,6 @@
 //! Flags of `plimsoll plot`. Invariant: by default, no file is written into a folder of results.
 
-use super::{at_least, print_beside};
+use super::{at_least, print_summary};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_plot::{Options, Output, plot};
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 /// the load of the experts. The names of the written files are printed to standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
-pub struct Plot {
+pub struct PlotCommand {
     /// Results to draw: an output folder of `plimsoll predict`, or VirNucPro's NAME_merged with NAME_chunkedLENGTH.fa
     /// beside it; or the output folders of one or several runs of `plimsoll train`
     #[arg(value_name = "RESULT_DIR", required = true)]
@@ -42,7 +42,7 @@ pub struct Plot {
 
     /// File formats of the pictures in an output folder, separated by commas [default: svg,png]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FORMAT")]
-    format: Vec<Format>,
+    format: Vec<PictureFormat>,
 
     /// Width of a picture in millimetres, 80 to 500: a column of a journal is about 89 wide, a page about 183
     #[arg(long, default_value_t = 180.0, value_name = "MM", value_parser = width)]
@@ -62,16 +62,16 @@ const DPI: u32 = 200;
 
 /// File formats of pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum PictureFormat {
     Svg,
     Png,
 }
 
-impl Format {
+impl PictureFormat {
     fn kind(self) -> plimsoll_plot::Format {
         match self {
-            Format::Svg => plimsoll_plot::Format::Svg,
-            Format::Png => plimsoll_plot::Format::Png,
+            PictureFormat::Svg => plimsoll_plot::Format::Svg,
+            PictureFormat::Png => plimsoll_plot::Format::Png,
         }
     }
 }
@@ -88,7 +88,7 @@ fn dpi(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "give a resolution from 72 to 600 pixels per inch, such as 300".to_owned())
 }
 
-impl Plot {
+impl PlotCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output()?;
@@ -103,7 +103,7 @@ impl Plot {
         let dpi = self.dpi.unwrap_or(DPI);
         let files = plot(&Options { results, records, series, log, output, width, dpi, force })?;
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-        print_beside(&files, &names.join("\n"))?;
+        print_summary(&files, &names.join("\n"))?;
         Ok(ExitCode::SUCCESS)
     }
 

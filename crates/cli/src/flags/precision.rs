@@ -5,10 +5,10 @@ use plimsoll_runtime::Precision;
 
 /// The precision of `--precision` in inference; `None` for `auto`, the default of the device. The alias keeps clap from
 /// taking the field for an optional flag.
-pub type Requested = Option<Precision>;
+pub type PrecisionFlag = Option<Precision>;
 
 /// Parses a number format of inference, or `auto`.
-pub fn requested() -> impl TypedValueParser<Value = Requested> {
+pub fn precision_flag() -> impl TypedValueParser<Value = PrecisionFlag> {
     let auto = PossibleValue::new("auto").help("The default of the device");
     let values = [auto].into_iter().chain([
         value(Precision::Bf16, "16 bits: 8 exponent bits and 8 bits of precision; sums, norms and means in f32"),

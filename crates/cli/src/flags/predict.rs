@@ -1,9 +1,10 @@
 //! Flags of `plimsoll predict`; those of callers are in `caller.rs`. Invariant: contradicting flags are refused before a model is opened.
 
 use super::caller::CallerFlags;
-use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
+use super::machine::{DynamicFlag, MachineFlags, SortingFlags, StreamingFlags};
+use super::messages::{MessageFlags, MonitorFlag};
+use super::sequences::prefetch;
 use super::virnucpro::VirnucproFlags;
-use super::voice::{MonitorFlag, Voice};
 use super::{at_least, at_least_one, print};
 use crate::error::{CliError, usage};
 use crate::report;
@@ -29,7 +30,7 @@ use std::time::Duration;
 /// and protein model.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
-pub struct Predict {
+pub struct PredictCommand {
     /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
     /// in it, and - reads standard input
     #[arg(required = true, value_name = "INPUT")]
@@ -64,7 +65,7 @@ pub struct Predict {
 
     /// Also write the embedding of each open reading frame, in this file format
     #[arg(long, value_enum, value_name = "FORMAT")]
-    save_embeddings: Option<Format>,
+    save_embeddings: Option<EmbeddingFlag>,
 
     /// File format of the records called virus: fasta (virus.fna), fastq (virus.fastq, requires FASTQ input), fasta.gz
     /// or fastq.gz
@@ -83,7 +84,7 @@ pub struct Predict {
     caller: CallerFlags,
 
     #[command(flatten)]
-    machine: Machine,
+    machine: MachineFlags,
 
     #[command(flatten)]
     streaming: StreamingFlags,
@@ -92,7 +93,7 @@ pub struct Predict {
     dynamic: DynamicFlag,
 
     #[command(flatten)]
-    sorting: Sorting,
+    sorting: SortingFlags,
 
     /// Threads that translate and tokenize the input, 1 to 256 [default: the number of cores, at most 8 per device]
     #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
@@ -129,7 +130,7 @@ pub struct Predict {
     virnucpro: VirnucproFlags,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
@@ -160,7 +161,7 @@ pub(super) struct ModelFlags {
 
 /// File formats of saved embeddings.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
+enum EmbeddingFlag {
     Npy,
     Safetensors,
     Parquet,
@@ -196,11 +197,6 @@ fn workers(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "give a number of threads from 1 to 256".to_owned())
 }
 
-fn prefetch(text: &str) -> Result<u64, String> {
-    let number = at_least_one(text).ok().filter(|&n| n <= 1024);
-    number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())
-}
-
 fn seconds(text: &str) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|&n| n <= 3600);
     number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
@@ -217,39 +213,40 @@ fn shard(text: &str) -> Result<Shard, String> {
 /// Largest accepted number of shards; more is taken for a typing error.
 const MAX_SHARDS: u64 = 100_000;
 
-impl Predict {
+impl PredictCommand {
     /// Runs the command.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
-        self.take_foreign()?;
+        self.take_virnucpro_flags()?;
         let listing = nucleotide_files(&self.inputs)?;
         let options = self.options(&listing)?;
         let mut guard = OutputGuard::new(options.input_files(), false);
-        let mut terminal = self.voice.terminal_with(&self.monitor, &mut guard)?;
+        let mut terminal = self.messages.terminal_with(&self.monitor, &mut guard)?;
         terminal.listen()?;
         if let Some(line) = listing.skipped_line() {
             terminal.say(Level::Warning, &line);
         }
-        let done = match self.per_input {
-            true => predict_each(&options, &mut terminal),
-            false => predict(&options, &mut terminal).map(|report| vec![report]),
+        let done = if self.per_input {
+            predict_each(&options, &mut terminal)
+        } else {
+            predict(&options, &mut terminal).map(|report| vec![report])
         };
         terminal.finish();
         let reports = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         for report in &reports {
-            self.tell(report, &mut terminal)?;
+            self.print_report(report, &mut terminal)?;
         }
         Ok(ExitCode::from(if reports.iter().any(|r| r.failed > 0) { 2 } else { 0 }))
     }
 
     /// Replaces our flags by the values of virnucpro-broad's flags.
-    fn take_foreign(&mut self) -> Result<(), CliError> {
+    fn take_virnucpro_flags(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
         // Before the model type is interpreted, which fails without a head: with a caller, it is the model type that is wrong.
         self.caller_options()?;
         let ModelFlags { head, weights, .. } = &self.models;
         let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
         let device = self.virnucpro.device(self.machine.device())?;
-        self.machine.take(device, self.virnucpro.threads());
+        self.machine.override_with(device, self.virnucpro.threads());
         if let (Some(ours), Some(theirs)) = (self.length, length)
             && ours != theirs
         {
@@ -279,7 +276,7 @@ impl Predict {
         self.caller.options(self.threshold, &models, &of_virnucpro)
     }
 
-    fn tell(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
+    fn print_report(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
             let text = format!(
@@ -288,10 +285,10 @@ impl Predict {
             );
             terminal.say(Level::Info, &text);
         }
-        if self.voice.json() {
+        if self.messages.json() {
             return print(&format!("{:#}", to_json(&report.run_record)));
         }
-        if self.voice.quiet() || report.already_complete {
+        if self.messages.quiet() || report.already_complete {
             return Ok(());
         }
         print(&report::predicted(report))
@@ -322,9 +319,9 @@ impl Predict {
                         .map_or(VirNucProOptions::USUAL_THRESHOLD, |threshold| threshold as f32),
                     keep_intermediate: self.keep_intermediate,
                     save_embeddings: self.save_embeddings.map(|format| match format {
-                        Format::Npy => EmbeddingFormat::Npy,
-                        Format::Safetensors => EmbeddingFormat::Safetensors,
-                        Format::Parquet => EmbeddingFormat::Parquet,
+                        EmbeddingFlag::Npy => EmbeddingFormat::Npy,
+                        EmbeddingFlag::Safetensors => EmbeddingFormat::Safetensors,
+                        EmbeddingFlag::Parquet => EmbeddingFormat::Parquet,
                     }),
                 };
                 (MethodOptions::VirNucPro(method), length)
@@ -332,10 +329,10 @@ impl Predict {
         };
         Ok(Options {
             inputs,
-            output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
-                true => PathBuf::new(),
-                false => default_folder(&self.inputs),
-            }),
+            output_dir: self
+                .output_dir
+                .clone()
+                .unwrap_or_else(|| if self.per_input { PathBuf::new() } else { default_folder(&self.inputs) }),
             force: self.force,
             method,
             length,
@@ -354,9 +351,11 @@ impl Predict {
 }
 
 /// Window length in bases: the requested length, or the length in the head's file name.
-fn window_length(asked: Option<u64>, models: &Models) -> usize {
-    let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
-    asked.map(|n| n as usize).or_else(named).unwrap_or(USUAL_LENGTH)
+fn window_length(requested: Option<u64>, models: &Models) -> usize {
+    match requested {
+        Some(length) => length as usize,
+        None => models.head.as_deref().and_then(HeadModel::length_in_name).unwrap_or(USUAL_LENGTH),
+    }
 }
 
 /// Options of a prediction with default settings.
@@ -391,10 +390,9 @@ impl ModelFlags {
                     plimsoll_runtime::EscapedPath(head)
                 )));
             }
-            let or_hub =
-                |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
-            let (dna, protein) = (or_hub(dna_model, DNA_ID), or_hub(protein_model, PROTEIN_ID));
-            return Ok(Models { dna, protein, head: Some(head.clone()) });
+            let dna = dna_model.clone().unwrap_or_else(|| DNA_ID.to_owned());
+            let protein = protein_model.clone().unwrap_or_else(|| PROTEIN_ID.to_owned());
+            return Ok(Models { dna: Some(dna), protein: Some(protein), head: Some(head.clone()) });
         };
         Ok(Models {
             dna: Some(dna_model.clone().map_or_else(|| part(bundle, "dnabert_s"), Ok)?),
@@ -418,11 +416,7 @@ fn part(bundle: &Path, name: &str) -> Result<String, CliError> {
 /// The head of a bundle; `length` selects among several heads.
 fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError> {
     let mut heads = HeadModel::in_folder(bundle);
-    let names = |heads: &[PathBuf]| {
-        let names = heads.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
-        names.collect::<Vec<_>>().join(" and ")
-    };
-    let all = names(&heads);
+    let all = file_names(&heads);
     if let Some(length) = length {
         heads.retain(|head| HeadModel::length_in_name(head).is_none_or(|named| named as u64 == length));
     }
@@ -437,9 +431,15 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError>
         _ => Err(usage(format!(
             "--weights {}: the folder contains several heads, {}; choose one with --length or --head",
             plimsoll_runtime::EscapedPath(bundle),
-            names(&heads)
+            file_names(&heads)
         ))),
     }
+}
+
+/// The file names of paths, joined by "and".
+fn file_names(paths: &[PathBuf]) -> String {
+    let names = paths.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
+    names.collect::<Vec<_>>().join(" and ")
 }
 
 fn incomplete(bundle: &Path, missing: &str) -> CliError {

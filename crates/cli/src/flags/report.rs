@@ -1,6 +1,6 @@
 //! Flags of `plimsoll report`. Invariant: an existing file is replaced only with `--force`.
 
-use super::print_beside;
+use super::print_summary;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_report::{Options, report};
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 /// of at most 5 MB without references to other files or to the network. Its path is printed to standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
-pub struct Report {
+pub struct ReportCommand {
     /// Output folder of `plimsoll predict`, or the output folders of one or several runs of `plimsoll train`
     #[arg(value_name = "RESULT_DIR", required = true)]
     results: Vec<PathBuf>,
@@ -35,7 +35,7 @@ pub struct Report {
     force: bool,
 }
 
-impl Report {
+impl ReportCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output.unwrap_or_else(|| {
@@ -45,7 +45,7 @@ impl Report {
         });
         let options = Options { results: self.results, output, title: self.title, force: self.force };
         report(&options)?;
-        print_beside(std::slice::from_ref(&options.output), &options.output.display().to_string())?;
+        print_summary(std::slice::from_ref(&options.output), &options.output.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

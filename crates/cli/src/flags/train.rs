@@ -1,10 +1,10 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
 //! and the flag are parsed by one schema.
 
-use super::card::{Options, training_options};
 use super::device::DeviceName;
-use super::voice::{MonitorFlag, Voice};
-use super::{print, print_beside};
+use super::gpu::{GpuOptions, training_options};
+use super::messages::{MessageFlags, MonitorFlag};
+use super::{print, print_summary};
 use crate::error::{CliError, usage};
 use crate::terminal::Terminal;
 use clap::Args;
@@ -13,8 +13,8 @@ use plimsoll_report::timeline::{self, Planned};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
-use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
-use plimsoll_train::{self, Request, Resume, TrainReport};
+use plimsoll_train::config::{DeviceChoice, TrainConfig, TrainerFormat, translate};
+use plimsoll_train::{self, Resume, TrainReport, TrainRequest};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -29,7 +29,7 @@ use std::process::ExitCode;
 /// not fit in memory; 129, 130, 138, 140 and 143 interrupted (SIGHUP, Ctrl-C, SIGUSR1, SIGUSR2, SIGTERM): the current step is
 /// saved in a checkpoint, from which the same command resumes.
 #[derive(Debug, Args)]
-pub struct Train {
+pub struct TrainCommand {
     /// Configuration file, YAML; the config.yaml in the folder of a run resumes that run
     #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
@@ -88,13 +88,13 @@ pub struct Train {
     schema: bool,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 
     #[command(flatten)]
     monitor: MonitorFlag,
 }
 
-impl Train {
+impl TrainCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let Some(path) = self.config.as_ref().or(self.from_config.as_ref()).filter(|_| !self.schema) else {
@@ -106,12 +106,12 @@ impl Train {
                 "--force deletes an earlier run with --resume never, and replaces the page of --timeline; omit it without them",
             ));
         }
-        let mut terminal = self.voice.terminal_without_log().with_monitor_if(&self.monitor);
+        let mut terminal = self.messages.terminal_without_log().with_monitor_if(&self.monitor);
         terminal.listen()?;
         let config = match &self.from_config {
             Some(path) => {
                 let flags = self.flags();
-                let request = Foreign { path, trainer: self.from_format.as_deref(), flags: &flags };
+                let request = ForeignConfig { path, trainer: self.from_format.as_deref(), flags: &flags };
                 request.read(!self.print_config, &mut terminal)?
             }
             None => self.configuration(path, &mut terminal)?,
@@ -132,7 +132,7 @@ impl Train {
         self.check_outputs(&config, path, &output, &mut terminal)?;
         page.map_or(Ok(()), timeline::check)?;
         let device = device(&config, training_options())?;
-        let request = Request { output, resume: self.resume(), config };
+        let request = TrainRequest { output, resume: self.resume(), config };
         let train = match self.timeline {
             Some(_) => plimsoll_train::train_with_timeline,
             None => plimsoll_train::train_with,
@@ -146,10 +146,10 @@ impl Train {
         let mut report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         // Printed before the page is written, so that a full disk does not cost the report.
         let outputs = self.timeline.as_slice();
-        match (self.voice.json(), self.voice.quiet()) {
-            (true, _) => print_beside(outputs, &format!("{:#}", to_json(&report.run_record)))?,
+        match (self.messages.json(), self.messages.quiet()) {
+            (true, _) => print_summary(outputs, &format!("{:#}", to_json(&report.run_record)))?,
             (false, true) => {}
-            (false, false) => print_beside(outputs, &summary(&report))?,
+            (false, false) => print_summary(outputs, &summary(&report))?,
         }
         if let (Some(page), Some(found)) = (&self.timeline, report.timeline.take()) {
             // The process is a part of the measured memory, so it is not subtracted from the budget.
@@ -178,10 +178,8 @@ impl Train {
         }
         let mut guard = OutputGuard::new(inputs, self.force);
         if let Some(page) = &self.timeline {
-            let checked = match plimsoll_train::has_written(output, page) {
-                true => guard.own_file(page),
-                false => guard.file(page),
-            };
+            let checked =
+                if plimsoll_train::has_written(output, page) { guard.own_file(page) } else { guard.file(page) };
             checked.map_err(RuntimeError::from)?;
         }
         terminal.open_log(&mut guard)
@@ -224,7 +222,7 @@ impl Train {
 }
 
 /// A configuration file of another trainer.
-pub struct Foreign<'a> {
+pub struct ForeignConfig<'a> {
     /// The file.
     pub path: &'a Path,
     /// The trainer, if its name was given.
@@ -233,24 +231,21 @@ pub struct Foreign<'a> {
     pub flags: &'a [String],
 }
 
-impl Foreign<'_> {
+impl ForeignConfig<'_> {
     /// Translates the file, and reports what each key became. If the configuration `is_used`, it must have no placeholders.
     pub fn read(&self, is_used: bool, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
-        let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
+        let source = TrainerFormat::ALL.into_iter().find(|source| Some(source.word()) == self.trainer);
         let translated = translate(self.path, source, self.flags)?;
         let path = EscapedPath(self.path);
         observer.say(Level::Info, &format!("{path}: a configuration of {}", translated.source.word()));
         translated.became.iter().for_each(|line| observer.say(Level::Info, line));
         translated.missing.iter().for_each(|line| observer.say(Level::Warning, line));
-        match is_used {
-            true => Ok(translated.complete(self.path)?),
-            false => Ok(translated.config),
-        }
+        if is_used { Ok(translated.complete(self.path)?) } else { Ok(translated.config) }
     }
 }
 
 /// Opens the device of `run.device`.
-pub fn device(config: &TrainConfig, options: Options) -> Result<Device, CliError> {
+pub fn device(config: &TrainConfig, options: GpuOptions) -> Result<Device, CliError> {
     let name = match DeviceChoice::parse(&config.run.device) {
         Some(DeviceChoice::Cpu) => DeviceName::Cpu,
         Some(DeviceChoice::Cuda(ordinal)) => DeviceName::Cuda(vec![ordinal]),
@@ -262,7 +257,7 @@ pub fn device(config: &TrainConfig, options: Options) -> Result<Device, CliError
 
 /// Parser of the names of trainers with supported configuration files.
 pub fn source_parser() -> PossibleValuesParser {
-    PossibleValuesParser::new(Source::ALL.map(Source::word))
+    PossibleValuesParser::new(TrainerFormat::ALL.map(TrainerFormat::word))
 }
 
 fn summary(report: &TrainReport) -> String {

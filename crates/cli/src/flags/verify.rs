@@ -1,8 +1,8 @@
 //! Flags of `plimsoll verify`. Invariant: at least one model is selected.
 
-use super::machine::Machine;
+use super::machine::MachineFlags;
+use super::messages::MessageFlags;
 use super::print;
-use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use plimsoll_runtime::report::to_json;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 /// --precision bf16, with int8 on the CPU, or with tf32, fp16 or fp8 on a GPU, it also reports how far hidden states
 /// and scores are from f32. The exit code is 0 if all models pass, and 1 otherwise.
 #[derive(Debug, Args)]
-pub struct Verify {
+pub struct VerifyCommand {
     /// Folder of a single model, or folder that contains dnabert_s/, esm2/ and a head (head.safetensors, head.pth,
     /// 500_model.pth or 300_model.pth)
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
@@ -41,13 +41,13 @@ pub struct Verify {
     reference: Option<PathBuf>,
 
     #[command(flatten)]
-    machine: Machine,
+    machine: MachineFlags,
 
     #[command(flatten)]
-    voice: Voice,
+    messages: MessageFlags,
 }
 
-impl Verify {
+impl VerifyCommand {
     /// The files that the command reads.
     fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();
@@ -59,7 +59,7 @@ impl Verify {
 
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal(&mut OutputGuard::new(self.input_files(), false))?;
+        let mut terminal = self.messages.terminal(&mut OutputGuard::new(self.input_files(), false))?;
         let settings = self.machine.settings_of_one()?;
         let options = VerifyOptions {
             weights: self.weights,
@@ -71,9 +71,9 @@ impl Verify {
         let done = verify(&options, &mut terminal);
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
-        if self.voice.json() {
+        if self.messages.json() {
             print(&format!("{:#}", to_json(&report)))?;
-        } else if !self.voice.quiet() {
+        } else if !self.messages.quiet() {
             print(&report.to_string())?;
         }
         Ok(ExitCode::from(u8::from(!report.passes())))

@@ -90,7 +90,7 @@ impl VirnucproFlags {
         let tokens = "steps are as large as --memory-budget allows; --tokens N sets the tokens of a step of both encoders";
         let precise = "use --precision f32 to compute as virnucpro-broad does";
         let stages = "models stay in memory where --memory-budget allows it";
-        let kept =
+        let resumed =
             "the results of an interrupted run are always checked; --force discards them and starts over";
         let table = [
             (self.batch_size.is_some(), "--batch-size", tokens),
@@ -98,8 +98,8 @@ impl VirnucproFlags {
             (self.esm_batch_size.is_some(), "--esm-batch-size", tokens),
             (self.v1_fallback, "--v1-fallback", precise),
             (self.v1_attention, "--v1-attention", precise),
-            (self.skip_checkpoint_validation, "--skip-checkpoint-validation", kept),
-            (self.force_resume, "--force-resume", kept),
+            (self.skip_checkpoint_validation, "--skip-checkpoint-validation", resumed),
+            (self.force_resume, "--force-resume", resumed),
             (self.persistent_models, "--persistent-models", stages),
             (self.no_persistent_models, "--no-persistent-models", stages),
         ];
@@ -117,17 +117,16 @@ impl VirnucproFlags {
     /// # Errors
     /// No file or folder of the head was given: unlike virnucpro-broad, this program has no folder of models beside it.
     pub fn length(&self, head: Option<&PathBuf>, has_weights: bool) -> Result<Option<u64>, CliError> {
-        let refused = |text: &str| Err(usage(text));
         match self.model_type.as_deref() {
             None => Ok(None),
-            Some("custom") if head.is_none() => refused(
+            Some("custom") if head.is_none() => Err(usage(
                 "--model-type custom needs a head; give its file with --head (or --model-path), such as --head my_model.pth",
-            ),
+            )),
             Some("custom") => Ok(None),
-            Some(length) if head.is_none() && !has_weights => refused(&format!(
+            Some(length) if head.is_none() && !has_weights => Err(usage(format!(
                 "--model-type {length}: plimsoll does not include the head; give its file with --head {length}_model.pth, or \
                  its folder with --weights"
-            )),
+            ))),
             Some(length) => Ok(length.parse().ok()),
         }
     }

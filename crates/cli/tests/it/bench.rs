@@ -170,7 +170,8 @@ fn a_calibration_is_a_target() {
         serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON")
     };
     // The target has the number of threads of the calibration.
-    let (here, cpu) = (plan(&["this machine.toml"]), plan(&["cpu", "--threads", "2"]));
+    let here = plan(&["this machine.toml"]);
+    let cpu = plan(&["cpu", "--threads", "2"]);
     assert_eq!(here["target"], "this machine");
     let json: Value = serde_json::from_str(
         &folder

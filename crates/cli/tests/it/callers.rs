@@ -65,7 +65,8 @@ fn the_summary_states_the_expected_errors() {
 fn flags_that_do_not_fit_are_refused_by_name() {
     let folder = Folder::new("caller-flags");
     folder.write("reads.fa", reads(2));
-    let (caller, goldens) = (golden("caller"), golden(""));
+    let caller = golden("caller");
+    let goldens = golden("");
     let refused = |words: &[&str], says: &str| {
         let ran = folder.run(&[&["predict", "reads.fa", "-o", "out"], words].concat());
         assert!(ran.assert_code(1).stderr().contains(says), "{words:?}: {}", ran.stderr());

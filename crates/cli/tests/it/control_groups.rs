@@ -21,9 +21,10 @@ impl Group {
     fn new() -> Result<Self, String> {
         let name = format!("plimsoll-test-{}", std::process::id());
         let version_2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-        let (root, limit, usage) = match version_2 {
-            true => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            false => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        let (root, limit, usage) = if version_2 {
+            ("/sys/fs/cgroup", "memory.max", "memory.current")
+        } else {
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
         };
         let path = Path::new(root).join(name);
         fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;

@@ -23,7 +23,8 @@ fn torch_files_become_safetensors() {
         [("head.pth", "head.safetensors"), ("dnabert_s", "d.safetensors"), ("esm2", "e.safetensors")]
     {
         folder.run(&["convert", &golden(input), "-o", output]).assert_code(0);
-        let (wanted, found) = (everything(golden(input).as_ref()), everything(&folder.path(output)));
+        let wanted = everything(golden(input).as_ref());
+        let found = everything(&folder.path(output));
         assert!(wanted == found, "{input}");
         let bytes = folder.read(output);
         let length = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
@@ -43,7 +44,8 @@ fn a_converted_model_computes_the_same() {
     }
     let input = golden("dnabert_s/pytorch_model.bin");
     folder.run(&["convert", &input, "-o", "m/model.safetensors", "-q"]).assert_code(0);
-    let (reads, original) = (golden("dnabert_s/reads.fa"), golden("dnabert_s"));
+    let reads = golden("dnabert_s/reads.fa");
+    let original = golden("dnabert_s");
     for (model, out) in [("m", "a.npy"), (original.as_str(), "b.npy")] {
         folder.run(&["embed", "--model", model, &reads, "-o", out]).assert_code(0);
     }
@@ -54,7 +56,8 @@ fn a_converted_model_computes_the_same() {
 fn what_is_there_is_not_replaced() {
     let folder = Folder::new("convert_there");
     folder.write("out.safetensors", "precious");
-    let (head, json) = (golden("head.pth"), golden("esm2/config.json"));
+    let head = golden("head.pth");
+    let json = golden("esm2/config.json");
     let refused = |words: &[&str], why: &str| {
         let ran = folder.run(&[&["convert"], words].concat());
         assert!(ran.assert_code(1).stderr().contains(why), "{}", ran.stderr());

@@ -29,7 +29,8 @@ fn training_memory_shows_what_the_program_says() {
         let shown = shown.split("\n```").next().expect("the end of the block");
         let ran = folder.run(&command.split_whitespace().collect::<Vec<_>>());
         let said = format!("{}{}", ran.stdout(), ran.stderr());
-        let (mut rest, mut any) = (said.trim_end().lines(), false);
+        let mut rest = said.trim_end().lines();
+        let mut any = false;
         for line in shown.lines() {
             if line == "..." {
                 any = true;
@@ -49,7 +50,9 @@ fn training_memory_shows_what_the_program_says() {
 #[test]
 fn training_memory_has_the_numbers_of_plans() {
     let folder = examples("document_tables");
-    let (mut command, mut columns, mut rows) = ("", vec![], 0);
+    let mut command = "";
+    let mut columns = vec![];
+    let mut rows = 0;
     for line in DOCUMENT.lines() {
         command = line.strip_prefix("plimsoll ").unwrap_or(command);
         let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else { continue };

@@ -28,7 +28,8 @@ fn layers_are_those_of_transformers() {
     );
     let found = open(folder.path("t.safetensors"));
     assert_eq!(found.metadata()["layers"], "0,1,2");
-    let (states, last) = (open(golden("esm2/layers.safetensors")), open(golden("esm2/golden.safetensors")));
+    let states = open(golden("esm2/layers.safetensors"));
+    let last = open(golden("esm2/golden.safetensors"));
     for id in ["p2", "p3"] {
         let residues = |weights: &Weights, name: &str| {
             let all = tensor(weights, name);
@@ -57,7 +58,9 @@ fn check_pools(model: &str, input: &str) {
         embed(&folder, model, &words(&["-o", "all.npy", "--layers", "-1,0,1"]));
         embed(&folder, model, &words(&["-o", "all.safetensors", "--layers", "2,0,1", "--tokens", "1100"]));
         embed(&folder, model, &words(&["-o", "one.npy", "--layers", "1"]));
-        let (last, all, one) = (npy(&folder, "last"), npy(&folder, "all"), npy(&folder, "one"));
+        let last = npy(&folder, "last");
+        let all = npy(&folder, "all");
+        let one = npy(&folder, "one");
         let header = |file: &str| String::from_utf8_lossy(&folder.read(file)[..128]).into_owned();
         let width = last[0].1.len();
         assert!(header("all.npy").contains(&format!("({}, 3, {width})", last.len())), "{}", header("all.npy"));
@@ -132,7 +135,8 @@ fn a_layer_of_a_protein_comes_before_the_final_norm() {
     let input = golden(PROTEINS);
     let wanted = first_block(&folder, "esm2", &input);
     embed(&folder, "esm2", &[&input, "-o", "t.safetensors", "--pool", "tokens", "--layers", "1"]);
-    let (found, weights) = (open(folder.path("t.safetensors")), open(golden("esm2")));
+    let found = open(folder.path("t.safetensors"));
+    let weights = open(golden("esm2"));
     let [gamma, beta] =
         ["weight", "bias"].map(|n| tensor(&weights, &format!("esm.encoder.emb_layer_norm_after.{n}")));
     for id in ["p0", "p3", "p8"] {
@@ -148,13 +152,16 @@ fn a_layer_of_a_read_is_what_its_block_gives() {
     let wanted = first_block(&folder, "dnabert_s", &input);
     embed(&folder, "dnabert_s", &[&input, "-o", "t.safetensors", "--pool", "tokens", "--layers", "1,0"]);
     let found = open(folder.path("t.safetensors"));
-    let (weights, answers) = (open(golden("dnabert_s")), open(golden("dnabert_s/golden.safetensors")));
+    let weights = open(golden("dnabert_s"));
+    let answers = open(golden("dnabert_s/golden.safetensors"));
     let find = |name: &str| {
         let names = [format!("bert.embeddings.{name}"), format!("embeddings.{name}")];
         tensor(&weights, names.iter().find(|n| weights.get(n).is_some()).expect("a tensor"))
     };
-    let (table, types) = (find("word_embeddings.weight"), find("token_type_embeddings.weight"));
-    let (gamma, beta) = (find("LayerNorm.weight"), find("LayerNorm.bias"));
+    let table = find("word_embeddings.weight");
+    let types = find("token_type_embeddings.weight");
+    let gamma = find("LayerNorm.weight");
+    let beta = find("LayerNorm.bias");
     for id in ["d0", "d2"] {
         let both = layers(&found, id);
         assert_eq!(both[0], tensor(&wanted, id), "{id}");

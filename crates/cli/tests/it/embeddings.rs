@@ -13,7 +13,8 @@ pub const READS: &str = "dnabert_s/reads.fa";
 
 /// Runs `embed` in f32, the precision of the goldens, whatever precision the machine would choose.
 pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
-    let (model, command) = (golden(model), ["embed", "--no-progress", "--precision", "f32", "--model"]);
+    let model = golden(model);
+    let command = ["embed", "--no-progress", "--precision", "f32", "--model"];
     folder.run(&[&command[..], &[&model], words].concat()).assert_code(0);
 }
 

@@ -94,7 +94,8 @@ fn what_an_optimisation_of_a_prediction_saves_is_the_difference_to_the_plan_with
     let base = ["--predict", "--target", "h200", "--tokens", "4096"];
     let plan = json(&folder, &[&base[..], &["--explain"]].concat());
     let wide = json(&folder, &[&base[..], &["--precision", "f32"]].concat());
-    let (stage, wide) = (&plan["stages"][0], &wide["stages"][0]);
+    let stage = &plan["stages"][0];
+    let wide = &wide["stages"][0];
     let effects = stage["explain"].as_array().expect("a list");
     for effect in effects {
         assert_eq!(effect["with"]["peak_bytes"], stage["peak_bytes"], "{effect}");

@@ -41,10 +41,7 @@ fn fair_name(hub: &str) -> String {
         ("output.dense", "fc2"),
         ("LayerNorm", "final_layer_norm"),
     ];
-    let name = match hub.starts_with("lm_head.") {
-        true => format!("encoder.{hub}"),
-        false => hub.to_owned(),
-    };
+    let name = if hub.starts_with("lm_head.") { format!("encoder.{hub}") } else { hub.to_owned() };
     pairs.iter().fold(name, |name, (hub, fair)| name.replace(hub, fair))
 }
 
@@ -66,12 +63,14 @@ fn checkpoint(half: bool, layers: Option<i64>) -> Vec<u8> {
     let mut storages: Vec<Vec<u8>> = vec![];
     for (number, (name, shape, values)) in tensors.iter().enumerate() {
         let stride: Vec<u64> = (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect();
-        let (key, elements) = (number.to_string(), values.len() as i64);
+        let key = number.to_string();
+        let elements = values.len() as i64;
         let view = View { class, key: &key, elements, offset: 0, shape, stride: &stride };
         pickle = pickle.text(&fair_name(name)).tensor(&view);
-        storages.push(match half {
-            true => values.iter().flat_map(|&x| f32_to_f16(x).to_le_bytes()).collect(),
-            false => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        storages.push(if half {
+            values.iter().flat_map(|&x| f32_to_f16(x).to_le_bytes()).collect()
+        } else {
+            values.iter().flat_map(|x| x.to_le_bytes()).collect()
         });
     }
     let storages: Vec<&[u8]> = storages.iter().map(Vec::as_slice).collect();

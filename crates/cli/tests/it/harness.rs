@@ -1,5 +1,5 @@
 //! Runs the binary in a temporary folder and compares its output with snapshot files. Invariant: no test sees
-//! the files of another test or of the user. `PLIMSOLL_BLESS=1` rewrites the snapshots.
+//! the files of another test or of the user. `UPDATE=1` rewrites the snapshots.
 
 use std::fs;
 use std::io::Write;
@@ -170,13 +170,10 @@ impl Finished {
     pub fn matches(&self, name: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(format!("{name}.txt"));
         let seen = self.seen();
-        if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
             fs::write(&path, &seen).expect("written");
         }
         let wanted = fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            seen == wanted,
-            "{name}: wanted\n{wanted}\nseen\n{seen}\nif it is right, run with PLIMSOLL_BLESS=1"
-        );
+        assert!(seen == wanted, "{name}: wanted\n{wanted}\nseen\n{seen}\nif it is right, run with UPDATE=1");
     }
 }

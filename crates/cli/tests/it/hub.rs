@@ -38,7 +38,8 @@ fn list(folder: &Folder) -> Vec<Value> {
 
 #[test]
 fn what_is_missing_is_fetched_and_nothing_else() {
-    let (folder, hub) = (Folder::new("fetched"), hub());
+    let folder = Folder::new("fetched");
+    let hub = hub();
     folder.write("p.faa", ">a\nMKVLA\n");
     folder.write("d.fna", ">a\nACGTTGCA\n");
     let paths = |from: usize| {
@@ -106,7 +107,8 @@ fn a_language_model_of_the_hub_is_trained() {
 fn sharded(folder: &Folder, model: &str) {
     folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));
     let weights = Weights::open(golden("esm2/model.safetensors").as_ref()).expect("weights");
-    let (mut map, mut shards) = (BTreeMap::new(), [vec![], vec![]]);
+    let mut map = BTreeMap::new();
+    let mut shards = [vec![], vec![]];
     for (i, tensor) in weights.tensors().filter(|t| t.dtype().is_float()).enumerate() {
         let mut values = vec![0.0; tensor.elements() as usize];
         weights.read_f32(tensor.name(), 0..tensor.elements(), &mut values).expect("read");
@@ -227,7 +229,8 @@ fn decoders_of_the_hub_need_their_tokenizer() {
 
 #[test]
 fn a_model_that_the_hub_has_not() {
-    let (folder, hub) = (Folder::new("hub_404"), hub());
+    let folder = Folder::new("hub_404");
+    let hub = hub();
     folder.write("p.faa", ">a\nMKVLA\n");
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
     let said = "model `org/other`, config.json: the hub answered with status 404: there is no such model or file; \

@@ -76,7 +76,8 @@ fn case_uracil_and_gaps_do_not_change_an_embedding() {
     folder.write("upper.fa", ">a\nACGTTGCATGACCATTAGCA\n");
     folder.write("lower.fa", ">a\nacguugcaug-accauu 1 agca\n");
     for name in ["upper", "lower"] {
-        let (input, output) = (format!("{name}.fa"), format!("{name}.npy"));
+        let input = format!("{name}.fa");
+        let output = format!("{name}.npy");
         let words = ["embed", "--model", &golden("dnabert_s"), &input, "-o", &output];
         folder.run(&words).assert_code(0);
     }

@@ -86,7 +86,8 @@ fn check(test: &str, limit: &str, values: &[u64], by_nobody: bool) {
             let flag = format!("--{limit}={value}");
             let _ = fs::remove_dir_all(folder.path("trained"));
             let output = limited(&folder, &flag, &words, by_nobody);
-            let (code, said) = (output.status.code(), String::from_utf8_lossy(&output.stderr));
+            let code = output.status.code();
+            let said = String::from_utf8_lossy(&output.stderr);
             // The dynamic loader failed before any code of this program ran.
             if said.contains("error while loading shared libraries") {
                 continue;

@@ -126,21 +126,21 @@ fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
         std::fs::write(caller.join("calibration.json"), text).expect("written");
         format!("caller{window}")
     });
-    let (mut ran, mut refused) = (0, 0);
+    let mut ran = 0;
+    let mut refused = 0;
     for case in 0..15 {
         let input = inputs[case % 3].0;
         let budget =
             [10, 56, 62, 66, 70, 80, 100, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
-        let (size, output) = (budget.to_string(), format!("out{case}"));
-        let (threads, caller) = ((1 + draws.below(3)).to_string(), &*callers[draws.below(3) as usize]);
+        let size = budget.to_string();
+        let output = format!("out{case}");
+        let threads = (1 + draws.below(3)).to_string();
+        let caller = &*callers[draws.below(3) as usize];
         let mut list =
             vec!["predict", input, "--caller", caller, "--memory-budget", &size, "--threads", &threads];
         list.extend(["--threshold", "0", "-q", "-o", &output]);
         list.extend((input == "mates.fa").then_some("--paired"));
-        match check(&folder, &words(&list), budget) {
-            true => ran += 1,
-            false => refused += 1,
-        }
+        if check(&folder, &words(&list), budget) { ran += 1 } else { refused += 1 }
     }
     assert!(ran > 4 && refused > 0, "{ran} ran, {refused} were refused");
 }
@@ -156,7 +156,9 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     }
     let protein: String = (0..300).map(|i| format!(">p{i}\n{}\n", "MKVLAARW".repeat(1 + i % 20))).collect();
     folder.write("proteins.faa", protein);
-    let (esm, dnabert, goldens) = (golden("esm2"), golden("dnabert_s"), golden(""));
+    let esm = golden("esm2");
+    let dnabert = golden("dnabert_s");
+    let goldens = golden("");
     let classes: String = (0..300).map(|i| format!("p{i}\t{}\n", i % 2)).collect();
     folder.write("classes.tsv", classes);
     let classifier = format!(
@@ -174,12 +176,14 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
             .assert_code(0);
     }
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
-    let (mut ran, mut refused) = (0, 0);
+    let mut ran = 0;
+    let mut refused = 0;
     for case in 0..60 {
         // Budgets from 10 MB, too small for any command, to 400 MB.
         let budget = [10, 24, 32, 40, 48, 56, 64, 80, 100, 140, 200, 400][draws.below(12) as usize] * 1_000_000
             + draws.below(4_000_000);
-        let (size, input) = (budget.to_string(), inputs[draws.below(4) as usize].0);
+        let size = budget.to_string();
+        let input = inputs[draws.below(4) as usize].0;
         let threads = (1 + draws.below(4)).to_string();
         let output = format!("out{case}");
         let mut command = match draws.below(7) {
@@ -218,14 +222,12 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
             ]),
         };
         command.extend(words(&["--memory-budget", &size]));
-        match command[0] == "train" {
-            true => command.extend(words(&["--set", &format!("run.threads={threads}")])),
-            false => command.extend(words(&["-q", "--threads", &threads])),
+        if command[0] == "train" {
+            command.extend(words(&["--set", &format!("run.threads={threads}")]))
+        } else {
+            command.extend(words(&["-q", "--threads", &threads]))
         }
-        match check(&folder, &command, budget) {
-            true => ran += 1,
-            false => refused += 1,
-        }
+        if check(&folder, &command, budget) { ran += 1 } else { refused += 1 }
     }
     assert!(ran >= 15 && refused >= 10, "{ran} ran, {refused} were refused");
 }
@@ -250,10 +252,12 @@ fn the_least_that_a_refusal_names_is_enough() {
 #[test]
 fn the_peak_of_steps_of_several_sizes_is_within_the_budget() {
     let folder = Folder::new("memory_sizes");
-    let (reads, weights) = (golden("pipeline/reads.fa"), golden(""));
+    let reads = golden("pipeline/reads.fa");
+    let weights = golden("");
     let mut ran = 0;
     for megabytes in [90, 110, 130, 170, 250] {
-        let (budget, output) = (format!("{megabytes}MB"), format!("out{megabytes}"));
+        let budget = format!("{megabytes}MB");
+        let output = format!("out{megabytes}");
         let dynamic = "balanced,adjustment_frequency=1";
         let run = ["predict", &reads, "--weights", &weights, "-o", &output, "--memory-budget", &budget];
         let run = words(&[&run[..], &["--threads", "2", "--dynamic", dynamic]].concat());
@@ -275,7 +279,8 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
     folder.write("many.fa", ">a\nTAATTAATTAACTAATTAATTAACTAATTAATTAAC\n".repeat(500_000));
     folder.write("few.fq", "@a\nACGTACGT\n+\nIIIIIIII\n".repeat(40));
     folder.write("long.fq", format!("@a\n{}\n", "ACGT".repeat(5_000_000)));
-    let (dnabert, budget) = (golden("dnabert_s"), 100_000_000);
+    let dnabert = golden("dnabert_s");
+    let budget = 100_000_000;
     let commands = [
         words(&["predict", "-", "--weights", &golden(""), "-q", "--threads", "2"]),
         words(&[

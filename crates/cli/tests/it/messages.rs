@@ -80,7 +80,8 @@ fn a_bare_pickle_that_runs_a_command() {
 fn zip(name: &str, bytes: &[u8]) -> Vec<u8> {
     let le16 = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let le32 = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let (name, size) = (name.as_bytes(), bytes.len() as u32);
+    let name = name.as_bytes();
+    let size = bytes.len() as u32;
     // Version, flags, method, time, date; checksum and sizes; lengths of the name and the extra field.
     let common = [le16(&[20, 0, 0, 0, 0]), le32(&[0, size, size]), le16(&[name.len() as u16, 0])].concat();
     let local = [&b"PK\x03\x04"[..], &common, name, bytes].concat();
@@ -106,7 +107,8 @@ fn something_that_is_no_model() {
 /// snapshot.
 #[test]
 fn a_budget_that_is_too_small() {
-    let (bundle, folder) = (golden(""), Folder::new("budget"));
+    let bundle = golden("");
+    let folder = Folder::new("budget");
     folder.write("reads.fa", READS);
     let words = ["predict", "reads.fa", "--weights", &bundle, "--memory-budget", "1MB", "--threads", "1"];
     let said = folder.run(&words).assert_code(4).stderr();
@@ -125,7 +127,8 @@ fn a_budget_that_is_too_small() {
 
 #[test]
 fn a_budget_that_is_too_small_for_the_tokens() {
-    let (esm, folder) = (golden("esm2"), Folder::new("budget_for_tokens"));
+    let esm = golden("esm2");
+    let folder = Folder::new("budget_for_tokens");
     folder.write("p.faa", ">a\nMKV\n");
     let refused = |budget: &str| {
         let words = ["embed", "--model", &esm, "p.faa", "-o", "e.npy", "--tokens", "4096", "--threads", "1"];

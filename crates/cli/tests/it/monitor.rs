@@ -95,7 +95,8 @@ fn folders_without_a_run() {
 #[test]
 fn a_prediction() {
     let folder = Folder::new("monitor-prediction");
-    let (reads, goldens) = (golden("pipeline/reads.fa"), golden(""));
+    let reads = golden("pipeline/reads.fa");
+    let goldens = golden("");
     folder.run(&["predict", &reads, "--weights", &goldens, "-o", "viral"]).assert_code(0);
     assert!(!folder.path("viral/progress.json").exists());
     let record: Value = serde_json::from_slice(&folder.read("viral/run.json")).expect("JSON");

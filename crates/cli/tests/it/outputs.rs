@@ -54,7 +54,8 @@ fn folder(name: &str) -> Folder {
 fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder).expect("read").flatten() {
-        let (path, of) = (entry.path(), entry.file_type().expect("a type"));
+        let path = entry.path();
+        let of = entry.file_type().expect("a type");
         if of.is_dir() {
             all.extend(tree(&path));
         } else if of.is_symlink() {

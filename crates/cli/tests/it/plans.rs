@@ -39,7 +39,8 @@ fn every_known_model_has_a_plan_on_every_target() {
             assert_eq!(Some(sum), plan["peak_bytes"].as_u64(), "{model} on {target}");
             assert_eq!(plan["bounds"]["tokens"], 1024);
             assert_eq!(plan["target"], target);
-            let (bound, peak) = (plan["lower_bound_bytes"].as_f64(), plan["peak_bytes"].as_f64());
+            let bound = plan["lower_bound_bytes"].as_f64();
+            let peak = plan["peak_bytes"].as_f64();
             assert!(peak.zip(bound).is_some_and(|(p, b)| p >= b && p < 1.02 * b), "{model} on {target}");
         }
     }
@@ -339,16 +340,15 @@ fn the_largest_that_trains() {
         assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak + process <= whole), "{size}");
         let left = (whole - process).to_string();
         let budget = [&["--budget", &left], &remat[..]].concat();
-        let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
+        let value = &plan["largest"]["value"];
+        let next = plan["largest"]["refused"].as_u64().expect("a number");
         match size {
             "tokens" => assert_eq!(&plan["chosen"]["micro_tokens"], value),
             _ => assert!(value.as_u64() < Some(next)),
         }
         let set = format!("{key}={next}");
-        let (tokens, inner) = (
-            format!("batch.tokens={}", next * 2048u64.div_ceil(next)),
-            format!("model.intermediate={}", next * 5 / 2),
-        );
+        let tokens = format!("batch.tokens={}", next * 2048u64.div_ceil(next));
+        let inner = format!("model.intermediate={}", next * 5 / 2);
         let also = match size {
             "tokens" => vec!["--set", &tokens],
             "hidden" => vec!["--set", &inner],
@@ -477,7 +477,8 @@ fn a_planned_prediction_is_the_one_that_runs() {
             let labels = |process: &Value| -> Vec<String> {
                 process.as_object().expect("an object").keys().cloned().collect()
             };
-            let (ours, theirs) = (&planned["process"], &record["process"]);
+            let ours = &planned["process"];
+            let theirs = &record["process"];
             assert_eq!(labels(ours), labels(theirs), "{budget}");
             for label in labels(ours).iter().filter(|label| *label != "heap") {
                 assert_eq!(ours[label], theirs[label], "{budget}: {label}");
@@ -492,7 +493,8 @@ fn a_planned_prediction_is_the_one_that_runs() {
 #[test]
 fn a_prediction_that_does_not_fit_has_a_refused_plan() {
     let folder = Folder::new("plan_predict_refused");
-    let (reads, words) = (golden("pipeline/reads.fa"), prediction(&["--memory-budget", "20MB"]));
+    let reads = golden("pipeline/reads.fa");
+    let words = prediction(&["--memory-budget", "20MB"]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let ran =
         folder.run(&[&["predict", &reads, "-o", "out", "-q"], &words[..]].concat()).assert_code(4).stderr();
@@ -618,7 +620,8 @@ fn timelines_have_the_bytes_of_the_plan() {
 #[test]
 fn a_second_plan_is_compared_on_the_page() {
     let folder = Folder::new("plan_compared");
-    let (mini, base) = (example("moe-mini.yaml"), example("moe-base.yaml"));
+    let mini = example("moe-mini.yaml");
+    let base = example("moe-base.yaml");
     let small = ["--model", "facebook/esm2_t6_8M_UR50D", "--tokens", "4096"];
     let second = "facebook/esm2_t12_35M_UR50D";
     for (words, second) in [(&["--train", &mini][..], base.as_str()), (&small, second)] {

@@ -139,7 +139,8 @@ fn results_of_the_original_that_contradict_each_other() {
     assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is not an open reading frame's name"));
     original(&folder);
     let text = String::from_utf8(folder.read("o/reads_merged/prediction_results.txt")).expect("text");
-    let (head, row) = (text.lines().next().expect("a head"), text.lines().nth(1).expect("a row"));
+    let head = text.lines().next().expect("a head");
+    let row = text.lines().nth(1).expect("a row");
     let cells: Vec<&str> = row.split('\t').collect();
     let zeros = format!("{head}\n{}\t{}\t0.0\t0.0", cells[0], cells[1]);
     folder.write("o/reads_merged/prediction_results.txt", text.replacen(&format!("{head}\n{row}"), &zeros, 1));

@@ -255,7 +255,8 @@ fn a_folder_stands_for_its_sequence_files() {
     folder.write("samples/.fa", "a hidden file without a name");
     folder.run(&["predict", "samples", "--weights", &golden(""), "-q"]).assert_code(0);
     folder.run(&["predict", &golden(READS), "--weights", &golden(""), "-q", "-o", "whole"]).assert_code(0);
-    let (got, wanted) = (folder.read("samples_plimsoll/predictions.tsv"), folder.read("whole/predictions.tsv"));
+    let got = folder.read("samples_plimsoll/predictions.tsv");
+    let wanted = folder.read("whole/predictions.tsv");
     assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted));
     folder.write("nothing/README.txt", "no sequences");
     let ran = folder.run(&["predict", "nothing", "-q"]);
@@ -298,7 +299,8 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     for file in
         ["predictions.tsv", "windows.tsv", "prediction_results.txt", "prediction_results_highestscore.csv"]
     {
-        let (got, wanted) = (folder.read(&format!("both/{file}")), folder.read(&format!("apart/{file}")));
+        let got = folder.read(&format!("both/{file}"));
+        let wanted = folder.read(&format!("apart/{file}"));
         assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted), "{file}");
     }
     let notes = String::from_utf8(folder.read("both/notes.tsv")).expect("text");
@@ -326,7 +328,8 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     folder.write("in.fa", format!(">a  Some virus, [note=x]  \n{bases}\n>empty nothing here\n>b\n{rna}\n"));
     folder.write("in.fastq", format!("@a Some virus\n{bases}\n+\n{quality}\n"));
     let run = |input: &str, format: &str, out: &str| {
-        let (weights, input) = (golden(""), folder.path(input).display().to_string());
+        let weights = golden("");
+        let input = folder.path(input).display().to_string();
         let mut words =
             vec!["predict", &input, "--weights", &weights, "--threshold", "0", "--hits-format", format];
         words.extend(["--precision", "f32", "-o", out]);

@@ -87,7 +87,9 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     let whole = start.elapsed();
     let wanted = results(&folder.path("whole"));
     let kills = std::env::var("PLIMSOLL_KILLS").map_or(KILLS, |n| n.parse().expect("a number of kills"));
-    let (mut random, mut went_on, mut broken) = (Random(1876), 0, 0);
+    let mut random = Random(1876);
+    let mut went_on = 0;
+    let mut broken = 0;
     for kill in 0..kills {
         let out = format!("killed{kill}");
         let mut child = command(&folder, &out).spawn().expect("it starts");

@@ -104,10 +104,13 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     let start = Instant::now();
     finish(command(&folder, "whole"), "whole");
     let whole = start.elapsed();
-    let (wanted, lines) = (newest(&folder.path("whole")), metrics(&folder.path("whole")));
+    let wanted = newest(&folder.path("whole"));
+    let lines = metrics(&folder.path("whole"));
     assert_eq!(lines.len(), STEPS + 4);
     let kills = std::env::var("PLIMSOLL_KILLS").map_or(KILLS, |n| n.parse().expect("a number of kills"));
-    let (mut broken, mut went_on, mut kill) = (0, 0, 0);
+    let mut broken = 0;
+    let mut went_on = 0;
+    let mut kill = 0;
     // A kill after the end of the run does not count.
     while broken < kills {
         assert!(kill < 20 * kills, "{broken} of {kill} runs were broken");

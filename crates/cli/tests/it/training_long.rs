@@ -87,7 +87,8 @@ fn the_small_one_takes_three_steps() {
     let (record, losses) = train(&program, &folder, "small", &words);
     let number = |value: &Value| value.as_u64().expect("bytes");
     let measured = record["memory"].as_array().and_then(|stages| stages.last()).expect("a stage");
-    let (measured, planned) = (number(&measured["peak_bytes"]), number(&record["peak_bytes"]));
+    let measured = number(&measured["peak_bytes"]);
+    let planned = number(&record["peak_bytes"]);
     println!("small: losses {losses:?}; {measured} B of {planned} B; {} s", record["seconds"]);
     assert!(losses.len() == 3 && losses[2] < losses[0], "{losses:?}");
     assert!(measured <= planned, "{measured} B, planned {planned} B");

@@ -43,7 +43,8 @@ fn reference(folder: &Folder, name: &str, edit: impl Fn(String) -> String) {
     let ids = results.lines().skip(1).filter_map(|line| line.split('\t').next());
     let answers = Weights::open(golden("pipeline/expected_500/golden.safetensors").as_ref()).expect("golden");
     let merged = answers.tensor("merged").expect("merged");
-    let (shape, elements) = (merged.shape().to_vec(), merged.elements());
+    let shape = merged.shape().to_vec();
+    let elements = merged.elements();
     let mut values = vec![0.0; elements as usize];
     answers.read_f32("merged", 0..elements, &mut values).expect("read");
     let mut pickle = Pickler::new().raw(b"}(").text("ids").raw(b"](");

@@ -74,11 +74,11 @@ fn ran(folder: &Folder, words: &[&str]) -> (Value, Vec<String>) {
     let _ = std::fs::remove_dir_all(folder.path(output));
     let to: &[&str] = if named { &[] } else { &["-o", "out"] };
     let base = ["predict", "read.fa", "--weights", "w"];
-    let threads: &[&str] =
-        match words.iter().any(|word| matches!(*word, "-t" | "--threads" | "--merge-threads")) {
-            true => &[],
-            false => &["--threads", "2"],
-        };
+    let threads: &[&str] = if words.iter().any(|word| matches!(*word, "-t" | "--threads" | "--merge-threads")) {
+        &[]
+    } else {
+        &["--threads", "2"]
+    };
     folder.run(&[&base[..], to, threads, words].concat()).assert_code(0);
     let record: Value = serde_json::from_slice(&folder.read(&format!("{output}/run.json"))).expect("JSON");
     let mut settings = record["settings"].clone();

@@ -9,7 +9,7 @@ use plimsoll_plan::{PlanError, Program, Reserved, Room};
 use plimsoll_runtime::price::{PriceRequest, program, report, to_text};
 use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Streaming};
-use plimsoll_testing::cards::{Card, Memory};
+use plimsoll_testing::cards::{Card, CardMemory};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use stats_alloc::Region;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[test]
 fn planned_bytes_are_the_arena() {
     for tokens in [512, 1024] {
-        let memory = Arc::new(Memory::of(4 << 30));
+        let memory = Arc::new(CardMemory::of(4 << 30));
         let card = Arc::new(Card::new(0).with(Arc::clone(&memory)));
         let device = Device::machines(vec![card]).expect("one kind");
         let settings = Settings { device, ..Settings::default() };

@@ -2,7 +2,7 @@
 
 use plimsoll_exec::{Device, DeviceError, DeviceInfo};
 use plimsoll_plan::Queue;
-use plimsoll_testing::{Call, Hooks};
+use plimsoll_testing::{DeviceCall, Hooks};
 
 /// Makes a device with `depth` in-flight steps on which some copies to the host fail.
 pub struct Faults {
@@ -22,16 +22,16 @@ fn error(why: &str) -> DeviceError {
 }
 
 impl Hooks for Faults {
-    fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
-        if !matches!(call, Call::Start(transfer) if transfer.queue() == Queue::Out) {
+    fn before(&mut self, call: DeviceCall<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+        if !matches!(call, DeviceCall::Start(transfer) if transfer.queue() == Queue::Out) {
             return Ok(());
         }
         self.started += 1;
         if self.starts.contains(&(self.started - 1)) { Err(error("no copy")) } else { Ok(()) }
     }
 
-    fn after(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
-        if !matches!(call, Call::Complete(_)) {
+    fn after(&mut self, call: DeviceCall<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+        if !matches!(call, DeviceCall::Complete(_)) {
             return Ok(());
         }
         self.completed += 1;

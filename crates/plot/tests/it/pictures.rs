@@ -115,14 +115,11 @@ fn a_picture_is_as_it_was() {
     let folder = Results::new("golden", SMALL);
     let found = folder.pictures(&["a"]).concat();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/plot.svg");
-    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+    if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
         fs::write(&path, &found).expect("written");
     }
     let wanted = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == wanted,
-        "the picture has changed; look at it, and if it is right, run with PLIMSOLL_BLESS=1"
-    );
+    assert!(found == wanted, "the picture has changed; look at it, and if it is right, run with UPDATE=1");
 }
 
 #[test]

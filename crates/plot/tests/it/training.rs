@@ -65,14 +65,11 @@ fn a_picture_of_two_runs_is_as_it_was() {
     let runs = [run(&folder, "slow", 40, 0.5), run(&folder, "fast", 30, 1.0)];
     let found = pictures(&options(&folder, &runs)).concat();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/training.svg");
-    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+    if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
         fs::write(&path, &found).expect("written");
     }
     let wanted = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == wanted,
-        "the picture has changed; look at it, and if it is right, run with PLIMSOLL_BLESS=1"
-    );
+    assert!(found == wanted, "the picture has changed; look at it, and if it is right, run with UPDATE=1");
 }
 
 #[test]

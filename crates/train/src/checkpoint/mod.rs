@@ -5,7 +5,7 @@
 mod read;
 mod write;
 
-pub use read::Checkpoint;
+pub use read::VerifiedCheckpoint;
 
 use super::opened_model::{StatePart, Tensors};
 use super::state::RunState;
@@ -37,7 +37,7 @@ const PREFIX: &str = "step-";
 /// Contents of a checkpoint apart from the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct CheckpointRecord {
     /// Version of the program that wrote the checkpoint.
     pub plimsoll: String,
     /// Position of the run: step, data position, loss scale and counters.
@@ -52,7 +52,7 @@ pub struct Record {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SealedRecord {
-    record: Record,
+    record: CheckpointRecord,
     /// Size and hash of every other file of the checkpoint, by file name.
     files: BTreeMap<String, FileDigest>,
     /// SHA-256 of `(record, files)`, serialised as JSON without whitespace.
@@ -135,9 +135,10 @@ impl Checkpoints {
 
     /// Writes a checkpoint and returns its path. An existing checkpoint of the same step is replaced; that happens only
     /// when it was found to be damaged.
-    pub fn save(&self, record: &Record, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
+    pub fn save(&self, record: &CheckpointRecord, model: &mut dyn Tensors) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
-        let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
+        let path = self.folder.join(&name);
+        let temporary = self.folder.join(format!(".{name}.part"));
         if !self.folder.exists() {
             fs::create_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
             sync_folder(&self.folder).map_err(RuntimeError::io(&self.folder))?;
@@ -161,11 +162,12 @@ impl Checkpoints {
     /// `None` or has no checkpoint. The link is replaced by a rename: at any time it names a complete checkpoint, or none.
     pub fn link_best(&self, best: Option<u64>) -> Result<(), TrainError> {
         let run = self.run();
-        let (link, temporary) = (run.join(BEST), run.join(format!(".{BEST}.part")));
+        let link = run.join(BEST);
+        let temporary = run.join(format!(".{BEST}.part"));
         let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
         let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));
-        let there = match fs::read_link(&link) {
-            Ok(there) if there.starts_with(CHECKPOINTS) => Some(there),
+        let linked = match fs::read_link(&link) {
+            Ok(linked) if linked.starts_with(CHECKPOINTS) => Some(linked),
             // A rename would replace a file or a link of somebody else.
             Ok(_) => return Err(DataError::at(&link, DataErrorKind::Exists).into()),
             Err(e) if e.kind() == ErrorKind::InvalidInput => {
@@ -174,7 +176,7 @@ impl Checkpoints {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(RuntimeError::io(&link)(e).into()),
         };
-        if there == wanted {
+        if linked == wanted {
             return Ok(());
         }
         match wanted {
@@ -215,11 +217,12 @@ impl Checkpoints {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
             entries => entries.map_err(RuntimeError::io(&self.folder))?,
         };
-        let name = |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        Ok(entries
-            .map(|entry| entry.map(name))
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(RuntimeError::io(&self.folder))?)
+        let mut found = vec![];
+        for entry in entries {
+            let entry = entry.map_err(RuntimeError::io(&self.folder))?;
+            found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        }
+        Ok(found)
     }
 }
 

@@ -2,7 +2,7 @@
 //! of all files have been verified.
 
 use super::write::{parts, seal};
-use super::{FileDigest, RECORD, Record, SealedRecord};
+use super::{CheckpointRecord, FileDigest, RECORD, SealedRecord};
 use crate::error::{CheckpointError, ModelDifference, TrainError};
 use crate::opened_model::{StatePart, Tensors};
 use plimsoll_data::bounded;
@@ -17,25 +17,20 @@ const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 /// A checkpoint whose files have all been verified against their recorded sizes and hashes.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct VerifiedCheckpoint {
     /// Path of the checkpoint folder.
     pub path: PathBuf,
     /// Contents of the checkpoint apart from the tensors.
-    pub record: Record,
+    pub record: CheckpointRecord,
 }
 
-impl Checkpoint {
+impl VerifiedCheckpoint {
     /// Opens a checkpoint, and hashes all of its files.
     ///
     /// # Errors
     /// A file cannot be read, the record is not valid JSON, or the size or hash of a file differs from the
     /// recorded one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let unreadable = |file: &str| {
-            let file = file.to_owned();
-            move |source| CheckpointError::Unreadable { file, source }
-        };
-        let damaged = |file: &str| CheckpointError::Damaged { file: file.to_owned() };
         let text = bounded::read_text(&path.join(RECORD), MAX_RECORD_BYTES).map_err(unreadable(RECORD))?;
         let sealed: SealedRecord = serde_json::from_str(&text)
             .map_err(|source| CheckpointError::NotARecord { file: RECORD, source })?;
@@ -64,15 +59,17 @@ impl Checkpoint {
                 continue;
             }
             let weights = Weights::open(&self.path.join(file))?;
-            let (found, wanted) = (weights.tensors().count(), tensors.len());
+            let found = weights.tensors().count();
+            let wanted = tensors.len();
             if found != wanted {
                 let difference = ModelDifference::Count { file: file.to_owned(), found, wanted };
                 return Err(self.other_model(difference));
             }
             for (number, tensor) in tensors.iter().enumerate() {
-                let there = weights.expect(&tensor.name, &tensor.shape)?;
-                if there.dtype() != tensor.dtype {
-                    let (was, is) = (there.dtype().name(), tensor.dtype.name());
+                let stored = weights.expect(&tensor.name, &tensor.shape)?;
+                if stored.dtype() != tensor.dtype {
+                    let was = stored.dtype().name();
+                    let is = tensor.dtype.name();
                     let difference = ModelDifference::ElementType { tensor: tensor.name.clone(), was, is };
                     return Err(self.other_model(difference));
                 }
@@ -92,10 +89,23 @@ impl Checkpoint {
     }
 }
 
+/// The error of a file that cannot be read.
+fn unreadable(file: &str) -> impl FnOnce(io::Error) -> CheckpointError {
+    let file = file.to_owned();
+    move |source| CheckpointError::Unreadable { file, source }
+}
+
+/// The error of a file that differs from its record.
+fn damaged(file: &str) -> CheckpointError {
+    CheckpointError::Damaged { file: file.to_owned() }
+}
+
 /// Computes the size and SHA-256 of a file.
 fn digest(path: &Path) -> io::Result<FileDigest> {
-    let (mut file, mut hash, mut buffer, mut bytes) =
-        (bounded::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
+    let mut file = bounded::open(path)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(FileDigest { bytes, sha256: hex(&hash.finalize()) }),

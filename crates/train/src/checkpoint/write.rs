@@ -1,9 +1,9 @@
 //! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk
 //! before the folder gets its final name; tensors are streamed through one small buffer.
 
-use super::{FileDigest, RECORD, Record, SealedRecord};
+use super::{CheckpointRecord, FileDigest, RECORD, SealedRecord};
 use crate::TrainError;
-use crate::opened_model::{AVERAGE, StatePart, Stored, Tensors};
+use crate::opened_model::{AVERAGE, StatePart, StoredTensor, Tensors};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::safetensors_header;
 use plimsoll_runtime::RuntimeError;
@@ -17,7 +17,11 @@ use std::path::{Path, PathBuf};
 pub(super) const PART: u64 = 1 << 18;
 
 /// Writes all files of a checkpoint into the empty folder `folder`.
-pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Tensors) -> Result<(), TrainError> {
+pub(super) fn fill(
+    folder: &Path,
+    record: &CheckpointRecord,
+    model: &mut dyn Tensors,
+) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
     let averages = !model.tensors(StatePart::Average).is_empty();
     for part in StatePart::ALL {
@@ -51,7 +55,10 @@ fn sync(folder: &Path) -> Result<(), TrainError> {
 }
 
 /// Computes the SHA-256 of a record together with the digests of the other files.
-pub(super) fn seal(record: &Record, files: &BTreeMap<String, FileDigest>) -> Result<String, TrainError> {
+pub(super) fn seal(
+    record: &CheckpointRecord,
+    files: &BTreeMap<String, FileDigest>,
+) -> Result<String, TrainError> {
     // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the
     // same text and hash.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
@@ -75,7 +82,8 @@ fn tensors(path: &Path, part: StatePart, model: &mut dyn Tensors) -> Result<File
             let bytes = (range.end - range.start) * tensor.dtype.size();
             model.read(part, number, range, &mut buffer)?;
             if buffer.len() as u64 != bytes {
-                let (name, found) = (&tensor.name, buffer.len());
+                let name = &tensor.name;
+                let found = buffer.len();
                 let what = format!("{name}: {found} bytes of a checkpoint instead of {bytes}");
                 return Err(RuntimeError::bug(what).into());
             }
@@ -86,7 +94,7 @@ fn tensors(path: &Path, part: StatePart, model: &mut dyn Tensors) -> Result<File
 }
 
 /// Ranges of at most [`PART`] elements that cover a tensor.
-pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
+pub(super) fn parts(tensor: &StoredTensor) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
     let elements = tensor.elements();
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Training data and how it is read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Data {
+pub struct DataSection {
     /// Files or folders of training documents; for a head, the DNA embeddings. Required.
     pub train: Vec<String>,
     /// For a head, files or folders of the protein embeddings, with the same names as the DNA embeddings.
@@ -30,7 +30,7 @@ pub struct Data {
     pub split_seed: u64,
     /// Format of the data files: auto (default) takes it from the file name, otherwise txt, jsonl, bin, fasta
     /// or embeddings; a head needs embeddings, which is its default.
-    pub format: Format,
+    pub format: DataFormat,
     /// Field of a jsonl line that contains the text (default text).
     pub field: String,
     /// Field of a jsonl line that contains the class, a name of model.class_names or a whole number from 0 (default label).
@@ -42,7 +42,7 @@ pub struct Data {
     pub labels: Option<String>,
     /// Unit of a txt file that is one document: file, paragraph (default; paragraphs are separated by blank
     /// lines), line, or separated (by lines equal to data.separator).
-    pub document: Document,
+    pub document: DocumentUnit,
     /// Line that separates documents, such as <|endoftext|>. Required with data.document separated, refused
     /// otherwise.
     pub separator: Option<String>,
@@ -89,16 +89,16 @@ pub struct Data {
     #[schemars(range(min = 1, max = 1024), extend("changes" = "machine"))]
     pub prefetch: u64,
     /// Selection of the tokens that an encoder is trained to predict.
-    pub masking: Masking,
+    pub masking: MaskingSection,
     /// How a caller's training windows are cut from the records.
-    pub crops: Crops,
+    pub crops: CropsSection,
 }
 
 /// Windows that are cut at random from records of DNA while training. Windows are drawn without end: a run with them
 /// has no epochs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Crops {
+pub struct CropsSection {
     /// Shortest window in bases (default 150).
     #[schemars(range(min = 5, max = 100000))]
     pub shortest: u64,
@@ -120,7 +120,7 @@ pub struct Crops {
     pub shuffled_class: Option<String>,
     /// Levels of sampling, from the outermost on; within the last level a record is drawn in proportion to its bases. If
     /// empty (default), all records are in one group.
-    pub levels: Vec<Level>,
+    pub levels: Vec<CropLevelSection>,
     /// Number of validation windows of each length (default 1000); applies with run.evaluate_every.
     #[schemars(range(min = 1, max = 1000000))]
     pub validation_windows: u64,
@@ -132,7 +132,7 @@ pub struct Crops {
 /// A level of sampling: draws a value of a column of the table of records.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Level {
+pub struct CropLevelSection {
     /// Column of the table data.labels. Required.
     pub column: String,
     /// A value is drawn with a probability in proportion to the number of its bases to this power, from 0 (default), all
@@ -144,7 +144,7 @@ pub struct Level {
 /// Format of the data files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Format {
+pub enum DataFormat {
     /// Determined from the file name: .txt, .jsonl, .bin, .fa and so on, .npy and .safetensors.
     Auto,
     /// Plain text.
@@ -162,7 +162,7 @@ pub enum Format {
 /// How a txt file is divided into documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Document {
+pub enum DocumentUnit {
     /// The whole file is one document.
     File,
     /// Documents are separated by blank lines.
@@ -186,7 +186,7 @@ pub enum BinType {
 /// Selection of masked-language-model targets (Devlin et al. 2019).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Masking {
+pub struct MaskingSection {
     /// What is masked: token (default), or for a caller nucleotide: spans of bases. A masked base is hidden, and a replaced one
     /// replaced, in every codon of all six frames that contains it, and these codons are the targets.
     pub unit: MaskUnit,
@@ -215,7 +215,7 @@ pub enum MaskUnit {
     Nucleotide,
 }
 
-impl Default for Data {
+impl Default for DataSection {
     fn default() -> Self {
         Self {
             train: vec![],
@@ -224,11 +224,11 @@ impl Default for Data {
             validation: vec![],
             validation_fraction: 0.05,
             split_seed: 0,
-            format: Format::Auto,
+            format: DataFormat::Auto,
             field: "text".to_owned(),
             label_field: "label".to_owned(),
             labels: None,
-            document: Document::Paragraph,
+            document: DocumentUnit::Paragraph,
             separator: None,
             bin_type: BinType::U16,
             bin_end: None,
@@ -243,13 +243,13 @@ impl Default for Data {
             shuffle_bytes: 64 << 20,
             workers: Auto(None),
             prefetch: 2,
-            masking: Masking::default(),
-            crops: Crops::default(),
+            masking: MaskingSection::default(),
+            crops: CropsSection::default(),
         }
     }
 }
 
-impl Default for Crops {
+impl Default for CropsSection {
     fn default() -> Self {
         Self {
             shortest: 150,
@@ -265,7 +265,7 @@ impl Default for Crops {
     }
 }
 
-impl Default for Masking {
+impl Default for MaskingSection {
     fn default() -> Self {
         Self { unit: MaskUnit::Token, span: 1, fraction: 0.15, mask: 0.8, random: 0.1 }
     }

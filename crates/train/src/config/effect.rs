@@ -2,7 +2,8 @@
 //! [`TrainConfig::with_effect`] give equal results; a key is reset only where no code reads it.
 
 use super::{
-    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, Position, ScheduleKind, TrainConfig, usual,
+    DataFormat, DocumentUnit, Interval, MaskKind, ModelKind, OptimizerKind, PositionChoice, ScheduleKind,
+    TrainConfig, usual,
 };
 
 impl TrainConfig {
@@ -24,8 +25,10 @@ impl TrainConfig {
         }
         if is_head {
             // The widths of a head are those of its embeddings, `hidden` and `classes`.
-            let (from, dropout) = (c.model.from.clone(), c.model.dropout);
-            let (hidden, classes) = (c.model.hidden, c.model.classes);
+            let from = c.model.from.clone();
+            let dropout = c.model.dropout;
+            let hidden = c.model.hidden;
+            let classes = c.model.classes;
             let names = c.model.class_names.clone();
             c.model = usual.model.clone();
             (c.model.from, c.model.dropout, c.model.hidden) = (from, dropout, hidden);
@@ -40,7 +43,7 @@ impl TrainConfig {
             attention.local = usual.model.attention.local;
             attention.global = usual.model.attention.global;
         }
-        if c.model.position != Position::Rotary {
+        if c.model.position != PositionChoice::Rotary {
             c.model.rope_theta = usual.model.rope_theta;
         }
 
@@ -116,14 +119,16 @@ impl TrainConfig {
             d.shuffle_bytes = usual.data.shuffle_bytes;
         }
         // With `auto` the format comes from the names of the files.
-        if matches!(d.format, Format::Fasta | Format::Bin | Format::Embeddings) {
+        if matches!(d.format, DataFormat::Fasta | DataFormat::Bin | DataFormat::Embeddings) {
             "text".clone_into(&mut d.field);
         }
-        if matches!(d.format, Format::Jsonl | Format::Fasta | Format::Bin | Format::Embeddings) {
-            d.document = Document::Paragraph;
+        if matches!(d.format, DataFormat::Jsonl | DataFormat::Fasta | DataFormat::Bin | DataFormat::Embeddings)
+        {
+            d.document = DocumentUnit::Paragraph;
             d.separator = None;
         }
-        if matches!(d.format, Format::Txt | Format::Jsonl | Format::Fasta | Format::Embeddings) {
+        if matches!(d.format, DataFormat::Txt | DataFormat::Jsonl | DataFormat::Fasta | DataFormat::Embeddings)
+        {
             d.bin_type = usual.data.bin_type;
             d.bin_end = usual.data.bin_end;
         }

@@ -1,14 +1,14 @@
 //! Errors of training configurations. Invariant: every message names the configuration or the setting, and the key
 //! if it is about one key.
 use super::foreign::complaint;
-use super::schema::Fault;
+use super::schema::SchemaFault;
 use super::yaml::SyntaxError;
 use plimsoll_setting::{Command, Setting};
 
 /// Error of reading, checking or translating a training configuration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum TrainConfigError {
     /// The text is not YAML of the accepted subset.
     #[error("{name}, {error}")]
     Syntax {
@@ -23,7 +23,7 @@ pub enum ConfigError {
         /// Name of the configuration.
         name: String,
         /// The invalid keys and values.
-        faults: Vec<Fault>,
+        faults: Vec<SchemaFault>,
     },
     /// Values that are valid individually but contradict each other.
     #[error("{name}:{}", listed(broken))]

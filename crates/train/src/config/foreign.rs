@@ -2,7 +2,7 @@
 //! table; error messages, `--from-config`, docs/configuration.md and the tests all read it, and every key of this
 //! schema that the table names exists.
 
-use super::schema::{Fault, Wrong, leaves, properties, schema};
+use super::schema::{SchemaFault, Wrong, leaves, properties, schema};
 use plimsoll_setting::{Command, Setting};
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,14 +25,14 @@ use Answer::{Key, Needless, No};
 /// Contents of `foreign.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    trainer: Vec<Trainer>,
+struct ForeignTable {
+    trainer: Vec<TrainerKeys>,
 }
 
 /// Configuration keys of one other trainer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Trainer {
+pub struct TrainerKeys {
     /// Name of the trainer.
     pub name: String,
     /// The trainer's keys.
@@ -66,13 +66,13 @@ pub struct ForeignKey {
     /// Mapping from words of the other trainer to values of the equivalent key.
     pub(super) words: Option<BTreeMap<String, String>>,
     /// Conversion applied to the value, if it is neither copied nor mapped by `words`.
-    pub(super) convert: Option<Convert>,
+    pub(super) convert: Option<ValueConversion>,
 }
 
 /// Conversion of another trainer's value where it is neither copied nor mapped word by word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Convert {
+pub(super) enum ValueConversion {
     /// Number of gigabytes to a size such as `22GB`.
     Gigabytes,
     /// Fraction to a percentage.
@@ -142,11 +142,11 @@ pub(super) enum Convert {
 }
 
 /// The parsed table, one entry per trainer. A test checks that the file parses.
-static TABLE: LazyLock<Vec<Trainer>> =
-    LazyLock::new(|| toml::from_str::<File>(include_str!("foreign.toml")).unwrap_or_default().trainer);
+static TABLE: LazyLock<Vec<TrainerKeys>> =
+    LazyLock::new(|| toml::from_str::<ForeignTable>(include_str!("foreign.toml")).unwrap_or_default().trainer);
 
 /// Returns the keys of all other trainers, one entry per trainer.
-pub fn table() -> &'static [Trainer] {
+pub fn table() -> &'static [TrainerKeys] {
     &TABLE
 }
 
@@ -233,7 +233,7 @@ pub(super) fn with_words(text: &str) -> String {
 }
 
 /// Formats all faults of a configuration file as one error message.
-pub(crate) fn complaint(name: &str, faults: &[Fault]) -> String {
+pub(crate) fn complaint(name: &str, faults: &[SchemaFault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| sentence(name, fault)).collect();
     match lines.as_slice() {
         [only] => only.clone(),
@@ -241,7 +241,7 @@ pub(crate) fn complaint(name: &str, faults: &[Fault]) -> String {
     }
 }
 
-fn sentence(name: &str, fault: &Fault) -> String {
+fn sentence(name: &str, fault: &SchemaFault) -> String {
     let path = &fault.path;
     let place =
         if fault.line == 0 { Setting::Overrides.to_string() } else { format!("{name}, line {}", fault.line) };
@@ -266,13 +266,20 @@ fn nearest(path: &str) -> Option<String> {
     let schema = schema();
     let mut known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
     known.extend(properties(&schema).into_iter().flatten().map(|(section, _)| section.clone()));
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase().replace('-', "_");
-    let wanted = last(path);
-    let distance = |ours: &String| {
-        let (by_key, by_path) = (strsim::osa_distance(&wanted, &last(ours)), strsim::osa_distance(path, ours));
-        (by_key.min(by_path), by_path)
-    };
-    let near = known.into_iter().min_by_key(distance)?;
+    let near = known.into_iter().min_by_key(|ours| distance(path, ours))?;
     // At most a third of the characters may differ; beyond that it is probably another word, not a misspelling.
-    (distance(&near).0 <= (wanted.chars().count() / 3).max(1)).then_some(near)
+    let limit = (last_component(path).chars().count() / 3).max(1);
+    (distance(path, &near).0 <= limit).then_some(near)
+}
+
+/// Edit distance of two keys, by the last component or the full path; of equal distances, that of the full path decides.
+fn distance(path: &str, ours: &str) -> (usize, usize) {
+    let by_key = strsim::osa_distance(&last_component(path), &last_component(ours));
+    let by_path = strsim::osa_distance(path, ours);
+    (by_key.min(by_path), by_path)
+}
+
+/// The last component of a key, in the spelling of this schema.
+fn last_component(path: &str) -> String {
+    path.rsplit('.').next().unwrap_or_default().to_lowercase().replace('-', "_")
 }

@@ -1,9 +1,12 @@
 //! The initial model named by `model.from`: the keys of the section `model` that it determines, and their values.
 //! Invariant: a key stated in the configuration either equals the initial model's value or is rejected by name.
 
-use super::yaml::Node;
-use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
-use crate::ConfigError;
+use super::yaml::YamlNode;
+use super::{
+    ActivationChoice, AttentionSection, ExpertsSection, MaskKind, ModelKind, ModelSection, NormChoice,
+    PositionChoice,
+};
+use crate::TrainConfigError;
 use crate::TrainError;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_graph::ops::Mask;
@@ -14,8 +17,10 @@ use plimsoll_runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
 
-/// Keys of the section `model` that describe the architecture; the remaining keys describe how the model is trained.
-const ARCHITECTURE: [&str; 23] = [
+/// Keys of the section `model` that describe the architecture; the remaining keys describe how the model is trained. The last
+/// three are determined only by some models: the number of shared experts, and the number and names of the classes of a
+/// classifier. Contradictions are reported in this order.
+const ARCHITECTURE: [&str; 26] = [
     "kind",
     "vocabulary",
     "hidden",
@@ -39,10 +44,20 @@ const ARCHITECTURE: [&str; 23] = [
     "experts.top_k",
     "experts.capacity",
     "experts.renormalise",
+    "experts.shared",
+    "classes",
+    "class_names",
 ];
-/// Further keys that are determined only by some models: the number of shared experts, and the number and names of the
-/// classes of a classifier.
-const FURTHER: [&str; 3] = ["experts.shared", "classes", "class_names"];
+
+/// Keys that every initial model but a head determines.
+const TRANSFORMER: [&str; 7] = ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps"];
+
+/// Further keys that a decoder determines.
+const DECODER: [&str; 6] = ["kv_heads", "norm", "activation", "position", "attention.mask", "tied_head"];
+
+/// Keys that a mixture of experts determines.
+const EXPERTS: [&str; 5] =
+    ["experts.count", "experts.top_k", "experts.capacity", "experts.renormalise", "experts.shared"];
 
 /// Architecture of an initial model.
 #[derive(Clone, Debug)]
@@ -51,7 +66,7 @@ pub struct Initial {
     name: String,
     /// The section `model` with the architecture keys filled in; keys that do not apply to this model keep their
     /// defaults.
-    model: Model,
+    model: ModelSection,
     /// Keys of the section `model` whose values were read from the initial model.
     read: Vec<&'static str>,
 }
@@ -64,7 +79,7 @@ impl Initial {
     /// # Errors
     /// A model that cannot be found, or a model of a family that cannot be trained.
     pub fn open(from: &str, kind: Option<ModelKind>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
-        let mut initial = Self { name: from.to_owned(), model: Model::default(), read: vec![] };
+        let mut initial = Self { name: from.to_owned(), model: ModelSection::default(), read: vec![] };
         if kind == Some(ModelKind::Head) {
             initial.head(&Weights::open(Path::new(from))?)?;
             return Ok(initial);
@@ -74,7 +89,7 @@ impl Initial {
             && !place.config().exists()
             && !fair_esm::is_checkpoint(file)?
         {
-            return Err(ConfigError::NoConfig { from: from.to_owned() }.into());
+            return Err(TrainConfigError::NoConfig { from: from.to_owned() }.into());
         }
         let (path, text) = config_text(&place)?;
         match ModelConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
@@ -92,15 +107,19 @@ impl Initial {
 
     /// Returns the keys that the initial model determines with their values; keys without a value in the initial model
     /// take it from `usual`, the defaults of the model's kind.
-    pub fn keys(&self, usual: &Model) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
-        let (read, usual) = (serde_json::to_value(&self.model)?, serde_json::to_value(usual)?);
-        let value = |key: &'static str| match self.read.contains(&key) {
-            true => Some((key, at(&read, key).clone())),
+    pub fn keys(&self, usual: &ModelSection) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
+        let read = serde_json::to_value(&self.model)?;
+        let usual = serde_json::to_value(usual)?;
+        let mut keys = vec![];
+        for key in ARCHITECTURE {
+            if self.read.contains(&key) {
+                keys.push((key, at(&read, key).clone()));
+            } else if key != "classes" && key != "class_names" {
+                keys.push((key, at(&usual, key).clone()));
+            }
             // A plain encoder does not determine `classes`: the run decides whether to train a classifier on top of it.
-            false if key == "classes" || key == "class_names" => None,
-            false => Some((key, at(&usual, key).clone())),
-        };
-        Ok(ARCHITECTURE.into_iter().chain(FURTHER).filter_map(value).collect())
+        }
+        Ok(keys)
     }
 
     /// Explains why the stated value of a key of `model` cannot be honoured; `None` if the stated value equals the
@@ -115,39 +134,45 @@ impl Initial {
         if equal {
             return None;
         }
-        let (stated, name) = (word(stated), &self.name);
-        Some(match self.read.contains(&key) {
-            true => format!(
+        let stated = word(stated);
+        let name = &self.name;
+        Some(if self.read.contains(&key) {
+            format!(
                 "`model.{key}` is {stated}, and {} in {name}, the model of model.from; remove the key, or start \
-                    from other weights",
+                 from other weights",
                 word(own)
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "`model.{key}` is {stated}, and {name}, the model of model.from, is a {} without such a \
-                    setting; remove the \
-                 key",
+                 setting; remove the key",
                 self.model.kind.name()
-            ),
+            )
         })
     }
 
     /// Explains why the section `model` of a configuration differs from the initial model; `None` if it agrees.
-    pub fn difference(&self, model: &Model, usual: &Model) -> Result<Option<String>, serde_json::Error> {
+    pub fn difference(
+        &self,
+        model: &ModelSection,
+        usual: &ModelSection,
+    ) -> Result<Option<String>, serde_json::Error> {
         let stated = serde_json::to_value(model)?;
         let keys = self.keys(usual)?;
         Ok(keys.iter().find_map(|(key, own)| self.contradiction(key, at(&stated, key), own)))
     }
 
     fn decoder(&mut self, c: &DecoderConfig) {
-        let attention = Attention::default();
-        let (mask, of_mask): (_, &[&'static str]) = match c.mask {
-            Mask::Full => (Attention { mask: MaskKind::Full, ..attention }, &[]),
-            Mask::Causal => (Attention { mask: MaskKind::Causal, ..attention }, &[]),
-            Mask::Window(n) => {
-                (Attention { mask: MaskKind::Window, window: n.into(), ..attention }, &["attention.window"])
-            }
+        let attention = AttentionSection::default();
+        let (mask, mask_keys): (_, &[&'static str]) = match c.mask {
+            Mask::Full => (AttentionSection { mask: MaskKind::Full, ..attention }, &[]),
+            Mask::Causal => (AttentionSection { mask: MaskKind::Causal, ..attention }, &[]),
+            Mask::Window(n) => (
+                AttentionSection { mask: MaskKind::Window, window: n.into(), ..attention },
+                &["attention.window"],
+            ),
             Mask::BlockSparse { block, local, global } => (
-                Attention {
+                AttentionSection {
                     mask: MaskKind::BlockSparse,
                     block: block.into(),
                     local: local.into(),
@@ -157,7 +182,7 @@ impl Initial {
                 &["attention.block", "attention.local", "attention.global"],
             ),
         };
-        let experts = c.experts.as_ref().map(|e| Experts {
+        let experts = c.experts.as_ref().map(|e| ExpertsSection {
             count: e.experts,
             top_k: e.top_k,
             capacity: (e.capacity != 0).then(|| f64::from(e.capacity) / 1000.0),
@@ -165,38 +190,19 @@ impl Initial {
             shared: e.shared,
         });
         let (position, rope_theta) = match c.positions {
-            Positions::Rotary(theta) => (Position::Rotary, shortest(theta)),
-            Positions::Alibi => (Position::Alibi, self.model.rope_theta),
+            Positions::Rotary(theta) => (PositionChoice::Rotary, shortest(theta)),
+            Positions::Alibi => (PositionChoice::Alibi, self.model.rope_theta),
         };
-        self.read.extend([
-            "kind",
-            "vocabulary",
-            "hidden",
-            "layers",
-            "heads",
-            "kv_heads",
-            "intermediate",
-            "norm",
-            "norm_eps",
-            "activation",
-            "position",
-            "attention.mask",
-            "tied_head",
-        ]);
+        self.read.extend(TRANSFORMER);
+        self.read.extend(DECODER);
         // Where only some layers have biases, no value of the key describes them.
         self.read.extend((c.bias == Biases::all(c.bias.mlp)).then_some("bias"));
-        self.read.extend(of_mask);
-        self.read.extend((position == Position::Rotary).then_some("rope_theta"));
+        self.read.extend(mask_keys);
+        self.read.extend((position == PositionChoice::Rotary).then_some("rope_theta"));
         if experts.is_some() {
-            self.read.extend([
-                "experts.count",
-                "experts.top_k",
-                "experts.capacity",
-                "experts.renormalise",
-                "experts.shared",
-            ]);
+            self.read.extend(EXPERTS);
         }
-        self.model = Model {
+        self.model = ModelSection {
             kind: if experts.is_some() { ModelKind::MoeLm } else { ModelKind::DenseLm },
             vocabulary: Some(c.vocab_size),
             hidden: c.hidden_size,
@@ -204,9 +210,13 @@ impl Initial {
             heads: c.heads,
             kv_heads: Some(c.kv_heads),
             intermediate: c.intermediate_size,
-            norm: if c.norm == plimsoll_models::Norm::Rms { Norm::RmsNorm } else { Norm::LayerNorm },
+            norm: if c.norm == plimsoll_models::Norm::Rms {
+                NormChoice::RmsNorm
+            } else {
+                NormChoice::LayerNorm
+            },
             norm_eps: shortest(c.eps),
-            activation: if c.mlp == Mlp::Gelu { Activation::Gelu } else { Activation::Swiglu },
+            activation: if c.mlp == Mlp::Gelu { ActivationChoice::Gelu } else { ActivationChoice::Swiglu },
             bias: c.bias.mlp,
             position,
             rope_theta,
@@ -232,14 +242,14 @@ impl Initial {
         let names = Encoder::classes(text);
         let classes = names.as_ref().map(|names| names.len() as u64);
         // Numbers are no names, nor are the names that transformers gives to classes without any.
-        let is_number = |(number, name): (usize, &String)| {
-            name.strip_prefix("LABEL_").unwrap_or(name) == number.to_string()
-        };
-        let names = names.filter(|names| !names.iter().enumerate().all(is_number));
+        let names = names.filter(|names| {
+            let mut numbered = names.iter().enumerate();
+            numbered.any(|(number, name)| name.strip_prefix("LABEL_").unwrap_or(name) != number.to_string())
+        });
         self.read.extend(names.as_ref().map(|_| "class_names"));
-        self.read.extend(["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps"]);
+        self.read.extend(TRANSFORMER);
         self.read.extend(classes.map(|_| "classes"));
-        self.model = Model {
+        self.model = ModelSection {
             kind,
             vocabulary: Some(encoder.vocab_size()),
             hidden,
@@ -255,10 +265,9 @@ impl Initial {
 
     /// Reads the architecture of a caller. The tasks are those of the run: heads that the model has are kept.
     fn caller(&mut self, c: &CallerConfig) {
-        let read =
-            ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps", "rope_theta"];
-        self.read.extend(read);
-        self.model = Model {
+        self.read.extend(TRANSFORMER);
+        self.read.push("rope_theta");
+        self.model = ModelSection {
             kind: ModelKind::Caller,
             vocabulary: Some(c.vocab_size),
             hidden: c.hidden_size,
@@ -273,13 +282,18 @@ impl Initial {
 
     /// Reads the widths of a head from the shapes of its two linear layers.
     fn head(&mut self, weights: &Weights) -> Result<(), TrainError> {
-        let rows =
-            |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
-        let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
+        let hidden = rows_of(weights, "hidden_layer.weight")?;
+        let classes = rows_of(weights, "output_layer.weight")?;
         self.read.extend(["kind", "hidden", "classes"]);
-        self.model = Model { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
+        self.model =
+            ModelSection { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };
         Ok(())
     }
+}
+
+/// Number of rows of a tensor.
+fn rows_of(weights: &Weights, name: &str) -> Result<u64, RuntimeError> {
+    Ok(weights.tensor(name)?.shape().first().copied().unwrap_or(0))
 }
 
 /// The value at a dotted key.
@@ -295,5 +309,5 @@ fn shortest(x: f32) -> f64 {
 
 /// Formats a value as in a configuration file.
 pub(super) fn word(value: &Value) -> String {
-    Node::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
+    YamlNode::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
 }

@@ -18,25 +18,28 @@ mod unread;
 pub mod yaml;
 
 pub use auto::Auto;
-pub use data::{BinType, Crops, Data, Document, Format, Level, MaskUnit, Masking};
-pub use error::ConfigError;
+pub use data::{
+    BinType, CropLevelSection, CropsSection, DataFormat, DataSection, DocumentUnit, MaskUnit, MaskingSection,
+};
+pub use error::TrainConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;
 pub use model::{
-    Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task,
+    ActivationChoice, AttentionSection, ExpertsSection, LoraSection, MaskKind, ModelKind, ModelPreset,
+    ModelSection, NormChoice, PositionChoice, TaskSection,
 };
 pub use optimizer::{
-    Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, Scaling, Schedule,
-    ScheduleKind, Unit, Warmup,
+    Decay, DecayShape, DistillationSection, LossSection, OptimizerKind, OptimizerSection, PrecisionSection,
+    Scaling, ScheduleKind, ScheduleSection, ScheduleUnit, Warmup,
 };
 pub(crate) use rules::halves;
 pub(crate) use run::PROCESS;
 pub use run::training_on;
 pub use run::{
-    Batch, DeviceChoice, Dynamic, Interval, Memory, Offload, OffloadPart, OffloadPolicy, OffloadTo, Profile,
-    Remat, RematPolicy, Run,
+    BatchSection, DeviceChoice, DynamicSection, Interval, MemorySection, Offload, OffloadPart, OffloadPolicy,
+    OffloadTo, Profile, Remat, RematPolicy, RunSection,
 };
-pub use translate::{Source, Translated, translate};
+pub use translate::{TrainerFormat, Translated, translate};
 
 use crate::TrainError;
 use crate::checkpoint::CHECKPOINTS;
@@ -49,32 +52,32 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use yaml::Node;
+use yaml::YamlNode;
 
 /// The configuration of a training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// The model, its initial weights, and which parameters are trained.
-    pub model: Model,
+    pub model: ModelSection,
     /// Training data and how it is read.
-    pub data: Data,
+    pub data: DataSection,
     /// The optimizer.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerSection,
     /// The learning-rate schedule.
-    pub schedule: Schedule,
+    pub schedule: ScheduleSection,
     /// Loss terms in addition to the cross-entropy.
-    pub loss: Loss,
+    pub loss: LossSection,
     /// Trained models whose predictions a caller learns besides the classes of the records.
-    pub distillation: Distillation,
+    pub distillation: DistillationSection,
     /// Floating-point formats.
-    pub precision: Precision,
+    pub precision: PrecisionSection,
     /// The memory budget, and what may be recomputed to stay within it.
-    pub memory: Memory,
+    pub memory: MemorySection,
     /// Size of an optimizer step and of its micro-steps.
-    pub batch: Batch,
+    pub batch: BatchSection,
     /// Length of the run, evaluation, checkpoints and logging.
-    pub run: Run,
+    pub run: RunSection,
 }
 
 /// Name of the configuration inside the folder of a run.
@@ -99,9 +102,9 @@ impl TrainConfig {
     pub(crate) fn stated<T: DeserializeOwned>(path: &Path, key: &str) -> Result<Option<T>, TrainError> {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         let name = EscapedPath(path).to_string();
-        let tree = yaml::parse(&text).map_err(|error| ConfigError::Syntax { name: name.clone(), error })?;
-        let value = tree.at(key).map(Node::to_json).unwrap_or_default();
-        serde_json::from_value(value).map_err(|error| unheld(&name, &error).into())
+        let tree =
+            yaml::parse(&text).map_err(|error| TrainConfigError::Syntax { name: name.clone(), error })?;
+        stated_value(&tree, key).map_err(|error| unheld(&name, &error).into())
     }
 
     /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in
@@ -116,12 +119,8 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let of_trainer = || {
-            let source = translate::trainer_of(text)?;
-            Some(ConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
-        };
         let mut tree = yaml::parse(text).map_err(|error| {
-            of_trainer().unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
+            of_trainer(text, name).unwrap_or_else(|| TrainConfigError::Syntax { name: name.to_owned(), error })
         })?;
         // A file with a key of this program is one of this program, with mistakes that are named one by one.
         let is_foreign = schema::faults(&tree, &schema::schema()).len() >= translate::count_leaves(&tree);
@@ -132,18 +131,19 @@ impl TrainConfig {
         let faults = schema::faults(&tree, &schema::schema());
         if !faults.is_empty()
             && is_foreign
-            && let Some(error) = of_trainer()
+            && let Some(error) = of_trainer(text, name)
         {
             return Err(error.into());
         }
         if !faults.is_empty() {
-            return Err(ConfigError::Keys { name: name.to_owned(), faults }.into());
+            return Err(TrainConfigError::Keys { name: name.to_owned(), faults }.into());
         }
         let config = resolve(&tree, name, observer)?;
         let broken = rules::broken(&config);
-        match broken.is_empty() {
-            true => Ok(config),
-            false => Err(ConfigError::Rules { name: name.to_owned(), broken }.into()),
+        if broken.is_empty() {
+            Ok(config)
+        } else {
+            Err(TrainConfigError::Rules { name: name.to_owned(), broken }.into())
         }
     }
 
@@ -161,9 +161,9 @@ impl TrainConfig {
         &self,
         values: impl IntoIterator<Item = (&'a String, &'a serde_json::Value)>,
     ) -> Result<Self, TrainError> {
-        let mut tree = Node::of(self)?;
+        let mut tree = YamlNode::of(self)?;
         for (path, value) in values {
-            tree.set(&path.split('.').collect::<Vec<_>>(), Node::of(value)?);
+            tree.set(&path.split('.').collect::<Vec<_>>(), YamlNode::of(value)?);
         }
         serde_json::from_value(tree.to_json()).map_err(|e| unheld("the configuration", &e).into())
     }
@@ -185,8 +185,14 @@ impl TrainConfig {
 
     /// Formats the configuration as YAML with every key, in the order of the schema.
     pub fn to_yaml(&self) -> Result<String, TrainError> {
-        Ok(Node::of(self)?.to_yaml())
+        Ok(YamlNode::of(self)?.to_yaml())
     }
+}
+
+/// The error of a configuration file of another trainer; `None` for other files.
+fn of_trainer(text: &str, name: &str) -> Option<TrainConfigError> {
+    let source = translate::trainer_of(text)?;
+    Some(TrainConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
 }
 
 /// The folder of the run that wrote the configuration file at `path`; `None` for other files.
@@ -200,50 +206,53 @@ fn run_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Splits `a.b=c` into the path and the value, which is typed by the rules of YAML.
-fn override_of(text: &str) -> Result<(&str, Node), TrainError> {
+fn override_of(text: &str) -> Result<(&str, YamlNode), TrainError> {
     let parts = text.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
     let Some((path, value)) = parts else {
         let why = "give a key and a value, such as optimizer.lr=1e-4".to_owned();
-        return Err(ConfigError::Set { text: text.to_owned(), why }.into());
+        return Err(TrainConfigError::Set { text: text.to_owned(), why }.into());
     };
-    // One value: a line break must not add keys beside it, which would be dropped.
-    let only = |tree: Node| match tree.kind {
-        yaml::NodeKind::Map(entries) if entries.len() == 1 => {
-            entries.into_iter().next().map(|(_, value)| value)
+    match yaml::parse(&format!("value: {value}")).map(|tree| tree.kind) {
+        // One value: a line break must not add keys beside it, which would be dropped.
+        Ok(yaml::NodeKind::Map(mut entries)) if entries.len() == 1 => {
+            let (_, node) = entries.remove(0);
+            Ok((path, unplaced(node)))
         }
-        _ => None,
-    };
-    let value = yaml::parse(&format!("value: {value}")).ok().and_then(only).ok_or_else(|| {
-        let why = format!("`{}` is not a YAML value", Name(value));
-        ConfigError::Set { text: text.to_owned(), why }
-    })?;
-    Ok((path, unplaced(value)))
+        Ok(_) | Err(_) => {
+            let why = format!("`{}` is not a YAML value", Name(value));
+            Err(TrainConfigError::Set { text: text.to_owned(), why }.into())
+        }
+    }
 }
 
 /// The error for a value that the configuration types cannot represent.
-fn unheld(name: &str, error: &serde_json::Error) -> ConfigError {
-    ConfigError::Value { name: name.to_owned(), why: error.to_string() }
+fn unheld(name: &str, error: &serde_json::Error) -> TrainConfigError {
+    TrainConfigError::Value { name: name.to_owned(), why: error.to_string() }
 }
 
 /// Sets all line numbers to 0: the value comes from a flag, so its lines would refer to no file.
-fn unplaced(node: Node) -> Node {
+fn unplaced(node: YamlNode) -> YamlNode {
     let kind = match node.kind {
         yaml::NodeKind::Map(entries) => {
             yaml::NodeKind::Map(entries.into_iter().map(|(k, v)| (k, unplaced(v))).collect())
         }
         other => other,
     };
-    Node { kind, line: 0 }
+    YamlNode { kind, line: 0 }
+}
+
+/// The value of a key in a tree; `None` if the tree does not have the key, or as null.
+fn stated_value<T: DeserializeOwned>(tree: &YamlNode, path: &str) -> Result<Option<T>, serde_json::Error> {
+    serde_json::from_value(tree.at(path).map(YamlNode::to_json).unwrap_or_default())
 }
 
 /// Merges three layers of keys: the stated keys take precedence over the keys determined by the model of `model.from`,
 /// and those over the defaults of the model's kind.
-fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
+fn resolve(tree: &YamlNode, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
     let bad = |e: serde_json::Error| TrainError::from(unheld(name, &e));
-    let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
-    let kind: Option<ModelKind> = serde_json::from_value(written("model.kind")).map_err(bad)?;
-    let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
-    let from: Option<String> = serde_json::from_value(written("model.from")).map_err(bad)?;
+    let kind: Option<ModelKind> = stated_value(tree, "model.kind").map_err(bad)?;
+    let preset: Option<ModelPreset> = stated_value(tree, "model.preset").map_err(bad)?;
+    let from: Option<String> = stated_value(tree, "model.from").map_err(bad)?;
     let mut stated = tree.to_json();
     let names = stated["model"]["class_names"].as_array().map_or(0, Vec::len);
     if names > 0 && stated["model"]["classes"].is_null() {
@@ -256,7 +265,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
         return serde_json::from_value(resolved).map_err(bad);
     };
     if preset.is_some() {
-        return Err(ConfigError::PresetAndModel { name: name.to_owned() }.into());
+        return Err(TrainConfigError::PresetAndModel { name: name.to_owned() }.into());
     }
     let initial = Initial::open(&from, kind, observer)?;
     let usual = usual(initial.kind(), None);
@@ -270,7 +279,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
         refused.extend(why.map(|why| format!("{place}: {why}")));
     }
     if !refused.is_empty() {
-        return Err(ConfigError::Contradiction { keys: refused }.into());
+        return Err(TrainConfigError::Contradiction { keys: refused }.into());
     }
     let mut resolved = serde_json::to_value(usual).map_err(bad)?;
     for (key, value) in own {
@@ -300,39 +309,46 @@ fn overlay(under: &mut serde_json::Value, over: serde_json::Value) {
 }
 
 /// Returns the default configuration for a kind of model.
-fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
+fn usual(kind: ModelKind, preset: Option<ModelPreset>) -> TrainConfig {
     let config = TrainConfig::default();
-    let model = Model { kind, ..config.model };
+    let model = ModelSection { kind, ..config.model };
     let model = preset.map_or(model.clone(), |preset| model.sized(preset));
     match kind {
         ModelKind::MoeLm => TrainConfig { model, ..config },
         // Touvron et al. 2023.
         ModelKind::DenseLm => {
-            let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
-            TrainConfig { model: Model { norm, activation, bias: false, intermediate: 768, ..model }, ..config }
+            let norm = NormChoice::RmsNorm;
+            let activation = ActivationChoice::Swiglu;
+            TrainConfig {
+                model: ModelSection { norm, activation, bias: false, intermediate: 768, ..model },
+                ..config
+            }
         }
         // Lin et al. 2023, appendix A: Adam with betas 0.9 and 0.98, weight decay 0.01.
         ModelKind::Esm2 | ModelKind::DnabertS => {
-            let attention = Attention { mask: MaskKind::Full, ..model.attention };
-            let position = if kind == ModelKind::Esm2 { Position::Rotary } else { Position::Alibi };
-            let optimizer = Optimizer { lr: 1e-4, betas: [0.9, 0.98], weight_decay: 0.01, ..config.optimizer };
-            TrainConfig { model: Model { attention, position, ..model }, optimizer, ..config }
+            let attention = AttentionSection { mask: MaskKind::Full, ..model.attention };
+            let position = if kind == ModelKind::Esm2 { PositionChoice::Rotary } else { PositionChoice::Alibi };
+            let optimizer =
+                OptimizerSection { lr: 1e-4, betas: [0.9, 0.98], weight_decay: 0.01, ..config.optimizer };
+            TrainConfig { model: ModelSection { attention, position, ..model }, optimizer, ..config }
         }
         ModelKind::Caller => {
-            let attention = Attention { mask: MaskKind::Full, ..model.attention };
+            let attention = AttentionSection { mask: MaskKind::Full, ..model.attention };
             // The sizes of the built-in caller.
-            let sizes = Model { hidden: 192, layers: 4, heads: 3, intermediate: 384, ..model };
-            let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
-            let model = Model { norm, activation, bias: false, attention, vocabulary: Some(66), ..sizes };
-            let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.05, ..config.optimizer };
-            let data = Data { format: Format::Fasta, ..config.data };
+            let sizes = ModelSection { hidden: 192, layers: 4, heads: 3, intermediate: 384, ..model };
+            let norm = NormChoice::RmsNorm;
+            let activation = ActivationChoice::Swiglu;
+            let model =
+                ModelSection { norm, activation, bias: false, attention, vocabulary: Some(66), ..sizes };
+            let optimizer = OptimizerSection { lr: 1e-3, weight_decay: 0.05, ..config.optimizer };
+            let data = DataSection { format: DataFormat::Fasta, ..config.data };
             TrainConfig { model, optimizer, data, ..config }
         }
         ModelKind::Head => {
-            let model = Model { classes: Some(2), hidden: 512, dropout: 0.5, ..model };
-            let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.01, ..config.optimizer };
-            let batch = Batch { tokens: 256, ..config.batch };
-            let data = Data { format: Format::Embeddings, ..config.data };
+            let model = ModelSection { classes: Some(2), hidden: 512, dropout: 0.5, ..model };
+            let optimizer = OptimizerSection { lr: 1e-3, weight_decay: 0.01, ..config.optimizer };
+            let batch = BatchSection { tokens: 256, ..config.batch };
+            let data = DataSection { format: DataFormat::Embeddings, ..config.data };
             TrainConfig { model, optimizer, batch, data, ..config }
         }
     }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 /// The model and which part of it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSection {
     /// Model family: moe_lm (default) and dense_lm are decoder language models, esm2 and dnabert_s are
     /// encoders, head is VirNucPro's classifier over embeddings, and caller is a classifier of DNA windows over
     /// the codons of all six reading frames.
     pub kind: ModelKind,
     /// Named size of a moe_lm: tiny, small, base or large; keys that are also given take precedence. null
     /// (default) is no preset. Refused together with model.from.
-    pub preset: Option<Preset>,
+    pub preset: Option<ModelPreset>,
     /// Initial model: a folder, a weight file or a hub id; null (default) starts from random weights. The
     /// initial model determines the architecture (kind, sizes, norm, attention, experts): keys that are not
     /// given take its values, and a different value is refused.
@@ -40,28 +40,28 @@ pub struct Model {
     #[schemars(range(min = 1, max = 16777216))]
     pub intermediate: u64,
     /// Normalisation layer: layer_norm (default) or rms_norm (default of dense_lm).
-    pub norm: Norm,
+    pub norm: NormChoice,
     /// Epsilon of the normalisation, which is added to the variance (default 1e-5).
     #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub norm_eps: f64,
     /// Activation of the feed-forward network: gelu (default) or swiglu (default of dense_lm).
-    pub activation: Activation,
+    pub activation: ActivationChoice,
     /// Whether linear layers and the router have biases (default true; false for dense_lm).
     pub bias: bool,
     /// Position encoding: rotary (default) or alibi (default of dnabert_s).
-    pub position: Position,
+    pub position: PositionChoice,
     /// Base of the rotary angles (default 10000).
     #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub rope_theta: f64,
     /// Attention mask.
-    pub attention: Attention,
+    pub attention: AttentionSection,
     /// Whether the output layer shares the weights of the embedding table (default false).
     pub tied_head: bool,
     /// Dropout probability in training, from 0 to below 1 (default 0; 0.5 for a head).
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub dropout: f64,
     /// Experts of a moe_lm.
-    pub experts: Experts,
+    pub experts: ExpertsSection,
     /// Number of classes of a classifier over the mean of an encoder's hidden states, or of a head (default
     /// 2). null takes the number of a classifier in model.from; without it, an encoder is trained as a masked
     /// language model.
@@ -73,10 +73,10 @@ pub struct Model {
     pub class_names: Vec<String>,
     /// Tasks of a caller, which are trained together, the most important one first: the validation loss is that
     /// of the first task. If empty (default), a caller is pre-trained to predict masked codons.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<TaskSection>,
     /// LoRA: low-rank adapters, which are trained instead of the weights that they adapt; null trains all
     /// weights. Only for esm2 and dnabert_s, and requires model.from.
-    pub lora: Option<Lora>,
+    pub lora: Option<LoraSection>,
     /// Whether a classifier over an encoder trains only its classification layer and not the encoder (default
     /// false).
     pub freeze_encoder: bool,
@@ -117,7 +117,7 @@ impl ModelKind {
 /// Named model sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Preset {
+pub enum ModelPreset {
     /// 93 M parameters: 8 layers of 384, 4 experts.
     Tiny,
     /// 317 M parameters: 14 layers of 512, 8 experts.
@@ -131,7 +131,7 @@ pub enum Preset {
 /// Normalisation layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Norm {
+pub enum NormChoice {
     /// Layer normalisation (Ba, Kiros and Hinton 2016), with bias.
     LayerNorm,
     /// Root-mean-square normalisation (Zhang and Sennrich 2019).
@@ -141,7 +141,7 @@ pub enum Norm {
 /// Activations of the feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub enum ActivationChoice {
     /// Exact GELU between two linear layers.
     Gelu,
     /// SwiGLU: a SiLU gate over three linear layers (Shazeer 2020).
@@ -151,7 +151,7 @@ pub enum Activation {
 /// Position encodings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Position {
+pub enum PositionChoice {
     /// Rotary position embedding of queries and keys (Su et al. 2021).
     Rotary,
     /// Attention with linear biases by distance (Press et al. 2021).
@@ -161,7 +161,7 @@ pub enum Position {
 /// The attention mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Attention {
+pub struct AttentionSection {
     /// Attention mask: causal (default), window or block_sparse for language models, and full for encoders.
     pub mask: MaskKind,
     /// With mask window, the number of keys that a query attends to, including its own position (default
@@ -198,7 +198,7 @@ pub enum MaskKind {
 /// The experts of a mixture-of-experts model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Experts {
+pub struct ExpertsSection {
     /// Number of experts in a layer (default 8).
     #[schemars(range(min = 1, max = 1024))]
     pub count: u64,
@@ -219,7 +219,7 @@ pub struct Experts {
 /// A classification of DNA windows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Task {
+pub struct TaskSection {
     /// Name of the task, and of the column of the table data.labels with the class of each record: letters, digits
     /// and _. Required.
     pub name: String,
@@ -234,7 +234,7 @@ pub struct Task {
 /// Low-rank adapters (Hu et al. 2021).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Lora {
+pub struct LoraSection {
     /// Rank of an adapter (default 8).
     #[schemars(range(min = 1, max = 1048576))]
     pub rank: u64,
@@ -246,7 +246,7 @@ pub struct Lora {
     pub targets: Vec<String>,
 }
 
-impl Default for Model {
+impl Default for ModelSection {
     /// Defaults: the family of the presets, with sizes that train on a laptop.
     fn default() -> Self {
         Self {
@@ -259,16 +259,16 @@ impl Default for Model {
             heads: 4,
             kv_heads: None,
             intermediate: 1024,
-            norm: Norm::LayerNorm,
+            norm: NormChoice::LayerNorm,
             norm_eps: 1e-5,
-            activation: Activation::Gelu,
+            activation: ActivationChoice::Gelu,
             bias: true,
-            position: Position::Rotary,
+            position: PositionChoice::Rotary,
             rope_theta: 10_000.0,
-            attention: Attention::default(),
+            attention: AttentionSection::default(),
             tied_head: false,
             dropout: 0.0,
-            experts: Experts::default(),
+            experts: ExpertsSection::default(),
             classes: None,
             class_names: vec![],
             tasks: vec![],
@@ -278,42 +278,43 @@ impl Default for Model {
     }
 }
 
-impl Default for Attention {
+impl Default for AttentionSection {
     fn default() -> Self {
         Self { mask: MaskKind::Causal, window: 1024, block: 64, local: 4, global: 1 }
     }
 }
 
-impl Default for Experts {
+impl Default for ExpertsSection {
     fn default() -> Self {
         Self { count: 8, top_k: 2, capacity: None, renormalise: true, shared: 0 }
     }
 }
 
-impl Default for Task {
+impl Default for TaskSection {
     fn default() -> Self {
         Self { name: String::new(), classes: vec![], weight: 1.0 }
     }
 }
 
-impl Default for Lora {
+impl Default for LoraSection {
     fn default() -> Self {
         Self { rank: 8, alpha: 16.0, targets: vec![] }
     }
 }
 
-impl Model {
+impl ModelSection {
     /// Applies the sizes of a preset. Source: the table of the Ava guide, whose models have non-gated GELU experts,
     /// biases, LayerNorm and a vocabulary of 65 536.
-    pub fn sized(self, preset: Preset) -> Self {
+    pub fn sized(self, preset: ModelPreset) -> Self {
         let (hidden, layers, heads, intermediate, count, top_k) = match preset {
-            Preset::Tiny => (384, 8, 6, 1536, 4, 2),
-            Preset::Small => (512, 14, 8, 2048, 8, 2),
-            Preset::Base => (768, 16, 12, 3072, 16, 2),
-            Preset::Large => (1024, 24, 16, 4096, 32, 4),
+            ModelPreset::Tiny => (384, 8, 6, 1536, 4, 2),
+            ModelPreset::Small => (512, 14, 8, 2048, 8, 2),
+            ModelPreset::Base => (768, 16, 12, 3072, 16, 2),
+            ModelPreset::Large => (1024, 24, 16, 4096, 32, 4),
         };
-        let experts = Experts { count, top_k, ..self.experts };
-        let (preset, vocabulary) = (Some(preset), Some(65_536));
+        let experts = ExpertsSection { count, top_k, ..self.experts };
+        let preset = Some(preset);
+        let vocabulary = Some(65_536);
         Self { preset, vocabulary, hidden, layers, heads, intermediate, experts, ..self }
     }
 }

@@ -9,7 +9,7 @@ use std::fmt;
 /// The optimizer and its hyperparameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Optimizer {
+pub struct OptimizerSection {
     /// Optimizer: adamw (default), adamw8bit, adafactor or sgd; auto is adamw if it fits the memory budget,
     /// otherwise adamw8bit.
     pub kind: OptimizerKind,
@@ -84,7 +84,7 @@ pub enum Decay {
 /// The learning-rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Schedule {
+pub struct ScheduleSection {
     /// Learning-rate schedule after the warm-up: constant, linear, cosine (default), cosine_restarts,
     /// polynomial, wsd (warm-up, stable, decay) or step.
     pub kind: ScheduleKind,
@@ -119,7 +119,7 @@ pub struct Schedule {
     #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub every: u64,
     /// Unit of schedule.every: steps or epochs (default).
-    pub unit: Unit,
+    pub unit: ScheduleUnit,
     /// Factor by which step multiplies the learning rate at each decay, above 0 to 1 (default 0.85).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub gamma: f64,
@@ -186,7 +186,7 @@ pub enum DecayShape {
 /// Units in which `schedule.every` is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum ScheduleUnit {
     /// Optimizer steps.
     Steps,
     /// Passes over the data.
@@ -208,7 +208,7 @@ pub enum Scaling {
 /// Loss terms in addition to the cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Loss {
+pub struct LossSection {
     /// Weight of the load-balancing loss of the experts (Fedus et al. 2022), averaged over layers (default
     /// 0.01).
     #[schemars(range(min = 0, max = 1000000))]
@@ -225,7 +225,7 @@ pub struct Loss {
 /// Distillation (Hinton, Vinyals and Dean 2015): a model learns the predictions of larger trained models, its teachers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Distillation {
+pub struct DistillationSection {
     /// Folders of the teachers, at most 16: callers with all tasks of model.tasks and the same classes, such as RUN/best/ema.
     /// They read the windows that the model reads, and their logits are averaged. If empty (default), there is no
     /// distillation.
@@ -242,7 +242,7 @@ pub struct Distillation {
     pub temperature: f64,
 }
 
-impl Default for Distillation {
+impl Default for DistillationSection {
     fn default() -> Self {
         Self { teacher: vec![], weight: 0.5, temperature: 2.0 }
     }
@@ -251,7 +251,7 @@ impl Default for Distillation {
 /// Floating-point formats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Precision {
+pub struct PrecisionSection {
     /// Number format of weights and activations: f32 (default), tf32 (f32 with the matmuls of linear layers on a
     /// GPU's TF32 tensor cores), bf16 or fp16; master weights and optimizer moments are f32 (adamw8bit: 8
     /// bits).
@@ -268,7 +268,7 @@ pub struct Precision {
     pub growth_interval: u64,
 }
 
-impl Precision {
+impl PrecisionSection {
     /// Whether the loss is multiplied by a scale that follows overflows.
     pub fn scales_loss(&self) -> bool {
         self.kind.policy().scales_loss
@@ -287,7 +287,8 @@ fn trained<'de, D: Deserializer<'de>>(from: D) -> Result<plimsoll_plan::Precisio
 /// Schema of the precisions in which models are trained.
 fn kinds(_: &mut SchemaGenerator) -> Schema {
     use plimsoll_plan::Precision::{Bf16, F32, Fp8, Fp16, Int8, Tf32};
-    let about = |precision| match precision {
+    let words = plimsoll_plan::Precision::trained().map(|precision| {
+        let about = match precision {
         F32 => "f32 throughout.",
         Tf32 => {
             "f32 throughout, with the operands of linear layers and their gradients rounded to TF32 (10 bits of\n\
@@ -297,13 +298,14 @@ fn kinds(_: &mut SchemaGenerator) -> Schema {
         Fp16 => "IEEE half precision with f32 master weights and a dynamic loss scale.",
         Fp8 => "e4m3 in linear layers, bfloat16 elsewhere.",
         Int8 => "8-bit integers in linear layers, bfloat16 elsewhere.",
-    };
-    let word = |precision: plimsoll_plan::Precision| json!({"description": about(precision), "type": "string", "const": precision.name()});
-    let words: Vec<Value> = plimsoll_plan::Precision::trained().map(word).collect();
+        };
+        json!({"description": about, "type": "string", "const": precision.name()})
+    });
+    let words: Vec<Value> = words.collect();
     json_schema!({"oneOf": words})
 }
 
-impl Default for Optimizer {
+impl Default for OptimizerSection {
     fn default() -> Self {
         Self {
             kind: OptimizerKind::Adamw,
@@ -323,7 +325,7 @@ impl Default for Optimizer {
     }
 }
 
-impl Default for Schedule {
+impl Default for ScheduleSection {
     fn default() -> Self {
         Self {
             kind: ScheduleKind::Cosine,
@@ -336,7 +338,7 @@ impl Default for Schedule {
             decay_share: 0.2,
             decay_shape: DecayShape::Sqrt,
             every: 10,
-            unit: Unit::Epochs,
+            unit: ScheduleUnit::Epochs,
             gamma: 0.85,
             scaling: Scaling::None,
             reference_tokens: None,
@@ -344,13 +346,13 @@ impl Default for Schedule {
     }
 }
 
-impl Default for Loss {
+impl Default for LossSection {
     fn default() -> Self {
         Self { balance: 0.01, router_z: 0.0, z: 0.0 }
     }
 }
 
-impl Default for Precision {
+impl Default for PrecisionSection {
     /// The initial loss scale and growth interval are PyTorch's defaults.
     fn default() -> Self {
         Self { kind: plimsoll_plan::Precision::F32, initial_scale: 65_536.0, growth_interval: 2000 }

@@ -3,9 +3,9 @@
 
 use super::unread::unread;
 use super::{
-    ConfigError, DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, Offload,
-    OffloadPolicy, OffloadTo, OptimizerKind, Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Unit,
-    Warmup,
+    DataFormat, DeviceChoice, DocumentUnit, Interval, MaskKind, MaskUnit, ModelKind, Offload, OffloadPolicy,
+    OffloadTo, OptimizerKind, Remat, RematPolicy, Scaling, ScheduleKind, ScheduleUnit, TrainConfig,
+    TrainConfigError, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_data::printable::is_printable;
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
     let all = [model(c), caller(c), data(c), optimizer(c), batch(c), dynamic(c), run(c)];
-    let broken = all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text);
+    let broken = all.into_iter().flatten().filter(|(is_met, _)| !is_met).map(|(_, text)| text);
     broken.chain(unread(c)).collect()
 }
 
@@ -29,10 +29,12 @@ type Rule = (bool, String);
 fn model(c: &TrainConfig) -> Vec<Rule> {
     let m = &c.model;
     let kind = m.kind;
-    let (moe, decoder) = (kind == ModelKind::MoeLm, matches!(kind, ModelKind::MoeLm | ModelKind::DenseLm));
+    let moe = kind == ModelKind::MoeLm;
+    let decoder = matches!(kind, ModelKind::MoeLm | ModelKind::DenseLm);
     let full = m.attention.mask == MaskKind::Full;
     let kv = m.kv_heads.unwrap_or(m.heads);
-    let (experts, k) = (m.experts.count, m.experts.top_k);
+    let experts = m.experts.count;
+    let k = m.experts.top_k;
     let head = kind == ModelKind::Head;
     vec![
         (m.preset.is_none() || moe, "model.preset applies only to model.kind moe_lm; remove it, or set \
@@ -91,19 +93,23 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
 
 /// Rules on callers, and on the keys that only callers have.
 fn caller(c: &TrainConfig) -> Vec<Rule> {
-    let (m, d) = (&c.model, &c.data);
-    let (crops, usual_crops) = (&d.crops, super::Crops::default());
+    let m = &c.model;
+    let d = &c.data;
+    let crops = &d.crops;
+    let usual_crops = super::CropsSection::default();
     if m.kind != ModelKind::Caller {
-        let of_callers =
-            m.tasks.is_empty() && *crops == usual_crops && c.distillation == super::Distillation::default();
+        let of_callers = m.tasks.is_empty()
+            && *crops == usual_crops
+            && c.distillation == super::DistillationSection::default();
         return vec![(
             of_callers,
             "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
         )];
     }
-    let valid =
-        |task: &super::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid();
-    let invalid = m.tasks.iter().position(|task| !valid(task));
+    let invalid = m
+        .tasks
+        .iter()
+        .position(|task| !CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid());
     let names: BTreeSet<&str> = m.tasks.iter().map(|task| task.name.as_str()).collect();
     let too_long = crops.validation_lengths.iter().find(|&&n| !(5..=100_000).contains(&n));
     vec![
@@ -124,7 +130,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "distillation needs the tasks that the teachers have; give model.tasks, or remove it".to_owned(),
         ),
         (
-            !c.distillation.teacher.is_empty() || c.distillation == super::Distillation::default(),
+            !c.distillation.teacher.is_empty() || c.distillation == super::DistillationSection::default(),
             "distillation.weight and temperature apply with distillation.teacher; give the folders of the teachers, or remove \
                 them"
                 .to_owned(),
@@ -156,7 +162,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "data.crops.shuffled_class must be a class of the first task of model.tasks".to_owned(),
         ),
         (
-            m.tasks.is_empty() || d.masking == super::Masking::default(),
+            m.tasks.is_empty() || d.masking == super::MaskingSection::default(),
             "data.masking applies to a caller only without model.tasks; remove it".to_owned(),
         ),
         (
@@ -182,7 +188,7 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            c.schedule.kind != ScheduleKind::Step || c.schedule.unit == Unit::Steps,
+            c.schedule.kind != ScheduleKind::Step || c.schedule.unit == ScheduleUnit::Steps,
             "schedule.unit epochs: windows of a caller are drawn without end, so there are no epochs; set schedule.unit steps"
                 .to_owned(),
         ),
@@ -197,10 +203,10 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
     let d = &c.data;
     let m = d.masking;
     let head = c.model.kind == ModelKind::Head;
-    let separated = d.document == Document::Separated;
+    let separated = d.document == DocumentUnit::Separated;
     vec![
         (
-            head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
+            head == (d.format == DataFormat::Embeddings) && head != d.proteins.is_empty(),
             "data.format embeddings and data.proteins are required for model.kind head and refused for other \
                 models"
                 .to_owned(),
@@ -219,7 +225,7 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
             "data.masking.unit nucleotide applies only to model.kind caller; remove it".to_owned(),
         ),
         (
-            m.unit == MaskUnit::Nucleotide || m.span == super::Masking::default().span,
+            m.unit == MaskUnit::Nucleotide || m.span == super::MaskingSection::default().span,
             "data.masking.span applies only to data.masking.unit nucleotide; give it as well, or remove the key".to_owned(),
         ),
         (
@@ -230,7 +236,8 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
 }
 
 fn optimizer(c: &TrainConfig) -> Vec<Rule> {
-    let (o, s) = (&c.optimizer, &c.schedule);
+    let o = &c.optimizer;
+    let s = &c.schedule;
     let sgd = o.kind == OptimizerKind::Sgd;
     let falls = s.kind.ends();
     let horizon = c.horizon();
@@ -289,7 +296,7 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            c.precision.scales_loss() || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
+            c.precision.scales_loss() || c.precision == super::PrecisionSection { kind: c.precision.kind, ..Default::default() },
             "precision.initial_scale and precision.growth_interval apply only to precision.kind fp16; remove them"
                 .to_owned(),
         ),
@@ -350,7 +357,7 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
+            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::MemorySection::default().remat_every,
             "memory.remat_every applies only to memory.remat every_n; remove it".to_owned(),
         ),
         (
@@ -385,8 +392,8 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
     let Some(dynamic) = &c.memory.dynamic else { return vec![] };
     let fault = dynamic.thresholds().fault();
     let pack = c.pack_tokens();
-    let most = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
-    let least = dynamic.min_batch.0;
+    let max_batch = dynamic.max_batch.0.unwrap_or(c.batch.tokens);
+    let min_batch = dynamic.min_batch.0;
     vec![
         (fault.is_none(), format!("memory.dynamic: {}", fault.unwrap_or_default())),
         (
@@ -396,8 +403,8 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
                 .to_owned(),
         ),
         (
-            most <= c.batch.tokens,
-            format!("memory.dynamic.max_batch {most} is greater than batch.tokens {}", c.batch.tokens),
+            max_batch <= c.batch.tokens,
+            format!("memory.dynamic.max_batch {max_batch} is greater than batch.tokens {}", c.batch.tokens),
         ),
         (
             [dynamic.min_batch.0, dynamic.max_batch.0].into_iter().flatten().all(|n| n.is_multiple_of(pack)),
@@ -407,10 +414,10 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            least.is_none_or(|least| least <= most),
+            min_batch.is_none_or(|min_batch| min_batch <= max_batch),
             format!(
-                "memory.dynamic.min_batch {} is greater than the largest micro-step of {most} tokens",
-                least.unwrap_or_default()
+                "memory.dynamic.min_batch {} is greater than the largest micro-step of {max_batch} tokens",
+                min_batch.unwrap_or_default()
             ),
         ),
         (
@@ -418,7 +425,7 @@ fn dynamic(c: &TrainConfig) -> Vec<Rule> {
             format!(
                 "memory.dynamic has nothing to change to: micro-steps of {} tokens are packs of {pack} (batch.pack_tokens) that \
                     cannot be halved; raise batch.tokens or max_batch, or lower min_batch or batch.pack_tokens",
-                least.unwrap_or(most),
+                min_batch.unwrap_or(max_batch),
             ),
         ),
         (
@@ -451,7 +458,7 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            r.writes_checkpoints() || r.keep_last == super::Run::default().keep_last,
+            r.writes_checkpoints() || r.keep_last == super::RunSection::default().keep_last,
             "run.keep_last has no effect with run.save_every never; remove it".to_owned(),
         ),
         (
@@ -508,10 +515,11 @@ fn written(interval: Option<&Interval>) -> String {
 /// Longest windows of a caller for which a pack has room, if its size is not given.
 const WINDOWS_OF_PACK: u64 = 8;
 
-/// Tokens of a pack that is not given: the least divisor of the `step` tokens of a step that is at least `least`, or the step.
-pub(super) fn pack_of_step(step: u64, least: u64) -> u64 {
+/// Tokens of a pack that is not given: the least divisor of the `step` tokens of a step that is at least `min_tokens`, or the step.
+pub(super) fn pack_of_step(step: u64, min_tokens: u64) -> u64 {
+    // Divisors come in pairs `i` and `step / i`, of which the smaller is at most the root.
     let small = (1..=step.isqrt()).filter(|&i| step.is_multiple_of(i));
-    small.flat_map(|i| [i, step / i]).filter(|&divisor| divisor >= least).min().unwrap_or(step)
+    small.flat_map(|i| [i, step / i]).filter(|&divisor| divisor >= min_tokens).min().unwrap_or(step)
 }
 
 /// `n` and its halves, rounded up, to 1.
@@ -554,14 +562,14 @@ impl TrainConfig {
     /// `data.longest` tokens, or eight of the longest windows of a caller. A pack of a head is a step, unless it is given.
     pub fn pack_tokens(&self) -> u64 {
         let step = self.batch.tokens;
-        let least = match self.model.kind {
+        let min_tokens = match self.model.kind {
             ModelKind::Head => step,
             ModelKind::Caller => WINDOWS_OF_PACK.saturating_mul(self.longest_sequence()),
             ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS => {
                 self.longest_sequence()
             }
         };
-        self.batch.pack_tokens.0.unwrap_or_else(|| pack_of_step(step, least))
+        self.batch.pack_tokens.0.unwrap_or_else(|| pack_of_step(step, min_tokens))
     }
 
     /// Number of packs of a step, unless an epoch ends in it.
@@ -586,11 +594,15 @@ impl TrainConfig {
     /// rounded up, and so on to the smallest; empty without `memory.dynamic`.
     pub fn dynamic_sizes(&self) -> Vec<u64> {
         let Some(dynamic) = &self.memory.dynamic else { return vec![] };
-        let most = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
+        let max_batch = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
         let pack = self.pack_tokens();
-        let sizes = halves(most / pack).map(|packs| packs.saturating_mul(pack)).skip_while(|&n| n > MAX_ROWS);
+        let sizes =
+            halves(max_batch / pack).map(|packs| packs.saturating_mul(pack)).skip_while(|&n| n > MAX_ROWS);
         match dynamic.min_batch.0 {
-            Some(least) => sizes.take_while(|&n| n > least).chain((least <= most).then_some(least)).collect(),
+            Some(min_batch) => sizes
+                .take_while(|&n| n > min_batch)
+                .chain((min_batch <= max_batch).then_some(min_batch))
+                .collect(),
             None => sizes.take(MAX_SIZES).collect(),
         }
     }
@@ -621,7 +633,7 @@ impl TrainConfig {
     }
 
     /// Checks that the warm-up is shorter than a schedule of `steps` steps, which were counted from the data.
-    pub(crate) fn check_warmup(&self, steps: u64) -> Result<(), ConfigError> {
+    pub(crate) fn check_warmup(&self, steps: u64) -> Result<(), TrainConfigError> {
         let Warmup::Steps(warmup) = self.schedule.warmup else { return Ok(()) };
         if warmup < steps {
             return Ok(());
@@ -631,7 +643,7 @@ impl TrainConfig {
              as 0.1",
             self.run.epochs.unwrap_or_default()
         );
-        Err(ConfigError::Rules { name: "the configuration".to_owned(), broken: vec![rule] })
+        Err(TrainConfigError::Rules { name: "the configuration".to_owned(), broken: vec![rule] })
     }
 
     /// Returns the step at which a decaying learning rate ends by keys that state steps or tokens; `None` if there are none.

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The memory budget, and what may be recomputed to stay within it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Memory {
+pub struct MemorySection {
     /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, a share of the free memory
     /// (default 80%), or the smallest of several, such as 20GB and 90%. A run that needs more is refused.
     #[schemars(extend("changes" = "machine"))]
@@ -49,7 +49,7 @@ pub struct Memory {
     #[schemars(extend("changes" = "machine"))]
     pub offload_to: OffloadTo,
     /// Micro-steps whose size follows the free memory; null (default) is one size for the whole run.
-    pub dynamic: Option<Dynamic>,
+    pub dynamic: Option<DynamicSection>,
 }
 
 /// What is kept outside the memory of the device.
@@ -98,8 +98,8 @@ pub enum OffloadTo {
     Disk,
 }
 
-impl Memory {
-    /// The choices of [`Memory::offload`], in the order in which they take more from the device: one that is given, or all
+impl MemorySection {
+    /// The choices of [`MemorySection::offload`], in the order in which they take more from the device: one that is given, or all
     /// of `auto`.
     pub fn offloads(&self) -> Vec<plimsoll_plan::Offload> {
         use OffloadPart::{Activations, Gradients, Masters, Optimizer, Parameters};
@@ -133,7 +133,7 @@ impl Memory {
 /// Micro-steps whose size follows the free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dynamic {
+pub struct DynamicSection {
     /// Shares of the memory at which the size changes: aggressive (target 0.92, warning 0.94, critical 0.96, emergency
     /// 0.98), balanced (default; 0.90, 0.92, 0.95, 0.97) or conservative (0.85, 0.88, 0.92, 0.95). The memory is that of the
     /// GPU or of the container, and the share is that of all processes.
@@ -191,7 +191,7 @@ impl Profile {
     }
 }
 
-impl Dynamic {
+impl DynamicSection {
     /// The thresholds of the profile with those that are given.
     pub fn thresholds(&self) -> Thresholds {
         let Thresholds { target, warning, critical, emergency } = self.profile.thresholds();
@@ -205,12 +205,13 @@ impl Dynamic {
 
     /// The settings of the decision on a change.
     pub fn settings(&self) -> dynamic::DynamicSettings {
-        let (every, smooth) = (self.adjustment_frequency, self.smooth_transitions);
+        let every = self.adjustment_frequency;
+        let smooth = self.smooth_transitions;
         dynamic::DynamicSettings { thresholds: self.thresholds(), every, smooth }
     }
 }
 
-impl Default for Dynamic {
+impl Default for DynamicSection {
     fn default() -> Self {
         Self {
             profile: Profile::Balanced,
@@ -255,7 +256,7 @@ pub enum RematPolicy {
 /// Size of an optimizer step, of its packs and of its micro-steps. For a head, a row counts as one token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Batch {
+pub struct BatchSection {
     /// Tokens of an optimizer step, over all its micro-steps (default 16384; 256 rows for a head).
     #[schemars(range(min = 1, max = 1099511627776_u64))]
     pub tokens: u64,
@@ -278,7 +279,7 @@ pub struct Batch {
 /// Length of the run, evaluation, checkpoints and logging.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Run {
+pub struct RunSection {
     /// Number of optimizer steps after which the run ends. At least one of run.steps, run.epochs and
     /// run.max_tokens is required.
     #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
@@ -408,7 +409,7 @@ impl Interval {
     }
 }
 
-impl Run {
+impl RunSection {
     /// Whether the run writes checkpoints.
     pub fn writes_checkpoints(&self) -> bool {
         !self.save_every.as_ref().is_some_and(Interval::is_never)
@@ -449,7 +450,7 @@ impl DeviceChoice {
     }
 }
 
-impl Default for Memory {
+impl Default for MemorySection {
     fn default() -> Self {
         Self {
             budget: "80%".to_owned(),
@@ -464,13 +465,13 @@ impl Default for Memory {
     }
 }
 
-impl Default for Batch {
+impl Default for BatchSection {
     fn default() -> Self {
         Self { tokens: 16_384, pack_tokens: Auto(None), micro_tokens: Auto(None), sequences: Auto(None) }
     }
 }
 
-impl Default for Run {
+impl Default for RunSection {
     fn default() -> Self {
         Self {
             steps: None,
@@ -504,7 +505,7 @@ pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
 /// configurations, besides the arena and its last page of 2 MiB; the value is in the middle.
 const KERNELS: Bytes = Bytes(18 << 18);
 
-impl Run {
+impl RunSection {
     /// Returns the settings of a run on `device`.
     pub fn settings(&self, device: Device) -> Settings {
         let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);

@@ -2,7 +2,7 @@
 //! words and descriptions are defined once, on the configuration structs; all other code queries this schema.
 
 use super::TrainConfig;
-use super::yaml::{Node, NodeKind};
+use super::yaml::{NodeKind, YamlNode};
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
@@ -41,8 +41,8 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
         }
         return;
     }
-    let text = |key: &str, otherwise: &str| schema[key].as_str().unwrap_or(otherwise).replace('\n', " ");
-    let (about, changes) = (text("description", ""), text("changes", "results"));
+    let about = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let changes = schema["changes"].as_str().unwrap_or("results").replace('\n', " ");
     found.push(Leaf { path: path.to_owned(), about, allowed: allowed(schema), changes });
 }
 
@@ -62,7 +62,7 @@ fn branches(schema: &Value) -> impl Iterator<Item = &Value> {
 
 /// A fault found at a key.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fault {
+pub struct SchemaFault {
     /// Dotted path of the key.
     pub path: String,
     /// Line of the key; 0 if it was set by a flag.
@@ -86,13 +86,13 @@ pub enum Wrong {
 }
 
 /// Returns all faults of a tree with respect to a schema, in the order of the tree.
-pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
+pub fn faults(node: &YamlNode, schema: &Value) -> Vec<SchemaFault> {
     let mut found = vec![];
     check(node, schema, "", &mut found);
     found
 }
 
-fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
+fn check(node: &YamlNode, schema: &Value, path: &str, found: &mut Vec<SchemaFault>) {
     let NodeKind::Map(entries) = &node.kind else {
         if let (NodeKind::List(sections), Some(inner)) = (&node.kind, sections(schema)) {
             for (number, section) in sections.iter().enumerate() {
@@ -102,18 +102,19 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
         }
         if !fits(node, schema) || !is_single(node) {
             let found_text = node.inline();
-            let allowed = match is_single(node) {
-                true => allowed(schema),
-                false => format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema)),
+            let allowed = if is_single(node) {
+                allowed(schema)
+            } else {
+                format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema))
             };
             let what = Wrong::Value { found: found_text, allowed };
-            found.push(Fault { path: path.to_owned(), line: node.line, what });
+            found.push(SchemaFault { path: path.to_owned(), line: node.line, what });
         }
         return;
     };
     let Some(keys) = properties(schema) else {
         let what = Wrong::Value { found: node.inline(), allowed: allowed(schema) };
-        found.push(Fault { path: path.to_owned(), line: node.line, what });
+        found.push(SchemaFault { path: path.to_owned(), line: node.line, what });
         return;
     };
     for (key, value) in entries {
@@ -126,37 +127,43 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
 }
 
 /// Reports every key inside an unknown section separately, because each key may have its own equivalent.
-fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
+fn unknown(node: &YamlNode, path: String, found: &mut Vec<SchemaFault>) {
     match &node.kind {
         NodeKind::Map(entries) if !entries.is_empty() => {
             for (key, value) in entries {
                 unknown(value, format!("{path}.{key}"), found);
             }
         }
-        _ => found.push(Fault { path, line: node.line, what: Wrong::Unknown }),
+        _ => found.push(SchemaFault { path, line: node.line, what: Wrong::Unknown }),
     }
 }
 
 /// Whether a value other than a mapping satisfies the schema.
-fn fits(node: &Node, schema: &Value) -> bool {
-    let any = |word: &str| schema[word].as_array().is_none_or(|all| all.iter().any(|s| fits(node, s)));
-    let words = |word: &str| schema[word].as_array().is_none_or(|all| all.contains(&node.to_json()));
-    let is_const = schema.get("const").is_none_or(|value| *value == node.to_json());
-    let types = || match &schema["type"] {
-        Value::String(name) => is_type(node, name),
-        Value::Array(names) => names.iter().filter_map(Value::as_str).any(|name| is_type(node, name)),
-        _ => true,
-    };
-    is_const
-        && any("anyOf")
-        && any("oneOf")
-        && words("enum")
-        && types()
+fn fits(node: &YamlNode, schema: &Value) -> bool {
+    schema.get("const").is_none_or(|value| *value == node.to_json())
+        && fits_any(node, &schema["anyOf"])
+        && fits_any(node, &schema["oneOf"])
+        && schema["enum"].as_array().is_none_or(|words| words.contains(&node.to_json()))
+        && has_type(node, &schema["type"])
         && in_range(node, schema)
         && items(node, schema)
 }
 
-fn is_type(node: &Node, name: &str) -> bool {
+/// Whether a value satisfies one of a list of schemas; true if there is no list.
+fn fits_any(node: &YamlNode, schemas: &Value) -> bool {
+    schemas.as_array().is_none_or(|all| all.iter().any(|schema| fits(node, schema)))
+}
+
+/// Whether a value has the type, or one of the types, of a schema; true if the schema has none.
+fn has_type(node: &YamlNode, types: &Value) -> bool {
+    match types {
+        Value::String(name) => is_type(node, name),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).any(|name| is_type(node, name)),
+        _ => true,
+    }
+}
+
+fn is_type(node: &YamlNode, name: &str) -> bool {
     match &node.kind {
         NodeKind::Null => name == "null",
         NodeKind::Bool(_) => name == "boolean",
@@ -169,7 +176,7 @@ fn is_type(node: &Node, name: &str) -> bool {
 }
 
 /// Whether a number is 0 or a normal number of 32 bits, which the kernels compute with; smaller ones would become 0.
-fn is_single(node: &Node) -> bool {
+fn is_single(node: &YamlNode) -> bool {
     match &node.kind {
         NodeKind::Float(x) if x.is_finite() => *x == 0.0 || (*x as f32).is_normal(),
         NodeKind::List(values) => values.iter().all(is_single),
@@ -182,7 +189,7 @@ fn is_single(node: &Node) -> bool {
     }
 }
 
-fn in_range(node: &Node, schema: &Value) -> bool {
+fn in_range(node: &YamlNode, schema: &Value) -> bool {
     let number = match node.kind {
         NodeKind::Integer(n) => n as f64,
         NodeKind::Float(x) => x,
@@ -190,18 +197,16 @@ fn in_range(node: &Node, schema: &Value) -> bool {
             return true;
         }
     };
-    let limit = |word: &str| schema[word].as_f64();
-    limit("minimum").is_none_or(|least| number >= least)
-        && limit("maximum").is_none_or(|most| number <= most)
-        && limit("exclusiveMinimum").is_none_or(|least| number > least)
-        && limit("exclusiveMaximum").is_none_or(|most| number < most)
+    schema["minimum"].as_f64().is_none_or(|limit| number >= limit)
+        && schema["maximum"].as_f64().is_none_or(|limit| number <= limit)
+        && schema["exclusiveMinimum"].as_f64().is_none_or(|limit| number > limit)
+        && schema["exclusiveMaximum"].as_f64().is_none_or(|limit| number < limit)
 }
 
-fn items(node: &Node, schema: &Value) -> bool {
+fn items(node: &YamlNode, schema: &Value) -> bool {
     let NodeKind::List(values) = &node.kind else { return true };
-    let size = |word: &str| schema[word].as_u64();
-    size("minItems").is_none_or(|least| values.len() as u64 >= least)
-        && size("maxItems").is_none_or(|most| values.len() as u64 <= most)
+    schema["minItems"].as_u64().is_none_or(|min| values.len() as u64 >= min)
+        && schema["maxItems"].as_u64().is_none_or(|max| values.len() as u64 <= max)
         && schema.get("items").is_none_or(|inner| values.iter().all(|value| fits(value, inner)))
 }
 
@@ -250,7 +255,7 @@ fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
         "array" => {
             let inner = allowed(&schema["items"]);
             match (schema["minItems"].as_u64(), schema["maxItems"].as_u64()) {
-                (Some(least), Some(most)) if least == most => format!("a list of {least}: each {inner}"),
+                (Some(min), Some(max)) if min == max => format!("a list of {min}: each {inner}"),
                 (Some(1), None) => format!("a list of at least one: each {inner}"),
                 _ => format!("a list: each {inner}"),
             }
@@ -266,16 +271,27 @@ fn limit_text(x: f64) -> String {
 
 /// Describes the range of a number by the tighter of the limits of a branch and of the key itself.
 fn range(schema: &Value, outer: &Value) -> String {
-    let limit = |word: &str| match (schema[word].as_f64(), outer[word].as_f64()) {
-        (Some(a), Some(b)) => Some(if word.ends_with("inimum") { a.max(b) } else { a.min(b) }),
-        (a, b) => a.or(b),
+    let [exclusive_min, min] =
+        ["exclusiveMinimum", "minimum"].map(|word| tighter(schema, outer, word, f64::max));
+    let [exclusive_max, max] =
+        ["exclusiveMaximum", "maximum"].map(|word| tighter(schema, outer, word, f64::min));
+    let lower = match (exclusive_min, min) {
+        (Some(x), _) => format!(" above {}", limit_text(x)),
+        (None, Some(x)) => format!(" from {}", limit_text(x)),
+        (None, None) => String::new(),
     };
-    let above = limit("exclusiveMinimum").map(|x| format!(" above {}", limit_text(x)));
-    let least = above.or_else(|| limit("minimum").map(|x| format!(" from {}", limit_text(x))));
-    let below = limit("exclusiveMaximum").map(|x| format!(" to below {}", limit_text(x)));
-    let most = below.or_else(|| limit("maximum").map(|x| format!(" to {}", limit_text(x))));
-    match (least, most) {
-        (Some(least), None) if least.starts_with(" from") => format!("{least} on"),
-        (least, most) => least.unwrap_or_default() + &most.unwrap_or_default(),
+    match (exclusive_max, max) {
+        (Some(x), _) => format!("{lower} to below {}", limit_text(x)),
+        (None, Some(x)) => format!("{lower} to {}", limit_text(x)),
+        (None, None) if lower.starts_with(" from") => format!("{lower} on"),
+        (None, None) => lower,
+    }
+}
+
+/// A limit that a branch, the key itself, or both have; `choose` returns the tighter of two.
+fn tighter(schema: &Value, outer: &Value, word: &str, choose: fn(f64, f64) -> f64) -> Option<f64> {
+    match (schema[word].as_f64(), outer[word].as_f64()) {
+        (Some(a), Some(b)) => Some(choose(a, b)),
+        (a, b) => a.or(b),
     }
 }

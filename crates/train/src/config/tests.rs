@@ -28,8 +28,11 @@ fn the_initial_model_fixes_the_architecture() {
     let c = good(&format!("model: {{from: {llama}}}\n"), &[]);
     let m = &c.model;
     assert_eq!((m.kind, m.hidden, m.layers, m.heads, m.kv_heads), (ModelKind::DenseLm, 16, 2, 4, Some(2)));
-    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), Activation::Swiglu));
-    assert_eq!((m.norm, m.norm_eps, m.bias, m.attention.mask), (Norm::RmsNorm, 1e-5, false, MaskKind::Causal));
+    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), ActivationChoice::Swiglu));
+    assert_eq!(
+        (m.norm, m.norm_eps, m.bias, m.attention.mask),
+        (NormChoice::RmsNorm, 1e-5, false, MaskKind::Causal)
+    );
     // The resolved configuration of a run can be read again: a key that states the same value is no contradiction.
     assert_eq!(parse(&c.to_yaml().expect("YAML"), &[]).expect("read back"), c);
     good(&format!("model: {{from: {llama}, hidden: 16, vocabulary: null}}\n"), &["model.kind=dense_lm"]);
@@ -68,7 +71,8 @@ fn the_initial_model_fixes_the_architecture() {
 
     let head = format!("model.from={}", fixture("goldens/head.pth"));
     let c = good("", &[&HEAD[..], &[&head]].concat());
-    let (hidden, classes) = (c.model.hidden, c.model.classes);
+    let hidden = c.model.hidden;
+    let classes = c.model.classes;
     assert_eq!(classes, Some(2));
     let other = format!("model.hidden={}", hidden + 1);
     let error = parse(MINIMAL, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
@@ -498,7 +502,7 @@ fn the_schema_describes_every_key() {
         assert!(["results", "rounding", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
     }
     // The schema and the serialised configuration have the same keys.
-    let written = Node::of(&TrainConfig::default()).expect("a tree");
+    let written = YamlNode::of(&TrainConfig::default()).expect("a tree");
     for (section, inner) in properties(&schema).expect("sections") {
         let there = written.get(section).expect("a section");
         for key in properties(inner).expect("keys").keys() {
@@ -516,14 +520,14 @@ fn the_page_of_keys_is_this_table() {
     let there = std::fs::read_to_string(&path).expect("docs/configuration.md");
     let start = there.find(HEADER).expect("the table of keys");
     let page = there[..start].to_owned() + &tables();
-    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+    if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
         std::fs::write(&path, &page).expect("written");
         return;
     }
     let (there, page): (Vec<&str>, Vec<&str>) = (there.lines().collect(), page.lines().collect());
     let other = page.iter().zip(&there).find(|(a, b)| a != b);
-    assert_eq!(other, None, "PLIMSOLL_BLESS=1 writes the tables");
-    assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes the tables");
+    assert_eq!(other, None, "UPDATE=1 writes the tables");
+    assert_eq!(page.len(), there.len(), "UPDATE=1 writes the tables");
 }
 
 /// The first line of the generated part of docs/configuration.md.

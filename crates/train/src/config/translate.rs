@@ -2,12 +2,14 @@
 //! for every key of the file the result states the equivalent key, that the key is not needed, or that it is
 //! not supported; the translated configuration is valid.
 
-use super::foreign::{Answer, Convert, ForeignKey, row, with_words};
-use super::run::{Dynamic, Profile};
+use super::foreign::{Answer, ForeignKey, ValueConversion, row, with_words};
+use super::run::{DynamicSection, Profile};
 use super::schema::{faults, properties, schema};
-use super::yaml::{Node, NodeKind, parse};
-use super::{Interval, LARGEST, Model, Offload, OffloadPart, OffloadTo, Preset, TrainConfig, Wrong};
-use crate::ConfigError;
+use super::yaml::{NodeKind, YamlNode, parse};
+use super::{
+    Interval, LARGEST, ModelPreset, ModelSection, Offload, OffloadPart, OffloadTo, TrainConfig, Wrong,
+};
+use crate::TrainConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
@@ -24,7 +26,7 @@ const PARAMETERS: &[OffloadPart] = &[OffloadPart::Parameters];
 
 /// A trainer whose configuration files can be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum TrainerFormat {
     /// YAML file of the Ava guide.
     Ava,
     /// JSON file of DeepSpeed.
@@ -35,7 +37,7 @@ pub enum Source {
     Torchtitan,
 }
 
-impl Source {
+impl TrainerFormat {
     /// All supported trainers.
     pub const ALL: [Self; 4] = [Self::Ava, Self::DeepSpeed, Self::HuggingFace, Self::Torchtitan];
 
@@ -91,7 +93,7 @@ impl Source {
 #[derive(Debug)]
 pub struct Translated {
     /// The trainer of the original file.
-    pub source: Source,
+    pub source: TrainerFormat,
     /// The configuration in this program's schema.
     pub config: TrainConfig,
     /// One sentence for each key that was translated, is not needed, or was added.
@@ -108,12 +110,11 @@ impl Translated {
     /// # Errors
     /// The configuration has placeholders.
     pub fn complete(self, path: &Path) -> Result<TrainConfig, TrainError> {
-        match self.placeholders.is_empty() {
-            true => Ok(self.config),
-            false => {
-                let name = EscapedPath(path).to_string();
-                Err(ConfigError::Placeholders { name, missing: self.placeholders }.into())
-            }
+        if self.placeholders.is_empty() {
+            Ok(self.config)
+        } else {
+            let name = EscapedPath(path).to_string();
+            Err(TrainConfigError::Placeholders { name, missing: self.placeholders }.into())
         }
     }
 }
@@ -125,7 +126,11 @@ impl Translated {
 /// # Errors
 /// The file cannot be read or parsed, its trainer is not recognised, or the translated values violate a rule of
 /// the schema.
-pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, TrainError> {
+pub fn translate(
+    path: &Path,
+    source: Option<TrainerFormat>,
+    flags: &[String],
+) -> Result<Translated, TrainError> {
     let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
     translate_text(&text, &EscapedPath(path).to_string(), source, flags)
 }
@@ -133,22 +138,22 @@ pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Resul
 fn translate_text(
     text: &str,
     name: &str,
-    source: Option<Source>,
+    source: Option<TrainerFormat>,
     flags: &[String],
 ) -> Result<Translated, TrainError> {
-    let tree = tree(text).map_err(|why| ConfigError::Foreign { name: name.to_owned(), why })?;
+    let tree = tree(text).map_err(|why| TrainConfigError::Foreign { name: name.to_owned(), why })?;
     let is_ours = matches!(&tree.kind, NodeKind::Map(entries) if !entries.is_empty())
         && faults(&tree, &schema()).is_empty();
     if source.is_none() && is_ours {
-        return Err(ConfigError::Ours { name: name.to_owned() }.into());
+        return Err(TrainConfigError::Ours { name: name.to_owned() }.into());
     }
     let Some(source) = source.or_else(|| recognise(&tree)) else {
-        let known = Source::ALL.map(Source::word).join(", ");
-        return Err(ConfigError::UnknownTrainer { name: name.to_owned(), known }.into());
+        let known = TrainerFormat::ALL.map(TrainerFormat::word).join(", ");
+        return Err(TrainConfigError::UnknownTrainer { name: name.to_owned(), known }.into());
     };
     let mut leaves = vec![];
     flatten(&tree, "", &mut leaves);
-    let mut leaves: Vec<(String, &Node, Option<&'static ForeignKey>)> = leaves
+    let mut leaves: Vec<(String, &YamlNode, Option<&'static ForeignKey>)> = leaves
         .into_iter()
         .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
         .collect();
@@ -158,10 +163,14 @@ fn translate_text(
     // setting one takes precedence.
     leaves.sort_by_key(|(_, _, row)| match row.and_then(|row| row.convert) {
         Some(
-            Convert::Sequences | Convert::OfLr | Convert::RematOption | Convert::WarmupShare | Convert::Epochs,
+            ValueConversion::Sequences
+            | ValueConversion::OfLr
+            | ValueConversion::RematOption
+            | ValueConversion::WarmupShare
+            | ValueConversion::Epochs,
         ) => 1,
-        Some(Convert::Accumulation | Convert::Interval) => 2,
-        Some(Convert::Strategy | Convert::MatmulPrecision) => 3,
+        Some(ValueConversion::Accumulation | ValueConversion::Interval) => 2,
+        Some(ValueConversion::Strategy | ValueConversion::MatmulPrecision) => 3,
         _ => 0,
     });
     // Keys that a flag sets are not reported as missing.
@@ -177,12 +186,12 @@ fn translate_text(
         .map(|(_, why)| why.clone())
         .collect();
     if !refused.is_empty() {
-        return Err(ConfigError::Untranslatable { name: name.to_owned(), keys: refused }.into());
+        return Err(TrainConfigError::Untranslatable { name: name.to_owned(), keys: refused }.into());
     }
     made.complete(source)?;
     let name = format!("{name}, translated");
     let mut config = match TrainConfig::parse(&made.tree.to_yaml(), &name, flags) {
-        Err(TrainError::Config(ConfigError::Rules { broken, .. }))
+        Err(TrainError::Config(TrainConfigError::Rules { broken, .. }))
             if made.has_dynamic() && broken.iter().any(|rule| rule.starts_with(DYNAMIC)) =>
         {
             made.drop_dynamic(&broken);
@@ -215,7 +224,7 @@ fn translate_text(
 const DYNAMIC: &str = "memory.dynamic";
 
 /// The number of values in a tree.
-pub(super) fn count_leaves(tree: &Node) -> usize {
+pub(super) fn count_leaves(tree: &YamlNode) -> usize {
     let mut leaves = vec![];
     flatten(tree, "", &mut leaves);
     leaves.len()
@@ -223,43 +232,44 @@ pub(super) fn count_leaves(tree: &Node) -> usize {
 
 /// The trainer that a configuration file in another program's format belongs to; `None` for files of this program and of no
 /// known trainer. The sections `model`, `memory` and `data` alone do not tell: they are sections here, too.
-pub(super) fn trainer_of(text: &str) -> Option<Source> {
+pub(super) fn trainer_of(text: &str) -> Option<TrainerFormat> {
     let tree = tree(text).ok()?;
     let ours = schema();
-    let is_ours = |key: &str| properties(&ours).is_some_and(|keys| keys.contains_key(key));
     // Sections that only files of this program have; a mistake in another section does not make it a foreign file.
     let own = ["run", "batch", "schedule", "precision", "loss", "distillation"];
     if own.iter().any(|section| matches!(tree.get(section).map(|node| &node.kind), Some(NodeKind::Map(_)))) {
         return None;
     }
     let source = recognise(&tree)?;
-    source.signs().iter().any(|key| !is_ours(key) && tree.get(key).is_some()).then_some(source)
+    let ours = properties(&ours);
+    let mut signs = source.signs().iter().filter(|key| tree.get(key).is_some());
+    signs.any(|key| ours.is_none_or(|keys| !keys.contains_key(*key))).then_some(source)
 }
 
 /// Parses a text as JSON, TOML or YAML.
-fn tree(text: &str) -> Result<Node, String> {
+fn tree(text: &str) -> Result<YamlNode, String> {
     if text.trim_start().starts_with('{') {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
-        return Node::of(&value).map_err(|e| e.to_string());
+        return YamlNode::of(&value).map_err(|e| e.to_string());
     }
     // TOML first: a YAML mapping `key: value` is not valid TOML, so the formats cannot be confused.
     match toml::from_str::<Value>(text) {
-        Ok(value) => Node::of(&value).map_err(|e| e.to_string()),
+        Ok(value) => YamlNode::of(&value).map_err(|e| e.to_string()),
         Err(_) => parse(text).map_err(|e| e.to_string()),
     }
 }
 
 /// Finds the trainer of a file by its top-level keys.
-fn recognise(tree: &Node) -> Option<Source> {
-    use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
-    let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
+fn recognise(tree: &YamlNode) -> Option<TrainerFormat> {
+    use TrainerFormat::{Ava, DeepSpeed, HuggingFace, Torchtitan};
     // Files of Ava have sections such as `model` and `training`, which files of other trainers have too, so Ava is
     // tried last.
-    [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
+    let mut sources = [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter();
+    sources.find(|source| source.signs().iter().any(|key| tree.get(key).is_some()))
 }
 
 /// Appends all values of a tree with their dotted paths to `found`; lists are values.
-fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) {
+fn flatten<'a>(node: &'a YamlNode, path: &str, found: &mut Vec<(String, &'a YamlNode)>) {
     match &node.kind {
         NodeKind::Map(entries) => {
             for (key, value) in entries {
@@ -274,12 +284,12 @@ fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) 
 /// A translation in progress.
 struct Translation {
     /// The other trainer's file.
-    theirs: Node,
+    theirs: YamlNode,
     /// The translated configuration.
-    tree: Node,
-    /// As [`Translated::became`].
+    tree: YamlNode,
+    /// Sentences on translated, unneeded and added keys ([`Translated::became`]).
     became: Vec<String>,
-    /// As [`Translated::missing`].
+    /// Sentences on unsupported keys and on keys that are left to set ([`Translated::missing`]).
     missing: Vec<String>,
     /// Keys that the file does not set and that have no good default, each with the reason.
     unset: Vec<(&'static str, String)>,
@@ -290,11 +300,11 @@ struct Translation {
     /// Whether the file turns changes of the micro-batch off.
     is_not_dynamic: bool,
     /// The size of micro-batches that changes of it replace.
-    micro: Option<Node>,
+    micro: Option<YamlNode>,
 }
 
 /// Translation of one key and its value.
-enum Outcome {
+enum KeyTranslation {
     /// Keys of this program's schema with values.
     Values(Vec<(String, Value)>),
     /// Not needed, with the reason.
@@ -317,11 +327,32 @@ fn is_idle(value: &Value) -> bool {
     }
 }
 
+/// Whether a value is `word` of the table of equivalent keys: equal numbers, or texts that differ in case alone.
+fn is_same_word(word: &Value, value: &Value) -> bool {
+    match (word.as_f64(), value.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        (_, _) => {
+            let lower = value.as_str().map(str::to_lowercase);
+            word == value || (lower.is_some() && word.as_str() == lower.as_deref())
+        }
+    }
+}
+
+/// The number that a value of another trainer is.
+fn number_of(value: &Value) -> Result<f64, String> {
+    value.as_f64().ok_or_else(|| "it is not a number".to_owned())
+}
+
+/// The positive whole number that a value of another trainer is.
+fn count_of(value: &Value) -> Result<u64, String> {
+    value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned())
+}
+
 impl Translation {
-    fn new(theirs: Node) -> Result<Self, TrainError> {
+    fn new(theirs: YamlNode) -> Result<Self, TrainError> {
         Ok(Self {
             theirs,
-            tree: Node::of(&json!({}))?,
+            tree: YamlNode::of(&json!({}))?,
             became: vec![],
             missing: vec![],
             unset: vec![],
@@ -334,20 +365,25 @@ impl Translation {
 
     /// Translates one key of the file, `row` being its row in the table of equivalent keys, and records the
     /// outcome.
-    fn take(&mut self, path: &str, node: &Node, row: Option<&'static ForeignKey>) -> Result<(), TrainError> {
+    fn take(
+        &mut self,
+        path: &str,
+        node: &YamlNode,
+        row: Option<&'static ForeignKey>,
+    ) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
             None if is_idle(&node.to_json()) => {
                 self.idle += 1;
                 return Ok(());
             }
-            None => Outcome::No("plimsoll has no such setting".to_owned()),
+            None => KeyTranslation::No("plimsoll has no such setting".to_owned()),
             Some(row) => self.outcome(row, path, node),
         };
         match outcome {
-            Outcome::Later => {}
-            Outcome::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
-            Outcome::No(why) => match row.and_then(|row| row.must.as_ref()) {
+            KeyTranslation::Later => {}
+            KeyTranslation::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
+            KeyTranslation::No(why) => match row.and_then(|row| row.must.as_ref()) {
                 Some(key) => {
                     let choice = Setting::key(key.clone()).to("VALUE");
                     let text = format!("{written}: not supported: {why}; choose a value with {choice}");
@@ -355,11 +391,11 @@ impl Translation {
                 }
                 None => self.missing.push(format!("{written}: not supported: {why}")),
             },
-            Outcome::Values(values) => {
+            KeyTranslation::Values(values) => {
                 for (key, value) in values {
-                    let node = Node::of(&value)?;
+                    let node = YamlNode::of(&value)?;
                     // Checked alone, so that a fault is attributed to the original key.
-                    let mut alone = Node::of(&json!({}))?;
+                    let mut alone = YamlNode::of(&json!({}))?;
                     alone.set(&key.split('.').collect::<Vec<_>>(), node.clone());
                     match faults(&alone, &schema()).into_iter().next().map(|fault| fault.what) {
                         None => {
@@ -370,7 +406,7 @@ impl Translation {
                             self.missing.push(format!("{written}: not supported: `{key}` is {allowed}"))
                         }
                         Some(Wrong::Unknown) => {
-                            return Err(ConfigError::NoSuchKey { written, key }.into());
+                            return Err(TrainConfigError::NoSuchKey { written, key }.into());
                         }
                     }
                 }
@@ -380,30 +416,25 @@ impl Translation {
     }
 
     /// Translates a value by its row of the table.
-    fn outcome(&mut self, row: &'static ForeignKey, path: &str, node: &Node) -> Outcome {
+    fn outcome(&mut self, row: &'static ForeignKey, path: &str, node: &YamlNode) -> KeyTranslation {
         let value = node.to_json();
         let auto = value.as_str() == Some("auto");
-        let lower = value.as_str().map(str::to_lowercase);
-        let idle = |idle: &Value| match (idle.as_f64(), value.as_f64()) {
-            (Some(a), Some(b)) => a == b,
-            (_, _) => *idle == value || (lower.is_some() && idle.as_str() == lower.as_deref()),
-        };
-        let turns_off = matches!(row.convert, Some(Convert::Dynamic)) && value == Value::Bool(false);
+        let turns_off = matches!(row.convert, Some(ValueConversion::Dynamic)) && value == Value::Bool(false);
         self.is_not_dynamic |= turns_off;
         match row.answer() {
-            Answer::Needless(why) => Outcome::Idle(with_words(why)),
-            _ if value.is_null() || row.idle.iter().any(idle) => {
+            Answer::Needless(why) => KeyTranslation::Idle(with_words(why)),
+            _ if value.is_null() || row.idle.iter().any(|idle| is_same_word(idle, &value)) => {
                 let why = row.idle_why.as_deref().unwrap_or("this value has no effect");
-                Outcome::Idle(why.to_owned())
+                KeyTranslation::Idle(why.to_owned())
             }
-            Answer::No(_) if is_idle(&value) => Outcome::Idle("this value has no effect".to_owned()),
-            Answer::No(why) => Outcome::No(with_words(why)),
+            Answer::No(_) if is_idle(&value) => KeyTranslation::Idle("this value has no effect".to_owned()),
+            Answer::No(why) => KeyTranslation::No(with_words(why)),
             Answer::Key(..) if auto && row.words.is_none() => {
-                Outcome::Idle("with auto the value comes from another file".to_owned())
+                KeyTranslation::Idle("with auto the value comes from another file".to_owned())
             }
             Answer::Key(ours, note) => match self.converted(row, path, ours, note, &value) {
                 Ok(outcome) => outcome,
-                Err(why) => Outcome::No(why),
+                Err(why) => KeyTranslation::No(why),
             },
         }
     }
@@ -417,8 +448,8 @@ impl Translation {
         ours: &str,
         note: &str,
         value: &Value,
-    ) -> Result<Outcome, String> {
-        let one = |value: Value| Ok(Outcome::Values(vec![(ours.to_owned(), value)]));
+    ) -> Result<KeyTranslation, String> {
+        let one = |value: Value| Ok(KeyTranslation::Values(vec![(ours.to_owned(), value)]));
         if let Some(words) = &row.words {
             let word = value.as_str().map(str::to_lowercase).unwrap_or_default();
             return match words.get(&word) {
@@ -433,40 +464,37 @@ impl Translation {
             };
         }
         let Some(convert) = row.convert else { return one(value.clone()) };
-        let number = || value.as_f64().ok_or_else(|| "it is not a number".to_owned());
-        let whole =
-            || value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned());
         match convert {
-            Convert::Gigabytes => Ok(self.limited(ours, format!("{}GB", number()?))),
-            Convert::Share => {
-                let share = number()?;
+            ValueConversion::Gigabytes => Ok(self.limited(ours, format!("{}GB", number_of(value)?))),
+            ValueConversion::Share => {
+                let share = number_of(value)?;
                 // A budget is a whole number of percent; less is the safe side.
                 let percent = (if share <= 1.0 { share * 100.0 } else { share } + 1e-9).floor();
                 Ok(self.limited(ours, format!("{percent}%")))
             }
-            Convert::Threshold => {
-                let share = number()?;
+            ValueConversion::Threshold => {
+                let share = number_of(value)?;
                 one(json!(if share > 1.0 { share / 100.0 } else { share }))
             }
-            Convert::Dynamic => match value {
+            ValueConversion::Dynamic => match value {
                 Value::String(_) => one(value.clone()),
                 _ => one(json!("balanced")),
             },
-            Convert::WarmupShare => match number()? {
+            ValueConversion::WarmupShare => match number_of(value)? {
                 _ if self.has("schedule.warmup") => {
-                    Ok(Outcome::Idle("the number of warm-up steps takes precedence".to_owned()))
+                    Ok(KeyTranslation::Idle("the number of warm-up steps takes precedence".to_owned()))
                 }
                 share if share > 0.0 && share < 1.0 => one(json!(share)),
                 _ => Err(format!("as a share, `{ours}` is above 0 and below 1")),
             },
-            Convert::Epochs => match number()? {
+            ValueConversion::Epochs => match number_of(value)? {
                 _ if self.has("run.steps") => {
-                    Ok(Outcome::Idle("the number of steps takes precedence".to_owned()))
+                    Ok(KeyTranslation::Idle("the number of steps takes precedence".to_owned()))
                 }
                 n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err(format!("`{ours}` is a whole number; give run.steps for a part of an epoch")),
             },
-            Convert::Interval => match (number()?, self.whole("run.steps")) {
+            ValueConversion::Interval => match (number_of(value)?, self.whole("run.steps")) {
                 // As in Hugging Face's Trainer, a number below 1 is a share of the steps.
                 (share, Some(steps)) if share > 0.0 && share < 1.0 => {
                     one(json!((share * steps as f64).ceil() as u64))
@@ -477,8 +505,8 @@ impl Translation {
                 (n, _) if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err("it is neither a number of steps nor a share of them".to_owned()),
             },
-            Convert::EveryEpochs => one(json!(Interval::of_epochs(whole()?))),
-            Convert::Trackers => {
+            ValueConversion::EveryEpochs => one(json!(Interval::of_epochs(count_of(value)?))),
+            ValueConversion::Trackers => {
                 let names: Vec<String> = match value {
                     Value::Array(names) => {
                         names.iter().filter_map(Value::as_str).map(str::to_lowercase).collect()
@@ -493,111 +521,117 @@ impl Translation {
                     let others = listed(others.into_iter());
                     self.became.push(format!("`{path}` {others}: not needed: {note}"));
                 }
-                match names.iter().any(|name| name == "tensorboard" || name == "all") {
-                    true => one(json!(true)),
-                    false if names.iter().all(|name| name == "none") => {
-                        Ok(Outcome::Idle("this value has no effect".to_owned()))
-                    }
-                    false => Ok(Outcome::Later),
+                if names.iter().any(|name| name == "tensorboard" || name == "all") {
+                    one(json!(true))
+                } else if names.iter().all(|name| name == "none") {
+                    Ok(KeyTranslation::Idle("this value has no effect".to_owned()))
+                } else {
+                    Ok(KeyTranslation::Later)
                 }
             }
-            Convert::MatmulPrecision => {
-                let kind = self.tree.at(ours).map(Node::to_json).unwrap_or(json!("f32"));
+            ValueConversion::MatmulPrecision => {
+                let kind = self.tree.at(ours).map(YamlNode::to_json).unwrap_or(json!("f32"));
                 match kind.as_str() {
                     Some("f32" | "tf32") => {
                         let what =
                             "f32 matmuls of linear layers in TF32 need a GPU: on a CPU set precision.kind f32";
                         self.became.push(format!(
                             "`{path}` {}: {what}",
-                            Node::of(value).map_or_else(|_| String::new(), |node| node.inline())
+                            YamlNode::of(value).map_or_else(|_| String::new(), |node| node.inline())
                         ));
                         one(json!("tf32"))
                     }
-                    _ => Ok(Outcome::Idle(format!(
+                    _ => Ok(KeyTranslation::Idle(format!(
                         "it is of f32 matmuls, and precision.kind is {}",
                         kind.as_str().unwrap_or_default()
                     ))),
                 }
             }
-            Convert::Experts => match value.as_u64() {
-                Some(0 | 1) => Ok(Outcome::Values(vec![("model.kind".to_owned(), json!("dense_lm"))])),
+            ValueConversion::Experts => match value.as_u64() {
+                Some(0 | 1) => Ok(KeyTranslation::Values(vec![("model.kind".to_owned(), json!("dense_lm"))])),
                 Some(_) => one(value.clone()),
                 None => Err("it is not a whole number".to_owned()),
             },
-            Convert::Moe => match value {
+            ValueConversion::Moe => match value {
                 Value::Bool(true) => one(json!("moe_lm")),
                 Value::Bool(false) => one(json!("dense_lm")),
                 _ => Err("it is neither true nor false".to_owned()),
             },
-            Convert::Flavor => {
+            ValueConversion::Flavor => {
                 let flavor = value.as_str().unwrap_or_default();
-                let name = self.theirs.at("model.name").map(Node::to_json).unwrap_or_default();
+                let name = self.theirs.at("model.name").map(YamlNode::to_json).unwrap_or_default();
                 let name = name.as_str().unwrap_or("llama3").to_owned();
                 let found = FLAVORS.iter().find(|f| f.family == name && f.name.eq_ignore_ascii_case(flavor));
-                found.map(|flavor| Outcome::Values(flavor.keys())).ok_or_else(|| {
+                found.map(|flavor| KeyTranslation::Values(flavor.keys())).ok_or_else(|| {
                     "sizes are stated by model.hidden, model.layers, model.heads and the others, or taken from model.from"
                         .to_owned()
                 })
             }
-            Convert::Later => Ok(Outcome::Later),
-            Convert::Converters => {
+            ValueConversion::Later => Ok(KeyTranslation::Later),
+            ValueConversion::Converters => {
                 let text = value.to_string().to_lowercase();
-                match text.contains("float8") || text.contains("fp8") || text.contains("mx") {
-                    true => Err("training has the number formats f32, tf32, bf16 and fp16".to_owned()),
-                    false => Ok(Outcome::No("number formats cannot be chosen for single modules".to_owned())),
+                if text.contains("float8") || text.contains("fp8") || text.contains("mx") {
+                    Err("training has the number formats f32, tf32, bf16 and fp16".to_owned())
+                } else {
+                    Ok(KeyTranslation::No("number formats cannot be chosen for single modules".to_owned()))
                 }
             }
-            Convert::Sequences => {
+            ValueConversion::Sequences => {
                 let longest = self.whole("data.longest").unwrap_or(TrainConfig::default().data.longest);
-                one(json!(whole()?.saturating_mul(longest)))
+                one(json!(count_of(value)?.saturating_mul(longest)))
             }
-            Convert::Accumulation => {
-                let steps = whole()?;
+            ValueConversion::Accumulation => {
+                let steps = count_of(value)?;
                 match (self.whole("batch.micro_tokens"), self.whole("batch.tokens")) {
                     (Some(micro), _) => one(json!(micro.saturating_mul(steps))),
-                    (None, Some(tokens)) if tokens.is_multiple_of(steps) => {
-                        Ok(Outcome::Values(vec![("batch.micro_tokens".to_owned(), json!(tokens / steps))]))
-                    }
+                    (None, Some(tokens)) if tokens.is_multiple_of(steps) => Ok(KeyTranslation::Values(vec![(
+                        "batch.micro_tokens".to_owned(),
+                        json!(tokens / steps),
+                    )])),
                     (None, _) => Err("the file does not say how large a micro-batch is".to_owned()),
                 }
             }
-            Convert::PowerOfTwo => one(json!(2f64.powf(number()?))),
-            Convert::Beta1 | Convert::Beta2 => {
+            ValueConversion::PowerOfTwo => one(json!(2f64.powf(number_of(value)?))),
+            ValueConversion::Beta1 | ValueConversion::Beta2 => {
                 // If the file sets only one of the two, the other has the default of Kingma and Ba 2015
                 // (arXiv:1412.6980), as in these trainers.
-                let mut betas = match self.tree.at(ours).map(Node::to_json) {
+                let mut betas = match self.tree.at(ours).map(YamlNode::to_json) {
                     Some(Value::Array(betas)) if betas.len() == 2 => betas,
                     _ => vec![json!(0.9), json!(0.999)],
                 };
-                betas[usize::from(convert == Convert::Beta2)] = value.clone();
+                betas[usize::from(convert == ValueConversion::Beta2)] = value.clone();
                 one(Value::Array(betas))
             }
-            Convert::OfLr => match self.tree.at("optimizer.lr").map(Node::to_json).and_then(|lr| lr.as_f64()) {
-                Some(lr) => one(json!(number()? / lr)),
-                None => Err("the file does not state the learning rate that it is a share of".to_owned()),
-            },
-            Convert::ZeroIsNull => one(if number()? == 0.0 { Value::Null } else { value.clone() }),
-            Convert::Whole => match number()? {
+            ValueConversion::OfLr => {
+                match self.tree.at("optimizer.lr").map(YamlNode::to_json).and_then(|lr| lr.as_f64()) {
+                    Some(lr) => one(json!(number_of(value)? / lr)),
+                    None => Err("the file does not state the learning rate that it is a share of".to_owned()),
+                }
+            }
+            ValueConversion::ZeroIsNull => {
+                one(if number_of(value)? == 0.0 { Value::Null } else { value.clone() })
+            }
+            ValueConversion::Whole => match number_of(value)? {
                 n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
                 _ => Err(format!("`{ours}` is a whole number")),
             },
-            Convert::Strategy => match value.as_str() {
+            ValueConversion::Strategy => match value.as_str() {
                 Some("no") => one(Value::Null),
                 Some("epoch") => one(json!(Interval::of_epochs(1))),
-                Some("steps") if self.has(ours) => {
-                    Ok(Outcome::Idle("the interval is taken from the key that counts the steps".to_owned()))
-                }
+                Some("steps") if self.has(ours) => Ok(KeyTranslation::Idle(
+                    "the interval is taken from the key that counts the steps".to_owned(),
+                )),
                 // The defaults of Hugging Face's Trainer: evaluations as often as lines of the log, which are 500 steps apart.
                 Some("steps") => one(json!(self.whole("run.log_every").unwrap_or(500))),
                 _ => Err(format!("`{ours}` is a number of steps or of epochs")),
             },
-            Convert::One => one(json!([value])),
-            Convert::RematOption => {
-                let selective = self.tree.at(ours).map(Node::to_json) == Some(json!("selective"));
+            ValueConversion::One => one(json!([value])),
+            ValueConversion::RematOption => {
+                let selective = self.tree.at(ours).map(YamlNode::to_json) == Some(json!("selective"));
                 let every = value.as_u64().or_else(|| value.as_str()?.parse().ok());
                 match (selective, every, value.as_str()) {
-                    (false, ..) => Ok(Outcome::Idle("it is of the mode selective".to_owned())),
-                    (true, Some(n), _) => Ok(Outcome::Values(vec![
+                    (false, ..) => Ok(KeyTranslation::Idle("it is of the mode selective".to_owned())),
+                    (true, Some(n), _) => Ok(KeyTranslation::Values(vec![
                         (ours.to_owned(), json!("every_n")),
                         ("memory.remat_every".to_owned(), json!(n)),
                     ])),
@@ -605,40 +639,45 @@ impl Translation {
                     (true, None, _) => Err("it is neither op nor a number of layers".to_owned()),
                 }
             }
-            Convert::OffloadStates | Convert::OffloadStatesToDisk | Convert::OffloadAll => {
-                let to =
-                    if convert == Convert::OffloadStatesToDisk { OffloadTo::Disk } else { OffloadTo::Host };
+            ValueConversion::OffloadStates
+            | ValueConversion::OffloadStatesToDisk
+            | ValueConversion::OffloadAll => {
+                let to = if convert == ValueConversion::OffloadStatesToDisk {
+                    OffloadTo::Disk
+                } else {
+                    OffloadTo::Host
+                };
                 match (value.as_bool(), convert) {
-                    (Some(true), Convert::OffloadAll) => self.offload(&[STATES, PARAMETERS].concat(), to),
+                    (Some(true), ValueConversion::OffloadAll) => {
+                        self.offload(&[STATES, PARAMETERS].concat(), to)
+                    }
                     (Some(true), _) => self.offload(STATES, to),
                     (Some(false) | None, _) => Err(format!("set `{ours}` by hand")),
                 }
             }
-            Convert::OffloadStatesTo | Convert::OffloadParametersTo => {
-                let parts = if convert == Convert::OffloadStatesTo { STATES } else { PARAMETERS };
+            ValueConversion::OffloadStatesTo | ValueConversion::OffloadParametersTo => {
+                let parts = if convert == ValueConversion::OffloadStatesTo { STATES } else { PARAMETERS };
                 match value.as_str() {
                     Some("cpu") => self.offload(parts, OffloadTo::Host),
                     Some("nvme") => self.offload(parts, OffloadTo::Disk),
                     Some(_) | None => Err("it is neither cpu nor nvme".to_owned()),
                 }
             }
-            Convert::Needless => Ok(Outcome::Idle(note.to_owned())),
-            Convert::ByHand => {
+            ValueConversion::Needless => Ok(KeyTranslation::Idle(note.to_owned())),
+            ValueConversion::ByHand => {
                 Err(format!("set `{ours}` by hand{}{note}", if note.is_empty() { "" } else { ": " }))
             }
         }
     }
 
     /// Adds `parts` to what is kept outside the memory of the device.
-    fn offload(&self, parts: &[OffloadPart], to: OffloadTo) -> Result<Outcome, String> {
-        let at = |key: &str| self.tree.at(key).map(Node::to_json);
+    fn offload(&self, parts: &[OffloadPart], to: OffloadTo) -> Result<KeyTranslation, String> {
+        let earlier = self.tree.at("memory.offload").map(YamlNode::to_json);
         let earlier: Vec<OffloadPart> =
-            at("memory.offload").and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
-        let earlier_to = if at("memory.offload_to") == Some(json!(OffloadTo::Disk)) {
-            OffloadTo::Disk
-        } else {
-            OffloadTo::Host
-        };
+            earlier.and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
+        let is_on_disk =
+            self.tree.at("memory.offload_to").is_some_and(|to| to.to_json() == json!(OffloadTo::Disk));
+        let earlier_to = if is_on_disk { OffloadTo::Disk } else { OffloadTo::Host };
         if !earlier.is_empty() && earlier_to != to {
             return Err(format!(
                 "`memory.offload_to` is one place for all, and another key asks for {}",
@@ -650,17 +689,17 @@ impl Translation {
         if to == OffloadTo::Disk {
             values.push(("memory.offload_to".to_owned(), json!(to)));
         }
-        Ok(Outcome::Values(values))
+        Ok(KeyTranslation::Values(values))
     }
 
     /// A limit of the memory budget, together with an earlier one: the smaller of both counts.
-    fn limited(&self, ours: &str, limit: String) -> Outcome {
-        let earlier = self.tree.at(ours).map(Node::to_json);
+    fn limited(&self, ours: &str, limit: String) -> KeyTranslation {
+        let earlier = self.tree.at(ours).map(YamlNode::to_json);
         let both = match earlier.as_ref().and_then(Value::as_str) {
             Some(earlier) => format!("{earlier} and {limit}"),
             None => limit,
         };
-        Outcome::Values(vec![(ours.to_owned(), json!(both))])
+        KeyTranslation::Values(vec![(ours.to_owned(), json!(both))])
     }
 
     /// A value of the other trainer's file, null if there is none; `key` counts from the end of its path.
@@ -700,7 +739,7 @@ impl Translation {
 
     /// Sets a key of the translation.
     fn set(&mut self, key: &str, value: &Value) -> Result<(), TrainError> {
-        self.tree.set(&key.split('.').collect::<Vec<_>>(), Node::of(value)?);
+        self.tree.set(&key.split('.').collect::<Vec<_>>(), YamlNode::of(value)?);
         Ok(())
     }
 
@@ -716,7 +755,7 @@ impl Translation {
 
     /// Adds the keys that this program's schema requires and the file does not set, with placeholders that are
     /// reported as missing, and removes keys that contradict the others.
-    fn complete(&mut self, source: Source) -> Result<(), TrainError> {
+    fn complete(&mut self, source: TrainerFormat) -> Result<(), TrainError> {
         if self.has("batch.micro_tokens") && !self.has("batch.tokens") {
             let micro = self.whole("batch.micro_tokens");
             self.set("batch.tokens", &json!(micro))?;
@@ -724,15 +763,15 @@ impl Translation {
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
         if let Some(micro) = self.whole("batch.micro_tokens") {
             let pack = self.pack(step);
-            let whole = (micro.min(step) / pack).max(1) * pack;
-            if whole != micro {
+            let whole_packs = (micro.min(step) / pack).max(1) * pack;
+            if whole_packs != micro {
                 let why = format!(
                     "instead of {micro}: a micro-step is whole packs of {pack} tokens, which changes no result"
                 );
-                self.add("batch.micro_tokens", &json!(whole), &why)?;
+                self.add("batch.micro_tokens", &json!(whole_packs), &why)?;
             }
         }
-        let fp16 = self.tree.at("precision.kind").map(Node::to_json) == Some(json!("fp16"));
+        let fp16 = self.tree.at("precision.kind").map(YamlNode::to_json) == Some(json!("fp16"));
         for key in ["initial_scale", "growth_interval"] {
             if !fp16 && self.has(&format!("precision.{key}")) {
                 self.remove("precision", key);
@@ -845,7 +884,7 @@ fn listed<'a>(words: impl Iterator<Item = &'a String>) -> String {
 impl Translation {
     /// A key of the translation with its value, and why it has the value.
     fn add(&mut self, key: &str, value: &Value, why: &str) -> Result<(), TrainError> {
-        let written = Node::of(value)?.inline();
+        let written = YamlNode::of(value)?.inline();
         self.set(key, value)?;
         self.became.push(format!("`{key}` {written}: {why}"));
         Ok(())
@@ -855,32 +894,42 @@ impl Translation {
     fn word(&self, key: &str) -> String {
         self.tree
             .at(key)
-            .map(Node::to_json)
+            .map(YamlNode::to_json)
             .and_then(|value| value.as_str().map(str::to_owned))
             .unwrap_or_default()
     }
 
     /// The learning rate that a rate of the other trainer's file is a share of.
     fn of_lr(&self, rate: f64) -> Option<f64> {
-        let lr = self.tree.at("optimizer.lr").map(Node::to_json)?.as_f64()?;
+        let lr = self.tree.at("optimizer.lr").map(YamlNode::to_json)?.as_f64()?;
         Some((rate / lr).clamp(0.0, 1.0))
     }
 
     /// Gives the schedule the meaning that it has in the other trainer: where it ends, which is 0 there unless the file says
     /// otherwise, and what belongs to its kind.
-    fn complete_schedule(&mut self, source: Source) -> Result<(), TrainError> {
+    fn complete_schedule(&mut self, source: TrainerFormat) -> Result<(), TrainError> {
         match source {
-            Source::HuggingFace => self.schedule_of_hugging_face(),
-            Source::DeepSpeed => self.schedule_of_deepspeed(),
-            Source::Torchtitan => self.schedule_of_torchtitan(),
-            Source::Ava => {
+            TrainerFormat::HuggingFace => self.schedule_of_hugging_face(),
+            TrainerFormat::DeepSpeed => self.schedule_of_deepspeed(),
+            TrainerFormat::Torchtitan => self.schedule_of_torchtitan(),
+            TrainerFormat::Ava => {
                 // Keys of Hugging Face's Trainer are common in these files, and have the same meaning.
-                match self.their("lr_scheduler_type").is_string() {
-                    true => self.schedule_of_hugging_face(),
-                    false => Ok(()),
+                if self.their("lr_scheduler_type").is_string() {
+                    self.schedule_of_hugging_face()
+                } else {
+                    Ok(())
                 }
             }
         }
+    }
+
+    /// An option of the schedule in a file of Hugging Face's Trainer; null if there is none.
+    fn scheduler_option(&self, key: &str) -> Value {
+        self.their(&format!("lr_scheduler_kwargs.{key}"))
+    }
+
+    fn scheduler_number(&self, key: &str) -> Option<f64> {
+        self.scheduler_option(key).as_f64()
     }
 
     fn schedule_of_hugging_face(&mut self) -> Result<(), TrainError> {
@@ -888,25 +937,23 @@ impl Translation {
         if theirs.is_empty() {
             self.add("schedule.kind", &json!("linear"), "the default of Hugging Face's Trainer")?;
         }
-        let option = |this: &Self, key: &str| this.their(&format!("lr_scheduler_kwargs.{key}"));
-        let number = |this: &Self, key: &str| option(this, key).as_f64();
         let mut known = vec![];
-        let mut least = Some((0.0, "there the schedule ends at 0"));
+        let mut end_ratio = Some((0.0, "there the schedule ends at 0"));
         match theirs.as_str() {
             "polynomial" => {
                 known.extend(["lr_end", "power"]);
-                if let Some(power) = number(self, "power") {
+                if let Some(power) = self.scheduler_number("power") {
                     self.add("schedule.power", &json!(power), "lr_scheduler_kwargs.power")?;
                 }
-                let end = self.of_lr(number(self, "lr_end").unwrap_or(1e-7));
-                least = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
+                let end = self.of_lr(self.scheduler_number("lr_end").unwrap_or(1e-7));
+                end_ratio = Some((end.unwrap_or(0.0), "there the schedule ends at lr_end, 1e-7 by default"));
             }
             "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
                 known.extend(["min_lr", "min_lr_rate"]);
-                let rate = number(self, "min_lr_rate");
-                let rate = rate.or_else(|| self.of_lr(number(self, "min_lr")?));
-                least = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
-                if least.is_none() && !self.has("schedule.min_ratio") {
+                let rate = self.scheduler_number("min_lr_rate");
+                let rate = rate.or_else(|| self.of_lr(self.scheduler_number("min_lr")?));
+                end_ratio = rate.map(|rate| (rate, "min_lr or min_lr_rate of lr_scheduler_kwargs"));
+                if end_ratio.is_none() && !self.has("schedule.min_ratio") {
                     self.missing.push(
                         "`lr_scheduler_kwargs.min_lr`: not supported: without min_lr or min_lr_rate and learning_rate, its end \
                          is not known; set schedule.min_ratio"
@@ -916,14 +963,14 @@ impl Translation {
             }
             "cosine_with_restarts" => {
                 known.push("num_cycles");
-                self.restarts(option(self, "num_cycles").as_u64().unwrap_or(1))?;
+                self.restarts(self.scheduler_option("num_cycles").as_u64().unwrap_or(1))?;
             }
             "warmup_stable_decay" => {
                 known.extend(["min_lr_ratio", "decay_type", "num_decay_steps", "num_stable_steps"]);
-                if let Some(ratio) = number(self, "min_lr_ratio") {
-                    least = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
+                if let Some(ratio) = self.scheduler_number("min_lr_ratio") {
+                    end_ratio = Some((ratio, "lr_scheduler_kwargs.min_lr_ratio"));
                 }
-                let shape = match option(self, "decay_type").as_str() {
+                let shape = match self.scheduler_option("decay_type").as_str() {
                     Some("linear") => "linear",
                     Some("1-sqrt") => "sqrt",
                     _ => "cosine",
@@ -934,7 +981,7 @@ impl Translation {
                     "decay_type of lr_scheduler_kwargs, cosine by default",
                 )?;
                 let steps = self.whole("run.steps");
-                match (option(self, "num_decay_steps").as_u64(), steps) {
+                match (self.scheduler_option("num_decay_steps").as_u64(), steps) {
                     (Some(decay), Some(steps)) if decay > 0 && decay <= steps => {
                         let share = decay as f64 / steps as f64;
                         self.add("schedule.decay_share", &json!(share), "num_decay_steps of max_steps")?;
@@ -947,7 +994,7 @@ impl Translation {
                 }
             }
             "constant" => {
-                least = None;
+                end_ratio = None;
                 if self.has("schedule.warmup") {
                     self.remove("schedule", "warmup");
                     self.became.push(
@@ -955,7 +1002,7 @@ impl Translation {
                     );
                 }
             }
-            "constant_with_warmup" => least = None,
+            "constant_with_warmup" => end_ratio = None,
             _ => {}
         }
         let kwargs = self.theirs.at("lr_scheduler_kwargs").map(|node| node.kind.clone());
@@ -965,9 +1012,9 @@ impl Translation {
                 self.missing.push(format!("{written}: not supported: the schedule here has no such setting"));
             }
         }
-        match least {
-            Some((least, why)) if !self.has("schedule.min_ratio") => {
-                self.add("schedule.min_ratio", &json!(least), why)
+        match end_ratio {
+            Some((end_ratio, why)) if !self.has("schedule.min_ratio") => {
+                self.add("schedule.min_ratio", &json!(end_ratio), why)
             }
             Some(_) | None => Ok(()),
         }
@@ -978,7 +1025,7 @@ impl Translation {
         if cycles <= 1 {
             return self.add("schedule.kind", &json!("cosine"), "a single cycle has no restart");
         }
-        let warmup = match self.tree.at("schedule.warmup").map(Node::to_json) {
+        let warmup = match self.tree.at("schedule.warmup").map(YamlNode::to_json) {
             None => Some(0),
             Some(steps) => steps.as_u64(),
         };
@@ -999,13 +1046,14 @@ impl Translation {
     }
 
     fn schedule_of_deepspeed(&mut self) -> Result<(), TrainError> {
-        let least = match self.their("scheduler.type").as_str().unwrap_or_default().to_lowercase().as_str() {
+        let end_ratio = match self.their("scheduler.type").as_str().unwrap_or_default().to_lowercase().as_str()
+        {
             "warmupdecaylr" => json!(0.0),
             "warmupcosinelr" => json!(1e-4),
             _ => return Ok(()),
         };
         if !self.has("schedule.min_ratio") {
-            self.add("schedule.min_ratio", &least, "there the schedule ends at this share")?;
+            self.add("schedule.min_ratio", &end_ratio, "there the schedule ends at this share")?;
         }
         let is_linear = self.their("scheduler.params.warmup_type").as_str() == Some("linear");
         if self.has("schedule.warmup") && !is_linear {
@@ -1053,9 +1101,10 @@ impl Translation {
                 )?;
             }
         }
-        match self.has("schedule.min_ratio") {
-            true => Ok(()),
-            false => self.add("schedule.min_ratio", &json!(0.0), "there the schedule ends at 0"),
+        if self.has("schedule.min_ratio") {
+            Ok(())
+        } else {
+            self.add("schedule.min_ratio", &json!(0.0), "there the schedule ends at 0")
         }
     }
 
@@ -1084,20 +1133,20 @@ impl Translation {
             );
         }
         let step = self.whole("batch.tokens").unwrap_or(TrainConfig::default().batch.tokens);
-        let least = self.whole("memory.dynamic.min_batch");
+        let min_batch = self.whole("memory.dynamic.min_batch");
         let pack = self.pack(step);
         let why = format!("micro-steps are whole packs of {pack} tokens, up to batch.tokens");
-        if let Some(most) = self.whole("memory.dynamic.max_batch") {
-            let whole = (most.min(step) / pack).max(1) * pack;
-            if whole != most {
-                self.add("memory.dynamic.max_batch", &json!(whole), &why)?;
+        if let Some(max_batch) = self.whole("memory.dynamic.max_batch") {
+            let whole_packs = (max_batch.min(step) / pack).max(1) * pack;
+            if whole_packs != max_batch {
+                self.add("memory.dynamic.max_batch", &json!(whole_packs), &why)?;
             }
         }
-        let most = self.whole("memory.dynamic.max_batch").unwrap_or(step);
-        if let Some(least) = least {
-            let whole = least.div_ceil(pack).max(1).saturating_mul(pack).min(most);
-            if whole != least {
-                self.add("memory.dynamic.min_batch", &json!(whole), &why)?;
+        let max_batch = self.whole("memory.dynamic.max_batch").unwrap_or(step);
+        if let Some(min_batch) = min_batch {
+            let whole_packs = min_batch.div_ceil(pack).max(1).saturating_mul(pack).min(max_batch);
+            if whole_packs != min_batch {
+                self.add("memory.dynamic.min_batch", &json!(whole_packs), &why)?;
             }
         }
         self.order_thresholds()
@@ -1111,22 +1160,22 @@ impl Translation {
             "conservative" => Profile::Conservative,
             _ => Profile::Balanced,
         };
-        let usual = Dynamic { profile, ..Dynamic::default() }.thresholds();
+        let usual = DynamicSection { profile, ..DynamicSection::default() }.thresholds();
         let usual = [usual.target, usual.warning, usual.critical, usual.emergency];
         let stated = KEYS.map(|key| {
-            self.tree.at(&format!("{DYNAMIC}.{key}")).map(Node::to_json).and_then(|value| value.as_f64())
+            self.tree.at(&format!("{DYNAMIC}.{key}")).map(YamlNode::to_json).and_then(|value| value.as_f64())
         });
         for (k, key) in KEYS.into_iter().enumerate().filter(|(k, _)| stated[*k].is_none()) {
-            let below = stated[..k].iter().flatten().fold(0.0_f64, |a, b| a.max(*b));
-            let above = stated[k + 1..].iter().flatten().fold(1.0_f64, |a, b| a.min(*b));
-            if usual[k] > below && usual[k] < above {
+            let lower = stated[..k].iter().flatten().fold(0.0_f64, |a, b| a.max(*b));
+            let upper = stated[k + 1..].iter().flatten().fold(1.0_f64, |a, b| a.min(*b));
+            if usual[k] > lower && usual[k] < upper {
                 continue;
             }
             // Evenly between the stated neighbours.
             let before = (0..k).rev().take_while(|&i| stated[i].is_none()).count() as f64;
             let after = (k + 1..KEYS.len()).take_while(|&i| stated[i].is_none()).count() as f64;
-            let low = if below > 0.0 { below } else { above - 0.05 * (before + after + 2.0) };
-            let value = low + (above - low) * (before + 1.0) / (before + after + 2.0);
+            let low = if lower > 0.0 { lower } else { upper - 0.05 * (before + after + 2.0) };
+            let value = low + (upper - low) * (before + 1.0) / (before + after + 2.0);
             let value = (value * 1e4).round() / 1e4;
             self.add(&format!("{DYNAMIC}.{key}"), &json!(value), "on the right side of the stated thresholds")?;
         }
@@ -1138,10 +1187,10 @@ impl Translation {
         if self.word("model.kind") != "dense_lm" || !self.has("model.preset") {
             return Ok(());
         }
-        let preset: Option<Preset> = serde_json::from_value(json!(self.word("model.preset"))).ok();
+        let preset: Option<ModelPreset> = serde_json::from_value(json!(self.word("model.preset"))).ok();
         self.remove("model", "preset");
         let Some(preset) = preset else { return Ok(()) };
-        let sized = Model::default().sized(preset);
+        let sized = ModelSection::default().sized(preset);
         let sizes = [
             ("hidden", sized.hidden),
             ("layers", sized.layers),
@@ -1169,7 +1218,7 @@ mod tests {
         translate_text(text, "theirs", None, &flags).unwrap_or_else(|e| panic!("{text}: {e}"))
     }
 
-    fn said(lines: &[String], wanted: &str) {
+    fn assert_has_line(lines: &[String], wanted: &str) {
         assert!(lines.iter().any(|line| line == wanted), "{wanted}: {lines:#?}");
     }
 
@@ -1184,7 +1233,7 @@ mod tests {
             &["data.longest=512"],
         );
         let c = &t.config;
-        assert_eq!(t.source, Source::HuggingFace);
+        assert_eq!(t.source, TrainerFormat::HuggingFace);
         assert_eq!(
             (c.run.output.as_deref(), c.optimizer.lr, c.run.steps, c.run.epochs),
             (Some("out"), 5e-5, Some(500), None)
@@ -1196,12 +1245,12 @@ mod tests {
             (OptimizerKind::Adamw, [0.9, 0.98], None)
         );
         assert_eq!((c.precision.kind, &c.memory.remat), (Precision::Bf16, &Remat::Policy(RematPolicy::Full)));
-        said(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
-        said(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
-        said(&t.became, "`fp16` false: not needed: this value has no effect");
-        said(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
-        said(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
-        said(&t.became, "`tf32` true: not needed: it is of f32 matmuls, and precision.kind is bf16");
+        assert_has_line(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
+        assert_has_line(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
+        assert_has_line(&t.became, "`fp16` false: not needed: this value has no effect");
+        assert_has_line(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
+        assert_has_line(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
+        assert_has_line(&t.became, "`tf32` true: not needed: it is of f32 matmuls, and precision.kind is bf16");
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
         // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
@@ -1269,9 +1318,9 @@ mod tests {
             (hf(r#""hub_model_id": null, "ddp_broadcast_buffers": null, "eval_on_start": false, "eval_delay": 0, "debug": [], "mp_parameters": """#), vec![], vec!["6 further keys are null, false, 0 or empty"]),
         ] {
             let t = translated(&text, &[]);
-            let tree = Node::of(&t.config).expect("a tree");
+            let tree = YamlNode::of(&t.config).expect("a tree");
             for (key, wanted) in keys {
-                let found = tree.at(key).map_or("null".to_owned(), Node::inline);
+                let found = tree.at(key).map_or("null".to_owned(), YamlNode::inline);
                 let is_equal = found == wanted || found.parse::<f64>().ok().zip(wanted.parse::<f64>().ok()).is_some_and(|(a, b)| (a - b).abs() < 1e-9);
                 assert!(is_equal, "{text}: {key} is {found}, not {wanted}\n{:#?}\n{:#?}", t.became, t.missing);
             }
@@ -1350,16 +1399,19 @@ mod tests {
         let c = &t.config;
         assert_eq!(
             (t.source, c.precision.kind, c.precision.initial_scale),
-            (Source::DeepSpeed, Precision::Fp16, 4096.0)
+            (TrainerFormat::DeepSpeed, Precision::Fp16, 4096.0)
         );
         assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(4096), 8192));
         assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
         assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Steps(10)));
-        said(&t.missing, "`zero_optimization.stage` 2: not supported: training uses a single device");
+        assert_has_line(
+            &t.missing,
+            "`zero_optimization.stage` 2: not supported: training uses a single device",
+        );
         assert_eq!(c.memory.offload, Offload::Parts(STATES.to_vec()));
         let auto =
             "`optimizer.params.weight_decay` auto: not needed: with auto the value comes from another file";
-        said(&t.became, auto);
+        assert_has_line(&t.became, auto);
     }
 
     #[test]
@@ -1403,7 +1455,7 @@ mod tests {
             assert_eq!(t.config.memory.offload_to, to, "{text}");
         }
         let t = translated(&deepspeed(&[optimizer("cpu"), param("nvme")].join(", ")), &[]);
-        said(
+        assert_has_line(
             &t.missing,
             "`zero_optimization.offload_param.device` nvme: not supported: `memory.offload_to` is one place for all, and another key asks for \"host\"",
         );
@@ -1422,13 +1474,16 @@ mod tests {
             &[],
         );
         let c = &t.config;
-        assert_eq!((t.source, c.model.kind.name(), c.run.steps), (Source::Torchtitan, "dense_lm", Some(1000)));
+        assert_eq!(
+            (t.source, c.model.kind.name(), c.run.steps),
+            (TrainerFormat::Torchtitan, "dense_lm", Some(1000))
+        );
         assert_eq!((c.data.longest, c.batch.micro_tokens.0, c.optimizer.lr), (2048, Some(2048), 3e-4));
         assert_eq!((&c.memory.remat, c.memory.remat_every), (&Remat::Policy(RematPolicy::EveryN), 2));
         assert_eq!(c.schedule.warmup, Warmup::Steps(200));
         let two = "`parallelism.tensor_parallel_degree` 2: not supported: training uses a single device";
-        said(&t.missing, two);
-        said(&t.became, "`model.flavor` \"8B\": `model.hidden` 4096");
+        assert_has_line(&t.missing, two);
+        assert_has_line(&t.became, "`model.flavor` \"8B\": `model.hidden` 4096");
         assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: not supported: ")));
     }
 
@@ -1442,7 +1497,7 @@ mod tests {
             &[],
         );
         let c = &t.config;
-        assert_eq!((t.source, c.model.kind.name(), c.model.layers), (Source::Ava, "moe_lm", 14));
+        assert_eq!((t.source, c.model.kind.name(), c.model.layers), (TrainerFormat::Ava, "moe_lm", 14));
         assert_eq!(
             (c.optimizer.kind, c.precision.kind, c.data.longest),
             (OptimizerKind::Adamw, Precision::Bf16, 256)
@@ -1468,8 +1523,12 @@ mod tests {
             let error = translate_text(text, "theirs", None, &[]).expect_err(wanted).to_string();
             assert!(error.starts_with(wanted), "{error}");
         }
-        let error =
-            translate_text("{\"max_steps\": 5, \"warmup_steps\": 9}", "theirs", Some(Source::HuggingFace), &[]);
+        let error = translate_text(
+            "{\"max_steps\": 5, \"warmup_steps\": 9}",
+            "theirs",
+            Some(TrainerFormat::HuggingFace),
+            &[],
+        );
         let error = error.expect_err("a warm-up beyond the end").to_string();
         assert!(error.starts_with("theirs, translated: schedule.warmup 9 must be shorter"), "{error}");
     }

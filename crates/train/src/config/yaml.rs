@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 
 /// A value with its line.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct YamlNode {
     /// The value.
     pub kind: NodeKind,
     /// Line of the value, or of its key in a mapping, from 1; 0 for values of flags.
@@ -33,9 +33,9 @@ pub enum NodeKind {
     /// A string.
     Text(String),
     /// A sequence.
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     /// A mapping: keys with values in the order of the file, without duplicates.
-    Map(Vec<(String, Node)>),
+    Map(Vec<(String, YamlNode)>),
 }
 
 /// Maximum nesting depth, which bounds the recursion on hostile input.
@@ -55,7 +55,7 @@ pub struct SyntaxError {
 ///
 /// # Errors
 /// Invalid YAML; anchors, aliases, tags, duplicate keys, a second document, or too deep nesting.
-pub fn parse(text: &str) -> Result<Node, SyntaxError> {
+pub fn parse(text: &str) -> Result<YamlNode, SyntaxError> {
     let mut events = Parser::new_from_str(text);
     let mut next = || -> Result<(Event<'_>, usize), SyntaxError> {
         match events.next() {
@@ -79,7 +79,7 @@ pub fn parse(text: &str) -> Result<Node, SyntaxError> {
             (event, at) => root = Some(node(event, at, MAX_DEPTH, &mut next)?),
         }
     }
-    let empty = Node { kind: NodeKind::Map(vec![]), line: 1 };
+    let empty = YamlNode { kind: NodeKind::Map(vec![]), line: 1 };
     Ok(root.filter(|node| node.kind != NodeKind::Null).unwrap_or(empty))
 }
 
@@ -101,19 +101,18 @@ fn node<'a>(
     line: usize,
     depth: usize,
     next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
-) -> Result<Node, SyntaxError> {
-    let refuse = |what: &str| Err(at_line(line, what));
+) -> Result<YamlNode, SyntaxError> {
     if depth == 0 {
-        return refuse("nested too deep for a configuration");
+        return Err(at_line(line, "nested too deep for a configuration"));
     }
     let (anchor, tag) = match &event {
-        Event::Alias(_) => return refuse("aliases are not supported; write the value out"),
+        Event::Alias(_) => return Err(at_line(line, "aliases are not supported; write the value out")),
         Event::Scalar(_, _, anchor, tag) => (*anchor, tag.is_some()),
         Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => (*anchor, tag.is_some()),
         _ => (0, false),
     };
     if anchor != 0 || tag {
-        return refuse("anchors and tags are not supported; write the value out");
+        return Err(at_line(line, "anchors and tags are not supported; write the value out"));
     }
     let kind = match event {
         Event::Scalar(text, ScalarStyle::Plain, ..) => scalar(&text),
@@ -128,17 +127,17 @@ fn node<'a>(
             }
         }
         Event::MappingStart(..) => NodeKind::Map(mapping(depth, next)?),
-        _ => return refuse("not a value"),
+        _ => return Err(at_line(line, "not a value")),
     };
-    Ok(Node { kind, line })
+    Ok(YamlNode { kind, line })
 }
 
 /// Parses the entries of a mapping up to its end.
 fn mapping<'a>(
     depth: usize,
     next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
-) -> Result<Vec<(String, Node)>, SyntaxError> {
-    let mut entries: Vec<(String, Node)> = vec![];
+) -> Result<Vec<(String, YamlNode)>, SyntaxError> {
+    let mut entries: Vec<(String, YamlNode)> = vec![];
     loop {
         let (key, line) = match next()? {
             (Event::MappingEnd, _) => return Ok(entries),
@@ -166,35 +165,38 @@ fn scalar(text: &str) -> NodeKind {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     // Rust's parser also accepts words such as `inf` and `nan`. In YAML a number begins with a digit or a point.
     let is_number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-    let integer = || text.parse::<i64>().ok().filter(|_| is_number);
-    let float =
-        || text.parse::<f64>().ok().filter(|_| is_number && digits.contains(|c: char| c.is_ascii_digit()));
-    // A number that is too small for a float, such as 1e-400, is not 0; as a text the schema refuses it.
-    let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
-    let underflows = |x: f64| x == 0.0 && mantissa.contains(|c: char| matches!(c, '1'..='9'));
-    match (integer(), float()) {
-        (Some(n), _) => NodeKind::Integer(n),
-        (None, Some(x)) if underflows(x) => NodeKind::Text(text.to_owned()),
-        (None, Some(x)) => number(x),
-        (None, None) => match digits {
-            ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
-            ".inf" | ".Inf" | ".INF" => NodeKind::Float(f64::INFINITY),
-            ".nan" | ".NaN" | ".NAN" => NodeKind::Float(f64::NAN),
-            _ => NodeKind::Text(text.to_owned()),
-        },
+    if is_number && let Ok(n) = text.parse::<i64>() {
+        return NodeKind::Integer(n);
+    }
+    let has_digit = digits.contains(|c: char| c.is_ascii_digit());
+    if is_number
+        && has_digit
+        && let Ok(x) = text.parse::<f64>()
+    {
+        // A number that is too small for a float, such as 1e-400, is not 0; as a text the schema refuses it.
+        let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
+        let underflows = x == 0.0 && mantissa.contains(|c: char| matches!(c, '1'..='9'));
+        return if underflows { NodeKind::Text(text.to_owned()) } else { number(x) };
+    }
+    match digits {
+        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
+        ".inf" | ".Inf" | ".INF" => NodeKind::Float(f64::INFINITY),
+        ".nan" | ".NaN" | ".NAN" => NodeKind::Float(f64::NAN),
+        _ => NodeKind::Text(text.to_owned()),
     }
 }
 
 /// Converts a float without a fractional part to an integer, as JSON Schema does, if its magnitude is below
 /// 2^53. From there on a float no longer represents every integer exactly.
 fn number(x: f64) -> NodeKind {
-    match x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
-        true => NodeKind::Integer(x as i64),
-        false => NodeKind::Float(x),
+    if x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
+        NodeKind::Integer(x as i64)
+    } else {
+        NodeKind::Float(x)
     }
 }
 
-impl Node {
+impl YamlNode {
     /// Serialises a value to a tree with the keys in the order of the struct's fields.
     pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, TrainError> {
         // JSON is a subset of YAML. A `serde_json::Value` in between would sort the keys.
@@ -207,29 +209,29 @@ impl Node {
     }
 
     /// Returns the value of a key; `None` if this is not a mapping or does not have the key.
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&YamlNode> {
         let NodeKind::Map(entries) = &self.kind else { return None };
         entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
     /// Returns the value at a path of keys with dots between them.
-    pub fn at(&self, path: &str) -> Option<&Node> {
-        path.split('.').try_fold(self, Node::get)
+    pub fn at(&self, path: &str) -> Option<&YamlNode> {
+        path.split('.').try_fold(self, YamlNode::get)
     }
 
     /// Sets the value at a path. Missing keys are added, and values on the path that are not mappings are
     /// replaced by mappings.
-    pub fn set(&mut self, path: &[&str], value: Node) {
+    pub fn set(&mut self, path: &[&str], value: YamlNode) {
         let [key, rest @ ..] = path else {
             *self = value;
             return;
         };
         if !matches!(self.kind, NodeKind::Map(_)) {
-            *self = Node { kind: NodeKind::Map(vec![]), line: 0 };
+            *self = YamlNode { kind: NodeKind::Map(vec![]), line: 0 };
         }
         let NodeKind::Map(entries) = &mut self.kind else { return };
         let position = entries.iter().position(|(name, _)| name == key).unwrap_or_else(|| {
-            entries.push(((*key).to_owned(), Node { kind: NodeKind::Null, line: 0 }));
+            entries.push(((*key).to_owned(), YamlNode { kind: NodeKind::Null, line: 0 }));
             entries.len() - 1
         });
         entries[position].1.set(rest, value);
@@ -243,12 +245,12 @@ impl Node {
             NodeKind::Integer(n) => Value::from(*n),
             NodeKind::Float(x) => Number::from_f64(*x).map_or(Value::Null, Value::Number),
             NodeKind::Text(text) => Value::from(text.as_str()),
-            NodeKind::List(values) => values.iter().map(Node::to_json).collect(),
+            NodeKind::List(values) => values.iter().map(YamlNode::to_json).collect(),
             NodeKind::Map(entries) => entries.iter().map(|(k, v)| (k.clone(), v.to_json())).collect(),
         }
     }
 
-    /// Formats a mapping as block-style YAML with one line per key; other values as in [`Node::inline`].
+    /// Formats a mapping as block-style YAML with one line per key; other values as in [`YamlNode::inline`].
     pub fn to_yaml(&self) -> String {
         let mut text = String::new();
         self.block(0, &mut text);
@@ -262,7 +264,7 @@ impl Node {
             return;
         };
         for (key, value) in entries {
-            let key = Node { kind: NodeKind::Text(key.clone()), line: 0 }.inline();
+            let key = YamlNode { kind: NodeKind::Text(key.clone()), line: 0 }.inline();
             // Writing to a String cannot fail.
             let _ = match &value.kind {
                 NodeKind::Map(entries) if !entries.is_empty() => {
@@ -279,7 +281,7 @@ impl Node {
     pub fn inline(&self) -> String {
         match &self.kind {
             NodeKind::Text(text) => quoted(text),
-            NodeKind::List(values) => format!("[{}]", joined(values.iter().map(Node::inline))),
+            NodeKind::List(values) => format!("[{}]", joined(values.iter().map(YamlNode::inline))),
             NodeKind::Map(entries) => {
                 format!("{{{}}}", joined(entries.iter().map(|(k, v)| format!("{}: {}", quoted(k), v.inline()))))
             }
@@ -297,11 +299,12 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 /// Formats a string: unquoted if it parses back to the same string, otherwise as a JSON string, which is also a
 /// YAML string.
 fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
-    match starts && text.chars().all(plain) && scalar(text) == NodeKind::Text(text.to_owned()) {
-        true => text.to_owned(),
-        false => Value::from(text).to_string(),
+    let is_plain = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-'));
+    if starts && is_plain && scalar(text) == NodeKind::Text(text.to_owned()) {
+        text.to_owned()
+    } else {
+        Value::from(text).to_string()
     }
 }
 

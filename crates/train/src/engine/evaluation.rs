@@ -1,14 +1,14 @@
 //! Evaluation of a checkpoint without training: the loss of a language model, or the metrics of a classifier. Invariant:
 //! only the forward pass is planned, so that an evaluation needs no memory for gradients and optimizer states.
 
-use super::Prepared;
-use super::joined::{JoinedBatch, Limit};
+use super::PreparedTraining;
+use super::joined::{BatchLimit, JoinedBatch};
 use super::program::{bounds, smaller_sizes};
 use super::trained_model::{ClassifierOutput, TrainedModel};
 use crate::classification::{ClassifierMetrics, TaskScores};
 use crate::config::{CONFIG, Interval, ModelKind, TrainConfig};
 use crate::feed;
-use crate::{ConfigError, TrainError};
+use crate::{TrainConfigError, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::train::Split;
@@ -94,7 +94,7 @@ impl EvaluationRequest {
         // The run held data out only if it evaluated: what a flag would hold out now, it has trained on.
         if let Some(flag) = self.flags.iter().find(|flag| flag.split('=').next() == Some(EVALUATE_EVERY)) {
             let why = "an evaluation reads what the run held out, or all of DATA; remove it".to_owned();
-            return Err(ConfigError::Set { text: flag.clone(), why }.into());
+            return Err(TrainConfigError::Set { text: flag.clone(), why }.into());
         }
         let file = match self.config_file()? {
             Some(file) => file,
@@ -122,9 +122,9 @@ impl EvaluationRequest {
                 flags.push(format!("{EVALUATE_EVERY}=1"));
             }
         } else if takes_all {
-            let whole = ["data.validation=[]", "data.validation_fraction=0", "data.split_seed=0"];
-            let without = ["run.evaluate_every=null", "run.patience=null", "run.min_delta=0"];
-            flags.extend(whole.into_iter().chain(without).map(str::to_owned));
+            let all_data = ["data.validation=[]", "data.validation_fraction=0", "data.split_seed=0"];
+            let no_evaluation = ["run.evaluate_every=null", "run.patience=null", "run.min_delta=0"];
+            flags.extend(all_data.into_iter().chain(no_evaluation).map(str::to_owned));
         } else if every.is_none() {
             return Err(TrainError::NothingHeldOut { checkpoint: self.checkpoint.clone() });
         }
@@ -205,33 +205,36 @@ pub fn evaluate(
 ) -> Result<EvaluationReport, TrainError> {
     let config = &feed::named(config)?;
     let sizes = smaller_sizes(config);
-    let prepared = Prepared::open(config, device, false, observer)?;
-    let planned = plan(config, &prepared.subject, &prepared.target, prepared.for_plans(), &sizes);
-    let Planned { program, bounds, output, classifier } = planned.map_err(|error| prepared.bill(error))?;
+    let prepared = PreparedTraining::open(config, device, false, observer)?;
+    let planned = plan(config, &prepared.model, &prepared.target, prepared.for_plans(), &sizes);
+    let EvaluationPlan { program, bounds, output, classifier } =
+        planned.map_err(|error| prepared.bill(error))?;
     let data = prepared.data();
-    let Prepared { settings, budget: whole, subject, mut feed, .. } = prepared;
-    let (on_host, budget) = (whole.on_host, whole.bytes);
+    let PreparedTraining { settings, budget: process_budget, model, mut feed, .. } = prepared;
+    let on_host = process_budget.on_host;
+    let budget = process_budget.bytes;
     let mut joined = JoinedBatch::new(bounds, &feed);
     let peak = program.peak() + if on_host { data } else { Bytes::ZERO };
     // The scores of all examples are kept, in memory of the host that no plan has.
     let host = if on_host { budget.saturating_sub(peak) } else { available().free };
     let name = settings.machine().name();
-    let site = Site::new(&settings, 1, None, whole);
-    let source = subject.source(config.run.seed);
+    let site = Site::new(&settings, 1, None, process_budget);
+    let source = model.source(config.run.seed);
     let mut session = ForwardSession::start(&site, program, &output, &source, observer)?;
     let split = if feed.validates(config) { Split::Validation } else { Split::Train };
     if split == Split::Validation {
         feed.rewind()?;
     }
-    let most = config.run.evaluate_tokens.unwrap_or(u64::MAX);
-    let (mut loss, mut targets) = (0.0, 0);
+    let max_targets = config.run.evaluate_tokens.unwrap_or(u64::MAX);
+    let mut loss = 0.0;
+    let mut targets = 0;
     let mut tasks = tasks_of(config);
-    while targets < most {
+    while targets < max_targets {
         if let Some(signal) = observer.stop() {
             let kept = "nothing was written".to_owned();
             return Err(RuntimeError::Interrupted { signal, kept }.into());
         }
-        let limit = Limit { packs: bounds.packs, targets: most - targets };
+        let limit = BatchLimit { packs: bounds.packs, targets: max_targets - targets };
         let Some(taken) = joined.fill(&mut feed, split, limit)? else { break };
         let values = session.compute(joined.batch())?;
         targets += taken.targets;
@@ -239,8 +242,8 @@ pub fn evaluate(
             None => loss += f64::from(values[0]),
             Some(kind) => {
                 add(&mut tasks, kind, values, joined.targets());
-                let kept: u64 = tasks.iter().map(|task| task.examples() * task.bytes_of_example()).sum();
-                if Bytes(kept) > host {
+                let score_bytes: u64 = tasks.iter().map(|task| task.examples() * task.bytes_of_example()).sum();
+                if Bytes(score_bytes) > host {
                     return Err(TrainError::TooManyScores { targets, budget });
                 }
             }
@@ -272,7 +275,7 @@ pub fn evaluate(
 }
 
 /// A plan of the forward pass.
-struct Planned {
+struct EvaluationPlan {
     program: Program,
     bounds: Bounds,
     output: OutputRole,
@@ -283,19 +286,19 @@ struct Planned {
 /// Plans the largest batch of `sizes`, in descending order, that fits the budget.
 fn plan(
     config: &TrainConfig,
-    subject: &TrainedModel,
+    model: &TrainedModel,
     target: &Target,
     budget: Bytes,
     sizes: &[u64],
-) -> Result<Planned, TrainError> {
+) -> Result<EvaluationPlan, TrainError> {
     let policy = Policy { precision: config.precision.kind, ..Policy::default() };
     let chunk = config.memory.loss_chunk.0.unwrap_or(64).min(u64::from(u32::MAX)) as u32;
     let mut refused = None;
     for &tokens in sizes {
         let bounds = bounds(config, tokens);
-        let (graph, classifier) = match subject.classifier(bounds) {
+        let (graph, classifier) = match model.classifier(bounds) {
             Some((graph, kind)) => (graph.map_err(|source| PlanError::of_graph("build", source))?, Some(kind)),
-            None => (subject.graphs(bounds, chunk, subject.layers())?.1, None),
+            None => (model.graphs(bounds, chunk, model.layers())?.1, None),
         };
         let output = match classifier {
             Some(ClassifierOutput::Probabilities) => "scores".into(),
@@ -305,12 +308,14 @@ fn plan(
         let plan = compile(&graph, &policy, target)?;
         let program = Program::new(target.clone(), vec![("evaluate".to_owned(), plan)], vec![]);
         match program.within(budget) {
-            Ok(program) => return Ok(Planned { program, bounds, output, classifier }),
+            Ok(program) => return Ok(EvaluationPlan { program, bounds, output, classifier }),
             Err(error) => refused = Some(error),
         }
     }
-    let none = || RuntimeError::bug("an evaluation has no size of a batch");
-    Err(refused.map_or_else(|| none().into(), Into::into))
+    Err(match refused {
+        Some(error) => error.into(),
+        None => RuntimeError::bug("an evaluation has no size of a batch").into(),
+    })
 }
 
 /// The tasks of a classifier, without examples.

@@ -2,7 +2,7 @@
 //! a step and their order do not depend on how many packs a micro-batch has.
 
 use crate::TrainError;
-use crate::feed::Feed;
+use crate::feed::TrainFeed;
 use crate::opened_model::Taken;
 use plimsoll_data::train::Split;
 use plimsoll_graph::{Bounds, packs};
@@ -20,14 +20,14 @@ pub(super) struct JoinedBatch {
     /// Targets of each task.
     targets: Vec<Vec<i32>>,
     /// Maximum number of packs.
-    most: u64,
+    max_packs: u64,
     /// Whether the data of each split ended behind the last pack, which the caller has not been told yet.
     at_end: [bool; 2],
 }
 
-/// Where a micro-batch ends at the latest.
+/// Limits on the packs and targets of a micro-batch.
 #[derive(Clone, Copy)]
-pub(super) struct Limit {
+pub(super) struct BatchLimit {
     /// Number of packs.
     pub packs: u64,
     /// Number of targets from which no further pack is added.
@@ -36,7 +36,7 @@ pub(super) struct Limit {
 
 impl JoinedBatch {
     /// An empty micro-batch with memory for `bounds` and for the tasks or embeddings of `feed`.
-    pub fn new(bounds: Bounds, feed: &Feed) -> Self {
+    pub fn new(bounds: Bounds, feed: &TrainFeed) -> Self {
         let tokens = bounds.tokens as usize;
         // Embeddings have neither ids nor spans.
         let of_tokens = usize::from(feed.widths().is_empty());
@@ -47,13 +47,13 @@ impl JoinedBatch {
             parts: feed.widths().iter().map(|width| Vec::with_capacity(tokens * width)).collect(),
             // A clone of an empty vector has no capacity.
             targets: (0..feed.tasks()).map(|_| Vec::with_capacity(tokens)).collect(),
-            most: bounds.packs,
+            max_packs: bounds.packs,
             at_end: [false; 2],
         }
     }
 
     /// Bytes of host memory that [`JoinedBatch::new`] allocates.
-    pub fn host_bytes(bounds: Bounds, feed: &Feed) -> u64 {
+    pub fn host_bytes(bounds: Bounds, feed: &TrainFeed) -> u64 {
         let Bounds { tokens, sequences, packs, .. } = bounds;
         let all_packs = packs * size_of::<[i32; packs::WORDS]>() as u64;
         let targets = 4 * tokens * feed.tasks() as u64;
@@ -64,13 +64,18 @@ impl JoinedBatch {
 
     /// Replaces the packs by the next ones of `feed`, up to its number of packs and to `limit`, or to the end of the data.
     /// Returns their size; `None` if the data has ended before, which is an epoch of training.
-    pub fn fill(&mut self, feed: &mut Feed, split: Split, limit: Limit) -> Result<Option<Taken>, TrainError> {
+    pub fn fill(
+        &mut self,
+        feed: &mut TrainFeed,
+        split: Split,
+        limit: BatchLimit,
+    ) -> Result<Option<Taken>, TrainError> {
         self.clear();
         if std::mem::take(&mut self.at_end[split as usize]) {
             return Ok(None);
         }
         let mut all = Taken { tokens: 0, targets: 0, packs: 0 };
-        while all.packs < self.most.min(limit.packs) && all.targets < limit.targets {
+        while all.packs < self.max_packs.min(limit.packs) && all.targets < limit.targets {
             let next = match split {
                 Split::Train => feed.take()?,
                 Split::Validation => feed.take_validation()?,
@@ -104,20 +109,20 @@ impl JoinedBatch {
     }
 
     /// Adds the pack that was taken last from `feed` behind the others.
-    fn add(&mut self, feed: &Feed, taken: Taken) -> Result<(), TrainError> {
+    fn add(&mut self, feed: &TrainFeed, taken: Taken) -> Result<(), TrainError> {
         let [first_token, first_sequence] = self.ends();
         let number = match feed {
-            Feed::Tokens(feed) => {
+            TrainFeed::Tokens(feed) => {
                 let pack = &feed.pack;
                 self.add_tokens(&pack.ids, &pack.spans, std::slice::from_ref(&pack.targets))?;
                 pack.number
             }
-            Feed::Crops(feed) => {
+            TrainFeed::Crops(feed) => {
                 let pack = &feed.pack;
                 self.add_tokens(&pack.ids, &pack.spans, &pack.targets)?;
                 pack.number
             }
-            Feed::Rows(feed) => {
+            TrainFeed::Rows(feed) => {
                 self.parts.iter_mut().zip(&feed.pack.parts).for_each(|(all, one)| all.extend_from_slice(one));
                 self.targets[0].extend_from_slice(&feed.pack.targets);
                 feed.pack.number
@@ -125,6 +130,7 @@ impl JoinedBatch {
         };
         let [tokens, sequences] = self.ends();
         let mut row = [0; packs::WORDS];
+        // Ends are exclusive, so a pack ends where the next one begins.
         row[packs::TOKENS] = first_token;
         row[packs::TOKENS + 1] = tokens;
         row[packs::SEQUENCES] = first_sequence;
@@ -148,6 +154,7 @@ impl JoinedBatch {
         if targets.len() != self.targets.len() {
             return Err(RuntimeError::bug("a pack has the targets of other tasks").into());
         }
+        // Spans of a pack count from its first token, those of the batch from the first token of all packs.
         let first = self.ids.len() as i32;
         self.ids.extend_from_slice(ids);
         self.spans.extend(spans.iter().map(|[start, end]| [start + first, end + first]));

@@ -3,11 +3,11 @@
 //! next larger value was rejected.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
+use super::open_trained_model;
 use super::program::{self, PlanLimits};
-use super::subject;
 use super::trained_model::MAX_LAYERS;
 use crate::TrainError;
-use crate::feed::{self, Feed};
+use crate::feed::{self, TrainFeed};
 use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
@@ -20,7 +20,7 @@ use std::path::Path;
 
 /// The dimension to maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum LargestDimension {
     /// Tokens per micro-batch.
     Tokens,
     /// Number of layers.
@@ -31,9 +31,9 @@ pub enum Size {
 
 /// Result of the search: the largest value that fits, and its plans.
 #[derive(Debug)]
-pub struct Largest {
+pub struct LargestRun {
     /// The dimension that was maximised.
-    pub size: Size,
+    pub size: LargestDimension,
     /// The largest value that fits the budget.
     pub value: u64,
     /// The next larger value that was tried, which does not fit; `None` if the value is the largest that a run can have.
@@ -55,7 +55,7 @@ pub struct RunMemory {
     budget: Budget,
     data: Vec<HostMemory>,
     /// The data, if it is on this machine.
-    feed: Option<Feed>,
+    feed: Option<TrainFeed>,
 }
 
 impl fmt::Debug for RunMemory {
@@ -87,11 +87,11 @@ impl RunMemory {
             return Ok(all);
         }
         // What a run opens is opened in the same order, so that the heap of this process is that of the run.
-        subject(config, observer)?;
+        open_trained_model(config, observer)?;
         if is_here(config) {
             let config = &feed::named(config)?;
-            let bounds = super::of_data(program::pack_bounds(config));
-            all.feed = Some(Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
+            let bounds = super::data_bounds(program::pack_bounds(config));
+            all.feed = Some(TrainFeed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?);
         }
         all.fit(config)?;
         all.budget.process = super::beyond_reserved(config, &config.run.settings(Device::Cpu));
@@ -103,9 +103,10 @@ impl RunMemory {
         let Some(feed) = &mut self.feed else { return Ok(()) };
         // A micro-step of a head is a pack, so its data are read in other packs.
         if config.model.kind == ModelKind::Head {
-            *feed = Feed::open(&feed::named(config)?, super::of_data(program::pack_bounds(config)), None)?;
+            *feed =
+                TrainFeed::open(&feed::named(config)?, super::data_bounds(program::pack_bounds(config)), None)?;
         }
-        self.data = super::held_by_data(config, feed, config.run.evaluate_every.is_some());
+        self.data = super::data_memory_of(config, feed, config.run.evaluate_every.is_some());
         Ok(())
     }
 
@@ -139,7 +140,7 @@ impl RunMemory {
         match error {
             TrainError::Runtime(RuntimeError::Plan(error)) if self.budget.on_host => {
                 let error = self.budget.with_process(error).into();
-                super::with_data(error, self.budget.bytes, &self.data).into()
+                super::bill_with_data(error, self.budget.bytes, &self.data).into()
             }
             other => other,
         }
@@ -178,38 +179,39 @@ const MAX_WIDTH: u64 = 1 << 20;
 /// the configuration does not determine `size`.
 pub fn largest(
     config: &TrainConfig,
-    size: Size,
+    size: LargestDimension,
     target: &Target,
     process: RunMemory,
     observer: &mut dyn Observer,
-) -> Result<Largest, TrainError> {
+) -> Result<LargestRun, TrainError> {
     let mut process = process.with_slack();
     let decoder = matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm);
-    if size != Size::Tokens && !decoder {
+    if size != LargestDimension::Tokens && !decoder {
         let kind = config.model.kind.name();
         return Err(TrainError::LargestOfKind { size: size.name(), kind });
     }
-    if size != Size::Tokens && config.model.from.is_some() {
+    if size != LargestDimension::Tokens && config.model.from.is_some() {
         return Err(TrainError::LargestOfModel { size: size.name() });
     }
-    if size == Size::Tokens && config.memory.dynamic.is_some() {
+    if size == LargestDimension::Tokens && config.memory.dynamic.is_some() {
         return Err(TrainError::PlanOfDynamic { request: Setting::Largest.to(size.name()) });
     }
     let step = size.step(config);
+    // Opens the data again for each candidate where its packs depend on the candidate.
     let mut fits = |n: u64| -> Result<bool, TrainError> {
         let config = size.of(config, n * step);
-        let subject = subject(&config, observer)?;
+        let model = open_trained_model(&config, observer)?;
         process.fit(&config)?;
-        program::fits(&config, &subject, target, process.for_plans(), observer)
+        program::fits(&config, &model, target, process.for_plans(), observer)
     };
-    let least = size.least(config, &mut fits)?;
-    let most = match size {
-        Size::Layers => MAX_LAYERS,
-        Size::Tokens => MAX_ROWS / step,
-        Size::Hidden => MAX_WIDTH / step,
+    let smallest = size.smallest(config, &mut fits)?;
+    let largest = match size {
+        LargestDimension::Layers => MAX_LAYERS,
+        LargestDimension::Tokens => MAX_ROWS / step,
+        LargestDimension::Hidden => MAX_WIDTH / step,
     };
     // If even the smallest value does not fit, the final search at `low` returns the error with the bill.
-    let (low, high) = grow(least, most, &mut fits)?;
+    let (low, high) = grow(smallest, largest, &mut fits)?;
     let refused = high.map(|high| high * step);
     let refused_config = refused.map(|refused| size.of(config, refused));
     let config = size.of(config, low * step);
@@ -220,12 +222,12 @@ pub fn largest(
     }
     process.fit(&config)?;
     let limits = PlanLimits::of(process.for_plans());
-    let found = program::search(&config, &subject(&config, observer)?, target, limits, observer);
+    let found = program::search(&config, &open_trained_model(&config, observer)?, target, limits, observer);
     let found = found.map_err(|error| process.bill(error))?;
-    Ok(Largest { size, value: low * step, refused, config, refused_config, refused_data, found, process })
+    Ok(LargestRun { size, value: low * step, refused, config, refused_config, refused_data, found, process })
 }
 
-impl Largest {
+impl LargestRun {
     /// The refusal of the next larger value: the bill of its smallest plan, without remedies; `None` if there is none.
     ///
     /// # Errors
@@ -234,9 +236,9 @@ impl Largest {
         let Some(config) = &self.refused_config else { return Ok(None) };
         let process =
             RunMemory { budget: self.process.budget.clone(), data: self.refused_data.clone(), feed: None };
-        let subject = subject(config, observer)?;
+        let model = open_trained_model(config, observer)?;
         let limits = PlanLimits::of(process.for_plans());
-        match program::search_alone(config, &subject, self.found.program.target(), limits, observer) {
+        match program::search_alone(config, &model, self.found.program.target(), limits, observer) {
             Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_)))) => {
                 Ok(Some(process.bill(error)))
             }
@@ -248,20 +250,21 @@ impl Largest {
 
     /// The values of the keys that give the configuration, as in `--set`.
     pub fn settings(&self) -> Vec<String> {
-        let (model, batch) = (&self.config.model, &self.config.batch);
+        let model = &self.config.model;
+        let batch = &self.config.batch;
         match self.size {
-            Size::Tokens if model.kind == ModelKind::Head => {
+            LargestDimension::Tokens if model.kind == ModelKind::Head => {
                 vec![format!("batch.pack_tokens={}", self.value), format!("batch.tokens={}", batch.tokens)]
             }
-            Size::Tokens => {
+            LargestDimension::Tokens => {
                 vec![
                     format!("batch.pack_tokens={}", self.config.pack_tokens()),
                     format!("batch.micro_tokens={}", self.value),
                     format!("batch.tokens={}", batch.tokens),
                 ]
             }
-            Size::Layers => vec![format!("model.layers={}", self.value)],
-            Size::Hidden => {
+            LargestDimension::Layers => vec![format!("model.layers={}", self.value)],
+            LargestDimension::Hidden => {
                 vec![
                     format!("model.hidden={}", self.value),
                     format!("model.intermediate={}", model.intermediate),
@@ -271,7 +274,7 @@ impl Largest {
     }
 }
 
-impl Size {
+impl LargestDimension {
     /// The name of the dimension as a value of `--largest`.
     pub fn name(self) -> &'static str {
         match self {
@@ -294,7 +297,7 @@ impl Size {
 
     /// The smallest candidate, in units of `step`. A step of a single micro-batch need not accumulate gradients, so it
     /// can fit where a micro-batch of half the size does not; the whole step is therefore tried first.
-    fn least(
+    fn smallest(
         self,
         config: &TrainConfig,
         fits: &mut dyn FnMut(u64) -> Result<bool, TrainError>,
@@ -303,9 +306,13 @@ impl Size {
         match self {
             Self::Layers | Self::Hidden => Ok(1),
             Self::Tokens => {
-                let whole = config.batch.tokens.div_ceil(step);
-                let least = if config.model.kind == ModelKind::Head { 2 } else { 1 };
-                Ok(if whole > least && !fits(whole)? { least } else { whole.max(least) })
+                let whole_step = config.batch.tokens.div_ceil(step);
+                let smallest = if config.model.kind == ModelKind::Head { 2 } else { 1 };
+                Ok(if whole_step > smallest && !fits(whole_step)? {
+                    smallest
+                } else {
+                    whole_step.max(smallest)
+                })
             }
         }
     }
@@ -330,6 +337,7 @@ impl Size {
             Self::Hidden => {
                 let ratio = config.model.intermediate as f64 / config.model.hidden as f64;
                 grown.model.hidden = n;
+                // The ratio of the configuration, rounded up so that GEMM kernels have no remainder columns here either.
                 grown.model.intermediate = ((n as f64 * ratio) as u64).next_multiple_of(HEAD_WIDTH);
             }
         }

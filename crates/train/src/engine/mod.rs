@@ -12,22 +12,22 @@ mod trained_model;
 
 pub use evaluation::{EvaluationReport, EvaluationRequest, evaluate};
 pub use explain::explain;
-pub use largest::{Largest, RunMemory, Size, largest};
+pub use largest::{LargestDimension, LargestRun, RunMemory, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
-use super::feed::{self, Feed};
+use super::feed::{self, TrainFeed};
 use super::opened_model::{
     AVERAGE, Applied, Auxiliary, Batches, ExpertRows, InstructionTime, MemoryReport, MicroBatch,
-    MicroStepResult, MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, Stored, Tensors,
+    MicroStepResult, MicroStepScalars, MicroStepSize, OpenedModel, StatePart, Stepper, StoredTensor, Tensors,
     TrainFacts,
 };
 use super::priced;
 use crate::config::{Auto, PROCESS};
-use crate::error::{Phase, TrainError};
-use joined::{JoinedBatch, Limit};
+use crate::error::{TrainError, TrainPhase};
+use joined::{BatchLimit, JoinedBatch};
 use plimsoll_data::train::{HostMemory, Split};
 use plimsoll_data::weights::HubEnv;
-use plimsoll_graph::{Bounds, Bytes, Param};
+use plimsoll_graph::{Bounds, Bytes, Counts, Graph, NodeId};
 use plimsoll_plan::{
     Candidate, Instr, KernelId, Ledger, ParameterGroup, PlanError, Program, Remedy, Room, Staging, Target,
     TrainingChoice, node_seconds,
@@ -47,7 +47,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use store::Store;
+use store::{CheckpointTensors, TensorSlice};
 use trained_model::TrainedModel;
 
 /// Plans the training of a configuration on a target within a memory budget. Reads no weights and no training data
@@ -58,7 +58,7 @@ pub fn plan_of(
     budget: Bytes,
     observer: &mut dyn Observer,
 ) -> Result<plimsoll_plan::TrainingChoice, TrainError> {
-    program::search(config, &subject(config, observer)?, target, PlanLimits::of(budget), observer)
+    program::search(config, &open_trained_model(config, observer)?, target, PlanLimits::of(budget), observer)
 }
 
 /// Opens the model of a configuration together with its data on `device`, ready for the first step.
@@ -70,11 +70,12 @@ pub fn open(
     let unnamed = config.model.class_names.is_empty();
     let config = &feed::named(config)?;
     let evaluates = config.run.evaluate_every.is_some();
-    let prepared = Prepared::open(config, device, evaluates, observer)?;
-    let Started { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
-    let beside = prepared.budget.bytes.saturating_sub(prepared.for_plans());
-    let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
-    let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
+    let prepared = PreparedTraining::open(config, device, evaluates, observer)?;
+    let StartedSession { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
+    let outside_plans = prepared.budget.bytes.saturating_sub(prepared.for_plans());
+    let PreparedTraining { settings, budget, model, mut feed, data_memory, .. } = prepared;
+    let on_host = budget.on_host;
+    let budget_bytes = budget.bytes;
     let room = budget.room;
     let dynamic = config.memory.dynamic.as_ref();
     let pack = program::pack_bounds(config);
@@ -89,8 +90,7 @@ pub fn open(
     }
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
     site.compare(session.program(), Bytes::ZERO, "at the start", observer);
-    let store = Store::of(&session, &subject, config.run.seed);
-    let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
+    let store = CheckpointTensors::of(&session, &model, config.run.seed);
     let kind = program::kind_of(&candidate.optimizer);
     // The name of a machine begins with the device, such as `cuda:0`.
     let name = settings.machine().name();
@@ -98,39 +98,39 @@ pub fn open(
     // A micro-step of a head is a pack.
     let is_head = config.model.kind == ModelKind::Head;
     let choices = [
-        asked(config.batch.pack_tokens.0.is_none(), "batch.pack_tokens", json!(pack.tokens)),
-        asked(
+        choice(config.batch.pack_tokens.0.is_none(), "batch.pack_tokens", json!(pack.tokens)),
+        choice(
             dynamic.is_none() && config.batch.micro_tokens.0.is_none() && !is_head,
             "batch.micro_tokens",
             json!(candidate.tokens),
         ),
-        asked(
+        choice(
             dynamic.is_some_and(|d| d.min_batch.0.is_none()),
             "memory.dynamic.min_batch",
             json!(config.dynamic_sizes().last()),
         ),
-        asked(
+        choice(
             dynamic.is_some_and(|d| d.max_batch.0.is_none()),
             "memory.dynamic.max_batch",
             json!(candidate.tokens),
         ),
         // Each row of a head is a sequence of its own, so the key has no effect on it.
-        asked(config.batch.sequences.0.is_none() && !is_head, "batch.sequences", json!(pack.sequences)),
+        choice(config.batch.sequences.0.is_none() && !is_head, "batch.sequences", json!(pack.sequences)),
         counted.map(|steps| ("schedule.steps".to_owned(), json!(steps))),
-        asked(
+        choice(
             unnamed && !config.model.class_names.is_empty(),
             "model.class_names",
             json!(config.model.class_names),
         ),
         // Micro-steps of several sizes have a number of rows each.
-        asked(
+        choice(
             dynamic.is_none() && config.memory.loss_chunk.0.is_none(),
             "memory.loss_chunk",
             json!(candidate.chunk),
         ),
-        asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
-        asked(config.run.device == "auto", "run.device", json!(device)),
-        asked(config.run.threads.0.is_none() && on_host, "run.threads", json!(settings.threads)),
+        choice(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
+        choice(config.run.device == "auto", "run.device", json!(device)),
+        choice(config.run.threads.0.is_none() && on_host, "run.threads", json!(settings.threads)),
     ];
     let device = match (on_host, config.run.threads.0) {
         (true, Some(n)) => format!("the CPU, {n} threads"),
@@ -139,19 +139,20 @@ pub fn open(
     };
     let program = session.program();
     let graph = &session.micro_plan().graph;
-    let trained = |param: &Param| subject.group(config, param) != ParameterGroup::Frozen;
+    let trained_parameters =
+        priced::elements(graph, |param| model.group(config, param) != ParameterGroup::Frozen);
     // On a GPU the data are not in the memory that the budget is of.
-    let data_bytes = if on_host { sum_of(&held) } else { Bytes::ZERO };
+    let data_bytes = if on_host { total_bytes(&data_memory) } else { Bytes::ZERO };
     // The sizes of the session are in descending order.
     let sizes = session.micro_steps().into_iter().rev();
     let facts = TrainFacts {
         optimizer: kind,
         choices: choices.into_iter().flatten().collect(),
         parameters: Some(priced::parameters(graph)),
-        trained_parameters: Some(priced::elements(graph, trained)),
+        trained_parameters: Some(trained_parameters),
         data: Some(feed.summary()),
         counted_steps: counted,
-        plan: Some(RunPlanReport::of(program, &held, pack)?),
+        plan: Some(RunPlanReport::of(program, &data_memory, pack)?),
         device,
         machines: settings.machines(1),
         on_host,
@@ -163,22 +164,27 @@ pub fn open(
         sizes: sizes.map(|(tokens, bytes)| MicroStepSize { tokens, bytes }).collect(),
     };
     let evaluation_packs = session.evaluation_bounds().packs;
-    let batches = EngineBatches { feed, joined, evaluation_packs, teachers: subject.teachers()? };
+    let batches = EngineBatches { feed, joined, evaluation_packs, teachers: model.teachers()? };
     let seed = config.run.seed;
-    let stepper = Engine {
+    let stepper = TrainEngine {
         seed: [seed as u32 as i32, (seed >> 32) as u32 as i32],
         machine: settings.machine(),
         config: config.clone(),
-        beside,
+        outside_plans,
         room,
         tokens_per_second,
         targets: VecDeque::new(),
         expert_rows: vec![0; session.expert_layers().iter().map(|layer| layer.experts).sum()],
-        subject,
+        model,
         store,
         session,
     };
     Ok(OpenedModel { facts, batches: Box::new(batches), stepper: Box::new(stepper) })
+}
+
+/// The value that was chosen for a key; `None` if the configuration states the value.
+fn choice(is_auto: bool, key: &str, value: Value) -> Option<(String, Value)> {
+    is_auto.then(|| (key.to_owned(), value))
 }
 
 /// The plan of a training run in run.json.
@@ -204,9 +210,9 @@ pub struct PackBounds {
 }
 
 impl RunPlanReport {
-    fn of(program: &Program, held: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
+    fn of(program: &Program, data_memory: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
         let pack = PackBounds { tokens: pack.tokens, sequences: pack.sequences };
-        let data = held.iter().map(|held| (held.what, held.bytes)).collect();
+        let data = data_memory.iter().map(|part| (part.what, part.bytes)).collect();
         Ok(Self { plan: price::report(program)?, data, pack })
     }
 }
@@ -215,15 +221,15 @@ impl RunPlanReport {
 /// do.
 fn count_steps(
     config: &TrainConfig,
-    feed: &mut Feed,
+    feed: &mut TrainFeed,
     observer: &mut dyn Observer,
 ) -> Result<Option<u64>, TrainError> {
     let Some(epochs) = config.epochs_to_count() else { return Ok(None) };
     // Other limits of the run may come first.
-    let most = config.horizon().unwrap_or(u64::MAX);
+    let max_steps = config.horizon().unwrap_or(u64::MAX);
     let mut steps = 0;
     for _ in 0..epochs {
-        if steps >= most {
+        if steps >= max_steps {
             break;
         }
         let epoch = feed.count_epoch(&mut || {
@@ -234,13 +240,13 @@ fn count_steps(
         steps += epoch.packs.div_ceil(config.packs_of_step());
     }
     feed.restart();
-    let steps = steps.min(most);
+    let steps = steps.min(max_steps);
     config.check_warmup(steps)?;
     Ok(Some(steps))
 }
 
 /// A session that was started, with its choices.
-struct Started {
+struct StartedSession {
     session: TrainSession,
     candidate: Candidate,
     site: Site,
@@ -252,28 +258,29 @@ struct Started {
 /// little memory for it, at most [`RETRIES`] times.
 fn start(
     config: &TrainConfig,
-    prepared: &Prepared,
+    prepared: &PreparedTraining,
     observer: &mut dyn Observer,
-) -> Result<Started, TrainError> {
-    let Prepared { settings, target, budget, subject, .. } = prepared;
-    let (mut smaller, mut config) = (vec![], config.clone());
+) -> Result<StartedSession, TrainError> {
+    let PreparedTraining { settings, target, budget, model, .. } = prepared;
+    let mut smaller = vec![];
+    let mut config = config.clone();
     // The smallest size stays the same if fewer sizes are planned.
-    let least = config.dynamic_sizes().last().copied();
+    let smallest = config.dynamic_sizes().last().copied();
     if let Some(dynamic) = &mut config.memory.dynamic {
-        dynamic.min_batch = Auto(least);
+        dynamic.min_batch = Auto(smallest);
     }
     if let Some(text) = settings.first_use() {
         observer.say(Level::Info, &text);
     }
     loop {
-        let found = program::search(&config, subject, target, prepared.limits(), observer);
+        let found = program::search(&config, model, target, prepared.limits(), observer);
         let TrainingChoice { program, candidate, tokens_per_second, .. } =
             found.map_err(|error| prepared.bill(error))?;
         let largest = largest_tensors(&program);
         let site = Site::new(settings, 1, None, budget.clone());
         observer.stage("planned", &site.reading());
-        let error = match TrainSession::start(&site, program, &subject.source(config.run.seed), observer) {
-            Ok(session) => return Ok(Started { session, candidate, site, tokens_per_second }),
+        let error = match TrainSession::start(&site, program, &model.source(config.run.seed), observer) {
+            Ok(session) => return Ok(StartedSession { session, candidate, site, tokens_per_second }),
             Err(error) => TrainError::from(error),
         };
         let next = config.dynamic_sizes().into_iter().find(|&tokens| tokens < candidate.tokens);
@@ -282,7 +289,13 @@ fn start(
         let next = next.filter(|_| lacks_memory && smaller.len() < RETRIES);
         let (Some(next), Some(dynamic)) = (next, &mut config.memory.dynamic) else {
             let report = MemoryReport { largest, holders: holders(&settings.machine(), settings.is_on_host()) };
-            return Err(error.in_phase((0, Phase::Start), report, config.memory.dynamic.is_some(), &smaller));
+            return Err(error.in_phase(
+                0,
+                TrainPhase::Start,
+                report,
+                config.memory.dynamic.is_some(),
+                &smaller,
+            ));
         };
         let text = format!(
             "the device has too little memory to start with micro-steps of {} tokens; at most {next} are planned",
@@ -302,31 +315,31 @@ fn scratch_folder(config: &TrainConfig) -> PathBuf {
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
-fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostMemory> {
-    let mut held = feed.host_bytes(evaluates);
+fn data_memory_of(config: &TrainConfig, feed: &TrainFeed, evaluates: bool) -> Vec<HostMemory> {
+    let mut data_memory = feed.host_bytes(evaluates);
     let bytes = JoinedBatch::host_bytes(program::largest(config), feed);
-    held.push(HostMemory { what: "joined packs", bytes });
-    held
+    data_memory.push(HostMemory { what: "joined packs", bytes });
+    data_memory
 }
 
 /// Sum of the sizes of host memory.
-fn sum_of(held: &[HostMemory]) -> Bytes {
-    held.iter().map(|h| Bytes(h.bytes)).sum()
+fn total_bytes(data_memory: &[HostMemory]) -> Bytes {
+    data_memory.iter().map(|h| Bytes(h.bytes)).sum()
 }
 
-/// What is open before anything is planned: the machine with its budget, the model, and the data.
-struct Prepared {
+/// The opened parts of a run that has no plan yet: the machine with its budget, the model, and the data.
+struct PreparedTraining {
     settings: Settings,
     target: Target,
     /// The budget of the whole process, or of the GPU.
     budget: Budget,
-    subject: TrainedModel,
-    feed: Feed,
+    model: TrainedModel,
+    feed: TrainFeed,
     /// Host memory held by the data.
-    held: Vec<HostMemory>,
+    data_memory: Vec<HostMemory>,
 }
 
-impl Prepared {
+impl PreparedTraining {
     /// Opens the model and the data; `evaluates` tells whether training and validation data are read at the same time.
     fn open(
         config: &TrainConfig,
@@ -335,32 +348,37 @@ impl Prepared {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let settings = config.run.settings(device.clone());
-        let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
+        let target = config.run.target(device)?;
+        let on_host = settings.is_on_host();
         // A share of the free memory is resolved before anything is opened and takes some.
         let free = if on_host { available().free } else { settings.free()? };
         let bytes = parse_budget(&config.memory.budget, free)?;
-        let subject = subject(config, observer)?;
-        let pack = of_data(program::pack_bounds(config));
-        let feed = Feed::open(config, pack, tokenizer(config, observer)?.as_deref())?;
+        let model = open_trained_model(config, observer)?;
+        let pack = data_bounds(program::pack_bounds(config));
+        let feed = TrainFeed::open(config, pack, tokenizer(config, observer)?.as_deref())?;
         feed.notes().iter().for_each(|note| observer.say(Level::Warning, note));
-        let held = held_by_data(config, &feed, evaluates);
+        let data_memory = data_memory_of(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
         let scratch = scratch_folder(config);
-        let room = Room { host: available().free.saturating_sub(sum_of(&held)), file: free_on_disk(&scratch) };
+        let room = Room {
+            host: available().free.saturating_sub(total_bytes(&data_memory)),
+            file: free_on_disk(&scratch),
+        };
         let budget = Budget { bytes, on_host, host_memory: None, room, scratch, process };
-        Ok(Self { settings, target, budget, subject, feed, held })
+        Ok(Self { settings, target, budget, model, feed, data_memory })
     }
 
     /// Host memory held by the data.
     fn data(&self) -> Bytes {
-        sum_of(&self.held)
+        total_bytes(&self.data_memory)
     }
 
     /// The budget of the plans. On a GPU the data and the process are not in the memory that the budget is of.
     fn for_plans(&self) -> Bytes {
-        match self.budget.on_host {
-            true => self.budget.for_plans().saturating_sub(self.data()),
-            false => self.budget.bytes,
+        if self.budget.on_host {
+            self.budget.for_plans().saturating_sub(self.data())
+        } else {
+            self.budget.bytes
         }
     }
 
@@ -373,7 +391,8 @@ impl Prepared {
     fn bill(&self, error: TrainError) -> TrainError {
         match error {
             TrainError::Runtime(RuntimeError::Plan(error)) if self.budget.on_host => {
-                with_data(self.budget.with_process(error).into(), self.budget.bytes, &self.held).into()
+                bill_with_data(self.budget.with_process(error).into(), self.budget.bytes, &self.data_memory)
+                    .into()
             }
             other => other,
         }
@@ -395,7 +414,7 @@ fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
 const CHECKPOINT: u64 = 4 << 20;
 
 /// Converts bounds of a graph to bounds of the data pipeline.
-fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
+fn data_bounds(bounds: Bounds) -> plimsoll_data::train::Bounds {
     let Bounds { tokens, sequences, longest, .. } = bounds;
     plimsoll_data::train::Bounds {
         tokens: tokens as usize,
@@ -405,15 +424,15 @@ fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
 }
 
 /// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
-fn with_data(error: RuntimeError, budget: Bytes, held: &[HostMemory]) -> RuntimeError {
+fn bill_with_data(error: RuntimeError, budget: Bytes, data_memory: &[HostMemory]) -> RuntimeError {
     let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
-    held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
+    data_memory.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
     RuntimeError::Plan(PlanError::OverBudget(bill))
 }
 
 /// Builds the model description of a configuration. For a head, opens the embeddings to read their widths.
-fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<TrainedModel, TrainError> {
+fn open_trained_model(config: &TrainConfig, observer: &mut dyn Observer) -> Result<TrainedModel, TrainError> {
     if config.model.kind != ModelKind::Head {
         return TrainedModel::open(
             config,
@@ -441,7 +460,7 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
 
 /// The data of a run, joined to micro-batches.
 struct EngineBatches {
-    feed: Feed,
+    feed: TrainFeed,
     /// The micro-batch taken last.
     joined: JoinedBatch,
     /// Packs of a batch of an evaluation.
@@ -452,19 +471,19 @@ struct EngineBatches {
 
 impl EngineBatches {
     /// Takes the next packs of a split, up to `limit`.
-    fn next(&mut self, split: Split, limit: Limit) -> Result<Option<MicroBatch<'_>>, TrainError> {
+    fn next(&mut self, split: Split, limit: BatchLimit) -> Result<Option<MicroBatch<'_>>, TrainError> {
         let taken = self.joined.fill(&mut self.feed, split, limit)?;
         Ok(taken.map(|taken| MicroBatch { taken, inputs: self.joined.batch() }))
     }
 }
 
 impl Batches for EngineBatches {
-    fn take(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
-        self.next(Split::Train, Limit { packs: most, targets: u64::MAX })
+    fn take(&mut self, max_packs: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Train, BatchLimit { packs: max_packs, targets: u64::MAX })
     }
 
-    fn take_validation(&mut self, most: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
-        self.next(Split::Validation, Limit { packs: self.evaluation_packs, targets: most })
+    fn take_validation(&mut self, max_targets: u64) -> Result<Option<MicroBatch<'_>>, TrainError> {
+        self.next(Split::Validation, BatchLimit { packs: self.evaluation_packs, targets: max_targets })
     }
 
     fn rewind(&mut self) -> Result<(), TrainError> {
@@ -490,10 +509,10 @@ impl Batches for EngineBatches {
 }
 
 /// A model in training on a device, with its plans.
-struct Engine {
+struct TrainEngine {
     session: TrainSession,
-    subject: TrainedModel,
-    store: Store,
+    model: TrainedModel,
+    store: CheckpointTensors,
     /// The run's seed, as the graphs read it.
     seed: [i32; 2],
     /// The machine that computes.
@@ -501,7 +520,7 @@ struct Engine {
     /// The configuration, for the prices of other settings.
     config: TrainConfig,
     /// Part of the budget that is not for plans: on a CPU, the process and the data.
-    beside: Bytes,
+    outside_plans: Bytes,
     /// Room for what is kept outside the memory of the device, when the run was planned.
     room: Room,
     /// Rate that the plan expects.
@@ -512,7 +531,7 @@ struct Engine {
     expert_rows: Vec<u64>,
 }
 
-impl Engine {
+impl TrainEngine {
     /// The scalar inputs of a micro-step, as the session takes them.
     fn scalars<'a>(&self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'a>) -> MicroStepInputs<'a> {
         let MicroStepScalars { keep, loss_scale, hyper } = scalars;
@@ -520,7 +539,7 @@ impl Engine {
     }
 }
 
-impl Stepper for Engine {
+impl Stepper for TrainEngine {
     fn micro_step(&mut self, batch: &MicroBatch<'_>, scalars: MicroStepScalars<'_>) -> Result<(), TrainError> {
         let step = self.scalars(batch, scalars);
         self.session.submit_micro_step(batch.inputs, step)?;
@@ -536,27 +555,14 @@ impl Stepper for Engine {
         let plan = self.session.micro_plan();
         let target = self.session.program().target();
         let counts = batch.inputs.counts();
-        let of_move = |name: &str| InstructionTime {
-            instruction: name.to_owned(),
-            kernel: "",
-            expected: 0.0,
-            measured: Duration::ZERO,
-        };
-        let described = |instr: &Instr| match *instr {
-            Instr::Launch(id) => {
-                let node = plan.graph.node(id);
-                let (op, out) = (node.op.name(), node.outputs.iter().flatten().next());
-                InstructionTime {
-                    instruction: out.map_or(op.to_owned(), |&v| format!("{op} {}", plan.graph.spec(v))),
-                    kernel: target.kernel_of(&plan.graph, node).map_or("", KernelId::name),
-                    expected: node_seconds(&plan.graph, node, target, counts),
-                    measured: Duration::ZERO,
-                }
-            }
-            Instr::Start(_) => of_move("start of move"),
-            Instr::Wait(_) => of_move("wait for move"),
-        };
-        let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
+        let instrs = plan.schedule.instrs.iter();
+        let mut found: Vec<InstructionTime> = instrs
+            .map(|instr| match *instr {
+                Instr::Launch(id) => expected_launch(&plan.graph, id, target, counts),
+                Instr::Start(_) => unpriced_move("start of move"),
+                Instr::Wait(_) => unpriced_move("wait for move"),
+            })
+            .collect();
         let mut times = vec![Duration::ZERO; found.len()];
         let scalars = MicroStepScalars { keep: false, loss_scale: 1.0, hyper };
         let step = self.scalars(batch, scalars);
@@ -597,6 +603,7 @@ impl Stepper for Engine {
         let mut moved = None;
         self.expert_rows.fill(0);
         for _ in 0..micro_steps {
+            // Results arrive in the order of submission: those of the micro-steps, then that of the update.
             let StepResult::MicroStep(losses) = self.session.result()? else {
                 return Err(results_out_of_order());
             };
@@ -647,19 +654,23 @@ impl Stepper for Engine {
     }
 
     fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy> {
-        let planned = (self.session.program(), self.tokens_per_second);
-        let memory = program::MemoryBesidePlan { used: self.beside, room: self.room };
-        program::remedies(&self.config, &self.subject, planned, memory, observer)
+        let running = program::RunningPlan {
+            program: self.session.program(),
+            tokens_per_second: self.tokens_per_second,
+            outside_plans: self.outside_plans,
+            room: self.room,
+        };
+        program::remedies(&self.config, &self.model, running, observer)
     }
 }
 
-impl Tensors for Engine {
-    fn tensors(&self, part: StatePart) -> Vec<Stored> {
+impl Tensors for TrainEngine {
+    fn tensors(&self, part: StatePart) -> Vec<StoredTensor> {
         self.store.tensors(part)
     }
 
     fn file(&self, part: StatePart) -> &'static str {
-        self.subject.file(part)
+        self.model.file(part)
     }
 
     fn read(
@@ -669,7 +680,8 @@ impl Tensors for Engine {
         elements: std::ops::Range<u64>,
         out: &mut Vec<u8>,
     ) -> Result<(), TrainError> {
-        self.store.read(&mut self.session, &self.subject, part, tensor, elements, out)
+        let slice = TensorSlice { part, tensor, elements };
+        self.store.read(&mut self.session, &self.model, slice, out)
     }
 
     fn write(&mut self, part: StatePart, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
@@ -677,7 +689,7 @@ impl Tensors for Engine {
     }
 
     fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-        let files = self.subject.extra_files(&self.store.tensors(StatePart::Model));
+        let files = self.model.extra_files(&self.store.tensors(StatePart::Model));
         // The model with averaged weights is complete by itself, so it has its own copies of the small files.
         if self.store.tensors(StatePart::Average).is_empty() {
             return Ok(files);
@@ -685,6 +697,24 @@ impl Tensors for Engine {
         let averages = files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect();
         Ok([files, averages].concat())
     }
+}
+
+/// The entry of a kernel launch, which was not measured yet.
+fn expected_launch(graph: &Graph, id: NodeId, target: &Target, counts: Counts) -> InstructionTime {
+    let node = graph.node(id);
+    let op = node.op.name();
+    let out = node.outputs.iter().flatten().next();
+    InstructionTime {
+        instruction: out.map_or(op.to_owned(), |&v| format!("{op} {}", graph.spec(v))),
+        kernel: target.kernel_of(graph, node).map_or("", KernelId::name),
+        expected: node_seconds(graph, node, target, counts),
+        measured: Duration::ZERO,
+    }
+}
+
+/// The entry of an instruction of a move, which was not measured yet. The plan expects no time of its own for it.
+fn unpriced_move(name: &str) -> InstructionTime {
+    InstructionTime { instruction: name.to_owned(), kernel: "", expected: 0.0, measured: Duration::ZERO }
 }
 
 /// Number of the largest tensors that an error names.

@@ -17,11 +17,10 @@ use plimsoll_plan::{
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use plimsoll_setting::Setting;
-use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-/// Default of `batch.sequences`: one sequence for every this many tokens of a pack.
+/// Tokens of a pack for each sequence, for the default of `batch.sequences`.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
 /// Values of `memory.loss_chunk`, the number of rows of logits materialised at a time, that are chosen.
@@ -31,7 +30,7 @@ const CHUNKS: [u32; 3] = [64, 256, 1024];
 const HOST_LOGITS: u64 = 2 << 20;
 
 /// Number of halvings of a batch of an evaluation.
-const SIZES: usize = 6;
+const EVALUATION_SIZES: usize = 6;
 
 /// Ops recomputed under `memory.remat: selective`: memory-bound ops, which are cheap to compute again.
 const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "dropout", "dispatch"];
@@ -61,104 +60,81 @@ impl PlanLimits {
 /// Searches the fastest plans for a configuration within memory limits on a target.
 pub(super) fn search(
     config: &TrainConfig,
-    subject: &TrainedModel,
+    model: &TrainedModel,
     target: &Target,
     limits: PlanLimits,
     observer: &dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
-    let stopped = || observer.stop().is_some();
-    let refused = match search_alone(config, subject, target, limits, observer) {
+    let search = PlanSearch { config, model, target, limits, observer };
+    let refused = match search.run() {
         Err(TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(bill)))) => bill,
         other => return other,
     };
-    let other = |config: &TrainConfig| remedy(config, &subject.like(&config.model), target, limits, &stopped);
-    let bill = with_remedies(*refused, config, target, &other);
-    match stopped() {
-        true => Err(interrupted(observer).into()),
-        false => Err(PlanError::OverBudget(Box::new(bill)).into()),
+    let bill = with_remedies(*refused, config, target, &|config| search.remedy_of(config));
+    if search.is_stopped() {
+        Err(interrupted(observer).into())
+    } else {
+        Err(PlanError::OverBudget(Box::new(bill)).into())
     }
 }
 
 /// Like [`search`], but the bill of a refusal offers no remedies, each of which is planned.
 pub(super) fn search_alone(
     config: &TrainConfig,
-    subject: &TrainedModel,
+    model: &TrainedModel,
     target: &Target,
     limits: PlanLimits,
     observer: &dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
-    let stopped = || observer.stop().is_some();
-    let plan = || {
-        let (sample, _) = subject.graphs(bounds(config, sizes(config)[0]), CHUNKS[0], 1)?;
-        has_ops(config, &sample)?;
-        let offloading = match fastest(config, subject, target, limits, &stopped)? {
-            Fastest::Found(found) => {
-                offloads(config, &found.program)?;
-                return Ok(*found);
-            }
-            Fastest::Refused(Refusal::Other(error)) => return Err(error),
-            Fastest::Refused(Refusal::Budget(offloading)) => offloading,
-        };
-        // Searched again for its bill, which takes long and which the other choices do not need.
-        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-        let run = |search: &TrainingSearch<'_>| search.run(target, &build);
-        with_search(config, subject, target, (limits.budget, offloading), &stopped, run)
-    };
-    match plan() {
-        Ok(found) => Ok(found),
-        Err(PlanError::Stopped) => Err(interrupted(observer).into()),
-        Err(error) => Err(error.into()),
-    }
+    PlanSearch { config, model, target, limits, observer }.run()
 }
 
-/// Memory that limits plans and is not part of their peak.
+/// The plan of a run, for which remedies are priced, and the memory outside it.
 #[derive(Clone, Copy)]
-pub(super) struct MemoryBesidePlan {
+pub(super) struct RunningPlan<'a> {
+    pub(super) program: &'a Program,
+    /// Expected rate of the plan.
+    pub(super) tokens_per_second: f64,
     /// Bytes of the memory budget that the process and the data use, on a CPU.
-    pub(super) used: Bytes,
+    pub(super) outside_plans: Bytes,
     /// Free host memory and free disk space for offloaded values.
     pub(super) room: Room,
 }
 
-/// Returns settings with which a plan needs at least a tenth less memory than `program`, each priced by the planner
-/// against `tokens_per_second`, the expected rate of `program`.
+/// Returns settings with which a plan needs at least a tenth less memory than that of the run, each priced by the planner
+/// against the expected rate of the run.
 pub(super) fn remedies(
     config: &TrainConfig,
-    subject: &TrainedModel,
-    (program, tokens_per_second): (&Program, f64),
-    memory: MemoryBesidePlan,
+    model: &TrainedModel,
+    running: RunningPlan<'_>,
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
-    let stopped = || observer.stop().is_some();
+    let RunningPlan { program, tokens_per_second, outside_plans, room } = running;
     let budget = Bytes(program.peak().0 / 10 * 9);
-    let plan = |config: &TrainConfig| {
-        let limits = PlanLimits { budget, room: memory.room };
-        remedy(config, &subject.like(&config.model), program.target(), limits, &stopped)
-    };
+    let limits = PlanLimits { budget, room };
+    let search = PlanSearch { config, model, target: program.target(), limits, observer };
     let mut bill = program.bill(budget, vec![]);
     bill.seconds_per_token = 1.0 / tokens_per_second;
     // A smaller budget alone: more recomputation, or smaller micro-batches.
-    if let Ok(Some(found)) = plan(config) {
-        let megabytes = (found.program.peak() + memory.used).0.div_ceil(1_000_000);
+    if let Ok(Some(found)) = search.remedy_of(config) {
+        let megabytes = (found.program.peak() + outside_plans).0.div_ceil(1_000_000);
         let smaller = Setting::Budget.to(format!("{megabytes}MB"));
         bill.offer(vec![smaller], found.program.peak(), 1.0 / found.tokens_per_second);
     }
-    with_remedies(bill, config, program.target(), &plan).remedies
+    with_remedies(bill, config, program.target(), &|config| search.remedy_of(config)).remedies
 }
 
 /// Whether any plan of a configuration fits the memory budget.
 pub(super) fn fits(
     config: &TrainConfig,
-    subject: &TrainedModel,
+    model: &TrainedModel,
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
 ) -> Result<bool, TrainError> {
-    let stopped = &|| observer.stop().is_some();
-    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    let search = PlanSearch { config, model, target, limits: PlanLimits::of(budget), observer };
     for offload in config.memory.offloads() {
-        let search = |search: &TrainingSearch<'_>| search.fits(target, &build);
-        match with_search(config, subject, target, (budget, Offloading::least(offload)), stopped, search) {
+        match search.fits(Offloading::least(offload)) {
             Ok(false) => {}
             Err(PlanError::Stopped) => return Err(interrupted(observer).into()),
             found => return Ok(found?),
@@ -168,92 +144,217 @@ pub(super) fn fits(
 }
 
 /// Result of a search with every choice of `memory.offload`.
-enum Fastest {
+enum FastestPlan {
     Found(Box<TrainingChoice>),
-    Refused(Refusal),
+    Refused(OffloadRefusal),
 }
 
 /// Why no choice of `memory.offload` fits.
-enum Refusal {
+enum OffloadRefusal {
     /// This choice exceeds the memory budget. Its bill takes a search of its own.
     Budget(Offloading),
     Other(PlanError),
 }
 
-/// Searches with every choice of `memory.offload` for the fastest plan. Where a choice does not fit, it is tried with fewer
-/// copies ahead of their use, which takes less memory. If none fits, the refusal is that of the choice that keeps most
-/// outside the memory of the device.
-fn fastest(
-    config: &TrainConfig,
-    subject: &TrainedModel,
-    target: &Target,
+/// A search for the fastest plans of a configuration: the model and the target to plan for, and the memory limits.
+#[derive(Clone, Copy)]
+struct PlanSearch<'a> {
+    config: &'a TrainConfig,
+    model: &'a TrainedModel,
+    target: &'a Target,
     limits: PlanLimits,
-    stopped: &dyn Fn() -> bool,
-) -> Result<Fastest, PlanError> {
-    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    // Error of the last plan that fits the memory budget, but exceeds the free host memory or disk space.
-    let over_room: Cell<Option<PlanError>> = Cell::new(None);
-    let search = |offload, window| -> Result<Option<TrainingChoice>, PlanError> {
-        let find = |search: &TrainingSearch<'_>| search.find(target, &build);
-        let offloading = Offloading { offload, window };
-        let found = with_search(config, subject, target, (limits.budget, offloading), stopped, find)?;
-        match found.map(|found| limits.admit(found)).transpose() {
+    /// Tells whether a signal has stopped the search.
+    observer: &'a dyn Observer,
+}
+
+impl PlanSearch<'_> {
+    /// Returns the fastest plan; a refusal has the bill of the smallest plan, without remedies.
+    fn run(&self) -> Result<TrainingChoice, TrainError> {
+        match self.plan() {
+            Err(PlanError::Stopped) => Err(interrupted(self.observer).into()),
+            found => Ok(found?),
+        }
+    }
+
+    fn plan(&self) -> Result<TrainingChoice, PlanError> {
+        let (sample, _) = self.graphs(sizes(self.config)[0], CHUNKS[0], 1)?;
+        has_ops(self.config, &sample)?;
+        match self.fastest()? {
+            FastestPlan::Found(found) => {
+                offloads(self.config, &found.program)?;
+                Ok(*found)
+            }
+            FastestPlan::Refused(OffloadRefusal::Other(error)) => Err(error),
+            // Searched again for its bill, which takes long and which the other choices do not need.
+            FastestPlan::Refused(OffloadRefusal::Budget(offloading)) => self
+                .with_choices(offloading, |search| {
+                    search.run(self.target, &|tokens, chunk, layers| self.graphs(tokens, chunk, layers))
+                }),
+        }
+    }
+
+    /// The graphs of a micro-batch of `tokens` tokens and of an evaluation batch.
+    fn graphs(&self, tokens: u64, chunk: u32, layers: u32) -> Result<(Graph, Graph), PlanError> {
+        self.model.graphs(bounds(self.config, tokens), chunk, layers)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.observer.stop().is_some()
+    }
+
+    /// Returns the fastest plan with one choice of `memory.offload` within the budget; `None` if none fits.
+    fn find(&self, offloading: Offloading) -> Result<Option<TrainingChoice>, PlanError> {
+        self.with_choices(offloading, |search| {
+            search.find(self.target, &|tokens, chunk, layers| self.graphs(tokens, chunk, layers))
+        })
+    }
+
+    /// Whether any plan with one choice of `memory.offload` fits the budget.
+    fn fits(&self, offloading: Offloading) -> Result<bool, PlanError> {
+        self.with_choices(offloading, |search| {
+            search.fits(self.target, &|tokens, chunk, layers| self.graphs(tokens, chunk, layers))
+        })
+    }
+
+    /// Returns the fastest plan with one choice of `memory.offload`; `None` if none fits. The error of a plan that fits the
+    /// budget, but exceeds the free host memory or disk space, is stored in `over_room`.
+    fn find_in_room(
+        &self,
+        offloading: Offloading,
+        over_room: &mut Option<PlanError>,
+    ) -> Result<Option<TrainingChoice>, PlanError> {
+        let found = self.find(offloading)?;
+        match found.map(|found| self.limits.admit(found)).transpose() {
             Err(error @ PlanError::OverRoom { .. }) => {
-                over_room.set(Some(error));
+                *over_room = Some(error);
                 Ok(None)
             }
             other => other,
         }
-    };
-    // A smaller window takes less of the device, and of host memory on the way to a file.
-    let with_windows = |offload: Offload| match search(offload, Window::Full) {
-        Ok(None) if !offload.is_empty() => {
-            fastest_of(config, SMALLER_WINDOWS.map(|window| search(offload, window)))
-        }
-        other => other,
-    };
-    let is_auto = config.memory.offload == config::Offload::Policy(OffloadPolicy::Auto);
-    let mut best: Option<TrainingChoice> = None;
-    let mut refused = None;
-    for offload in config.memory.offloads() {
-        over_room.set(None);
-        let without_activations = Offload { activations: false, ..offload };
-        let mut found = with_windows(offload);
-        let exceeded = over_room.take();
-        // Offloaded activations take most of the room, and recomputing them instead takes none. Without activations, the
-        // choice of activations alone is the first choice, which was searched already.
-        let may_recompute = is_auto && offload.activations && !without_activations.is_empty();
-        if may_recompute && exceeded.is_some() && matches!(found, Ok(None)) {
-            found = with_windows(without_activations);
-        }
-        match found {
-            Ok(Some(found)) => {
-                // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
-                let is_fastest = offload.is_empty() && recomputes_nothing(&found) && rank(config, &found) == 0;
-                best = Some(better(config, best, found));
-                if is_fastest {
-                    break;
-                }
+    }
+
+    /// Returns the fastest plan with one choice of `memory.offload`. Where the full window does not fit, smaller windows are
+    /// tried: they take less of the device, and of host memory on the way to a file.
+    fn find_with_windows(
+        &self,
+        offload: Offload,
+        over_room: &mut Option<PlanError>,
+    ) -> Result<Option<TrainingChoice>, PlanError> {
+        match self.find_in_room(Offloading { offload, window: Window::Full }, over_room) {
+            Ok(None) if !offload.is_empty() => {
+                let searched =
+                    SMALLER_WINDOWS.map(|window| self.find_in_room(Offloading { offload, window }, over_room));
+                fastest_of(self.config, searched)
             }
-            Ok(None) => {
-                refused = Some(match exceeded {
-                    Some(error) => Refusal::Other(error),
-                    None => Refusal::Budget(Offloading::least(offload)),
-                });
-            }
-            Err(error @ PlanError::TooLarge { .. }) => refused = Some(Refusal::Other(error)),
-            // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
-            Err(error @ PlanError::NoSpace { .. }) => {
-                refused.get_or_insert(Refusal::Other(error));
-            }
-            Err(error) => return Err(error),
+            other => other,
         }
     }
-    let nothing = || PlanError::BadPolicy { field: "memory.offload", why: "there is no choice".to_owned() };
-    Ok(match best {
-        Some(best) => Fastest::Found(Box::new(best)),
-        None => Fastest::Refused(refused.unwrap_or_else(|| Refusal::Other(nothing()))),
-    })
+
+    /// Searches with every choice of `memory.offload` for the fastest plan. Where a choice does not fit, it is tried with fewer
+    /// copies ahead of their use, which takes less memory. If none fits, the refusal is that of the choice that keeps most
+    /// outside the memory of the device.
+    fn fastest(&self) -> Result<FastestPlan, PlanError> {
+        let config = self.config;
+        let is_auto = config.memory.offload == config::Offload::Policy(OffloadPolicy::Auto);
+        let mut best: Option<TrainingChoice> = None;
+        let mut refused = None;
+        for offload in config.memory.offloads() {
+            let without_activations = Offload { activations: false, ..offload };
+            let mut over_room = None;
+            let mut found = self.find_with_windows(offload, &mut over_room);
+            // Offloaded activations take most of the room, and recomputing them instead takes none. Without activations, the
+            // choice of activations alone is the first choice, which was searched already.
+            let may_recompute = is_auto && offload.activations && !without_activations.is_empty();
+            if may_recompute && over_room.is_some() && matches!(found, Ok(None)) {
+                found = self.find_with_windows(without_activations, &mut None);
+            }
+            match found {
+                Ok(Some(found)) => {
+                    // Without offload and without recomputation nothing is done twice, and nothing waits for a copy.
+                    let is_fastest =
+                        offload.is_empty() && recomputes_nothing(&found) && rank(config, &found) == 0;
+                    best = Some(better(config, best, found));
+                    if is_fastest {
+                        break;
+                    }
+                }
+                Ok(None) => {
+                    refused = Some(match over_room {
+                        Some(error) => OffloadRefusal::Other(error),
+                        None => OffloadRefusal::Budget(Offloading::least(offload)),
+                    });
+                }
+                Err(error @ PlanError::TooLarge { .. }) => refused = Some(OffloadRefusal::Other(error)),
+                // `auto` has nowhere to keep anything: its first choice, which keeps all on the device, decides.
+                Err(error @ PlanError::NoSpace { .. }) => {
+                    refused.get_or_insert(OffloadRefusal::Other(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(best) = best {
+            return Ok(FastestPlan::Found(Box::new(best)));
+        }
+        Ok(FastestPlan::Refused(refused.unwrap_or_else(|| {
+            OffloadRefusal::Other(PlanError::BadPolicy {
+                field: "memory.offload",
+                why: "there is no choice".to_owned(),
+            })
+        })))
+    }
+
+    /// The fastest plan of another configuration within the same limits; see [`PlanSearch::remedy`].
+    fn remedy_of(&self, config: &TrainConfig) -> Result<Option<TrainingChoice>, PlanError> {
+        let model = self.model.like(&config.model);
+        PlanSearch { config, model: &model, ..*self }.remedy()
+    }
+
+    /// The fastest plan that may be offered as a remedy, or `None` if the configuration does not fit. A bill prices many
+    /// configurations with every choice of `memory.offload`, so the choice that keeps most outside the memory of the device is
+    /// tried first: the others are searched only if it fits.
+    fn remedy(&self) -> Result<Option<TrainingChoice>, PlanError> {
+        let smallest = self.config.memory.offloads().last().copied().filter(|offload| !offload.is_empty());
+        // Errors are those of the search below.
+        if let Some(offload) = smallest
+            && let Ok(false) = self.fits(Offloading::least(offload))
+        {
+            return Ok(None);
+        }
+        Ok(match self.fastest()? {
+            FastestPlan::Found(found) => Some(*found),
+            FastestPlan::Refused(_) => None,
+        })
+    }
+
+    /// Builds the search space, that is the choices that the configuration leaves open, and passes it to `ask`.
+    fn with_choices<T>(
+        &self,
+        offloading: Offloading,
+        ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
+    ) -> Result<T, PlanError> {
+        let config = self.config;
+        let group = |param: &Param| self.model.group(config, param);
+        let tokens = sizes(config);
+        let optimizers = optimizers(config);
+        let logits = LogitsChunking::of(config, self.model, self.target)?;
+        let search = TrainingSearch {
+            training: Training {
+                offload: offloading.offload,
+                window: offloading.window,
+                ..training(config, &group, optimizers[0])
+            },
+            budget: self.limits.budget,
+            step_tokens: config.batch.tokens,
+            tokens,
+            chunk: &|tokens| logits.chunk(tokens),
+            optimizers,
+            layers: self.model.layers(),
+            remat: remat(config),
+            dynamic: config.dynamic_sizes(),
+            stopped: &|| self.is_stopped(),
+        };
+        ask(&search)
+    }
 }
 
 /// The windows that are tried where the full one does not fit.
@@ -306,34 +407,8 @@ fn fastest_of(
 
 /// Whether a plan computes every node once.
 fn recomputes_nothing(found: &TrainingChoice) -> bool {
-    let nodes = || found.program.plans().iter().flat_map(|(_, plan)| &plan.graph.nodes);
-    nodes().all(|node| node.phase != Phase::Recompute || matches!(node.op, Op::Move(_)))
-}
-
-/// The fastest plan of a configuration that may be offered as a remedy, or `None` if it does not fit. A bill prices many
-/// configurations with every choice of `memory.offload`, so the choice that keeps most outside the memory of the device is
-/// tried first: the others are searched only if it fits.
-fn remedy(
-    config: &TrainConfig,
-    subject: &TrainedModel,
-    target: &Target,
-    limits: PlanLimits,
-    stopped: &dyn Fn() -> bool,
-) -> Result<Option<TrainingChoice>, PlanError> {
-    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
-    let most = config.memory.offloads().last().copied().filter(|most| !most.is_empty());
-    if let Some(offload) = most {
-        let offloading = Offloading::least(offload);
-        let fits = |search: &TrainingSearch<'_>| search.fits(target, &build);
-        // Errors are those of the search below.
-        if let Ok(false) = with_search(config, subject, target, (limits.budget, offloading), stopped, fits) {
-            return Ok(None);
-        }
-    }
-    Ok(match fastest(config, subject, target, limits, stopped)? {
-        Fastest::Found(found) => Some(*found),
-        Fastest::Refused(_) => None,
-    })
+    let mut nodes = found.program.plans().iter().flat_map(|(_, plan)| &plan.graph.nodes);
+    nodes.all(|node| node.phase != Phase::Recompute || matches!(node.op, Op::Move(_)))
 }
 
 /// The error of a search that was interrupted by a signal.
@@ -342,81 +417,48 @@ fn interrupted(observer: &dyn Observer) -> RuntimeError {
     RuntimeError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
-/// Builds the search space, that is the choices that a configuration leaves open, and passes it to `ask`.
-fn with_search<T>(
-    config: &TrainConfig,
-    subject: &TrainedModel,
-    target: &Target,
-    (budget, offloading): (Bytes, Offloading),
-    stopped: &dyn Fn() -> bool,
-    ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
-) -> Result<T, PlanError> {
-    let group = |param: &Param| subject.group(config, param);
-    let tokens = sizes(config);
-    let optimizers = optimizers(config);
-    let logits = Logits::of(config, subject, target)?;
-    let chunk = |tokens| logits.chunk(tokens);
-    let search = TrainingSearch {
-        training: Training {
-            offload: offloading.offload,
-            window: offloading.window,
-            ..training(config, &group, optimizers[0])
-        },
-        budget,
-        step_tokens: config.batch.tokens,
-        tokens,
-        chunk: &chunk,
-        optimizers,
-        layers: subject.layers(),
-        remat: remat(config),
-        dynamic: config.dynamic_sizes(),
-        stopped,
-    };
-    ask(&search)
-}
-
-/// What decides how many rows of logits are computed at a time.
-struct Logits {
-    /// `memory.loss_chunk`, if it is given.
-    given: Option<u64>,
+/// Sizes that determine the rows of logits that are computed at a time.
+struct LogitsChunking {
+    /// The value of `memory.loss_chunk`, if it is set.
+    loss_chunk: Option<u64>,
     /// Largest number of classes of a loss.
     classes: u64,
     /// Elements that the inputs of all layers have for each token.
     inputs: u64,
     /// Maximum number of logits at a time.
-    most: u64,
+    max_logits: u64,
 }
 
-impl Logits {
-    fn of(config: &TrainConfig, subject: &TrainedModel, target: &Target) -> Result<Self, PlanError> {
+impl LogitsChunking {
+    fn of(config: &TrainConfig, model: &TrainedModel, target: &Target) -> Result<Self, PlanError> {
         let pack = bounds(config, config.pack_tokens());
-        let (graph, _) = subject.graphs(pack, CHUNKS[0], subject.layers().min(1))?;
+        let (graph, _) = model.graphs(pack, CHUNKS[0], model.layers().min(1))?;
         let losses = graph.nodes.iter().filter(|node| matches!(node.op, Op::LinearCrossEntropy(_)));
         let sizes = losses.filter_map(|node| match graph.spec(node.inputs[1]).shape[..] {
             [Dim::Fixed(classes), Dim::Fixed(width)] => Some([classes, width]),
             _ => None,
         });
         let [classes, width] = sizes.max_by_key(|[classes, _]| *classes).unwrap_or([1, 1]);
-        let most = match target.kernels {
+        let max_logits = match target.kernels {
             Kernels::Cuda(_) => u64::MAX,
             Kernels::Reference | Kernels::Cpu(_) => HOST_LOGITS,
         };
-        let inputs = width.saturating_mul(u64::from(subject.layers().max(1)));
-        Ok(Self { given: config.memory.loss_chunk.0, classes, inputs, most })
+        let inputs = width.saturating_mul(u64::from(model.layers().max(1)));
+        Ok(Self { loss_chunk: config.memory.loss_chunk.0, classes, inputs, max_logits })
     }
 
     /// Rows of logits that a micro-step of `tokens` tokens computes at a time. The sums over rows are rounded by chunks, so the
     /// number must not depend on the budget: it is the largest whose logits are no larger than the inputs of all layers.
     fn chunk(&self, tokens: u64) -> u32 {
-        if let Some(rows) = self.given {
+        if let Some(rows) = self.loss_chunk {
             return rows.min(u64::from(u32::MAX)) as u32;
         }
-        let most = tokens.saturating_mul(self.inputs).min(self.most);
-        let fits = |rows: &u32| {
-            let rows = u64::from(*rows);
-            rows <= tokens && rows.saturating_mul(self.classes) <= most
-        };
-        CHUNKS.into_iter().rev().find(fits).unwrap_or(CHUNKS[0])
+        let max_logits = tokens.saturating_mul(self.inputs).min(self.max_logits);
+        let largest = CHUNKS.into_iter().rev().find(|&rows| {
+            let rows = u64::from(rows);
+            rows <= tokens && rows.saturating_mul(self.classes) <= max_logits
+        });
+        largest.unwrap_or(CHUNKS[0])
     }
 }
 
@@ -444,22 +486,22 @@ fn training<'a>(
 
 /// All choices of a plan that a search would make.
 #[derive(Clone)]
-pub(super) struct Exact {
+pub(super) struct ExactPlan {
     /// Micro-batch, rows of logits, and optimizer.
     pub(super) candidate: Candidate,
-    /// What is recomputed and offloaded of the activations.
+    /// Recomputation and offload of the activations.
     pub(super) activations: ActivationPolicy,
     /// Ops to fuse.
     pub(super) fuse: Fuse,
     /// Largest gradient norm, in place of that of the configuration.
     pub(super) max_norm: Option<f32>,
-    /// What is kept outside the memory of the device.
+    /// Values that are kept outside the memory of the device.
     pub(super) offload: Offload,
     /// Limit on the bytes of moves that run ahead of launches.
     pub(super) window: Window,
 }
 
-impl Exact {
+impl ExactPlan {
     fn training<'a>(&self, config: &TrainConfig, group: &'a dyn Fn(&Param) -> ParameterGroup) -> Training<'a> {
         let of_config = training(config, group, self.candidate.optimizer);
         Training {
@@ -478,25 +520,26 @@ impl Exact {
 /// Plans exactly these choices, without a budget.
 pub(super) fn exactly(
     config: &TrainConfig,
-    subject: &TrainedModel,
+    model: &TrainedModel,
     target: &Target,
-    exact: &Exact,
+    exact: &ExactPlan,
 ) -> Result<Program, PlanError> {
     let Candidate { tokens, chunk, .. } = exact.candidate;
-    let group = |param: &Param| subject.group(config, param);
-    let (forward, evaluation) = subject.graphs(bounds(config, tokens), chunk, subject.layers())?;
+    let group = |param: &Param| model.group(config, param);
+    let (forward, evaluation) = model.graphs(bounds(config, tokens), chunk, model.layers())?;
     exact.training(config, &group).program(&forward, &evaluation, target)
 }
 
 /// Whether the plan updates each parameter as soon as its gradient is complete.
-pub(super) fn updates_at_once(config: &TrainConfig, subject: &TrainedModel, exact: &Exact) -> bool {
-    exact.training(config, &|param| subject.group(config, param)).updates_immediately()
+pub(super) fn updates_at_once(config: &TrainConfig, model: &TrainedModel, exact: &ExactPlan) -> bool {
+    exact.training(config, &|param| model.group(config, param)).updates_immediately()
 }
 
 /// Bounds of a micro-batch of `tokens` tokens: of as many packs as it has room for.
 pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     let pack = pack_bounds(config);
     let packs = (tokens / pack.tokens).max(1);
+    // Every sequence has a token, so there are no more of them than tokens.
     let sequences = pack.sequences.saturating_mul(packs).clamp(1, tokens.max(1));
     Bounds { tokens, sequences, longest: pack.longest.min(tokens), packs }
 }
@@ -511,8 +554,8 @@ pub(super) fn pack_bounds(config: &TrainConfig) -> Bounds {
     if config.model.kind == ModelKind::Caller {
         // The shortest window that may be drawn.
         let shortest = config.window_lengths().min();
-        let least = (codons::tokens_of(shortest.unwrap_or(0) as usize) as u64).max(FRAMES);
-        let sequences = config.batch.sequences.0.unwrap_or(tokens / least).clamp(1, tokens);
+        let shortest_tokens = (codons::tokens_of(shortest.unwrap_or(0) as usize) as u64).max(FRAMES);
+        let sequences = config.batch.sequences.0.unwrap_or(tokens / shortest_tokens).clamp(1, tokens);
         // The longest span of attention is a frame.
         return Bounds { tokens, sequences, longest: (longest / FRAMES).min(tokens), packs: 1 };
     }
@@ -543,8 +586,8 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
 /// Sizes of a batch of an evaluation, in descending order: that of a micro-step, and half as many packs and so on.
 pub(super) fn smaller_sizes(config: &TrainConfig) -> Vec<u64> {
     let pack = config.pack_tokens();
-    let most = sizes(config).first().map_or(1, |most| most / pack).max(1);
-    halves(most).take(SIZES).map(|packs| packs.saturating_mul(pack)).collect()
+    let largest = sizes(config).first().map_or(1, |tokens| tokens / pack).max(1);
+    halves(largest).take(EVALUATION_SIZES).map(|packs| packs.saturating_mul(pack)).collect()
 }
 
 pub(super) fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
@@ -576,9 +619,6 @@ pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
 }
 
 fn remat(config: &TrainConfig) -> RematChoice {
-    let ops = |ops: &[&str]| {
-        plimsoll_plan::RecomputePolicy::Selective(ops.iter().map(|op| (*op).to_owned()).collect())
-    };
     let of = match &config.memory.remat {
         Remat::Policy(RematPolicy::Auto) => return RematChoice::Auto,
         Remat::Policy(RematPolicy::None) => plimsoll_plan::RecomputePolicy::None,
@@ -586,7 +626,9 @@ fn remat(config: &TrainConfig) -> RematChoice {
         Remat::Policy(RematPolicy::EveryN) => {
             plimsoll_plan::RecomputePolicy::EveryN(config.memory.remat_every as u32)
         }
-        Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
+        Remat::Policy(RematPolicy::Selective) => {
+            plimsoll_plan::RecomputePolicy::Selective(CHEAP.map(str::to_owned).to_vec())
+        }
         Remat::Ops(names) => plimsoll_plan::RecomputePolicy::Selective(names.clone()),
     };
     RematChoice::Fixed(match config.memory.remat_layers {
@@ -626,12 +668,12 @@ fn offloads(config: &TrainConfig, program: &Program) -> Result<(), PlanError> {
 /// Rejects a list of ops to recompute if one of them is not in the model, since it would have no effect.
 fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
     let Remat::Ops(names) = &config.memory.remat else { return Ok(()) };
-    let there: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
-    match names.iter().find(|name| !there.contains(name.as_str())) {
+    let model_ops: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+    match names.iter().find(|name| !model_ops.contains(name.as_str())) {
         None => Ok(()),
         Some(name) => {
-            let there = there.into_iter().collect::<Vec<_>>().join(", ");
-            let why = format!("the model has no op `{name}`; it has {there}");
+            let model_ops = model_ops.into_iter().collect::<Vec<_>>().join(", ");
+            let why = format!("the model has no op `{name}`; it has {model_ops}");
             Err(PlanError::BadPolicy { field: "memory.remat", why })
         }
     }
@@ -640,7 +682,7 @@ fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::subject;
+    use crate::engine::open_trained_model;
     use plimsoll_graph::Space;
     use plimsoll_runtime::Silent;
 
@@ -656,8 +698,8 @@ run: {steps: 10}
         let keys: Vec<String> = keys.iter().map(|&key| key.to_owned()).collect();
         let config = TrainConfig::parse(text, "example", &keys).expect("a configuration");
         let target = Target::named("h100").expect("a target");
-        let subject = subject(&config, &mut Silent).expect("a model");
-        search_alone(&config, &subject, &target, PlanLimits::of(Bytes(budget)), &Silent)
+        let model = open_trained_model(&config, &mut Silent).expect("a model");
+        search_alone(&config, &model, &target, PlanLimits::of(Bytes(budget)), &Silent)
     }
 
     /// What a plan keeps outside is what was asked for, and a part that the run does not have is refused by name.
@@ -719,12 +761,12 @@ run: {steps: 10}
 ";
         let config = TrainConfig::parse(text, "example", &[]).expect("a configuration");
         let target = Target::named("h100").expect("a target");
-        let subject = subject(&config, &mut Silent).expect("a model");
+        let model = open_trained_model(&config, &mut Silent).expect("a model");
         let gigabytes = |n: u64| Bytes(n * 1_000_000_000);
         let planned = |budget: u64, host: u64| {
             let room = Room { host: gigabytes(host), file: Bytes::ZERO };
             let limits = PlanLimits { budget: gigabytes(budget), room };
-            search_alone(&config, &subject, &target, limits, &Silent)
+            search_alone(&config, &model, &target, limits, &Silent)
         };
         // Parameters of 270 M elements: 0.54 GB, masters 1.1 GB, moments 2.2 GB.
         let held = |budget, host| {

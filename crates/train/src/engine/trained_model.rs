@@ -1,11 +1,14 @@
 //! The model to train: its graphs, the parameter groups and the initial values of the parameters. Invariant: determined
 //! by the configuration and the vocabulary alone; no training data is read here.
 
-use crate::ConfigError;
+use crate::TrainConfigError;
 use crate::TrainError;
-use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
+use crate::config::{
+    ActivationChoice, Decay, LoraSection, MaskKind, ModelKind, ModelSection, NormChoice, PositionChoice,
+    TrainConfig,
+};
 use crate::tokenizer;
-use crate::{StatePart, Stored};
+use crate::{StatePart, StoredTensor};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ReadError;
@@ -39,7 +42,7 @@ pub(super) struct TrainedModel {
     kind: ModelFamily,
     loss: Training,
     /// Weights to start from; `None` for random initialisation.
-    from: Option<Arc<From>>,
+    from: Option<Arc<InitialWeights>>,
     name: String,
     /// Contents of the initial model's config.json, with the names of the classes; empty if there is none.
     config: String,
@@ -68,7 +71,7 @@ pub(super) enum ClassifierOutput {
 }
 
 /// Initial weights.
-enum From {
+enum InitialWeights {
     Encoder(EncoderModel),
     Decoder { folder: PathBuf, weights: Weights },
     Head(Weights),
@@ -88,7 +91,7 @@ impl TrainedModel {
         // `TrainConfig::parse` has already checked this. A configuration that was changed since then would silently be
         // trained as a different model.
         if let Some(why) = config.contradiction(observer)? {
-            return Err(ConfigError::Contradiction { keys: vec![why] }.into());
+            return Err(TrainConfigError::Contradiction { keys: vec![why] }.into());
         }
         let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
         let (kind, from) = match model.kind {
@@ -103,24 +106,27 @@ impl TrainedModel {
             return Err(TrainError::TooManyLayers { layers: c.layers, most: MAX_LAYERS });
         }
         let folder = match (&from, &model.from) {
-            (Some(From::Encoder(model)), _) => model.folder.clone(),
-            (Some(From::Decoder { folder, .. } | From::Caller { folder, .. }), _) => Some(folder.clone()),
-            (Some(From::Head(_)), Some(from)) => Some(PathBuf::from(from)),
+            (Some(InitialWeights::Encoder(model)), _) => model.folder.clone(),
+            (Some(InitialWeights::Decoder { folder, .. } | InitialWeights::Caller { folder, .. }), _) => {
+                Some(folder.clone())
+            }
+            (Some(InitialWeights::Head(_)), Some(from)) => Some(PathBuf::from(from)),
             (_, _) => None,
         };
-        let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
-        let configured = match kind {
-            ModelFamily::Encoder { .. } | ModelFamily::Decoder(_) => true,
-            // Its config.json is written from the run's configuration alone.
-            ModelFamily::Head(_) | ModelFamily::Caller { .. } => false,
+        let tokenizer = tokenizer::files(config, folder.as_deref())?;
+        let reads_bytes = tokenizer::reads_bytes(config, folder.as_deref())?;
+        let initial_config = match (&kind, &folder) {
+            (ModelFamily::Encoder { .. } | ModelFamily::Decoder(_), Some(folder)) => {
+                read_config(&folder.join("config.json"))?
+            }
+            // The config.json of a head or a caller is written from the run's configuration alone.
+            (ModelFamily::Encoder { .. } | ModelFamily::Decoder(_), None)
+            | (ModelFamily::Head(_) | ModelFamily::Caller { .. }, _) => String::new(),
         };
         Ok(Self {
-            tokenizer: tokenizer::files(config, folder.as_deref())?,
-            reads_bytes: tokenizer::reads_bytes(config, folder.as_deref())?,
-            config: with_classes(
-                folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
-                &model.class_names,
-            ),
+            tokenizer,
+            reads_bytes,
+            config: with_classes(initial_config, &model.class_names),
             name: model.from.clone().unwrap_or_default(),
             from: from.map(Arc::new),
             kind,
@@ -130,7 +136,7 @@ impl TrainedModel {
 
     /// Returns the same model with the adapters of another configuration, the only part of the model that a remedy
     /// changes.
-    pub fn like(&self, model: &Model) -> Self {
+    pub fn like(&self, model: &ModelSection) -> Self {
         let kind = match self.kind.clone() {
             ModelFamily::Encoder { encoder, task, .. } => {
                 let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
@@ -172,26 +178,25 @@ impl TrainedModel {
     pub fn graphs(&self, bounds: Bounds, chunk: u32, layers: u32) -> Result<(Graph, Graph), PlanError> {
         let training = Training { chunk, ..self.loss };
         let still = Training { dropout: 0.0, ..training };
-        let bad = |why: String| PlanError::BadPolicy { field: "model", why };
-        let verified = |source| PlanError::of_graph("build", source);
         Ok(match &self.with_layers(layers) {
             ModelFamily::Decoder(c) => (
-                c.train_graph(bounds, &training).map_err(verified)?,
-                c.train_graph(bounds, &still).map_err(verified)?,
+                c.train_graph(bounds, &training).map_err(graph_error)?,
+                c.train_graph(bounds, &still).map_err(graph_error)?,
             ),
             ModelFamily::Encoder { encoder, task, lora } => {
-                let graph = |t: &Training| {
-                    encoder.train_graph(bounds, *task, t, lora.as_ref()).map_err(|e| bad(e.to_string()))
-                };
-                (graph(&training)?, graph(&still)?)
+                let lora = lora.as_ref();
+                (
+                    encoder.train_graph(bounds, *task, &training, lora).map_err(bad_model)?,
+                    encoder.train_graph(bounds, *task, &still, lora).map_err(bad_model)?,
+                )
             }
             ModelFamily::Head(c) => (
-                c.train_graph(bounds, &training).map_err(verified)?,
-                c.evaluation_graph(bounds, &still).map_err(verified)?,
+                c.train_graph(bounds, &training).map_err(graph_error)?,
+                c.evaluation_graph(bounds, &still).map_err(graph_error)?,
             ),
             ModelFamily::Caller { caller, objective, .. } => (
-                caller.train_graph(bounds, objective, &training).map_err(verified)?,
-                caller.evaluation_graph(bounds, objective, &still).map_err(verified)?,
+                caller.train_graph(bounds, objective, &training).map_err(graph_error)?,
+                caller.evaluation_graph(bounds, objective, &still).map_err(graph_error)?,
             ),
         })
     }
@@ -223,7 +228,6 @@ impl TrainedModel {
             | ModelFamily::Head(_)
             | ModelFamily::Caller { .. } => Tuning::Full,
         };
-        let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
         if !trains(tuning, param) || tensor_of_teacher(&param.name).is_some() {
             return ParameterGroup::Frozen;
         }
@@ -236,7 +240,7 @@ impl TrainedModel {
                 Decay::Matrices,
             ) => false,
         };
-        if decays && !named(&config.optimizer.no_decay) {
+        if decays && !config.optimizer.no_decay.iter().any(|pattern| is_like(&param.name, pattern)) {
             ParameterGroup::Decay
         } else {
             ParameterGroup::NoDecay
@@ -246,7 +250,8 @@ impl TrainedModel {
     /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
     /// for parameters that `from` does not have. Any number of threads may call it.
     pub fn source(&self, seed: u64) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
-        let (kind, from) = (&self.kind, self.from.as_deref());
+        let kind = &self.kind;
+        let from = self.from.as_deref();
         move |param, range, out| {
             if let Some((teacher, param)) = kind.of_teacher(param) {
                 return Ok(teacher.read(&param, range, out)?);
@@ -256,6 +261,7 @@ impl TrainedModel {
                 init_param(|piece| kind.init(piece), seed, param, range, out);
                 return Ok(());
             };
+            // The range may span several pieces, each of which is a tensor of its own in the file.
             let mut rest = out;
             for (i, first, count) in param.split_by_piece(range) {
                 let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
@@ -302,15 +308,11 @@ impl TrainedModel {
     /// The digests of the files of each teacher, by name.
     pub fn teachers(&self) -> Result<Vec<BTreeMap<String, String>>, TrainError> {
         let ModelFamily::Caller { teachers, .. } = &self.kind else { return Ok(vec![]) };
-        let files = |teacher: &CallerModel| {
-            let config = (CONFIG.to_owned(), hex(&Sha256::digest(teacher.config_text.as_bytes())));
-            Ok(teacher.weights.sha256()?.into_iter().chain([config]).collect())
-        };
-        teachers.iter().map(files).collect()
+        teachers.iter().map(file_digests).collect()
     }
 
     /// Tensors of the weight file that no graph uses; they are copied into checkpoints.
-    pub fn kept(&self) -> Vec<CarriedTensor> {
+    pub fn carried_tensors(&self) -> Vec<CarriedTensor> {
         match &self.kind {
             ModelFamily::Encoder { encoder, lora: None, .. } => encoder.carried_tensors(),
             ModelFamily::Encoder { lora: Some(_), .. }
@@ -330,7 +332,7 @@ impl TrainedModel {
     }
 
     /// Returns the files stored next to the tensors named `tensors`: the configuration and the tokenizer.
-    pub fn extra_files(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
+    pub fn extra_files(&self, tensors: &[StoredTensor]) -> Vec<(String, Vec<u8>)> {
         let (name, text) = match &self.kind {
             ModelFamily::Decoder(c) => (CONFIG, c.to_json(&self.config, self.reads_bytes)),
             ModelFamily::Encoder { encoder, task, lora: None } => {
@@ -345,23 +347,41 @@ impl TrainedModel {
         std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
     }
 
-    fn adapter(&self, task: TrainingTask, lora: &Lora, tensors: &[Stored]) -> String {
-        let module = |t: &Stored| match TunedPart::of(t.name.strip_prefix(adapter::PREFIX)?) {
-            TunedPart::AdapterA { module } => Some(module.to_owned()),
-            TunedPart::AdapterB { .. } | TunedPart::Classifier | TunedPart::Base => None,
-        };
+    fn adapter(&self, task: TrainingTask, lora: &Lora, tensors: &[StoredTensor]) -> String {
+        // Each adapted module has one tensor A.
+        let modules =
+            tensors.iter().filter_map(|t| match TunedPart::of(t.name.strip_prefix(adapter::PREFIX)?) {
+                TunedPart::AdapterA { module } => Some(module.to_owned()),
+                TunedPart::AdapterB { .. } | TunedPart::Classifier | TunedPart::Base => None,
+            });
         let adapter = Adapter {
             base: self.name.clone(),
             rank: lora.rank,
             alpha: f64::from(lora.alpha),
-            modules: tensors.iter().filter_map(module).collect(),
+            modules: modules.collect(),
             classifier: task != TrainingTask::MaskedLm,
         };
         adapter.to_json()
     }
 }
 
-impl From {
+/// The error of a graph that was built wrongly, or is too large.
+fn graph_error(source: VerifyError) -> PlanError {
+    PlanError::of_graph("build", source)
+}
+
+/// The error of a model that the configuration cannot have.
+fn bad_model(error: impl std::fmt::Display) -> PlanError {
+    PlanError::BadPolicy { field: "model", why: error.to_string() }
+}
+
+/// The digests of a teacher's files, by name.
+fn file_digests(teacher: &CallerModel) -> Result<BTreeMap<String, String>, TrainError> {
+    let config = (CONFIG.to_owned(), hex(&Sha256::digest(teacher.config_text.as_bytes())));
+    Ok(teacher.weights.sha256()?.into_iter().chain([config]).collect())
+}
+
+impl InitialWeights {
     fn weights(&self) -> &Weights {
         match self {
             Self::Encoder(model) => &model.weights,
@@ -385,27 +405,27 @@ impl ModelFamily {
     fn of_teacher(&self, param: &Param) -> Option<(&CallerModel, Param)> {
         let Self::Caller { teachers, .. } = self else { return None };
         let (number, name) = tensor_of_teacher(&param.name)?;
-        let own = |piece: &ParamPiece| {
+        let pieces = param.pieces.iter().map(|piece| {
             let tensor = tensor_of_teacher(&piece.tensor)?.1.to_owned();
             Some(ParamPiece { tensor, ..piece.clone() })
-        };
-        let pieces = param.pieces.iter().map(own).collect::<Option<_>>()?;
+        });
+        let pieces = pieces.collect::<Option<_>>()?;
         Some((teachers.get(number)?, Param { name: name.to_owned(), pieces }))
     }
 
     /// Returns the tensor's name in the initial weights; `None` if they do not have the tensor.
-    fn found(&self, from: &From, piece: &ParamPiece) -> Option<String> {
+    fn found(&self, from: &InitialWeights, piece: &ParamPiece) -> Option<String> {
         match from {
-            From::Encoder(model) => model.find(&piece.tensor),
+            InitialWeights::Encoder(model) => model.find(&piece.tensor),
             // A head of the initial model belongs to a task of the same name and classes.
-            From::Caller { weights, .. } => weights
+            InitialWeights::Caller { weights, .. } => weights
                 .get(&piece.tensor)
                 .is_some_and(|found| found.shape() == piece.shape)
                 .then(|| piece.tensor.clone()),
             // Rotary frequencies are those of the configuration, whatever a file says.
-            From::Decoder { .. } if piece.tensor.ends_with("inv_freq") => None,
-            From::Decoder { weights, .. } => find_in_decoder(weights, &piece.tensor),
-            From::Head(weights) => weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone()),
+            InitialWeights::Decoder { .. } if piece.tensor.ends_with("inv_freq") => None,
+            InitialWeights::Decoder { weights, .. } => find_in_decoder(weights, &piece.tensor),
+            InitialWeights::Head(weights) => weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone()),
         }
     }
 }
@@ -435,7 +455,7 @@ fn decoder(
     config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
-) -> Result<(ModelFamily, Option<From>), TrainError> {
+) -> Result<(ModelFamily, Option<InitialWeights>), TrainError> {
     let m = &config.model;
     let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
         experts: m.experts.count,
@@ -465,11 +485,11 @@ fn decoder(
             .clone()
             .map(|own| experts.map_or(own.clone(), |e| Experts { balance: e.balance, z: e.z, ..own }));
         let kind = ModelFamily::Decoder(DecoderConfig { experts, ..c });
-        return Ok((kind, Some(From::Decoder { folder, weights })));
+        return Ok((kind, Some(InitialWeights::Decoder { folder, weights })));
     }
     let mlp = match m.activation {
-        Activation::Gelu => Mlp::Gelu,
-        Activation::Swiglu => Mlp::SwiGlu,
+        ActivationChoice::Gelu => Mlp::Gelu,
+        ActivationChoice::Swiglu => Mlp::SwiGlu,
     };
     let a = m.attention;
     let mask = match a.mask {
@@ -488,11 +508,15 @@ fn decoder(
         kv_heads: m.kv_heads.unwrap_or(m.heads),
         head_dim: m.hidden / m.heads,
         intermediate_size: m.intermediate,
-        norm: if m.norm == Norm::RmsNorm { plimsoll_models::Norm::Rms } else { plimsoll_models::Norm::Layer },
+        norm: if m.norm == NormChoice::RmsNorm {
+            plimsoll_models::Norm::Rms
+        } else {
+            plimsoll_models::Norm::Layer
+        },
         eps: m.norm_eps as f32,
         positions: match m.position {
-            Position::Rotary => Positions::Rotary(m.rope_theta as f32),
-            Position::Alibi => Positions::Alibi,
+            PositionChoice::Rotary => Positions::Rotary(m.rope_theta as f32),
+            PositionChoice::Alibi => Positions::Alibi,
         },
         mask,
         mlp,
@@ -508,13 +532,17 @@ fn decoder(
     Ok((ModelFamily::Decoder(decoder), None))
 }
 
-fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Option<From>), TrainError> {
+fn encoder(
+    m: &ModelSection,
+    observer: &mut dyn Observer,
+) -> Result<(ModelFamily, Option<InitialWeights>), TrainError> {
     let task = m.classes.map_or(TrainingTask::MaskedLm, TrainingTask::Classes);
     let Some(from) = &m.from else {
         return Err(TrainError::NoModel { kind: m.kind.name() });
     };
     let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
-    let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
+    let encoder = model.encoder.clone();
+    let from = InitialWeights::Encoder(model);
     let right = match &encoder {
         Encoder::Esm2(_) => m.kind == ModelKind::Esm2,
         Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
@@ -523,52 +551,51 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Optio
         return Err(TrainError::OtherFamily { kind: m.kind.name(), family: encoder.family() });
     }
     let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
-    if let (From::Encoder(model), Some(_), TrainingTask::MaskedLm) = (&from, &lora, task) {
-        adapts_whole(model)?;
+    if let (InitialWeights::Encoder(model), Some(_), TrainingTask::MaskedLm) = (&from, &lora, task) {
+        check_adapts_whole(model)?;
     }
     Ok((ModelFamily::Encoder { encoder, task, lora }, Some(from)))
 }
 
 /// Rejects adapters for a model without its language-model head: adapters leave all other tensors unchanged, so the
 /// missing head would stay at random values that no user of the base model could reproduce.
-fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
+fn check_adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4, packs: 1 };
     let graph = model.encoder.train_graph(bounds, TrainingTask::MaskedLm, &Training::default(), None);
     let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
-    let lacks = |piece: &&ParamPiece| {
-        model.find(&piece.tensor).is_none() && plimsoll_models::derived(&model.encoder, &piece.tensor).is_none()
-    };
-    match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
-        None => Ok(()),
-        Some(piece) => {
-            let (model, tensor) = (model.name.clone(), piece.tensor.clone());
-            Err(TrainError::LoraWithoutHead { model, tensor })
+    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
+        let tensor = &piece.tensor;
+        if model.find(tensor).is_none() && plimsoll_models::derived(&model.encoder, tensor).is_none() {
+            return Err(TrainError::LoraWithoutHead { model: model.name.clone(), tensor: tensor.clone() });
         }
     }
+    Ok(())
 }
 
 /// Adapters for the named projections; by default for queries and values, as in Hu et al. 2021 (section 7.1).
-fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
+fn adapters(section: &LoraSection, encoder: &Encoder) -> Lora {
     let usual: &[&str] = match encoder {
         Encoder::Esm2(_) => &["query", "value"],
         // DNABERT-S computes queries, keys and values with a single matrix.
         Encoder::DnabertS(_) => &["Wqkv"],
     };
-    let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());
-    let targets = match asked.targets.is_empty() {
-        true => usual.iter().map(|&t| t.to_owned()).collect(),
-        false => named.collect(),
+    let named = section.targets.iter().map(|t| t.trim_matches('*').to_owned());
+    let targets = if section.targets.is_empty() {
+        usual.iter().map(|&t| t.to_owned()).collect()
+    } else {
+        named.collect()
     };
-    Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
+    Lora { rank: section.rank, alpha: section.alpha as f32, targets }
 }
 
 fn caller(
     config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
-) -> Result<(ModelFamily, Option<From>), TrainError> {
+) -> Result<(ModelFamily, Option<InitialWeights>), TrainError> {
     let m = &config.model;
-    let task = |task: &config::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() };
+    let tasks =
+        m.tasks.iter().map(|task| CallerTask { name: task.name.clone(), classes: task.classes.clone() });
     let caller = CallerConfig {
         vocab_size: m.vocabulary.unwrap_or(vocabulary),
         hidden_size: m.hidden,
@@ -577,7 +604,7 @@ fn caller(
         intermediate_size: m.intermediate,
         eps: m.norm_eps as f32,
         rope_theta: m.rope_theta as f32,
-        tasks: m.tasks.iter().map(task).collect(),
+        tasks: tasks.collect(),
     };
     let d = &config.distillation;
     let teachers = d.teacher.iter().map(|folder| teacher(Path::new(folder), &caller));
@@ -588,9 +615,10 @@ fn caller(
         temperature: d.temperature as f32,
     });
     let weights = m.tasks.iter().map(|task| task.weight as f32).collect();
-    let objective = match m.tasks.is_empty() {
-        true => CallerObjective::MaskedCodons,
-        false => CallerObjective::Tasks { weights, distillation },
+    let objective = if m.tasks.is_empty() {
+        CallerObjective::MaskedCodons
+    } else {
+        CallerObjective::Tasks { weights, distillation }
     };
     let Some(from) = &m.from else { return Ok((ModelFamily::Caller { caller, objective, teachers }, None)) };
     let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
@@ -617,13 +645,14 @@ fn caller(
             });
         }
     }
-    Ok((ModelFamily::Caller { caller, objective, teachers }, Some(From::Caller { folder, weights })))
+    Ok((ModelFamily::Caller { caller, objective, teachers }, Some(InitialWeights::Caller { folder, weights })))
 }
 
 /// Opens the teacher in `folder`, which must have the tokens and all tasks of `caller`.
 fn teacher(folder: &Path, caller: &CallerConfig) -> Result<CallerModel, TrainError> {
     let teacher = CallerModel::open(folder)?;
-    let (found, wanted) = (teacher.config.vocab_size, caller.vocab_size);
+    let found = teacher.config.vocab_size;
+    let wanted = caller.vocab_size;
     if found != wanted {
         return Err(TrainError::TeacherVocabulary { teacher: folder.to_owned(), found, wanted });
     }
@@ -638,22 +667,26 @@ fn teacher(folder: &Path, caller: &CallerConfig) -> Result<CallerModel, TrainErr
                     format!("its tasks are {}", names.join(", "))
                 }
             };
-            let (task, classes) = (task.name.clone(), task.classes.join(", "));
-            Err(TrainError::TeacherTask { teacher: folder.to_owned(), task, classes, found })
+            Err(TrainError::TeacherTask {
+                teacher: folder.to_owned(),
+                task: task.name.clone(),
+                classes: task.classes.join(", "),
+                found,
+            })
         }
     }
 }
 
-fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, TrainError> {
+fn head(m: &ModelSection, widths: &[u64]) -> Result<HeadConfig, TrainError> {
     let [dna, protein] = *widths else {
         return Err(TrainError::HeadParts { given: widths.len() });
     };
     Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
 }
 
-fn file(m: &Model) -> Result<Option<From>, TrainError> {
+fn file(m: &ModelSection) -> Result<Option<InitialWeights>, TrainError> {
     let Some(from) = &m.from else { return Ok(None) };
-    Ok(Some(From::Head(Weights::open(Path::new(from))?)))
+    Ok(Some(InitialWeights::Head(Weights::open(Path::new(from))?)))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use plimsoll_runtime::{CallerModel, Device, Silent};
 use plimsoll_testing::Folder;
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{
-    EvaluationRequest, Request, Resume, TrainError, TrainReport, evaluate, open, priced, train_with,
+    EvaluationRequest, Resume, TrainError, TrainReport, TrainRequest, evaluate, open, priced, train_with,
 };
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -21,7 +21,8 @@ pub fn genomes(folder: &Path) {
         state % n
     };
     let codons = [["GCC", "CTG", "GGC", "CGC", "GTG", "ACC"], ["GCA", "TTA", "GGA", "AGA", "GTA", "ACA"]];
-    let (mut fasta, mut table) = (String::new(), "id\tsplit\tvirus\tgroup\n".to_owned());
+    let mut fasta = String::new();
+    let mut table = "id\tsplit\tvirus\tgroup\n".to_owned();
     for record in 0..24 {
         let class = record % 2;
         let split = if record < 20 { "train" } else { "validation" };
@@ -53,7 +54,7 @@ pub fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
 pub const TASKS: &str = "model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]},{\"name\":\"group\",\"classes\":[g0,g1,g2,g3,g4,g5],\"weight\":0.5}]";
 
 fn train(config: TrainConfig, output: &Path, resume: Resume) -> Result<TrainReport, TrainError> {
-    let request = Request { config, output: output.to_owned(), resume };
+    let request = TrainRequest { config, output: output.to_owned(), resume };
     train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
 }
 
@@ -82,7 +83,8 @@ fn a_resumed_caller_has_the_bytes_of_an_unbroken_run() {
     genomes(&folder.0);
     let weights =
         |run: &Path| fs::read(run.join("checkpoints/step-00000012/model.safetensors")).expect("a checkpoint");
-    let (whole, broken) = (folder.0.join("whole"), folder.0.join("broken"));
+    let whole = folder.0.join("whole");
+    let broken = folder.0.join("broken");
     let dropout = format!("{TASKS} model.dropout=0.1 data.crops.indels=0.01");
     train(config(&folder.0, &dropout).expect("a configuration"), &whole, Resume::Never).expect("trained");
     let short = format!("{dropout} run.steps=5 schedule.steps=12 run.save_every=5 data.workers=3");
@@ -98,7 +100,8 @@ fn masked_bases_are_an_objective() {
     let folder = Folder::new("train-caller-bases");
     genomes(&folder.0);
     let flags = "data.masking.unit=nucleotide data.masking.span=3 schedule.steps=40 run.evaluate_every=20";
-    let (whole, broken) = (folder.0.join("whole"), folder.0.join("broken"));
+    let whole = folder.0.join("whole");
+    let broken = folder.0.join("broken");
     let run = |folder_of_run: &Path, more: &str, resume: Resume| {
         let config = config(&folder.0, &format!("{flags} {more}")).expect("a configuration");
         train(config, folder_of_run, resume)
@@ -124,7 +127,8 @@ fn masked_bases_are_an_objective() {
 fn a_pretrained_encoder_is_a_start() {
     let folder = Folder::new("train-caller-from");
     genomes(&folder.0);
-    let (first, second) = (folder.0.join("first"), folder.0.join("second"));
+    let first = folder.0.join("first");
+    let second = folder.0.join("second");
     train(config(&folder.0, "").expect("a configuration"), &first, Resume::Never).expect("pre-trained");
     let checkpoint = first.join("checkpoints/step-00000012");
     let error = CallerModel::open(&checkpoint).err().expect("no tasks").to_string();
@@ -325,7 +329,8 @@ fn teachers_are_planned() {
     let (alone, text) = peak("");
     assert!(!text.contains("teachers"), "{text}");
     let with = |teacher: &Path| peak(&format!("distillation.teacher=[{}]", teacher.display()));
-    let ((flat, text), (deep, _)) = (with(&flat), with(&deep));
+    let (flat, text) = with(&flat);
+    let (deep, _) = with(&deep);
     assert!(text.contains("teachers of ") && text.contains("caller of "), "{text}");
     // Six layers more of 24 x (4 x 24 + 3 x 24) + 2 x 24 f32 parameters, aligned, and nothing else.
     let parameters = 6 * 4 * (24 * (4 * 24 + 3 * 24) + 2 * 24);

@@ -6,9 +6,9 @@ use crate::train::{bits, lines};
 use crate::training::{TINY, corpus, values};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
 use plimsoll_testing::Folder;
-use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
+use plimsoll_testing::tight::{Fault, FaultPlace, Script, TightMachine};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Request, Resume, SizeChange, TrainError, TrainReport, open, train_with};
+use plimsoll_train::{MicroStepSizeChange, Resume, TrainError, TrainReport, TrainRequest, open, train_with};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn run(
 ) -> (Result<TrainReport, TrainError>, Vec<String>) {
     let machine = Arc::new(TightMachine(Arc::clone(script), 0));
     let device = Device::machines(vec![machine]).expect("one");
-    let request = Request { config, output: folder.to_owned(), resume: Resume::Auto };
+    let request = TrainRequest { config, output: folder.to_owned(), resume: Resume::Auto };
     let mut steps = Steps { script: Arc::clone(script), said: vec![] };
     let report =
         train_with(&request, &mut |config, observer| open(config, device.clone(), observer), &mut steps);
@@ -106,7 +106,8 @@ fn losses(folder: &Folder) -> Vec<f64> {
 
 /// Panics unless two runs have the same losses, weights and position within rounding.
 fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &TrainReport)) {
-    let (some, others) = (losses(found.0), losses(wanted.0));
+    let some = losses(found.0);
+    let others = losses(wanted.0);
     assert_eq!(some.len(), others.len(), "{what}: {some:?}");
     for (some, other) in some.iter().zip(&others) {
         assert!((some - other).abs() <= 2e-5 * other, "{what}: losses {some} and {other}");
@@ -116,10 +117,8 @@ fn same_training(what: &str, found: (&Folder, &TrainReport), wanted: (&Folder, &
         (state.step, state.epoch, state.tokens, state.targets, state.position.clone())
     };
     assert_eq!(state(found.1), state(wanted.1), "{what}");
-    let (some, others) = (
-        values(found.1.checkpoint.as_deref().expect("saved")),
-        values(wanted.1.checkpoint.as_deref().expect("saved")),
-    );
+    let some = values(found.1.checkpoint.as_deref().expect("saved"));
+    let others = values(wanted.1.checkpoint.as_deref().expect("saved"));
     let pairs = some.iter().zip(&others).flat_map(|((_, some), (_, others))| some.iter().zip(others));
     let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 2e-4, "{what}: a weight differs by {worst}");
@@ -135,8 +134,9 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
         "precision.kind=bf16 memory.remat=full",
     ] {
         let data = format!("{data} {flags}");
-        let (one, large, follows) =
-            (Folder::new("dynamic-one"), Folder::new("dynamic-large"), Folder::new("dynamic"));
+        let one = Folder::new("dynamic-one");
+        let large = Folder::new("dynamic-large");
+        let follows = Folder::new("dynamic");
         let fixed = format!("{data} batch.micro_tokens=64 run.evaluate_every=4");
         let wanted = train(&one, &fixed, &Script::new(calm, None));
         // Sixteen-bit weights are rounded in every step, so another order of sums changes them by a unit in the last place.
@@ -170,7 +170,7 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
         let mapped = busy.mapped.lock().expect("no panic");
         assert!(mapped.len() == 8 && mapped[0] > mapped[1] && mapped[1] > mapped[2], "{mapped:?}");
         assert_eq!((mapped[3], mapped[4], mapped[5]), (mapped[1], mapped[0], mapped[2]), "{mapped:?}");
-        assert_eq!(report.state.size, Some(SizeChange { step: 11, tokens: 256 }));
+        assert_eq!(report.state.size, Some(MicroStepSizeChange { step: 11, tokens: 256 }));
     }
 }
 
@@ -179,9 +179,10 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
 fn a_resumed_run_replays_its_changes() {
     let (_text, data) = corpus("dynamic-replay");
     let flags = format!("{data} {DYNAMIC} model.dropout=0.1 run.save_every=5 run.keep_best=false");
-    let (whole, broken) = (Folder::new("dynamic-whole"), Folder::new("dynamic-broken"));
+    let whole = Folder::new("dynamic-whole");
+    let broken = Folder::new("dynamic-broken");
     let wanted = train(&whole, &flags, &Script::new(busy, None));
-    let fault = Fault { of_memory: false, ..Fault::once(Place::Launch("embed"), 9) };
+    let fault = Fault { of_memory: false, ..Fault::once(FaultPlace::Launch("embed"), 9) };
     let (failed, _) = try_train(&broken.0, &flags, &Script::new(busy, Some(fault)));
     let error = failed.expect_err("the device failed");
     assert_eq!(error.exit_code(), 1, "{error}");
@@ -208,21 +209,21 @@ fn a_lack_of_memory_is_met_with_smaller_micro_steps() {
     let calm = |fault| Script::new(calm, fault);
     let one = Folder::new("dynamic-memory-calm");
     let wanted = train(&one, &flags, &calm(None));
-    let launch = |op| Fault::once(Place::Launch(op), 5);
+    let launch = |op| Fault::once(FaultPlace::Launch(op), 5);
     let late = |fault: Fault, skip| Fault { skip, ..fault };
     // The other inputs of the step, those of the update among them.
-    let inputs = (1..=5).map(|skip| ("later inputs", late(Fault::once(Place::Upload, 5), skip), vec![6]));
+    let inputs = (1..=5).map(|skip| ("later inputs", late(Fault::once(FaultPlace::Upload, 5), skip), vec![6]));
     let cases = [
-        ("arena", Fault::once(Place::Arena, 0), vec![]),
-        ("load", late(Fault::once(Place::Upload, 0), 3), vec![]),
-        ("inputs", Fault::once(Place::Upload, 5), vec![6]),
+        ("arena", Fault::once(FaultPlace::Arena, 0), vec![]),
+        ("load", late(Fault::once(FaultPlace::Upload, 0), 3), vec![]),
+        ("inputs", Fault::once(FaultPlace::Upload, 5), vec![6]),
         ("first launch", launch("embed"), vec![6]),
         ("backward", late(launch("attention_grad"), 1), vec![6]),
         ("accumulation", late(launch("accumulate"), 5), vec![6]),
         ("first launch of the update", launch("grad_scale"), vec![6]),
-        ("checkpoint", late(Fault::once(Place::Download, 3), 2), vec![4]),
+        ("checkpoint", late(Fault::once(FaultPlace::Download, 3), 2), vec![4]),
         // Behind step 4, an evaluation runs first.
-        ("evaluation", Fault::once(Place::Launch("embed"), 4), vec![5]),
+        ("evaluation", Fault::once(FaultPlace::Launch("embed"), 4), vec![5]),
         ("twice", Fault { times: 2, ..launch("embed") }, vec![6, 6]),
     ];
     for (what, fault, steps) in cases.into_iter().chain(inputs) {
@@ -247,22 +248,22 @@ fn a_lack_of_memory_that_stays_is_an_error() {
         (
             "no size left",
             &dynamic,
-            always(Place::Launch("embed"), 5),
+            always(FaultPlace::Launch("embed"), 5),
             "step 6: the device ran out of memory in the micro-step",
         ),
         (
             "update begun",
             &dynamic,
-            always(Place::Launch("adamw"), 4),
+            always(FaultPlace::Launch("adamw"), 4),
             "in the update of the weights; the largest",
         ),
-        ("a single size", &fixed, always(Place::Launch("embed"), 5), "give memory.dynamic"),
-        ("evaluation", &fixed, always(Place::Launch("embed"), 4), "in the evaluation"),
-        ("checkpoint", &fixed, always(Place::Download, 0), "in the checkpoint"),
+        ("a single size", &fixed, always(FaultPlace::Launch("embed"), 5), "give memory.dynamic"),
+        ("evaluation", &fixed, always(FaultPlace::Launch("embed"), 4), "in the evaluation"),
+        ("checkpoint", &fixed, always(FaultPlace::Download, 0), "in the checkpoint"),
         (
             "start",
             &dynamic,
-            always(Place::Arena, 0),
+            always(FaultPlace::Arena, 0),
             "in the allocation of the arena, also with micro-steps of 128, 64 tokens",
         ),
     ] {
@@ -284,7 +285,7 @@ fn a_lack_of_memory_that_stays_is_an_error() {
 fn a_run_that_cannot_grow_keeps_its_size() {
     let (_text, data) = corpus("dynamic-growth-text");
     let folder = Folder::new("dynamic-growth");
-    let fault = Fault::once(Place::Growth, 0);
+    let fault = Fault::once(FaultPlace::Growth, 0);
     let (report, said) = try_train(&folder.0, &format!("{data} {DYNAMIC}"), &Script::new(busy, Some(fault)));
     report.expect("trained");
     let change = |step, from, to, reason: &str| (step, from, to, reason.to_owned());

@@ -8,7 +8,7 @@ use crate::training::{ESM, TINY, corpus, esm, train};
 use plimsoll_runtime::{Device, Failure, Settings, Silent};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::{
-    EvaluationReport, EvaluationRequest, Request, Resume, TrainError, evaluate, open, train_with,
+    EvaluationReport, EvaluationRequest, Resume, TrainError, TrainRequest, evaluate, open, train_with,
 };
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn a_caller_has_the_validation_loss_of_its_run_and_metrics_of_every_task() {
     let run = folder.path("run");
     let flags = format!("{TASKS} run.steps=40 run.evaluate_every=40");
     let config = config(&folder.0, &flags).expect("a configuration");
-    let request = Request { config, output: run.clone(), resume: Resume::Never };
+    let request = TrainRequest { config, output: run.clone(), resume: Resume::Never };
     train_with(&request, &mut |c, observer| open(c, Device::Cpu, observer), &mut Silent).expect("trained");
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let wanted = metrics.lines().find_map(|line| {
@@ -114,7 +114,8 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
     close(task.accuracy, right as f64 / n);
     // The area is the share of pairs that are in the right order.
     let area = |c: usize| {
-        let (mut sum, mut pairs) = (0.0, 0.0);
+        let mut sum = 0.0;
+        let mut pairs = 0.0;
         for (a, p) in rows.iter().filter(|(a, _)| *a == c) {
             for (_, q) in rows.iter().filter(|(b, _)| b != a) {
                 sum += if p[c] > q[c] {

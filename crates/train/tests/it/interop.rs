@@ -206,7 +206,8 @@ pub fn classified_file(
 /// embeddings by `embed`.
 fn check_scores(table: &str, rows: &[f32], checkpoint: &Path) {
     let tensors: BTreeMap<String, Vec<f32>> = values(checkpoint).into_iter().collect();
-    let (w, b) = (&tensors["classifier.weight"], &tensors["classifier.bias"]);
+    let w = &tensors["classifier.weight"];
+    let b = &tensors["classifier.bias"];
     let mut lines = table.lines();
     assert_eq!(lines.next(), Some("id\tlabel\tscore.0\tscore.1\tscore.2"));
     let width = w.len() / 3;
@@ -366,7 +367,8 @@ fn adapters_merge_into_a_model() {
     let report = merged(&adapter, None, &output).expect("merged");
     assert_eq!((report.adapted, report.tensors as usize), (4, shapes(&fixture("goldens/esm2")).len()));
     let by_name = |path: &Path| values(path).into_iter().collect::<BTreeMap<String, Vec<f32>>>();
-    let (before, after) = (by_name(&fixture("goldens/esm2")), by_name(&output));
+    let before = by_name(&fixture("goldens/esm2"));
+    let after = by_name(&output);
     let low = by_name(&adapter.join("adapter_model.safetensors"));
     for (name, was) in &before {
         let module = format!("base_model.model.{}", name.trim_end_matches(".weight"));
@@ -374,7 +376,8 @@ fn adapters_merge_into_a_model() {
             assert!(after[name] == *was, "{name} has no adapter");
             continue;
         };
-        let (b, k) = (&low[&format!("{module}.lora_B.weight")], a.len() / 2);
+        let b = &low[&format!("{module}.lora_B.weight")];
+        let k = a.len() / 2;
         assert!(after[name] != *was, "{name}");
         for (i, w) in was.iter().enumerate() {
             let wanted = w + 3.0 * (0..2).map(|r| b[i / k * 2 + r] * a[r * k + i % k]).sum::<f32>();
@@ -401,7 +404,8 @@ fn a_merge_replaces_what_a_killed_merge_left() {
     let folder = Folder::new("interop-merge-killed");
     let adapter =
         train(&folder.path("run"), ESM, &esm("optimizer.lr=1e-2 model.lora.rank=2")).checkpoint.expect("saved");
-    let (output, left) = (folder.path("merged"), folder.path(".merged.part"));
+    let output = folder.path("merged");
+    let left = folder.path(".merged.part");
     let rest = left.join(".model.safetensors.1-0.part");
     std::fs::create_dir(&left).expect("a folder");
     std::fs::write(&rest, "half").expect("written");

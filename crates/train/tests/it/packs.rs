@@ -9,7 +9,7 @@ use crate::training::{ESM, TINY, corpus, esm};
 use plimsoll_runtime::{Device, Silent};
 use plimsoll_testing::Folder;
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{EvaluationRequest, Request, Resume, TrainReport, evaluate, open, train_with};
+use plimsoll_train::{EvaluationRequest, Resume, TrainReport, TrainRequest, evaluate, open, train_with};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ struct Kind {
 }
 
 fn run(config: TrainConfig, output: &Path) -> TrainReport {
-    let request = Request { config, output: output.to_owned(), resume: Resume::Never };
+    let request = TrainRequest { config, output: output.to_owned(), resume: Resume::Never };
     train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
         .unwrap_or_else(|error| panic!("{}: {error}", output.display()))
 }

@@ -10,12 +10,12 @@ use plimsoll_runtime::session::TrainingBatch;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_setting::Setting;
 use plimsoll_testing::Folder;
-use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
+use plimsoll_train::checkpoint::{Checkpoints, VerifiedCheckpoint};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
     Applied, Auxiliary, Batches, Ended, MicroBatch, MicroStepResult, MicroStepScalars, MicroStepSize,
-    OpenedModel, Request, Resume, StatePart, Stepper, Stored, Taken, Tensors, TrainError, TrainFacts,
-    TrainReport, train_with,
+    OpenedModel, Resume, StatePart, Stepper, StoredTensor, Taken, Tensors, TrainError, TrainFacts, TrainReport,
+    TrainRequest, train_with,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
@@ -66,7 +66,9 @@ struct ToyData {
 
 impl Toy {
     fn new(config: &TrainConfig) -> Self {
-        let (weights, momentum, gradient) = ([1.0, -2.0, 3.0, 0.5, 0.0], [0.0; 5], [0.0; 5]);
+        let weights = [1.0, -2.0, 3.0, 0.5, 0.0];
+        let momentum = [0.0; 5];
+        let gradient = [0.0; 5];
         let data = ToyData {
             place: 0,
             token: [0],
@@ -240,8 +242,9 @@ impl Stepper for Toy {
 }
 
 impl Tensors for Toy {
-    fn tensors(&self, part: StatePart) -> Vec<Stored> {
-        let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
+    fn tensors(&self, part: StatePart) -> Vec<StoredTensor> {
+        let stored =
+            |name: &str, n: u64| StoredTensor { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
         match part {
             StatePart::Model => vec![stored("a", 2), stored("b", 3)],
             StatePart::State => vec![stored("momentum", if self.is_huge { 1 << 58 } else { 5 })],
@@ -327,7 +330,7 @@ fn go(
     ear: &mut RecordingObserver,
     change: impl Fn(&mut Toy),
 ) -> Result<TrainReport, TrainError> {
-    let request = Request { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
+    let request = TrainRequest { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
         let mut toy = Toy::new(config);
         change(&mut toy);
@@ -342,7 +345,7 @@ fn train(folder: &Path, flags: &str) -> Result<TrainReport, TrainError> {
 
 /// Everything that a run of the toy writes, except times: metrics, newest checkpoint, budget.
 pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
-    let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
+    let request = TrainRequest { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
     let report = train_with(&request, &mut open, &mut RecordingObserver::default()).expect("trained");
     format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record.budget_bytes.0)
@@ -434,8 +437,9 @@ fn results_that_are_read_late_change_nothing() {
             let set = |toy: &mut Toy| (toy.late, toy.infinite) = (late, infinite.clone());
             go(&folder.0, &flags, ear, set)
         };
-        let (waits, late, broken) =
-            (Folder::new("train-waits"), Folder::new("train-late"), Folder::new("train-late-broken"));
+        let waits = Folder::new("train-waits");
+        let late = Folder::new("train-late");
+        let broken = Folder::new("train-late-broken");
         let wanted = run(&waits, &mut RecordingObserver::default(), false).expect("40 steps");
         let found = run(&late, &mut RecordingObserver::default(), true).expect("40 steps");
         assert_eq!(wanted.state.skipped > 0, !infinite.is_empty(), "{kind}");
@@ -498,7 +502,7 @@ fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
         child.wait().expect("gone");
         if let Ok(link) = fs::read_link(folder.path("best")) {
             linked.insert(link);
-            Checkpoint::open(&folder.path("best")).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            VerifiedCheckpoint::open(&folder.path("best")).unwrap_or_else(|e| panic!("round {round}: {e}"));
         }
     }
     assert!(linked.len() > 1, "the best checkpoint changes: {linked:?}");
@@ -561,7 +565,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     let free =
         "run.steps=5 run.log_every=2 run.keep_last=1 data.workers=3 memory.remat=none memory.budget=1GiB";
     assert_eq!(train(&folder.0, free).expect("goes on").steps, 1);
-    let never = Request { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
+    let never = TrainRequest { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
     let error = train_with(&never, &mut open, &mut RecordingObserver::default()).expect_err("there is one");
     assert!(error.to_string().starts_with("resume=never: "), "{error}");
@@ -582,7 +586,8 @@ fn a_run_starts_over() {
     train(&folder.0, "run.steps=4 run.save_every=2 run.evaluate_every=2").expect("trained");
     let own = folder.write("notes.txt", "of the user");
     let again = |resume| {
-        let request = Request { config: config("run.steps=3 run.seed=5"), output: folder.0.clone(), resume };
+        let request =
+            TrainRequest { config: config("run.steps=3 run.seed=5"), output: folder.0.clone(), resume };
         let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
         train_with(&request, &mut open, &mut RecordingObserver::default())
     };
@@ -686,11 +691,12 @@ fn a_run_without_an_update_fails() {
 
 #[test]
 fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
-    let (first, second) = (Folder::new("train-first"), Folder::new("train-second"));
+    let first = Folder::new("train-first");
+    let second = Folder::new("train-second");
     let whole = bits(&train(&first.0, "run.steps=6 run.save_every=2 run.keep_last=9").expect("trained"));
     let from = |resume: &Path, output: &Path| {
         let resume = Resume::From(resume.to_owned());
-        let request = Request { config: config("run.steps=6"), output: output.to_owned(), resume };
+        let request = TrainRequest { config: config("run.steps=6"), output: output.to_owned(), resume };
         let mut open = |config: &TrainConfig, _: &mut dyn Observer| Ok(Toy::new(config).opened());
         train_with(&request, &mut open, &mut RecordingObserver::default())
     };

@@ -11,7 +11,7 @@ use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};
-use plimsoll_train::{Request, Resume, TrainError, feed, open, priced, train_with};
+use plimsoll_train::{Resume, TrainError, TrainRequest, feed, open, priced, train_with};
 use std::path::Path;
 
 /// The effect of a key, and thereby how it is observed.
@@ -265,7 +265,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
         Place => c.folder(Path::new("run.yaml")).display().to_string(),
         Real => {
             let folder = Folder::new(&format!("train-key-{key}"));
-            let request = Request { config: c.clone(), output: folder.0.clone(), resume: Resume::Never };
+            let request = TrainRequest { config: c.clone(), output: folder.0.clone(), resume: Resume::Never };
             let report =
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
             format!("{:?} {}", lines(&folder), to_json(&report.run_record.choices))

@@ -11,7 +11,7 @@ use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Settings, Silent};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Request, Resume, open, priced, train_with};
+use plimsoll_train::{Resume, TrainRequest, open, priced, train_with};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +73,8 @@ fn flags(draw: &mut Draw) -> String {
     let tokens = micro * draw.number(1, 3);
     let is_given = draw.of(&["given", "auto"]) == "given" && !is_head;
     let micro = if is_given { micro.to_string() } else { "auto".to_owned() };
-    let (chunk, threads) = (draw.of(&["auto", "7", "64"]), draw.number(1, 3));
+    let chunk = draw.of(&["auto", "7", "64"]);
+    let threads = draw.number(1, 3);
     let ema = draw.of(&["null", "0.99"]);
     format!(
         "model.kind={kind} {model} optimizer.kind={optimizer} optimizer.momentum={momentum} \
@@ -86,11 +87,14 @@ fn flags(draw: &mut Draw) -> String {
 fn decoder(draw: &mut Draw, kind: &str) -> String {
     let heads = draw.of(&["2", "4"]);
     let hidden = 4 * 2 * draw.number(1, 8);
-    let (layers, intermediate) = (draw.number(1, 4), draw.number(5, 70));
+    let layers = draw.number(1, 4);
+    let intermediate = draw.number(5, 70);
     let kv_heads = draw.of(&["null", "1", "2"]);
     let norm = draw.of(&["layer_norm", "rms_norm"]);
-    let (activation, bias) = (draw.of(&["gelu", "swiglu"]), draw.of(&["true", "false"]));
-    let (position, tied) = (draw.of(&["rotary", "alibi"]), draw.of(&["true", "false"]));
+    let activation = draw.of(&["gelu", "swiglu"]);
+    let bias = draw.of(&["true", "false"]);
+    let position = draw.of(&["rotary", "alibi"]);
+    let tied = draw.of(&["true", "false"]);
     let mask = draw.of(&[
         "causal",
         "window model.attention.window=9",
@@ -110,9 +114,12 @@ fn decoder(draw: &mut Draw, kind: &str) -> String {
 
 fn experts(draw: &mut Draw) -> String {
     let count = draw.number(2, 6);
-    let (top_k, shared) = (draw.number(1, 2), draw.number(0, 1));
-    let (capacity, z) = (draw.of(&["null", "1.25"]), draw.of(&["0", "1e-3"]));
-    let (renormalise, balance) = (draw.of(&["true", "false"]), draw.of(&["0", "0.01"]));
+    let top_k = draw.number(1, 2);
+    let shared = draw.number(0, 1);
+    let capacity = draw.of(&["null", "1.25"]);
+    let z = draw.of(&["0", "1e-3"]);
+    let renormalise = draw.of(&["true", "false"]);
+    let balance = draw.of(&["0", "0.01"]);
     format!(
         "model.experts.count={count} model.experts.top_k={top_k} model.experts.shared={shared} \
          model.experts.capacity={capacity} model.experts.renormalise={renormalise} loss.balance={balance} \
@@ -144,7 +151,8 @@ fn encoder_of(draw: &mut Draw, kind: &str) -> String {
 }
 
 fn head(draw: &mut Draw) -> String {
-    let (hidden, dropout) = (draw.number(1, 40), draw.of(&["0", "0.5"]));
+    let hidden = draw.number(1, 40);
+    let dropout = draw.of(&["0", "0.5"]);
     format!(
         "data.train=[FIXTURES/../examples/head/dna.npy] data.proteins=[FIXTURES/../examples/head/proteins.npy] \
          data.labels=FIXTURES/../examples/head/labels.tsv model.hidden={hidden} model.dropout={dropout}"
@@ -170,7 +178,8 @@ fn held(region: &Region<'_, std::alloc::System>) -> u64 {
 /// Asserts that an executor of the program allocates its arena and at most [`DEVICE`] plus [`PER_INSTRUCTION`]
 /// bytes for each instruction, and that its persistent tensors have exactly the bytes of the ledger.
 fn holds(program: Program, threads: usize, what: &str) {
-    let (arena, ledger) = (program.arena_bytes().0, program.ledger());
+    let arena = program.arena_bytes().0;
+    let ledger = program.ledger();
     assert_eq!(ledger.total(), program.peak(), "{what}");
     for (name, plan) in program.plans() {
         check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
@@ -220,7 +229,8 @@ fn planned_is_held_for_three_hundred_configurations() {
     }
     let folder = Folder::new("train-planned");
     labels(&folder);
-    let (fixtures, path) = (fixture("").display().to_string(), folder.0.display().to_string());
+    let fixtures = fixture("").display().to_string();
+    let path = folder.0.display().to_string();
     let mut peaks = BTreeSet::new();
     for k in 0..DRAWS {
         let text = flags(&mut Draw(k)).replace("FIXTURES/", &fixtures).replace("FOLDER", &path);
@@ -229,12 +239,13 @@ fn planned_is_held_for_three_hundred_configurations() {
         let config = TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{what}: {e}"));
         let target = priced::target(&config, "cpu").expect("a target");
         let found = priced::found(&config, &target, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
-        let (peak, digest) = (found.program.peak(), found.program.digest().expect("hashed"));
+        let peak = found.program.peak();
+        let digest = found.program.digest().expect("hashed");
         peaks.insert(peak);
         holds(found.program, target.workers as usize, &what);
         if k % STEPS == 0 {
             let output = Folder::new("train-planned-run");
-            let request = Request { config, output: output.0.clone(), resume: Resume::Never };
+            let request = TrainRequest { config, output: output.0.clone(), resume: Resume::Never };
             let report =
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));

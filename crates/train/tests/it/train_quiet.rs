@@ -6,7 +6,7 @@ use plimsoll_runtime::{Device, Silent};
 use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
-use plimsoll_train::{MicroStepScalars, OpenedModel, Request, Resume, open, train_with};
+use plimsoll_train::{MicroStepScalars, OpenedModel, Resume, TrainRequest, open, train_with};
 use stats_alloc::Region;
 use std::time::Duration;
 
@@ -81,7 +81,8 @@ fn a_training_step_allocates_nothing() {
         let OpenedModel { facts, mut batches, mut stepper } = opened;
         let micro = config.batch.micro_tokens.0.unwrap_or_else(|| config.pack_tokens());
         let told = hyper(facts.optimizer, &config.optimizer, 1e-3, 3);
-        let (mut least, mut steps) = (usize::MAX, 0);
+        let mut least = usize::MAX;
+        let mut steps = 0;
         while least > 0 && steps < PATIENCE {
             let mut allocations = 0;
             for k in 0..config.batch.tokens / micro {
@@ -125,13 +126,14 @@ fn the_loop_around_a_step_allocates_its_line() {
     let allocations = |steps: usize| {
         let folder = Folder::new("train-quiet");
         let config = config(&format!("{flags} run.steps={steps}"));
-        let request = Request { config, output: folder.0.clone(), resume: Resume::Never };
+        let request = TrainRequest { config, output: folder.0.clone(), resume: Resume::Never };
         let region = Region::new(ALLOCATOR);
         train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         region.change().allocations
     };
-    let (few, many) = (allocations(4), allocations(24));
+    let few = allocations(4);
+    let many = allocations(24);
     let each = many.saturating_sub(few) / 20;
     println!("{each} allocations of the loop for a step");
     assert!(each <= LOOP, "{each} allocations of the loop for a step");

@@ -10,7 +10,7 @@ use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{
-    Ended, MicroStepScalars, OpenedModel, Request, Resume, TrainError, TrainReport, open, plan_of, priced,
+    Ended, MicroStepScalars, OpenedModel, Resume, TrainError, TrainReport, TrainRequest, open, plan_of, priced,
     train_with,
 };
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ pub fn try_train(
 ) -> Result<TrainReport, TrainError> {
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
-    let request = Request { config, output: output.to_owned(), resume: Resume::Auto };
+    let request = TrainRequest { config, output: output.to_owned(), resume: Resume::Auto };
     train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), ear)
 }
 
@@ -96,7 +96,8 @@ fn a_broken_run_has_the_bits_of_a_whole_one() {
         ["adamw", "adamw8bit", "adamw optimizer.ema=0.9", "sgd optimizer.ema=0.9 optimizer.clip_norm=null"]
     {
         let flags = format!("{data} optimizer.kind={kind} model.dropout=0.1 run.evaluate_every=4");
-        let (whole, broken) = (Folder::new("training-whole"), Folder::new("training-broken"));
+        let whole = Folder::new("training-whole");
+        let broken = Folder::new("training-broken");
         let wanted = train(&whole.0, TINY, &flags);
         assert_eq!((wanted.steps, wanted.ended), (12, Ended::Steps));
         let mut ear = RecordingObserver::until(6);
@@ -127,7 +128,9 @@ fn losses_are_cross_entropy_alone() {
     let found = run("training-z", weights);
     assert_eq!([loss, validation], found[..2], "cross-entropy alone");
     // Expected for an untrained model: logits near 0 for 259 classes, and four experts with about equal loads.
-    let (z, balance, router_z) = (0.1 * 259f64.ln().powi(2), 0.5, 0.25 * 4f64.ln().powi(2));
+    let z = 0.1 * 259f64.ln().powi(2);
+    let balance = 0.5;
+    let router_z = 0.25 * 4f64.ln().powi(2);
     for (found, wanted) in found[2..].iter().zip([z, balance, router_z]) {
         let found = found.expect("a column");
         assert!((found / wanted - 1.0).abs() < 0.1, "{found} is not about {wanted}");
@@ -307,7 +310,8 @@ fn four_small_batches_are_one_large_one() {
         assert_eq!(lines(&output)[0]["micro_steps"], json!(256 / micro));
         (values(report.checkpoint.as_deref().expect("saved")), losses(&output)[0], report.state.targets)
     };
-    let (one, four) = (run("training-sum-1", 256), run("training-sum-4", 64));
+    let one = run("training-sum-1", 256);
+    let four = run("training-sum-4", 64);
     assert_eq!((one.2, four.2), (256, 256));
     assert!((one.1 - four.1).abs() < 1e-6, "{} {}", one.1, four.1);
     for ((name, a), (_, b)) in one.0.iter().zip(&four.0) {
@@ -368,7 +372,8 @@ fn a_step_at_once_has_the_bits_of_two_plans() {
         let peak = report.run_record.peak_bytes.0;
         (tensors(&report), lines(&folder)[0]["grad_norm"].is_null(), peak)
     };
-    let (fused, two) = (run("optimizer.clip_norm=null"), run("optimizer.clip_norm=1e30"));
+    let fused = run("optimizer.clip_norm=null");
+    let two = run("optimizer.clip_norm=1e30");
     assert_eq!((fused.1, two.1), (true, false), "only a plan of its own knows the norm");
     assert!(fused.0 == two.0, "the weights differ");
     assert!(fused.2 < two.2, "gradients that never live together take less: {} {}", fused.2, two.2);
@@ -381,7 +386,8 @@ fn a_checkpoint_opens_again() {
         let all: Vec<Value> = lines(folder).iter().filter_map(|l| l.get("validation_loss").cloned()).collect();
         all.last().and_then(Value::as_f64).expect("an evaluation")
     };
-    let (first, second) = (Folder::new("training-first"), Folder::new("training-second"));
+    let first = Folder::new("training-first");
+    let second = Folder::new("training-second");
     let report = train(&first.0, TINY, &format!("{data} run.evaluate_every=12"));
     // A learning rate of 1e-30 changes no bit of an f32 weight.
     let still = "optimizer.lr=1e-30 run.steps=1 run.evaluate_every=1";
@@ -439,12 +445,14 @@ fn weights_are_averaged() {
                 mean.iter_mut().zip(now).for_each(|(mean, x)| *mean = d * *mean + (1.0 - d) * f64::from(x));
             }
         }
-        let (mut average, trained) = (values(&step(6).join("ema")), weights(&step(6)));
+        let mut average = values(&step(6).join("ema"));
+        let trained = weights(&step(6));
         let all = average.len();
         average.retain(|(name, _)| trained.iter().any(|(there, _)| there == name));
         assert_eq!(average.len(), trained.len(), "{flags}");
         assert!(all == trained.len() || (flags.contains("bf16") && 2 * trained.len() >= all), "{flags}: {all}");
-        let (mut most, mut moved) = (0.0f64, 0.0f64);
+        let mut most = 0.0f64;
+        let mut moved = 0.0f64;
         for (((name, mean), (own, now)), wanted) in average.iter().zip(&trained).zip(&wanted) {
             assert_eq!(name, own);
             for ((&mean, &now), &wanted) in mean.iter().zip(now).zip(wanted) {
@@ -494,10 +502,8 @@ fn averages_have_the_files_of_the_model() {
     ] {
         let folder = Folder::new("training-average-files");
         let report = train(&folder.0, text, &flags);
-        let (own, average) = (
-            report.checkpoint.as_deref().expect("saved"),
-            report.checkpoint.as_deref().expect("saved").join("ema"),
-        );
+        let own = report.checkpoint.as_deref().expect("saved");
+        let average = report.checkpoint.as_deref().expect("saved").join("ema");
         assert_eq!(files(own), files(&average), "{name}");
         let shapes = |folder: &Path| -> Vec<(String, usize)> {
             let file = files(folder).into_iter().find(|file| file.ends_with(".safetensors")).expect("weights");
@@ -512,7 +518,8 @@ fn averages_have_the_files_of_the_model() {
 #[test]
 fn a_decoder_comes_from_its_checkpoint() {
     let (_text, data) = corpus("training-from");
-    let (first, second) = (Folder::new("training-from-first"), Folder::new("training-from-second"));
+    let first = Folder::new("training-from-first");
+    let second = Folder::new("training-from-second");
     let report = train(&first.0, TINY, &data);
     let bare = TINY.replace(&TINY[..TINY.find("data:").expect("a section")], "\n");
     let from = format!(
@@ -597,7 +604,8 @@ fn rows_that_no_model_reads_stay_what_they_were() {
             reads.display()
         );
         let report = train(&output, ESM, &flags);
-        let (wanted, found) = (row(&from), row(report.checkpoint.as_deref().expect("saved")));
+        let wanted = row(&from);
+        let found = row(report.checkpoint.as_deref().expect("saved"));
         assert!(wanted.iter().any(|x| *x != 0.0));
         for (a, b) in wanted.iter().zip(&found) {
             let most = if kind == "f32" { 0.0 } else { a.abs() / 256.0 + 1e-7 };
@@ -641,7 +649,8 @@ fn the_head_of_the_example_learns() {
     let text = text.replace("examples/head/", &format!("{}/", root("examples/head").display()));
     let report = train(&folder.0, &text, "run.patience=null");
     let losses = losses(&folder);
-    let (first, last) = (mean(&losses[..4]), mean(&losses[losses.len() - 4..]));
+    let first = mean(&losses[..4]);
+    let last = mean(&losses[losses.len() - 4..]);
     assert!(report.ended == Ended::Epochs && last < 0.8 * first, "{first} to {last}");
 }
 
@@ -724,7 +733,7 @@ fn a_language_model_reads_sentence_pieces() {
     folder.write("tokenizer.json", other.to_string());
     let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
-    let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
+    let request = TrainRequest { config, output: folder.path("run"), resume: Resume::Auto };
     let error = train_with(
         &request,
         &mut |config, observer| open(config, Device::Cpu, observer),

@@ -6,7 +6,7 @@ use crate::rig::{golden, read, virnucpro};
 use plimsoll_embed::{EmbedReport, Pooling, embed};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
-use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
+use plimsoll_testing::tight::{Fault, FaultPlace, Script, TightMachine};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{PredictReport, VirusError, predict};
@@ -171,15 +171,15 @@ fn a_prediction_that_follows_the_memory_has_the_bytes_of_one_size() {
 fn a_lack_of_memory_is_met_with_smaller_steps() {
     let folder = Folder::new("dynamic-memory");
     let (input, wanted) = undisturbed(&folder);
-    let launch = |op| Fault { skip: 3, ..Fault::once(Place::Launch(op), 0) };
+    let launch = |op| Fault { skip: 3, ..Fault::once(FaultPlace::Launch(op), 0) };
     for (what, fault, steps) in [
-        ("arena", Fault::once(Place::Arena, 0), vec![]),
-        ("load", Fault { skip: 3, ..Fault::once(Place::Upload, 0) }, vec![]),
-        ("inputs", Fault::once(Place::Upload, 3), vec![1024]),
+        ("arena", Fault::once(FaultPlace::Arena, 0), vec![]),
+        ("load", Fault { skip: 3, ..Fault::once(FaultPlace::Upload, 0) }, vec![]),
+        ("inputs", Fault::once(FaultPlace::Upload, 3), vec![1024]),
         ("first launch", launch("embed"), vec![1024]),
         ("attention", launch("attention"), vec![1024]),
         ("head", Fault { skip: 1, ..launch("relu") }, vec![1024]),
-        ("outputs", Fault { skip: 5, ..Fault::once(Place::Fetch, 0) }, vec![1024]),
+        ("outputs", Fault { skip: 5, ..Fault::once(FaultPlace::Fetch, 0) }, vec![1024]),
         ("twice", Fault { times: 2, ..launch("embed") }, vec![1024, 512]),
     ] {
         let script = Script::of_readings(calm, Some(fault));
@@ -199,13 +199,13 @@ fn a_lack_of_memory_is_met_with_smaller_steps() {
 fn without_sizes_the_weights_are_loaded_again() {
     let folder = Folder::new("dynamic-reload");
     let (input, wanted) = undisturbed(&folder);
-    let launch = |op| Fault { skip: 3, ..Fault::once(Place::Launch(op), 0) };
+    let launch = |op| Fault { skip: 3, ..Fault::once(FaultPlace::Launch(op), 0) };
     for (what, fault, count) in [
-        ("arena", Fault::once(Place::Arena, 0), 0),
-        ("load", Fault { skip: 3, ..Fault::once(Place::Upload, 0) }, 0),
+        ("arena", Fault::once(FaultPlace::Arena, 0), 0),
+        ("load", Fault { skip: 3, ..Fault::once(FaultPlace::Upload, 0) }, 0),
         ("first launch", launch("embed"), 1),
         ("head", Fault { skip: 1, ..launch("relu") }, 1),
-        ("outputs", Fault { skip: 5, ..Fault::once(Place::Fetch, 0) }, 1),
+        ("outputs", Fault { skip: 5, ..Fault::once(FaultPlace::Fetch, 0) }, 1),
         // The second failure comes in the first steps of the smaller size.
         ("thrice", Fault { times: 3, ..launch("embed") }, 3),
     ] {
@@ -244,17 +244,17 @@ fn a_lack_of_memory_that_stays_is_an_error() {
         (
             "step",
             Some("balanced"),
-            always(Place::Launch("embed")),
+            always(FaultPlace::Launch("embed")),
             "the device ran out of memory in the computation of a step, also with steps of 1024, 512, 502 tokens; ",
         ),
-        ("one size", None, always(Place::Launch("embed")), "or give dynamic"),
+        ("one size", None, always(FaultPlace::Launch("embed")), "or give dynamic"),
         (
             "load",
             Some("balanced"),
-            always(Place::Upload),
+            always(FaultPlace::Upload),
             "in the load of the weights, also with steps of 1024, 512, 502 tokens; the largest",
         ),
-        ("arena", Some("balanced"), always(Place::Arena), "at start: an arena of "),
+        ("arena", Some("balanced"), always(FaultPlace::Arena), "at start: an arena of "),
     ] {
         let script = Script::of_readings(calm, Some(fault));
         let options = options(&input, &folder.path(what), on(&[&script], dynamic));
@@ -271,7 +271,7 @@ fn a_lack_of_memory_that_stays_is_an_error() {
 fn a_run_that_cannot_grow_keeps_its_size() {
     let folder = Folder::new("dynamic-growth");
     let (input, wanted) = undisturbed(&folder);
-    let script = Script::of_readings(busy, Some(Fault::once(Place::Growth, 0)));
+    let script = Script::of_readings(busy, Some(Fault::once(FaultPlace::Growth, 0)));
     let (report, listener) =
         predicted(&input, &folder.path("kept"), on(&[&script], Some(EVERY_STEP)), Some(&wanted));
     assert!(listener.said("there is no memory for steps of 512 tokens; 502 are kept"), "{:?}", listener.said);
@@ -285,7 +285,7 @@ fn a_run_that_cannot_grow_keeps_its_size() {
 fn several_devices_change_together() {
     let folder = Folder::new("dynamic-several");
     let (input, wanted) = undisturbed(&folder);
-    let fault = Fault { skip: 3, ..Fault::once(Place::Launch("embed"), 0) };
+    let fault = Fault { skip: 3, ..Fault::once(FaultPlace::Launch("embed"), 0) };
     for (name, scripts) in [
         ("readings", [Script::of_readings(calm, None), Script::of_readings(busy, None)]),
         ("memory", [Script::of_readings(calm, None), Script::of_readings(calm, Some(fault))]),
@@ -344,7 +344,7 @@ fn embeddings_follow_the_memory() {
         embedded(&input, follows.clone(), on(&[&Script::of_readings(busy, None)], Some(EVERY_STEP)));
     let reasons: Vec<String> = changes(&to_json(&report)).into_iter().map(|change| change.2).collect();
     assert!(reasons.starts_with(&["warning", "emergency", "grow"].map(str::to_owned)), "{reasons:?}");
-    let fault = Fault { skip: 2, times: 2, ..Fault::once(Place::Launch("attention"), 0) };
+    let fault = Fault { skip: 2, times: 2, ..Fault::once(FaultPlace::Launch("attention"), 0) };
     let script = Script::of_readings(calm, Some(fault));
     embedded(&input, short.clone(), on(&[&script], Some("conservative")));
     assert!(script.is_over());

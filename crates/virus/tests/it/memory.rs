@@ -5,7 +5,7 @@ use crate::rig::golden;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
-use plimsoll_testing::cards::{Card, Memory};
+use plimsoll_testing::cards::{Card, CardMemory};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::{self, predict};
 use std::path::Path;
@@ -32,7 +32,7 @@ impl Observer for Listener {
 }
 
 /// A prediction of the golden input on a test device with the given memory.
-fn on(memory: &Arc<Memory>, output: &Path) -> plimsoll_virus::Options {
+fn on(memory: &Arc<CardMemory>, output: &Path) -> plimsoll_virus::Options {
     let card = Arc::new(Card::new(0).with(Arc::clone(memory))) as Arc<dyn Machine>;
     let device = Device::machines(vec![card]).unwrap_or_else(|e| panic!("{e}"));
     let budget = Some(Bytes(1 << 30));
@@ -49,7 +49,7 @@ fn planned(report: &plimsoll_virus::PredictReport) -> u64 {
 #[test]
 fn what_is_not_free_is_refused_before_anything_is_allocated() {
     let folder = Folder::new("memory-free");
-    let memory = Arc::new(Memory::of(4 << 30));
+    let memory = Arc::new(CardMemory::of(4 << 30));
     let whole = predict(&on(&memory, &folder.path("whole")), &mut Listener::default());
     let peak = planned(&whole.unwrap_or_else(|e| panic!("{e}")));
     let arenas = memory.arenas();
@@ -84,7 +84,7 @@ fn what_is_not_free_is_refused_before_anything_is_allocated() {
 #[test]
 fn what_another_process_takes_in_between_makes_steps_smaller() {
     let folder = Folder::new("memory-between");
-    let memory = Arc::new(Memory::of(4 << 30));
+    let memory = Arc::new(CardMemory::of(4 << 30));
     let whole = predict(&on(&memory, &folder.path("whole")), &mut Listener::default());
     let whole = whole.unwrap_or_else(|e| panic!("{e}"));
 
@@ -105,7 +105,7 @@ fn what_another_process_takes_in_between_makes_steps_smaller() {
 fn a_card_that_gives_nothing_is_refused_with_all_that_is_known() {
     let folder = Folder::new("memory-nothing");
     for tokens in [None, Some(502)] {
-        let memory = Arc::new(Memory::of(4 << 30));
+        let memory = Arc::new(CardMemory::of(4 << 30));
         memory.refuse(u64::MAX);
         let mut options = on(&memory, &folder.path("none"));
         options.settings.tokens = tokens;
@@ -126,7 +126,7 @@ fn a_card_that_gives_nothing_is_refused_with_all_that_is_known() {
 #[test]
 fn two_stages_share_a_device() {
     let folder = Folder::new("memory-stages");
-    let memory = Arc::new(Memory::of(4 << 30));
+    let memory = Arc::new(CardMemory::of(4 << 30));
     memory.clear_every(1);
     let mut options = on(&memory, &folder.path("stages"));
     options.settings.tokens = Some(502);

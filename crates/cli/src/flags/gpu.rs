@@ -7,7 +7,7 @@ use plimsoll_runtime::Device;
 
 /// Flags that set how a GPU is used.
 #[derive(Debug, Args)]
-pub struct Card {
+pub struct GpuFlags {
     /// Copy to and from the GPU in separate streams, which overlap with kernels (the default)
     #[arg(long, overrides_with = "no_cuda_streams", help_heading = "GPU")]
     cuda_streams: bool,
@@ -41,28 +41,29 @@ pub struct Card {
 
 /// The GPU options that result from the flags.
 #[cfg(feature = "cuda")]
-pub type Options = plimsoll_cuda::Options;
+pub type GpuOptions = plimsoll_cuda::Options;
 /// Placeholder without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
-pub type Options = ();
+pub type GpuOptions = ();
 
 /// The GPU options of a training run.
 #[cfg(feature = "cuda")]
-pub fn training_options() -> Options {
-    Options { depth: plimsoll_train::TRAINING_DEPTH, ..Options::default() }
+pub fn training_options() -> GpuOptions {
+    GpuOptions { depth: plimsoll_train::TRAINING_DEPTH, ..GpuOptions::default() }
 }
 
 /// Placeholder without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
-pub fn training_options() -> Options {}
+pub fn training_options() -> GpuOptions {}
 
-impl Card {
+impl GpuFlags {
     /// Converts the flags to GPU options with a pipeline depth of `depth`.
     #[cfg(feature = "cuda")]
-    pub fn options(&self, depth: usize) -> Options {
-        let default = Options::default();
+    pub fn options(&self, depth: usize) -> GpuOptions {
+        let default = GpuOptions::default();
+        // `None` leaves the choice to the device, which knows the free host memory.
         let pinned = self.pin_memory.then_some(true).or(self.no_pin_memory.then_some(false));
-        Options {
+        GpuOptions {
             streams: !self.no_cuda_streams,
             pinned,
             depth,
@@ -73,7 +74,7 @@ impl Card {
 
     /// Placeholder without the feature `cuda`.
     #[cfg(not(feature = "cuda"))]
-    pub fn options(&self, _: usize) -> Options {}
+    pub fn options(&self, _: usize) -> GpuOptions {}
 
     /// Returns the given flags that have no effect on `device`; `automatic` says whether `--device auto` chose the
     /// device.
@@ -116,30 +117,30 @@ mod tests {
     #[derive(Parser)]
     struct Command {
         #[command(flatten)]
-        card: Card,
+        gpu: GpuFlags,
     }
 
-    fn card(words: &[&str]) -> Card {
-        Command::try_parse_from(["it"].iter().chain(words)).expect("flags").card
+    fn gpu(words: &[&str]) -> GpuFlags {
+        Command::try_parse_from(["it"].iter().chain(words)).expect("flags").gpu
     }
 
     #[cfg(feature = "cuda")]
     #[test]
     fn every_flag_reaches_the_device() {
-        let default = Options::default();
-        let same = Options { depth: 3, ..default };
+        let default = GpuOptions::default();
+        let same = GpuOptions { depth: 3, ..default };
         for (words, wanted) in [
             (&[][..], same),
             (&["--cuda-streams", "--expandable-segments"], same),
-            (&["--no-cuda-streams"], Options { streams: false, ..same }),
+            (&["--no-cuda-streams"], GpuOptions { streams: false, ..same }),
             (&["--no-cuda-streams", "--cuda-streams"], same),
-            (&["--pin-memory"], Options { pinned: Some(true), ..same }),
-            (&["--no-pin-memory"], Options { pinned: Some(false), ..same }),
-            (&["--no-expandable-segments"], Options { expandable: false, ..same }),
-            (&["--cache-clear-interval", "0"], Options { cache_clear_interval: 0, ..same }),
-            (&["--cache-clear-interval", "7"], Options { cache_clear_interval: 7, ..same }),
+            (&["--pin-memory"], GpuOptions { pinned: Some(true), ..same }),
+            (&["--no-pin-memory"], GpuOptions { pinned: Some(false), ..same }),
+            (&["--no-expandable-segments"], GpuOptions { expandable: false, ..same }),
+            (&["--cache-clear-interval", "0"], GpuOptions { cache_clear_interval: 0, ..same }),
+            (&["--cache-clear-interval", "7"], GpuOptions { cache_clear_interval: 7, ..same }),
         ] {
-            assert_eq!(card(words).options(3), wanted, "{words:?}");
+            assert_eq!(gpu(words).options(3), wanted, "{words:?}");
         }
         assert!(default.streams && default.expandable, "as the help texts say");
         assert_eq!((default.pinned, default.cache_clear_interval), (None, 100), "as the help texts say");
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn on_the_cpu_each_is_refused_by_name_and_listed_where_auto_chose_it() {
-        assert!(card(&[]).without_effect(&Device::Cpu, false).is_ok());
+        assert!(gpu(&[]).without_effect(&Device::Cpu, false).is_ok());
         for flag in [
             "--cuda-streams",
             "--no-cuda-streams",
@@ -156,10 +157,10 @@ mod tests {
             "--expandable-segments",
             "--no-expandable-segments",
         ] {
-            let error = card(&[flag]).without_effect(&Device::Cpu, false).expect_err(flag).to_string();
+            let error = gpu(&[flag]).without_effect(&Device::Cpu, false).expect_err(flag).to_string();
             assert!(error.starts_with(&format!("{flag} applies only to GPUs")), "{error}");
-            assert_eq!(card(&[flag]).without_effect(&Device::Cpu, true).expect("listed"), [flag]);
+            assert_eq!(gpu(&[flag]).without_effect(&Device::Cpu, true).expect("listed"), [flag]);
         }
-        assert!(card(&["--cache-clear-interval", "0"]).without_effect(&Device::Cpu, false).is_err());
+        assert!(gpu(&["--cache-clear-interval", "0"]).without_effect(&Device::Cpu, false).is_err());
     }
 }

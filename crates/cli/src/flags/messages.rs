@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Flags that control messages and summaries.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
-pub struct Voice {
+pub struct MessageFlags {
     /// Show no progress bar and print no progress lines
     #[arg(long)]
     no_progress: bool,
@@ -48,7 +48,7 @@ impl Terminal {
     }
 }
 
-impl Voice {
+impl MessageFlags {
     /// The terminal of a command; `guard` has the files that the command reads and writes.
     ///
     /// # Errors
@@ -59,19 +59,19 @@ impl Voice {
         Ok(terminal)
     }
 
-    /// The terminal of a command that can show the state of its run; see [`Voice::terminal`].
+    /// The terminal of a command that can show the state of its run; see [`MessageFlags::terminal`].
     pub fn terminal_with(&self, flag: &MonitorFlag, guard: &mut OutputGuard) -> Result<Terminal, CliError> {
         Ok(self.terminal(guard)?.with_monitor_if(flag))
     }
 
     /// The terminal of a command whose inputs are not known yet. Lines for the log wait until [`Terminal::open_log`].
     pub fn terminal_without_log(&self) -> Terminal {
-        let loudness = match (self.quiet, self.verbose) {
+        let verbosity = match (self.quiet, self.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, true) => Verbosity::Verbose,
             (false, false) => Verbosity::Normal,
         };
-        Terminal::new(loudness, !self.no_progress && !self.quiet, self.log_file.as_deref())
+        Terminal::new(verbosity, !self.no_progress && !self.quiet, self.log_file.as_deref())
     }
 
     /// Whether the summary is printed as JSON.
