@@ -17,8 +17,8 @@ pub use methods::caller;
 pub use methods::caller::caller_window;
 pub use methods::caller::score::LengthThreshold;
 pub use options::{
-    CallerOptions, MethodOptions, Models, Options, Shard, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
-    usual_workers,
+    CallerOptions, MethodOptions, Models, PredictOptions, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
+    WindowShard, usual_workers,
 };
 pub use output::{CallsSummary, VirusRow};
 pub use pipeline::record::{
@@ -29,12 +29,12 @@ pub use plimsoll_data::sequence::{Listing, stem};
 
 use folder::FolderState;
 use methods::Method;
-use output::Counts;
+use output::ResultCounts;
 use pipeline::journal::InputStamps;
 use pipeline::queues::{HostWork, QueueSizes};
 use pipeline::record;
-use pipeline::resume::{self, Keys};
-use pipeline::run::Run;
+use pipeline::resume::{self, JournalKeys};
+use pipeline::run::PredictRun;
 use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
@@ -56,7 +56,7 @@ pub struct PredictReport {
     /// Whether the results were already complete, so that nothing was computed.
     pub already_complete: bool,
     /// The shard that was computed; its journal is the result, to be merged later.
-    pub shard: Option<Shard>,
+    pub shard: Option<WindowShard>,
     /// Number of sequences (open reading frames, or windows of a caller) with non-finite values.
     pub failed: u64,
     /// Number of rows of notes.tsv.
@@ -64,7 +64,7 @@ pub struct PredictReport {
     /// Contents of run.json.
     pub run_record: PredictRecord,
     /// Counts of records, windows and calls.
-    pub counts: Counts,
+    pub counts: ResultCounts,
     /// Folder of the results.
     pub output_dir: PathBuf,
     /// Whether the models have trained weights.
@@ -87,7 +87,7 @@ pub struct PredictReport {
 /// # Errors
 /// See [`VirusError`]. After an error or an interruption, finished windows are in the journal in the output
 /// folder, and an equal call without `force` resumes from it, unless the input can be read only once.
-pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
+pub fn predict(options: &PredictOptions, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
     let method = methods::open(options, observer)?;
@@ -100,7 +100,10 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Predict
 /// # Errors
 /// Two inputs with the same folder, before anything is computed; otherwise as [`predict`], for the first input
 /// that fails.
-pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<PredictReport>, VirusError> {
+pub fn predict_each(
+    options: &PredictOptions,
+    observer: &mut dyn Observer,
+) -> Result<Vec<PredictReport>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
         let folder = match options.output_dir.as_os_str().is_empty() {
@@ -118,18 +121,19 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let budget = settings.read_budget()?;
     look_at_inputs(options)?;
     let method = methods::open(options, observer)?;
-    let shared = Shared { budget, replicas, process: Process::of(settings), files: options.input_files() };
+    let shared =
+        SharedAcrossInputs { budget, replicas, process: Process::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
-        let one = Options { inputs: vec![input.clone()], output_dir, ..options.clone() };
+        let one = PredictOptions { inputs: vec![input.clone()], output_dir, ..options.clone() };
         reports.push(predict_one(&one, &*method, Some(&shared), Instant::now(), &mut warm, observer)?);
     }
     Ok(reports)
 }
 
 /// Values shared by several inputs, so that one plan serves all of them.
-struct Shared {
+struct SharedAcrossInputs {
     budget: Budget,
     /// Maximum number of replicas.
     replicas: usize,
@@ -140,16 +144,16 @@ struct Shared {
 }
 
 /// Executors with loaded weights, for the next run with the same models.
-pub(crate) type Warm = Option<Vec<Executor>>;
+pub(crate) type WarmExecutors = Option<Vec<Executor>>;
 
 /// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
 /// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.
 fn predict_one(
-    options: &Options,
+    options: &PredictOptions,
     method: &dyn Method,
-    shared: Option<&Shared>,
+    shared: Option<&SharedAcrossInputs>,
     start: Instant,
-    warm: &mut Warm,
+    warm: &mut WarmExecutors,
     observer: &mut dyn Observer,
 ) -> Result<PredictReport, VirusError> {
     let mut watch = Watch::start("predict", Some(&options.output_dir), options.settings.machines(1));
@@ -168,7 +172,7 @@ fn predict_one(
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, method, inputs, stamps)).transpose()?;
+    let keys = inputs.as_deref().map(|inputs| JournalKeys::new(options, method, inputs, stamps)).transpose()?;
     if let Some(report) = already_there(options, method, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
@@ -177,7 +181,7 @@ fn predict_one(
     }
     watch.end_stage("opened", None);
     let (budget, replicas) = match shared {
-        Some(Shared { budget, replicas, .. }) => (budget.clone(), *replicas),
+        Some(SharedAcrossInputs { budget, replicas, .. }) => (budget.clone(), *replicas),
         None => {
             let replicas = options.settings.most_replicas(replicas_for_input(&options.inputs));
             (options.settings.read_budget()?, replicas)
@@ -188,7 +192,7 @@ fn predict_one(
     let measured = MeasuredHost { budget: &budget, before, are_files: inputs.is_some() };
     let hosts = hosts(work, &measured, observer)?;
     let chosen = Cell::new(0);
-    let run = Run { options, method, budget, replicas, keys, inputs, hosts, chosen };
+    let run = PredictRun { options, method, budget, replicas, keys, inputs, hosts, chosen };
     let done = match options.merge.is_empty() {
         true => run.stages(start, &mut watch, warm, observer),
         false => run.merge(start, &mut watch, observer),
@@ -243,7 +247,7 @@ pub fn nucleotide_files(paths: &[PathBuf]) -> Result<Listing, VirusError> {
 }
 
 /// Checks that all inputs exist and look like sequence files, before models are opened.
-fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
+fn look_at_inputs(options: &PredictOptions) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
         plimsoll_data::sequence::look(path)?;
@@ -254,10 +258,10 @@ fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
 /// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
 /// result of another run.
 fn already_there(
-    options: &Options,
+    options: &PredictOptions,
     method: &dyn Method,
     inputs: Option<&[Input]>,
-    keys: Option<&Keys>,
+    keys: Option<&JournalKeys>,
 ) -> Result<Option<PredictReport>, VirusError> {
     let FolderState::Record(old) = folder::inspect(&options.output_dir, options.force)? else {
         return Ok(None);
@@ -290,7 +294,7 @@ fn already_there(
         return Err(VirusError::OtherName { folder: output_dir(), before, now });
     }
     // The process was killed after writing run.json and before removing the journals.
-    keys.map_or(Ok(()), Keys::remove_left)?;
+    keys.map_or(Ok(()), JournalKeys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
         return Err(VirusError::StrictNotes { folder: output_dir(), notes });
@@ -300,7 +304,7 @@ fn already_there(
         shard: None,
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
         notes,
-        counts: Counts::from_record(&old),
+        counts: ResultCounts::from_record(&old),
         output_dir: options.output_dir.clone(),
         trained: method.is_trained(),
         calls: None,

@@ -2,8 +2,8 @@
 //! arithmetic, write identical bytes.
 
 use crate::folder::JOURNALS;
-use crate::methods::caller::calibration::Preset;
-use crate::methods::caller::score::{Limits, Threshold};
+use crate::methods::caller::calibration::ThresholdPreset;
+use crate::methods::caller::score::{CallLimits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_runtime::{Settings, hub, machine};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Options of a prediction.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PredictOptions {
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
     /// Folder of the results.
@@ -34,7 +34,7 @@ pub struct Options {
     /// Interval between two commits of the journal; 0 commits whenever a window is finished.
     pub commit_every: Duration,
     /// Shard of the windows to compute, for a later merge; `None` for all windows.
-    pub shard: Option<Shard>,
+    pub shard: Option<WindowShard>,
     /// Folders of shards whose results are merged; if not empty, nothing is computed.
     pub merge: Vec<PathBuf>,
     /// Whether `predictions.tsv` and `windows.tsv` have a column `source` with the input file of each row.
@@ -55,7 +55,7 @@ pub const USUAL_PREFETCH: usize = 2;
 /// Maximum default number of reading and translating threads per device.
 const WORKERS_OF_DEVICE: usize = 8;
 
-impl Options {
+impl PredictOptions {
     /// A prediction on these machines with the usual settings: windows of [`USUAL_LENGTH`] bases, all windows, no file replaced.
     pub fn usual(inputs: Vec<PathBuf>, output_dir: PathBuf, method: MethodOptions, settings: Settings) -> Self {
         Self {
@@ -137,7 +137,7 @@ pub struct CallerOptions {
     /// Whether the records are mates of pairs: in two files, or one after another.
     pub paired: bool,
     /// Limits on records that can be called.
-    pub limits: Limits,
+    pub limits: CallLimits,
 }
 
 impl CallerOptions {
@@ -145,25 +145,25 @@ impl CallerOptions {
     pub fn usual(folder: Option<PathBuf>) -> Self {
         Self {
             folder,
-            threshold: Threshold::Preset(Preset::Default),
+            threshold: Threshold::Preset(ThresholdPreset::Default),
             max_fdr: None,
             prevalence: 0.5,
             paired: false,
-            limits: Limits::default(),
+            limits: CallLimits::default(),
         }
     }
 }
 
 /// One of several shares of the windows: windows are dealt to the shards in turn, in groups of consecutive windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct WindowShard {
     /// Number of the shard, from 1.
     pub number: u64,
     /// Total number of shards.
     pub of: u64,
 }
 
-impl Shard {
+impl WindowShard {
     /// Number of consecutive windows in a group.
     const RUN: u64 = 256;
 
@@ -184,7 +184,7 @@ pub struct Models {
     pub head: Option<PathBuf>,
 }
 
-impl Options {
+impl PredictOptions {
     /// The files that a run with these options reads: sequences, models, and the folders of merged shards.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();

@@ -3,10 +3,10 @@
 
 use crate::VirusError;
 use crate::methods::{self, PlannedMethod, PlannedModel};
-use crate::options::Options;
+use crate::options::PredictOptions;
 use crate::pipeline::queues::HostWork;
 pub use crate::pipeline::queues::QueueSizes;
-use crate::pipeline::shape::{HEAD_ROWS, Shape};
+use crate::pipeline::shape::{HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::sequence::{Extent, extent};
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
@@ -31,9 +31,9 @@ const NAME: u64 = 64;
 
 /// A request to plan a prediction.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct PredictPlanRequest {
     /// Options of the prediction; inputs may be empty, and models that are not on this machine are not opened.
-    pub options: Options,
+    pub options: PredictOptions,
     /// Length of a read in bases, for the expected speed.
     pub read_length: u64,
     /// Average number of open reading frames per window, for the expected speed.
@@ -44,7 +44,7 @@ pub struct Request {
 
 /// The plan of a prediction.
 #[derive(Debug)]
-pub struct Planned {
+pub struct PlannedPrediction {
     target: Target,
     budget: Bytes,
     models: Vec<PlannedModel>,
@@ -52,7 +52,7 @@ pub struct Planned {
     stages: Vec<StagePlan>,
     process: Vec<Staging>,
     queues: QueueSizes,
-    reads: Reads,
+    reads: ReadThroughput,
     /// The optimisations in effect in each stage, if they were requested.
     effects: Option<Vec<Vec<Effect>>>,
 }
@@ -68,7 +68,7 @@ struct StagePlan {
 
 /// Expected throughput for reads of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Reads {
+pub struct ReadThroughput {
     /// Length of a read in bases.
     #[serde(rename = "bases")]
     pub length: u64,
@@ -105,7 +105,7 @@ pub struct PredictPlanReport {
     /// Peak memory over the stages, including the process if it counts against the same memory.
     pub peak_bytes: Bytes,
     /// Expected speed.
-    pub reads: Reads,
+    pub reads: ReadThroughput,
 }
 
 /// The plan of a stage of a prediction for reports.
@@ -183,8 +183,8 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 /// # Errors
 /// Models of the wrong family, a head that cannot be read, inputs that cannot be read, or a plan that does not
 /// fit the budget.
-pub fn plan(request: &Request) -> Result<Planned, VirusError> {
-    let Request { options, .. } = request;
+pub fn plan(request: &PredictPlanRequest) -> Result<PlannedPrediction, VirusError> {
+    let PredictPlanRequest { options, .. } = request;
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
     crate::look_at_inputs(options)?;
@@ -223,11 +223,15 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         true => Some(effects(&shape, settings, &stages)?),
         false => None,
     };
-    Ok(Planned { target, budget, models, length, stages, process, queues, reads, effects })
+    Ok(PlannedPrediction { target, budget, models, length, stages, process, queues, reads, effects })
 }
 
 /// The optimisations in effect in each stage.
-fn effects(shape: &Shape, settings: &Settings, stages: &[StagePlan]) -> Result<Vec<Vec<Effect>>, VirusError> {
+fn effects(
+    shape: &MethodShape,
+    settings: &Settings,
+    stages: &[StagePlan],
+) -> Result<Vec<Vec<Effect>>, VirusError> {
     let target = |replicas| Ok(settings.machines(replicas)[0].target()?);
     let of_stage = |StagePlan { stage, program, .. }: &StagePlan| {
         let of_precision = |precision| shape.planned(*stage, precision);
@@ -265,7 +269,7 @@ pub(crate) fn choose<'a>(
     hosts: &[(QueueSizes, Vec<Staging>)],
     settings: &Settings,
     budget: &Budget,
-    shape: &'a Shape,
+    shape: &'a MethodShape,
     replicas: usize,
     reread: bool,
 ) -> Result<session::PlannedStages<'a>, RuntimeError> {
@@ -284,7 +288,7 @@ pub(crate) fn choose<'a>(
 }
 
 /// Returns the stages of a plan, in the order of its programs.
-pub(crate) fn stages(planned: &session::PlannedStages<'_>, shape: &Shape) -> &'static [PredictStage] {
+pub(crate) fn stages(planned: &session::PlannedStages<'_>, shape: &MethodShape) -> &'static [PredictStage] {
     shape.alternatives()[planned.alternative()]
 }
 
@@ -305,8 +309,12 @@ pub(crate) fn choose_alone(
 
 /// Computes the expected throughput in reads per second, assuming that all steps are full and that a sequence takes the share
 /// of a step that corresponds to its tokens (encoders) or its row (head).
-fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads, RuntimeError> {
-    let Request { options, read_length, orfs, .. } = request;
+fn reads(
+    request: &PredictPlanRequest,
+    shape: &MethodShape,
+    stages: &[StagePlan],
+) -> Result<ReadThroughput, RuntimeError> {
+    let PredictPlanRequest { options, read_length, orfs, .. } = request;
     let lengths = (shape.window_lengths)(*read_length as usize, options.length);
     let sequences_of_window = shape.sequences_of_window.map_or(*orfs, |count| count as f64);
     let mut seconds = 0.0;
@@ -334,7 +342,7 @@ fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads
         }
     }
     let windows = lengths.len();
-    Ok(Reads {
+    Ok(ReadThroughput {
         length: *read_length,
         windows: windows as u64,
         orfs: *orfs,
@@ -343,7 +351,7 @@ fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads
     })
 }
 
-impl Planned {
+impl PlannedPrediction {
     /// Peak memory over the stages in bytes, including the process if it counts against the same memory.
     pub fn peak(&self) -> Bytes {
         let plans = self.stages.iter().map(|stage| stage.program.peak()).max().unwrap_or_default();
@@ -415,7 +423,7 @@ impl Planned {
             }
         }
         text += &plimsoll_runtime::process::to_text("of the budget the process takes", &self.process);
-        let Reads { length, windows, orfs, has_orfs, per_second } = self.reads;
+        let ReadThroughput { length, windows, orfs, has_orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
         let frames = if !has_orfs {

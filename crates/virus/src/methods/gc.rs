@@ -2,16 +2,16 @@
 //! results follow from the records alone.
 
 use super::{
-    CutWindow, Finished, FinishedWindow, Method, MethodWeights, ModelDigests, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, FinishedResults, FinishedWindow, Method, MethodDigests, MethodWeights, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::Options;
-use crate::output::table::{Field, Table};
+use crate::options::PredictOptions;
+use crate::output::table::{Field, TableWriter};
 use crate::output::{CommonResults, OutputError, RecordEnd, WINDOWS, commit};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, RunRecord};
-use crate::pipeline::records::Batch;
-use crate::pipeline::shape::{HostCosts, Shape, Words};
+use crate::pipeline::records::WindowBatch;
+use crate::pipeline::shape::{HostCosts, MethodNames, MethodShape};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
@@ -20,28 +20,28 @@ use std::sync::Arc;
 
 /// The method.
 pub(crate) struct GcContent {
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl GcContent {
     pub(crate) fn new(length: usize) -> Self {
-        let shape = Shape {
+        let shape = MethodShape {
             encoders: vec![],
             head: None,
             length: length as u64,
             sequences: |_| 1,
             window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
             sequences_of_window: Some(0),
-            words: Words { stages: &["the bases"], sequences: "windows", rows: "nothing" },
+            words: MethodNames { stages: &["the bases"], sequences: "windows", rows: "nothing" },
             host: HostCosts::default(),
         };
-        Self { shape, digests: ModelDigests::new() }
+        Self { shape, digests: MethodDigests::new() }
     }
 }
 
 impl Method for GcContent {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -49,7 +49,7 @@ impl Method for GcContent {
         MethodWeights { encoders: vec![], head: None }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -57,7 +57,7 @@ impl Method for GcContent {
         true
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         json!({"length": options.length})
     }
 
@@ -65,14 +65,14 @@ impl Method for GcContent {
         MethodRecord::default()
     }
 
-    fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn windows(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(GcWindows { length: options.length })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let common = CommonResults::create(run.folder, run.options.source)?;
         let windows = common.table(run.folder, WINDOWS, "seq_name start end gc prediction")?;
-        Ok(Box::new(GcResults { folder: run.folder.to_owned(), common, windows, of_record: vec![] }))
+        Ok(Box::new(GcWriter { folder: run.folder.to_owned(), common, windows, of_record: vec![] }))
     }
 }
 
@@ -99,20 +99,20 @@ impl WindowSource for GcWindows {
 struct NoTokens;
 
 impl WindowTokenizer for NoTokens {
-    fn tokenize(&mut self, _: &WindowBases<'_>, _: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+    fn tokenize(&mut self, _: &WindowBases<'_>, _: &mut WindowBatch) -> Result<WindowLetters, RuntimeError> {
         Ok(WindowLetters::default())
     }
 }
 
-struct GcResults {
+struct GcWriter {
     folder: PathBuf,
     common: CommonResults,
-    windows: Table,
+    windows: TableWriter,
     /// Windows of the current record.
     of_record: Vec<Chunk>,
 }
 
-impl Results for GcResults {
+impl ResultsWriter for GcWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
@@ -140,34 +140,34 @@ impl Results for GcResults {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
         let counts = self.common.counts;
-        let files = [self.windows, self.common.into_notes()].map(Table::into_file);
+        let files = [self.windows, self.common.into_notes()].map(TableWriter::into_file);
         commit(&self.folder, files.into(), run_record, counts)?;
-        Ok(Finished { counts, calls: None })
+        Ok(FinishedResults { counts, calls: None })
     }
 }
 
 mod tests {
     use super::*;
-    use crate::options::{MethodOptions, Models, Shard, VirNucProOptions};
+    use crate::options::{MethodOptions, Models, VirNucProOptions, WindowShard};
     use crate::predict_one;
     use plimsoll_runtime::{Settings, Silent};
     use plimsoll_testing::Folder;
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    fn options(input: &Path, output_dir: PathBuf) -> Options {
+    fn options(input: &Path, output_dir: PathBuf) -> PredictOptions {
         let method = MethodOptions::VirNucPro(VirNucProOptions::usual(Models::default()));
         let settings = Settings { threads: 1, ..Settings::default() };
-        Options {
+        PredictOptions {
             length: 4,
             commit_every: Duration::ZERO,
-            ..Options::usual(vec![input.to_owned()], output_dir, method, settings)
+            ..PredictOptions::usual(vec![input.to_owned()], output_dir, method, settings)
         }
     }
 
-    fn run(options: &Options) -> String {
+    fn run(options: &PredictOptions) -> String {
         let method = GcContent::new(options.length);
         predict_one(options, &method, None, Instant::now(), &mut None, &mut Silent).expect("predicted");
         std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
@@ -185,11 +185,11 @@ mod tests {
         let shards = [1, 2].map(|number| {
             let shard = folder.path(&format!("shard{number}"));
             let shard_options =
-                Options { shard: Some(Shard { number, of: 2 }), ..options(&input, shard.clone()) };
+                PredictOptions { shard: Some(WindowShard { number, of: 2 }), ..options(&input, shard.clone()) };
             run(&shard_options);
             shard
         });
-        let merge = Options { merge: shards.to_vec(), ..options(&input, folder.path("merged")) };
+        let merge = PredictOptions { merge: shards.to_vec(), ..options(&input, folder.path("merged")) };
         assert_eq!(run(&merge), whole);
     }
 }

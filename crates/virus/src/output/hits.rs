@@ -75,10 +75,10 @@ impl RecordText {
 /// Writer of the file of records called virus.
 pub struct Hits {
     format: HitsFormat,
-    writer: Writer,
+    writer: HitsStream,
 }
 
-enum Writer {
+enum HitsStream {
     Plain(AtomicFile),
     // Boxed because the compressor's state is much larger than the other variant.
     Gzip(Box<GzEncoder<AtomicFile>>),
@@ -91,8 +91,8 @@ impl Hits {
         let writer = match format.is_compressed() {
             // The default gzip header has no file name and a modification time of 0, so equal runs write equal
             // bytes.
-            true => Writer::Gzip(Box::new(GzBuilder::new().write(file, Compression::default()))),
-            false => Writer::Plain(file),
+            true => HitsStream::Gzip(Box::new(GzBuilder::new().write(file, Compression::default()))),
+            false => HitsStream::Plain(file),
         };
         Ok(Self { format, writer })
     }
@@ -109,22 +109,22 @@ impl Hits {
             return Err(OutputError::mismatch(id, what));
         }
         let written = match &mut self.writer {
-            Writer::Plain(file) => write_record(file, qualities, id, text, score, call),
-            Writer::Gzip(file) => write_record(&mut **file, qualities, id, text, score, call),
+            HitsStream::Plain(file) => write_record(file, qualities, id, text, score, call),
+            HitsStream::Gzip(file) => write_record(&mut **file, qualities, id, text, score, call),
         };
         written.map_err(|error| self.file().error(error).into())
     }
 
     /// Finishes the compressed stream, if any, and returns the file, ready to be committed.
     pub fn into_file(mut self) -> Result<AtomicFile, OutputError> {
-        if let Writer::Gzip(file) = &mut self.writer
+        if let HitsStream::Gzip(file) = &mut self.writer
             && let Err(error) = file.try_finish()
         {
             return Err(self.file().error(error).into());
         }
         match self.writer {
-            Writer::Plain(file) => Ok(file),
-            Writer::Gzip(file) => {
+            HitsStream::Plain(file) => Ok(file),
+            HitsStream::Gzip(file) => {
                 file.finish().map_err(|source| OutputError::Folder { path: self.format.file().into(), source })
             }
         }
@@ -132,8 +132,8 @@ impl Hits {
 
     fn file(&self) -> &AtomicFile {
         match &self.writer {
-            Writer::Plain(file) => file,
-            Writer::Gzip(file) => file.get_ref(),
+            HitsStream::Plain(file) => file,
+            HitsStream::Gzip(file) => file.get_ref(),
         }
     }
 }

@@ -39,7 +39,7 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 pub(crate) use table::Field;
-use table::Table;
+use table::TableWriter;
 pub use verdict::Call;
 
 pub(crate) const PREDICTIONS: &str = "predictions.tsv";
@@ -81,7 +81,7 @@ pub struct Note {
 
 /// Counts of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct ResultCounts {
     /// Number of records: the sum of `virus`, `other`, `no_call`, `skipped` and `untrained`.
     pub records: u64,
     /// Number of windows.
@@ -117,10 +117,10 @@ impl Note {
     }
 }
 
-impl Counts {
+impl ResultCounts {
     /// Returns the counts in a run record; 0 for missing ones.
     pub(crate) fn from_record(record: &Value) -> Self {
-        let mut counts = Counts::default();
+        let mut counts = ResultCounts::default();
         for (name, count) in counts.by_name() {
             *count = record["counts"][name].as_u64().unwrap_or(0);
         }
@@ -211,12 +211,12 @@ impl OpenRecord {
     }
 }
 
-/// Replaces the results of an earlier run by `files` and the reports, as `methods::Results::finish` describes.
+/// Replaces the results of an earlier run by `files` and the reports, as `methods::ResultsWriter::finish` describes.
 pub(crate) fn commit(
     folder: &Path,
     mut files: Vec<AtomicFile>,
     run_record: &mut RunRecord,
-    counts: Counts,
+    counts: ResultCounts,
 ) -> Result<(), OutputError> {
     run_record.counts = Some(counts);
     files.extend(reports::write(folder, run_record, &counts)?);
@@ -251,8 +251,8 @@ pub(crate) fn commit(
 
 /// What the results of every method have: notes.tsv, the counts, and the column `source` of their tables.
 pub(crate) struct CommonResults {
-    pub(crate) counts: Counts,
-    notes: Table,
+    pub(crate) counts: ResultCounts,
+    notes: TableWriter,
     /// Whether tables have the column `source`.
     has_source: bool,
     /// A tab and the current input, if tables have the column `source`; otherwise empty.
@@ -263,14 +263,14 @@ impl CommonResults {
     /// Creates notes.tsv in `folder`, and the folder if it does not exist.
     pub(crate) fn create(folder: &Path, has_source: bool) -> Result<Self, OutputError> {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
-        let notes = Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?;
-        Ok(Self { counts: Counts::default(), notes, has_source, source: String::new() })
+        let notes = TableWriter::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?;
+        Ok(Self { counts: ResultCounts::default(), notes, has_source, source: String::new() })
     }
 
     /// Creates a table with these columns, separated by spaces, and the column `source` if tables have it.
-    pub(crate) fn table(&self, folder: &Path, name: &str, columns: &str) -> Result<Table, OutputError> {
+    pub(crate) fn table(&self, folder: &Path, name: &str, columns: &str) -> Result<TableWriter, OutputError> {
         let source = if self.has_source { " source" } else { "" };
-        Table::create(folder, name, &format!("{columns}{source}").replace(' ', "\t"))
+        TableWriter::create(folder, name, &format!("{columns}{source}").replace(' ', "\t"))
     }
 
     /// Sets the input file of the following windows and records.
@@ -293,7 +293,7 @@ impl CommonResults {
     }
 
     /// The finished table of notes.
-    pub(crate) fn into_notes(self) -> Table {
+    pub(crate) fn into_notes(self) -> TableWriter {
         self.notes
     }
 }

@@ -2,10 +2,10 @@
 //! slot with the head, if there is one, when the rows of all encoders are available. Invariant: rows are keyed by slot and
 //! never by position in a batch; a slot is reused only after its result has been taken.
 
-use crate::pipeline::engine::Totals;
-use crate::pipeline::queue::{Queue, SequenceLocation, SequenceState, Window};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_ROWS, Shape};
+use crate::pipeline::engine::StageTotals;
+use crate::pipeline::queue::{OutputQueue, QueuedWindow, SequenceLocation, SequenceState};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
@@ -22,7 +22,7 @@ const SCORED_AT: usize = 16;
 
 /// Progress of the sequence in a slot.
 #[derive(Clone, Copy, Default)]
-struct Slot {
+struct SlotState {
     place: SequenceLocation,
     /// Whether the slot has a row, by encoder.
     have: [bool; ENCODERS],
@@ -31,9 +31,9 @@ struct Slot {
 }
 
 /// Destination of finished results, and the callback that can interrupt a wait.
-pub(crate) struct Sink<'a> {
-    pub(crate) queue: &'a mut Queue,
-    pub(crate) totals: &'a mut Totals,
+pub(crate) struct ResultSink<'a> {
+    pub(crate) queue: &'a mut OutputQueue,
+    pub(crate) totals: &'a mut StageTotals,
     pub(crate) stop: Stop<'a>,
 }
 
@@ -46,10 +46,10 @@ pub(crate) struct Compute<'a> {
     encoders: [Option<ModelId>; ENCODERS],
     /// The encoders whose rows a slot needs before it is scored, or has finished.
     needs: [bool; ENCODERS],
-    head: Option<Head>,
+    head: Option<SessionHead>,
     /// Number of values of a row, by encoder.
     widths: [usize; ENCODERS],
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     /// Indices of the free slots.
     free: Vec<usize>,
     /// Slots that have the rows of all encoders and wait for the head.
@@ -59,7 +59,7 @@ pub(crate) struct Compute<'a> {
 }
 
 /// The head and the positions of its inputs.
-struct Head {
+struct SessionHead {
     model: ModelId,
     /// Position of the input that takes the rows of each encoder.
     inputs: Vec<usize>,
@@ -70,7 +70,7 @@ impl<'a> Compute<'a> {
     pub(crate) fn new(
         session: StepSession<'a>,
         stage: PredictStage,
-        shape: &Shape,
+        shape: &MethodShape,
         saves_rows: bool,
     ) -> Result<Self, RuntimeError> {
         let mut encoders = [None; ENCODERS];
@@ -83,7 +83,7 @@ impl<'a> Compute<'a> {
                 let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
                 let inputs =
                     shape.encoders.iter().map(|encoder| input(encoder.head_input)).collect::<Result<_, _>>()?;
-                Some(Head { model, inputs })
+                Some(SessionHead { model, inputs })
             }
             None => None,
         };
@@ -101,7 +101,7 @@ impl<'a> Compute<'a> {
             needs,
             head,
             widths,
-            slots: vec![Slot::default(); slots],
+            slots: vec![SlotState::default(); slots],
             // Popped from the end, so slots with low numbers are used first.
             free: (0..slots).rev().collect(),
             ready: Vec::with_capacity(slots),
@@ -163,16 +163,16 @@ impl<'a> Compute<'a> {
     /// called only while `has_room`.
     pub(crate) fn admit(
         &mut self,
-        batch: &Batch,
+        batch: &WindowBatch,
         sequence: &SequenceTokens,
-        queue: &mut Queue,
+        queue: &mut OutputQueue,
         first_row: Option<&[f32]>,
     ) -> Result<(), RuntimeError> {
         let Some(slot) = self.free.pop() else {
             return Err(RuntimeError::bug("no slot is free"));
         };
         let place = queue.push_sequence(sequence.label, sequence.bases, slot);
-        self.slots[slot] = Slot { place, ..Slot::default() };
+        self.slots[slot] = SlotState { place, ..SlotState::default() };
         if let Some(row) = first_row {
             self.keep(0, slot, row);
         }
@@ -193,7 +193,7 @@ impl<'a> Compute<'a> {
 
     /// Collects finished steps, and submits full packs and rows for the head. Blocks until all full packs are
     /// submitted: the input may stall for a long time, and devices should compute meanwhile.
-    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn step(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         self.take_done(sink)?;
         while self.session.has_packs() {
             self.score_ready(SCORED_AT)?;
@@ -205,7 +205,7 @@ impl<'a> Compute<'a> {
 
     /// Waits for a step to complete. If devices would be idle, first flushes the waiting sequences, even into partly
     /// filled packs.
-    pub(crate) fn flush(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn flush(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
             self.take_done(sink)?;
@@ -216,7 +216,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Submits the remaining sequences after the end of the input and waits for a step.
-    pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn drain(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         self.session.end();
         self.take_done(sink)?;
         self.score_ready(if self.session.has_packs() { SCORED_AT } else { 1 })?;
@@ -224,7 +224,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Ends the run early: waits for the steps in flight and scores the slots that have the rows of all encoders by then.
-    pub(crate) fn cancel(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn cancel(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         // The rows of cancelled steps are still in their slots, which are freed only with the scores.
         self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
@@ -238,7 +238,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Appends the rows of a window's sequences to `rows`, in the order of labels, and frees their slots.
-    pub(crate) fn release(&mut self, window: &Window, rows: &mut Vec<f32>) {
+    pub(crate) fn release(&mut self, window: &QueuedWindow, rows: &mut Vec<f32>) {
         if !self.keeps_rows {
             return;
         }
@@ -289,7 +289,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Collects the steps that have completed.
-    fn take_done(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    fn take_done(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         while let Next::Ready(step) = self.session.poll()? {
             self.complete(step, sink);
         }
@@ -297,7 +297,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Waits for a step to complete; returns false if none is in flight.
-    fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
+    fn wait(&mut self, sink: &mut ResultSink<'_>) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         let next = self.session.next(sink.stop);
         sink.totals.seconds.devices += start.elapsed().as_secs_f64();
@@ -311,7 +311,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Distributes the results of a step: rows to the slots of their keys, scores to their windows.
-    fn complete(&mut self, step: Completed, sink: &mut Sink<'_>) {
+    fn complete(&mut self, step: Completed, sink: &mut ResultSink<'_>) {
         match self.encoders.iter().position(|model| *model == Some(step.model)) {
             Some(encoder) => {
                 for (i, &slot) in step.keys.iter().enumerate() {
@@ -340,8 +340,8 @@ impl<'a> Compute<'a> {
 
     /// Advances a slot that has received a row. Once the slot has the rows of all encoders of the stage, the sequence has failed,
     /// is ready for the head, or, in a stage without the head, is finished.
-    fn on_row(&mut self, slot: usize, sink: &mut Sink<'_>) {
-        let Slot { have, failed, .. } = self.slots[slot];
+    fn on_row(&mut self, slot: usize, sink: &mut ResultSink<'_>) {
+        let SlotState { have, failed, .. } = self.slots[slot];
         if have != self.needs {
             return;
         }
@@ -355,7 +355,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Marks the sequence in `slot` as finished, and frees the slot unless its rows are still needed.
-    fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut Sink<'_>) {
+    fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut ResultSink<'_>) {
         sink.totals.sequences += 1;
         sink.queue.complete(self.slots[slot].place, state);
         if !self.keeps_rows {

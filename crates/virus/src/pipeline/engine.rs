@@ -8,13 +8,13 @@
 //! encoder and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
 
 use crate::VirusError;
-use crate::methods::{FinishedWindow, Results};
+use crate::methods::{FinishedWindow, ResultsWriter};
 use crate::output::{Note, OutputError, RecordEnd};
-use crate::pipeline::compute::{Compute, Sink};
+use crate::pipeline::compute::{Compute, ResultSink};
 use crate::pipeline::journal::{JournalEntry, JournalReader, JournalWriter};
-use crate::pipeline::queue::{OutputItem, Queue, SequenceState, Window};
+use crate::pipeline::queue::{OutputItem, OutputQueue, QueuedWindow, SequenceState};
 use crate::pipeline::queues::QueueSizes;
-use crate::pipeline::records::{Batch, Event, SequenceTokens};
+use crate::pipeline::records::{InputEvent, SequenceTokens, WindowBatch};
 use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::NoteKind;
@@ -27,7 +27,7 @@ use std::time::Instant;
 
 /// Time in seconds by activity; encoders and head are summed over all devices, the others are of the main thread.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seconds {
+pub(crate) struct StageSeconds {
     /// From the first record to the last result.
     pub(crate) streaming: f64,
     /// Waiting for the front end, which reads and tokenizes.
@@ -42,7 +42,7 @@ pub(crate) struct Seconds {
     pub(crate) writing: f64,
 }
 
-impl Seconds {
+impl StageSeconds {
     /// The remaining time of the main thread, spent on packing and slots.
     pub(crate) fn between(&self) -> f64 {
         (self.streaming - self.waiting - self.devices - self.writing).max(0.0)
@@ -51,7 +51,7 @@ impl Seconds {
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Totals {
+pub(crate) struct StageTotals {
     pub(crate) records: u64,
     /// Windows whose results were taken from the journal of an interrupted run.
     pub(crate) kept: u64,
@@ -61,13 +61,13 @@ pub(crate) struct Totals {
     pub(crate) failed: u64,
     /// Tokens of the completed steps, by encoder.
     pub(crate) tokens: [u64; ENCODERS],
-    pub(crate) seconds: Seconds,
+    pub(crate) seconds: StageSeconds,
 }
 
-impl Totals {
+impl StageTotals {
     /// Adds the tokens and times of the preceding stage. Records and windows are not added: each stage reads
     /// all of them.
-    pub(crate) fn add_stage(&mut self, earlier: &Totals) {
+    pub(crate) fn add_stage(&mut self, earlier: &StageTotals) {
         for encoder in 0..ENCODERS {
             self.tokens[encoder] += earlier.tokens[encoder];
             self.seconds.encoders[encoder] += earlier.seconds.encoders[encoder];
@@ -80,7 +80,7 @@ impl Totals {
 }
 
 /// The models, journals and results of an engine; a field is `None` if the stage does not need it.
-pub(crate) struct Parts<'a> {
+pub(crate) struct EngineParts<'a> {
     /// The models, for results that are in no journal; `None` for a method without models.
     pub(crate) compute: Option<Compute<'a>>,
     /// Whether all results must be in journals, as in a merge of shards.
@@ -92,15 +92,15 @@ pub(crate) struct Parts<'a> {
     /// Journal that finished results are written to.
     pub(crate) writer: Option<JournalWriter>,
     /// Result files.
-    pub(crate) results: Option<Box<dyn Results>>,
+    pub(crate) results: Option<Box<dyn ResultsWriter>>,
     /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
-    pub(crate) pass: Pass,
+    pub(crate) pass: InputPass,
 }
 
 /// A pass over the input.
 #[derive(Clone, Copy)]
-pub(crate) struct Pass {
+pub(crate) struct InputPass {
     /// Number of the pass, from 0.
     pub(crate) number: u64,
     /// Number of passes of the run.
@@ -131,29 +131,29 @@ impl TakenWork {
 }
 
 /// The engine of one stage.
-pub(crate) struct Engine<'a> {
-    parts: Parts<'a>,
-    queue: Queue,
+pub(crate) struct PredictEngine<'a> {
+    parts: EngineParts<'a>,
+    queue: OutputQueue,
     /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
     /// input with few sequences would fill packs slowly and accumulate.
     queues: QueueSizes,
     /// Reused buffer for the journal entry of the window being written.
     entry: JournalEntry,
-    pub(crate) totals: Totals,
+    pub(crate) totals: StageTotals,
     taken: TakenWork,
     started: Instant,
 }
 
-impl StreamEngine for Engine<'_> {
-    type Batch = Batch;
+impl StreamEngine for PredictEngine<'_> {
+    type Batch = WindowBatch;
     type Error = VirusError;
 
     /// Reports notes on the input, those on single records at detail level; they are written to notes.tsv later.
-    fn announce(&mut self, batch: &Batch, observer: &mut dyn Observer) -> Result<(), VirusError> {
+    fn announce(&mut self, batch: &WindowBatch, observer: &mut dyn Observer) -> Result<(), VirusError> {
         let of_files =
             [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
         for event in &batch.events {
-            if let Event::Note(Note { seq_name, kind, detail, action }) = event {
+            if let InputEvent::Note(Note { seq_name, kind, detail, action }) = event {
                 match of_files.contains(kind) {
                     true => observer.say(Level::Warning, &format!("{detail}: {action}")),
                     false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
@@ -165,7 +165,7 @@ impl StreamEngine for Engine<'_> {
 
     /// Queues the events of one job of the front end, and gives each of its sequences a slot of the models. Waits for results
     /// while the models can take no further sequence, and while the queue exceeds its limits.
-    fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
+    fn take(&mut self, mut batch: WindowBatch, stop: Stop<'_>) -> Result<(), VirusError> {
         self.taken.bytes = batch.bytes_read;
         if let Some(compute) = &self.parts.compute {
             self.taken.tokens +=
@@ -175,8 +175,8 @@ impl StreamEngine for Engine<'_> {
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.texts)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                Event::Window { number, record, chunk, sequences: count, letters } => {
-                    let window = Window::new(number, record, chunk, count).with_letters(letters);
+                InputEvent::Window { number, record, chunk, sequences: count, letters } => {
+                    let window = QueuedWindow::new(number, record, chunk, count).with_letters(letters);
                     let first_rows = self.window(window, count)?;
                     // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = first_rows.len() / count.max(1);
@@ -185,11 +185,11 @@ impl StreamEngine for Engine<'_> {
                         self.admit(&batch, &sequence, row, stop)?;
                     }
                 }
-                Event::Source(name) => self.queue.push(OutputItem::Source(name)),
-                Event::End { record, length, text, mate } => {
+                InputEvent::Source(name) => self.queue.push(OutputItem::Source(name)),
+                InputEvent::End { record, length, text, mate } => {
                     self.queue.push(OutputItem::End { record, length, text, mate });
                 }
-                Event::Note(note) => self.note(note)?,
+                InputEvent::Note(note) => self.note(note)?,
             }
         }
         self.compute(stop, Compute::step)?;
@@ -228,14 +228,14 @@ impl StreamEngine for Engine<'_> {
     }
 }
 
-impl<'a> Engine<'a> {
-    pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
+impl<'a> PredictEngine<'a> {
+    pub(crate) fn new(parts: EngineParts<'a>, queues: QueueSizes) -> Self {
         Self {
             parts,
-            queue: Queue::default(),
+            queue: OutputQueue::default(),
             queues,
             entry: JournalEntry::default(),
-            totals: Totals::default(),
+            totals: StageTotals::default(),
             taken: TakenWork::default(),
             started: Instant::now(),
         }
@@ -261,7 +261,7 @@ impl<'a> Engine<'a> {
     pub(crate) fn progress_after(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
         let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
-        let Pass { number, of } = self.parts.pass;
+        let InputPass { number, of } = self.parts.pass;
         let bytes = bytes_total.map_or(of_stage, |total| (number * total + of_stage) / of);
         Progress {
             bytes,
@@ -274,7 +274,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the components and the counters after the last window.
-    pub(crate) fn into_parts(self) -> (Parts<'a>, Totals) {
+    pub(crate) fn into_parts(self) -> (EngineParts<'a>, StageTotals) {
         (self.parts, self.totals)
     }
 
@@ -290,14 +290,14 @@ impl<'a> Engine<'a> {
 
     /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
     /// encoder if an earlier stage has computed them.
-    fn window(&mut self, window: Window, sequences: usize) -> Result<Vec<f32>, VirusError> {
-        let Window { number, chunk, .. } = window;
+    fn window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
+        let QueuedWindow { number, chunk, .. } = window;
         let bases = (chunk.end() - chunk.start) as u64;
         self.taken.bases += bases;
         if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
             self.totals.kept += 1;
             self.taken.kept_bases += bases;
-            let kept = Window::kept(window.record, chunk, entry).with_letters(window.letters);
+            let kept = QueuedWindow::kept(window.record, chunk, entry).with_letters(window.letters);
             self.queue.push(OutputItem::Window(kept));
             return Ok(vec![]);
         }
@@ -324,7 +324,7 @@ impl<'a> Engine<'a> {
     /// is its row of the first encoder, if an earlier stage has computed it.
     fn admit(
         &mut self,
-        batch: &Batch,
+        batch: &WindowBatch,
         sequence: &SequenceTokens,
         first_row: Option<&[f32]>,
         stop: Stop<'_>,
@@ -343,10 +343,10 @@ impl<'a> Engine<'a> {
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
-        part: impl FnOnce(&mut Compute<'a>, &mut Sink<'_>) -> Result<T, RuntimeError>,
+        part: impl FnOnce(&mut Compute<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;
-        let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
+        let mut sink = ResultSink { queue: &mut self.queue, totals: &mut self.totals, stop };
         let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
         self.emit()?;
         Ok(done)
@@ -382,7 +382,7 @@ impl<'a> Engine<'a> {
     /// Calls `write` on the result files if the stage writes any.
     fn written(
         &mut self,
-        write: impl FnOnce(&mut dyn Results) -> Result<(), OutputError>,
+        write: impl FnOnce(&mut dyn ResultsWriter) -> Result<(), OutputError>,
     ) -> Result<(), VirusError> {
         match &mut self.parts.results {
             Some(results) => Ok(write(&mut **results)?),
@@ -391,7 +391,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Writes a complete window to the result files and the journal.
-    fn write(&mut self, window: Window) -> Result<(), VirusError> {
+    fn write(&mut self, window: QueuedWindow) -> Result<(), VirusError> {
         let entry = &mut self.entry;
         entry.rows.clear();
         match &mut self.parts.compute {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// An item of the output, in input order.
 pub(crate) enum OutputItem {
     /// A window and its sequences.
-    Window(Window),
+    Window(QueuedWindow),
     /// The end of a record.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
@@ -26,7 +26,7 @@ pub(crate) enum OutputItem {
 }
 
 /// A window whose sequences are being computed.
-pub(crate) struct Window {
+pub(crate) struct QueuedWindow {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
@@ -84,7 +84,7 @@ impl SequenceResult {
     }
 }
 
-impl Window {
+impl QueuedWindow {
     /// Creates a window with a number of sequences. It counts all of them as missing from the start; otherwise the window
     /// could leave the queue before its last sequences have got a slot.
     pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, sequences: usize) -> Self {
@@ -143,7 +143,7 @@ pub(crate) struct SequenceLocation {
 
 /// Items in input order.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct OutputQueue {
     items: VecDeque<OutputItem>,
     /// Number of the first item among all items ever queued, so that a [`SequenceLocation`] stays valid when items leave.
     first: u64,
@@ -162,7 +162,7 @@ impl OutputItem {
     }
 }
 
-impl Queue {
+impl OutputQueue {
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }

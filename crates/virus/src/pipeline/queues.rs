@@ -1,7 +1,7 @@
 //! Sizes of the queues of a prediction and upper bounds of the memory they hold. Invariant: results do not depend on
 //! the sizes; the front end, the engine, the journal and the writers use exactly these sizes.
 
-use crate::Options;
+use crate::PredictOptions;
 use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
 use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// Work of a run whose host memory is planned.
 #[derive(Clone, Copy)]
 pub(crate) struct HostWork<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a PredictOptions,
     /// Host memory that the method needs.
     pub(crate) costs: HostCosts,
     /// Whether the models were trained; without trained models fewer files are written.

@@ -2,11 +2,11 @@
 //! everything that results depend on, except for the names of the inputs, which appear in tables; runs with
 //! equal identities and input names write identical result files.
 
-use crate::Options;
+use crate::PredictOptions;
 use crate::methods::Method;
 use crate::methods::caller::results::CallsSummary;
-use crate::output::Counts;
-use crate::pipeline::engine::Totals;
+use crate::output::ResultCounts;
+use crate::pipeline::engine::StageTotals;
 use crate::pipeline::shape::{ENCODERS, HEAD};
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::pack::Fill;
@@ -29,7 +29,12 @@ use std::path::PathBuf;
 /// set or kind of GPU gives different bits. For a GPU it names the kind, the versions of driver and libraries,
 /// and the canonical summation orders of GEMMs; the kernel selected by timing is not part of it, because it
 /// changes no bits.
-pub(crate) fn identity(options: &Options, method: &dyn Method, inputs: &[Input], arithmetic: Value) -> Value {
+pub(crate) fn identity(
+    options: &PredictOptions,
+    method: &dyn Method,
+    inputs: &[Input],
+    arithmetic: Value,
+) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
     json!({
@@ -113,7 +118,7 @@ pub struct RunRecord {
     pub method: MethodRecord,
     /// Counts of the results. As `calls` and `outputs`, entered when the results are complete.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub counts: Option<Counts>,
+    pub counts: Option<ResultCounts>,
     /// Calls of a caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls: Option<CallsSummary>,
@@ -250,7 +255,7 @@ pub struct ShardSeconds {
 
 /// The data for the run record.
 pub(crate) struct RunRecordInputs<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a PredictOptions,
     pub(crate) method: &'a dyn Method,
     /// The program that was run; `None` for a merge of shards.
     pub(crate) program: Option<&'a Program>,
@@ -261,7 +266,7 @@ pub(crate) struct RunRecordInputs<'a> {
     pub(crate) budget: Bytes,
     /// Planned host memory of the process beside the arena.
     pub(crate) process: &'a [Staging],
-    pub(crate) totals: &'a Totals,
+    pub(crate) totals: &'a StageTotals,
     pub(crate) fill: [Fill; ENCODERS],
     pub(crate) seconds: f64,
     pub(crate) watch: &'a Watch,
@@ -270,7 +275,7 @@ pub(crate) struct RunRecordInputs<'a> {
 }
 
 impl RunRecordInputs<'_> {
-    /// Returns the run record without what `Results::finish` enters.
+    /// Returns the run record without what `ResultsWriter::finish` enters.
     pub(crate) fn record(self) -> Result<RunRecord, RuntimeError> {
         let totals = self.totals;
         let spent = &totals.seconds;

@@ -3,7 +3,7 @@
 //! `QueueSizes::held`), whatever the records look like.
 
 use crate::methods::{CutWindow, WindowBases, WindowSource, WindowTokenizer};
-use crate::options::Shard;
+use crate::options::WindowShard;
 use crate::output::{HitsFormat, Note, RecordText};
 use crate::pipeline::journal::Coverage;
 use crate::pipeline::letters::WindowLetters;
@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 pub(crate) const TEXTS: usize = 3;
 
 /// Settings of the front end.
-pub(crate) struct InputPipeline {
+pub(crate) struct InputPipelineSettings {
     /// The part of the method that cuts and tokenizes.
     pub(crate) source: Arc<dyn WindowSource>,
     /// Output format of records called virus; if set, the end of a record carries its text.
@@ -44,13 +44,13 @@ pub(crate) struct InputPipeline {
     /// Windows with known results; they are passed on without sequences.
     pub(crate) kept: Arc<Coverage>,
     /// Shard to compute; windows of other shards are skipped.
-    pub(crate) shard: Option<Shard>,
+    pub(crate) shard: Option<WindowShard>,
     /// Upper bounds for records that were not measured beforehand.
     pub(crate) most: Option<Extent>,
 }
 
 /// An event of the input, in input order.
-pub(crate) enum Event {
+pub(crate) enum InputEvent {
     /// A window of a record. Its sequences are the next `sequences` of the job.
     Window { number: u64, record: Arc<str>, chunk: Chunk, sequences: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
@@ -73,8 +73,8 @@ pub(crate) struct SequenceTokens {
 
 /// A tokenized job.
 #[derive(Default)]
-pub(crate) struct Batch {
-    pub(crate) events: Vec<Event>,
+pub(crate) struct WindowBatch {
+    pub(crate) events: Vec<InputEvent>,
     pub(crate) sequences: Vec<SequenceTokens>,
     /// Tokens of all sequences, by encoder.
     pub(crate) tokens: [Vec<i32>; ENCODERS],
@@ -86,7 +86,7 @@ pub(crate) struct Batch {
 
 /// Consecutive windows and events of the input, which one worker thread tokenizes.
 #[derive(Default)]
-struct Job {
+struct WindowJob {
     /// Windows and events in input order.
     parts: Vec<JobPart>,
     /// Bases of the windows; neighbouring windows share the bases of their overlap.
@@ -97,28 +97,28 @@ struct Job {
 
 /// A window or an event of a job.
 enum JobPart {
-    /// A window, whose bases are the range `bases` of [`Job::bases`].
+    /// A window, whose bases are the range `bases` of [`WindowJob::bases`].
     Window { number: u64, record: Arc<str>, cut: CutWindow, bases: Range<usize> },
     /// An event that is passed on unchanged.
-    Event(Event),
+    Event(InputEvent),
 }
 
 /// The running front end. Dropping it does not join the threads, because the reader may be blocked on a silent pipe for
 /// hours.
-pub(crate) struct Stream {
-    batches: Results<Batch>,
+pub(crate) struct BatchStream {
+    batches: Results<WindowBatch>,
     reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
     /// Total bytes of input, if known.
     pub(crate) bytes_total: Option<u64>,
 }
 
-impl BatchSource for Stream {
-    type Batch = Batch;
+impl BatchSource for BatchStream {
+    type Batch = WindowBatch;
 
     fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
-    ) -> Result<Option<Batch>, RuntimeError> {
+    ) -> Result<Option<WindowBatch>, RuntimeError> {
         self.batches.next(wait)
     }
 
@@ -127,7 +127,7 @@ impl BatchSource for Stream {
     }
 }
 
-impl Stream {
+impl BatchStream {
     /// Returns the inputs with their digests, or the error of the reader.
     pub(crate) fn finish(self) -> Result<Vec<Input>, RuntimeError> {
         drop(self.batches);
@@ -139,8 +139,8 @@ impl Stream {
 }
 
 /// Starts the threads. They end at the end of the input, or after the stream was dropped.
-pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
-    let input = Records::open(&front, inputs)?;
+pub(crate) fn start(front: InputPipelineSettings, inputs: &[PathBuf]) -> Result<BatchStream, RuntimeError> {
+    let input = RecordReader::open(&front, inputs)?;
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
     let names = match bytes_total {
@@ -150,7 +150,7 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
         }
         None => RecordNames::of_pipe(),
     };
-    let worker = |_| -> Worker<Job, Batch> {
+    let worker = |_| -> Worker<WindowJob, WindowBatch> {
         let front = Arc::clone(&front);
         let mut tokenizer = front.source.tokenizer();
         Box::new(move |job| tokenize(&front, job, &mut *tokenizer))
@@ -158,8 +158,8 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let workers = (0..front.workers).map(worker).collect();
     let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
     let reader = move || {
-        let (job, source) = (Job::default(), None);
-        let mut cutter = Cutter {
+        let (job, source) = (WindowJob::default(), None);
+        let mut cutter = RecordCutter {
             front,
             job,
             feed,
@@ -173,11 +173,11 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
         cutter.read(input)
     };
     let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
-    Ok(Stream { batches, reader, bytes_total })
+    Ok(BatchStream { batches, reader, bytes_total })
 }
 
 /// The records of the inputs: of one file after another, or, of pairs of files, of the two files in turn.
-struct Records {
+struct RecordReader {
     readers: Vec<Reader>,
     /// Index of the reader of the current record.
     turn: usize,
@@ -187,8 +187,8 @@ struct Records {
     records: u64,
 }
 
-impl Records {
-    fn open(front: &InputPipeline, inputs: &[PathBuf]) -> Result<Self, DataError> {
+impl RecordReader {
+    fn open(front: &InputPipelineSettings, inputs: &[PathBuf]) -> Result<Self, DataError> {
         let paired = front.source.is_paired();
         let files = match paired && inputs.len() > 1 {
             true => {
@@ -312,10 +312,10 @@ struct RenamedRecord<'a> {
 }
 
 /// The reader thread: reads records and cuts them into jobs.
-struct Cutter {
-    front: Arc<InputPipeline>,
-    job: Job,
-    feed: Feed<Job, Batch>,
+struct RecordCutter {
+    front: Arc<InputPipelineSettings>,
+    job: WindowJob,
+    feed: Feed<WindowJob, WindowBatch>,
     names: RecordNames,
     /// Stored bytes of the input before and after the current record or pair.
     bytes: [u64; 2],
@@ -329,10 +329,10 @@ struct Cutter {
     unknown: UnknownLetters,
 }
 
-impl Cutter {
+impl RecordCutter {
     /// Reads all records and sends their jobs. Returns the inputs with their digests; an empty list after an error,
     /// which the engine receives in input order, or if the engine has ended.
-    fn read(&mut self, mut records: Records) -> Result<Vec<Input>, RuntimeError> {
+    fn read(&mut self, mut records: RecordReader) -> Result<Vec<Input>, RuntimeError> {
         let (mut current, mut first) = (PlacedRecord::default(), PlacedRecord::default());
         loop {
             let next = self.next(&mut records, &mut current);
@@ -380,7 +380,7 @@ impl Cutter {
     }
 
     /// Reads and checks the next record; false at the end of the input.
-    fn next(&mut self, records: &mut Records, current: &mut PlacedRecord) -> Result<bool, DataError> {
+    fn next(&mut self, records: &mut RecordReader, current: &mut PlacedRecord) -> Result<bool, DataError> {
         if !records.read_into(&mut current.record)? {
             return Ok(false);
         }
@@ -403,7 +403,7 @@ impl Cutter {
         if self.source.as_deref() != Some(path) {
             self.source = Some(path.to_owned());
             let name: Arc<str> = path.display().to_string().into();
-            self.job.parts.push(JobPart::Event(Event::Source(name)));
+            self.job.parts.push(JobPart::Event(InputEvent::Source(name)));
         }
     }
 
@@ -447,7 +447,7 @@ impl Cutter {
     /// Appends both mates of a pair to the job.
     fn cut_pair(
         &mut self,
-        records: &Records,
+        records: &RecordReader,
         pair: Arc<str>,
         mates: [&mut PlacedRecord; 2],
     ) -> Result<(), Gone> {
@@ -474,7 +474,7 @@ impl Cutter {
     /// Appends a note to the job.
     fn note(&mut self, name: &str, kind: &'static str, detail: String, action: &'static str) {
         let note = Note { seq_name: name.to_owned(), kind, detail, action };
-        self.job.parts.push(JobPart::Event(Event::Note(note)));
+        self.job.parts.push(JobPart::Event(InputEvent::Note(note)));
     }
 
     /// Appends a note of a record or pair that has another name in the results. The note is filed under that name, and
@@ -531,12 +531,12 @@ impl Cutter {
         let name = record.id.clone();
         let notes = self.front.source.notes();
         let note = |kind: &'static str, detail: String, action: &'static str| {
-            JobPart::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
+            JobPart::Event(InputEvent::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
         if record.seq.is_empty() {
             self.job.parts.push(note("empty", place.to_owned(), "skipped"));
             let record = record.id.as_str().into();
-            self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None, mate }));
+            self.job.parts.push(JobPart::Event(InputEvent::End { record, length: 0, text: None, mate }));
             return Ok(());
         }
         let unknown = Alphabet::Nucleotides.count_unknown(&record.seq);
@@ -604,7 +604,7 @@ impl Cutter {
             Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
         });
         self.job.bytes_read = self.bytes[1];
-        self.job.parts.push(JobPart::Event(Event::End { record: id, length, text, mate }));
+        self.job.parts.push(JobPart::Event(InputEvent::End { record: id, length, text, mate }));
         Ok(())
     }
 
@@ -646,11 +646,11 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
 
 /// Tokenizes a job. Windows with known results get no sequences, but letters and texts.
 fn tokenize(
-    front: &InputPipeline,
-    job: Job,
+    front: &InputPipelineSettings,
+    job: WindowJob,
     tokenizer: &mut dyn WindowTokenizer,
-) -> Result<Batch, RuntimeError> {
-    let mut batch = Batch { bytes_read: job.bytes_read, ..Batch::default() };
+) -> Result<WindowBatch, RuntimeError> {
+    let mut batch = WindowBatch { bytes_read: job.bytes_read, ..WindowBatch::default() };
     for part in job.parts {
         match part {
             JobPart::Event(event) => batch.events.push(event),
@@ -658,7 +658,7 @@ fn tokenize(
                 let bases = &job.bases[bases];
                 let chunk = cut.chunk;
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
-                    batch.events.push(Event::Note(Note {
+                    batch.events.push(InputEvent::Note(Note {
                         seq_name: record.to_string(),
                         kind: "all_n",
                         detail: format!("window {}", chunk.index + 1),
@@ -670,7 +670,7 @@ fn tokenize(
                 let window = WindowBases { record: &record, cut: &cut, bases, is_known };
                 let letters = tokenizer.tokenize(&window, &mut batch)?;
                 let sequences = batch.sequences.len() - before;
-                batch.events.push(Event::Window { number, record, chunk, sequences, letters });
+                batch.events.push(InputEvent::Window { number, record, chunk, sequences, letters });
             }
         }
     }
@@ -690,7 +690,7 @@ mod tests {
         let job_parts = QueueSizes::USUAL.job_parts;
         let folder = Folder::new("skipped");
         let path = folder.write("empty.fa", ">empty\n".repeat(10 * job_parts));
-        let front = InputPipeline {
+        let front = InputPipelineSettings {
             source: Arc::new(GcWindows { length: 500 }),
             hits: None,
             workers: 2,
@@ -705,8 +705,8 @@ mod tests {
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
             // An empty record adds at most three events: two notes and its end.
             assert!(batch.events.len() < job_parts + 3, "{}", batch.events.len());
-            ends += batch.events.iter().filter(|e| matches!(e, Event::End { length: 0, .. })).count();
-            notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
+            ends += batch.events.iter().filter(|e| matches!(e, InputEvent::End { length: 0, .. })).count();
+            notes += batch.events.iter().filter(|e| matches!(e, InputEvent::Note(_))).count();
         }
         assert_eq!((notes, ends), (2 * 10 * job_parts - 1, 10 * job_parts), "all but the first have its id");
         stream.finish().expect("ended");

@@ -6,7 +6,7 @@ use crate::methods::Method;
 use crate::pipeline::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
 use crate::pipeline::record;
 use crate::pipeline::stage::PredictStage;
-use crate::{Options, folder};
+use crate::{PredictOptions, folder};
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_data::sequence::Input;
 use plimsoll_runtime::report::to_json;
@@ -20,7 +20,7 @@ pub(crate) const RESULTS: &str = "progress.journal";
 pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
 
 /// Identifies the journals that a run may use.
-pub(crate) struct Keys {
+pub(crate) struct JournalKeys {
     /// The output folder, which holds the journals.
     dir: PathBuf,
     /// Key of the run's journals: version, identity, shard, and whether the run replaces results.
@@ -40,17 +40,17 @@ pub(crate) struct JournalForm {
 }
 
 /// A journal opened for a run.
-pub(crate) struct OpenedJournal {
+pub(crate) struct StageJournal {
     /// Reader of the results that the journal already has.
     pub(crate) reader: JournalReader,
     /// Writer for the remaining windows; `None` if the journal is complete.
     pub(crate) writer: Option<JournalWriter>,
 }
 
-impl Keys {
+impl JournalKeys {
     /// Builds the keys of a run on `inputs`; `watch` must have been created before the inputs were hashed.
     pub(crate) fn new(
-        options: &Options,
+        options: &PredictOptions,
         method: &dyn Method,
         inputs: &[Input],
         watch: InputStamps,
@@ -82,7 +82,7 @@ impl Keys {
         stage: PredictStage,
         form: JournalForm,
         observer: &mut dyn Observer,
-    ) -> Result<OpenedJournal, VirusError> {
+    ) -> Result<StageJournal, VirusError> {
         let JournalForm { width, block } = form;
         let (path, what) = match stage {
             PredictStage::Whole | PredictStage::Rest => (self.dir.join(RESULTS), "windows are finished"),
@@ -91,7 +91,7 @@ impl Keys {
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
             let writer = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
-            return Ok(OpenedJournal { reader: JournalReader::default(), writer });
+            return Ok(StageJournal { reader: JournalReader::default(), writer });
         };
         let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
         let count = looked.coverage.count();
@@ -102,7 +102,7 @@ impl Keys {
         }
         let writer =
             journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), self.every, count, block));
-        Ok(OpenedJournal { reader, writer })
+        Ok(StageJournal { reader, writer })
     }
 
     /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another
@@ -184,8 +184,8 @@ impl Keys {
 
 /// Checks all journals in the output folder, including those that the run will only remove at its end; an error if one
 /// holds results of another run.
-pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
-    // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
+pub(crate) fn check_journals(options: &PredictOptions, keys: Option<&JournalKeys>) -> Result<(), VirusError> {
+    // A merge into the folder of one of its shards: the journal there is an input, which `JournalKeys::merge` checks.
     if crate::among(&options.output_dir, &options.merge) {
         return Ok(());
     }

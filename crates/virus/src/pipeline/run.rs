@@ -2,19 +2,19 @@
 //! Invariant: however the run ends, finished windows are in the journal, and no result file gets its name before all of them
 //! are complete.
 
-use crate::methods::{Finished, Method, Results, ResultsOptions};
-use crate::output::Counts;
+use crate::methods::{FinishedResults, Method, ResultsOptions, ResultsWriter};
+use crate::output::ResultCounts;
 use crate::pipeline::compute::Compute;
-use crate::pipeline::engine::{Engine, Parts, Pass, Totals};
+use crate::pipeline::engine::{EngineParts, InputPass, PredictEngine, StageTotals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
 use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::record::{self, PredictRecord, RunRecordInputs, ShardRecord, ShardSeconds};
-use crate::pipeline::records::{self, InputPipeline};
-use crate::pipeline::resume::{self, JournalForm, Keys, OpenedJournal};
+use crate::pipeline::records::{self, InputPipelineSettings};
+use crate::pipeline::resume::{self, JournalForm, JournalKeys, StageJournal};
 use crate::pipeline::shape::ENCODERS;
 use crate::pipeline::stage::PredictStage;
 use crate::planned;
-use crate::{Options, PredictReport, VirusError, Warm};
+use crate::{PredictOptions, PredictReport, VirusError, WarmExecutors};
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
@@ -33,14 +33,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A prediction whose output folder has been checked.
-pub(crate) struct Run<'a> {
-    pub(crate) options: &'a Options,
+pub(crate) struct PredictRun<'a> {
+    pub(crate) options: &'a PredictOptions,
     pub(crate) method: &'a dyn Method,
     pub(crate) budget: Budget,
     /// Maximum number of CPU replicas.
     pub(crate) replicas: usize,
     /// Keys of the journals; `None` if the input can be read only once, so that the run cannot be resumed.
-    pub(crate) keys: Option<Keys>,
+    pub(crate) keys: Option<JournalKeys>,
     /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
     /// Candidate queue sizes, largest first, each with the memory lines of the process.
@@ -50,9 +50,9 @@ pub(crate) struct Run<'a> {
 }
 
 /// Components and statistics of a stage after its last window.
-struct Done<'a> {
-    parts: Parts<'a>,
-    totals: Totals,
+struct FinishedStage<'a> {
+    parts: EngineParts<'a>,
+    totals: StageTotals,
     fill: [Fill; ENCODERS],
     inputs: Vec<Input>,
 }
@@ -67,7 +67,7 @@ struct PlannedStage<'a> {
 }
 
 /// Facts for the run record and the report, at the end of a run.
-struct Ending {
+struct RunEnding {
     start: Instant,
     /// Plan of the preceding stage, if there was one.
     before: Option<PlanReport>,
@@ -77,13 +77,13 @@ struct Ending {
     arithmetic: Value,
 }
 
-impl Run<'_> {
+impl PredictRun<'_> {
     /// Computes the prediction, in as many stages as the memory budget requires.
     pub(crate) fn stages(
         &self,
         start: Instant,
         watch: &mut Watch,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         observer: &mut dyn Observer,
     ) -> Result<PredictReport, VirusError> {
         if self.keys.is_none() && self.options.shard.is_some() {
@@ -109,7 +109,7 @@ impl Run<'_> {
         };
         let last = stages.len() - 1;
         let mut before = None;
-        let mut earlier = Totals::default();
+        let mut earlier = StageTotals::default();
         let mut held = Bytes::ZERO;
         if let Some(planned) = &planned {
             for (number, program) in planned.programs()[..last].iter().enumerate() {
@@ -122,10 +122,10 @@ impl Run<'_> {
         }
         let stage = stages[last];
         let width = shape.journal_width(stage, self.method.saves_rows());
-        let OpenedJournal { reader, writer } = self.journal(stage, width, observer)?;
+        let StageJournal { reader, writer } = self.journal(stage, width, observer)?;
         // Without a writer the journal of the shard is already complete, and the journal is the result.
         if self.options.shard.is_some() && writer.is_none() {
-            return Ok(self.shard(&Totals::default(), start, true));
+            return Ok(self.shard(&StageTotals::default(), start, true));
         }
         let first_rows = match (stage, &self.keys) {
             (PredictStage::Rest, Some(keys)) => Some(keys.first_rows(shape.widths()[0])?),
@@ -144,7 +144,7 @@ impl Run<'_> {
             Some(_) => None,
             None => Some(self.results(&arithmetic)?),
         };
-        let parts = Parts {
+        let parts = EngineParts {
             compute,
             merges: false,
             journal: reader,
@@ -152,7 +152,7 @@ impl Run<'_> {
             writer,
             results,
             strict: self.options.strict,
-            pass: Pass { number: last as u64, of: stages.len() as u64 },
+            pass: InputPass { number: last as u64, of: stages.len() as u64 },
         };
         let mut done = self.stream(parts, watch, observer)?;
         watch.end_stage("computed", None);
@@ -167,21 +167,21 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        self.finish(done, warm, watch, Ending { start, before, memory_line, arithmetic })
+        self.finish(done, warm, watch, RunEnding { start, before, memory_line, arithmetic })
     }
 
     /// Computes the rows of the first encoder for all sequences into their journal, unless it is already complete.
     fn encode_first(
         &self,
         stage: PlannedStage<'_>,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Totals, VirusError> {
+    ) -> Result<StageTotals, VirusError> {
         let width = self.method.shape().journal_width(stage.stage, false);
-        let OpenedJournal { reader, writer } = self.journal(stage.stage, width, observer)?;
-        let Some(writer) = writer else { return Ok(Totals::default()) };
-        let parts = Parts {
+        let StageJournal { reader, writer } = self.journal(stage.stage, width, observer)?;
+        let Some(writer) = writer else { return Ok(StageTotals::default()) };
+        let parts = EngineParts {
             compute: Some(self.compute(stage, warm, watch, observer)?),
             merges: false,
             journal: reader,
@@ -189,9 +189,9 @@ impl Run<'_> {
             writer: Some(writer),
             results: None,
             strict: self.options.strict,
-            pass: Pass { number: 0, of: 2 },
+            pass: InputPass { number: 0, of: 2 },
         };
-        let Done { parts, totals, .. } = self.stream(parts, watch, observer)?;
+        let FinishedStage { parts, totals, .. } = self.stream(parts, watch, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
@@ -212,7 +212,7 @@ impl Run<'_> {
         let width = self.method.shape().journal_width(PredictStage::Whole, self.method.saves_rows());
         let (journal, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
-        let parts = Parts {
+        let parts = EngineParts {
             compute: None,
             merges: true,
             journal,
@@ -220,18 +220,18 @@ impl Run<'_> {
             writer: None,
             results: Some(self.results(&arithmetic)?),
             strict: self.options.strict,
-            pass: Pass { number: 0, of: 1 },
+            pass: InputPass { number: 0, of: 1 },
         };
         let done = self.stream(parts, watch, observer)?;
         watch.end_stage("merged", None);
-        let ending = Ending { start, before: None, memory_line: String::new(), arithmetic };
+        let ending = RunEnding { start, before: None, memory_line: String::new(), arithmetic };
         self.finish(done, &mut None, watch, ending)
     }
 
     /// With `--force`, removes the journals of an earlier run. Called only after the run is known to be able to start;
     /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
-        let Options { force, output_dir, merge, .. } = self.options;
+        let PredictOptions { force, output_dir, merge, .. } = self.options;
         if *force && !crate::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
@@ -241,15 +241,15 @@ impl Run<'_> {
         stage: PredictStage,
         width: usize,
         observer: &mut dyn Observer,
-    ) -> Result<OpenedJournal, VirusError> {
+    ) -> Result<StageJournal, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, JournalForm { width, block: self.queues().block }, observer),
-            None => Ok(OpenedJournal { reader: JournalReader::default(), writer: None }),
+            None => Ok(StageJournal { reader: JournalReader::default(), writer: None }),
         }
     }
 
     /// Creates the result files of a run that computes, or whose shards were computed, with `arithmetic`.
-    fn results(&self, arithmetic: &Value) -> Result<Box<dyn Results>, VirusError> {
+    fn results(&self, arithmetic: &Value) -> Result<Box<dyn ResultsWriter>, VirusError> {
         let run = ResultsOptions {
             options: self.options,
             folder: &self.options.output_dir,
@@ -295,7 +295,7 @@ impl Run<'_> {
     fn compute<'a>(
         &'a self,
         stage: PlannedStage<'a>,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Compute<'a>, RuntimeError> {
@@ -327,12 +327,12 @@ impl Run<'_> {
     /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
     fn stream<'a>(
         &self,
-        parts: Parts<'a>,
+        parts: EngineParts<'a>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Done<'a>, VirusError> {
+    ) -> Result<FinishedStage<'a>, VirusError> {
         let front = self.front(&parts);
-        let mut engine = Engine::new(parts, self.queues());
+        let mut engine = PredictEngine::new(parts, self.queues());
         let start = Instant::now();
         let poured = self.pump(front, &mut engine, watch, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
@@ -343,7 +343,7 @@ impl Run<'_> {
                 if let Some(text) = parts.results.as_ref().and_then(|results| results.warning()) {
                     observer.say(Level::Warning, &text);
                 }
-                Ok(Done { parts, totals, fill, inputs })
+                Ok(FinishedStage { parts, totals, fill, inputs })
             }
             Err(VirusError::Runtime(RuntimeError::Interrupted { signal, .. })) => {
                 let kept = self.kept_windows(engine.commit()?);
@@ -384,9 +384,9 @@ impl Run<'_> {
     }
 
     /// Returns the settings of the front end. Texts of records are kept only if results are written.
-    fn front(&self, parts: &Parts<'_>) -> InputPipeline {
+    fn front(&self, parts: &EngineParts<'_>) -> InputPipelineSettings {
         let writes_results = parts.results.is_some();
-        InputPipeline {
+        InputPipelineSettings {
             source: self.method.windows(self.options, writes_results),
             hits: (self.method.is_trained() && writes_results).then_some(self.options.hits_format),
             workers: self.options.workers,
@@ -413,8 +413,8 @@ impl Run<'_> {
     /// of the run.
     fn pump(
         &self,
-        front: InputPipeline,
-        engine: &mut Engine<'_>,
+        front: InputPipelineSettings,
+        engine: &mut PredictEngine<'_>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
@@ -443,13 +443,13 @@ impl Run<'_> {
     /// Writes the results and run.json, then removes the journals.
     fn finish(
         &self,
-        done: Done<'_>,
-        warm: &mut Warm,
+        done: FinishedStage<'_>,
+        warm: &mut WarmExecutors,
         watch: &Watch,
-        ending: Ending,
+        ending: RunEnding,
     ) -> Result<PredictReport, VirusError> {
-        let Ending { start, before, memory_line, arithmetic } = ending;
-        let Done { parts, totals, fill, inputs } = done;
+        let RunEnding { start, before, memory_line, arithmetic } = ending;
+        let FinishedStage { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
         let story = RunRecordInputs {
             options: self.options,
@@ -467,9 +467,9 @@ impl Run<'_> {
             identity: record::identity(self.options, self.method, &inputs, arithmetic),
         };
         let mut run_record = story.record()?;
-        let Finished { counts, calls } = match parts.results {
+        let FinishedResults { counts, calls } = match parts.results {
             Some(results) => results.finish(&mut run_record)?,
-            None => Finished { counts: Counts::default(), calls: None },
+            None => FinishedResults { counts: ResultCounts::default(), calls: None },
         };
         // Only after run.json is on disk: until then the journals are needed to resume.
         if let Some(keys) = &self.keys {
@@ -487,7 +487,7 @@ impl Run<'_> {
     }
 
     /// Builds the report of a shard, whose result is its journal.
-    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> PredictReport {
+    fn shard(&self, totals: &StageTotals, start: Instant, already_complete: bool) -> PredictReport {
         let mut report = self.report(totals, start.elapsed().as_secs_f64());
         report.already_complete = already_complete;
         report.shard = self.options.shard;
@@ -508,7 +508,7 @@ impl Run<'_> {
     }
 
     /// Builds a report with the fields that runs and shards have in common.
-    fn report(&self, totals: &Totals, seconds: f64) -> PredictReport {
+    fn report(&self, totals: &StageTotals, seconds: f64) -> PredictReport {
         let tokens: u64 = totals.tokens.iter().sum();
         PredictReport {
             already_complete: false,
@@ -516,7 +516,7 @@ impl Run<'_> {
             failed: totals.failed,
             notes: 0,
             run_record: PredictRecord::Existing(Value::Null),
-            counts: Counts::default(),
+            counts: ResultCounts::default(),
             output_dir: self.options.output_dir.clone(),
             trained: self.method.is_trained(),
             calls: None,

@@ -50,7 +50,7 @@ pub(crate) struct EncoderShape {
 }
 
 /// The models of a method and what plans need to know of it.
-pub(crate) struct Shape {
+pub(crate) struct MethodShape {
     /// The encoders, at most [`ENCODERS`]. Without any, results follow from the records alone.
     pub(crate) encoders: Vec<EncoderShape>,
     /// The head, which scores the rows of all encoders; without one, the rows of the encoders are the results.
@@ -63,13 +63,13 @@ pub(crate) struct Shape {
     pub(crate) window_lengths: fn(usize, usize) -> Vec<usize>,
     /// Number of sequences of a window; `None` if it depends on its bases.
     pub(crate) sequences_of_window: Option<u64>,
-    pub(crate) words: Words,
+    pub(crate) words: MethodNames,
     pub(crate) host: HostCosts,
 }
 
 /// Names of the parts of a method, for messages and run.json.
 #[derive(Clone, Copy)]
-pub(crate) struct Words {
+pub(crate) struct MethodNames {
     /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
     pub(crate) stages: &'static [&'static str],
     /// Key of the number of sequences in run.json.
@@ -95,7 +95,7 @@ pub(crate) struct HostCosts {
     pub(crate) writers: u64,
 }
 
-impl Shape {
+impl MethodShape {
     /// Ways to divide the models into stages, in order of preference.
     pub(crate) fn alternatives(&self) -> &'static [&'static [PredictStage]] {
         if self.encoders.len() > 1 {

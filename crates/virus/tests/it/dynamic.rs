@@ -68,8 +68,8 @@ fn reads(folder: &Folder) -> PathBuf {
     folder.write("reads.fa", copies)
 }
 
-fn options(input: &Path, output: &Path, settings: Settings) -> plimsoll_virus::Options {
-    plimsoll_virus::Options {
+fn options(input: &Path, output: &Path, settings: Settings) -> plimsoll_virus::PredictOptions {
+    plimsoll_virus::PredictOptions {
         commit_every: Duration::ZERO,
         settings,
         ..virnucpro(golden(input, output), |method| method.save_embeddings = Some(EmbeddingFormat::Npy))
@@ -315,9 +315,12 @@ fn an_interrupted_run_resumes_to_equal_bytes() {
 }
 
 fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, Listener) {
-    let usual =
-        plimsoll_embed::Options::usual(fixture("goldens/dnabert_s").display().to_string(), input, output);
-    let options = plimsoll_embed::Options {
+    let usual = plimsoll_embed::PredictOptions::usual(
+        fixture("goldens/dnabert_s").display().to_string(),
+        input,
+        output,
+    );
+    let options = plimsoll_embed::PredictOptions {
         pool: Pool::Tokens,
         max_length: Some(500),
         truncate: true,

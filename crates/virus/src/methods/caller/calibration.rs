@@ -52,7 +52,7 @@ const MAX_LENGTHS: usize = 1000;
 
 /// A named operating point of the classifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Preset {
+pub enum ThresholdPreset {
     /// A balance between found viruses and false calls.
     #[default]
     Default,
@@ -62,8 +62,8 @@ pub enum Preset {
     Conservative,
 }
 
-impl Preset {
-    /// All presets, in the order of [`AtLength::points`].
+impl ThresholdPreset {
+    /// All presets, in the order of [`LengthCalibration::points`].
     pub const ALL: [Self; 3] = [Self::Default, Self::Relaxed, Self::Conservative];
 
     /// Name on the command line and in calibration.json.
@@ -89,7 +89,7 @@ pub struct OperatingPoint {
 
 /// The calibration of records of one length.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AtLength {
+pub struct LengthCalibration {
     /// Factor of the margin.
     pub slope: f64,
     /// Log odds of a margin of 0.
@@ -98,7 +98,7 @@ pub struct AtLength {
     pub auroc: f64,
     /// Measured expected calibration error.
     pub ece: f64,
-    /// The operating points of the presets, in the order of [`Preset::ALL`].
+    /// The operating points of the presets, in the order of [`ThresholdPreset::ALL`].
     pub points: [OperatingPoint; 3],
 }
 
@@ -136,7 +136,7 @@ pub struct Calibration {
     /// Length in bases of the windows of long records for which everything was measured.
     pub window: u64,
     /// Rows by ascending length.
-    rows: Vec<(u64, AtLength)>,
+    rows: Vec<(u64, LengthCalibration)>,
     /// Divisor of the logits of the task `class`.
     pub class_temperature: f64,
     /// Parameters of regions.
@@ -147,14 +147,14 @@ pub struct Calibration {
     pub json: Value,
 }
 
-impl AtLength {
+impl LengthCalibration {
     /// Log odds at equal priors of a record with this margin.
     pub fn log_odds(&self, margin: f64) -> f64 {
         self.slope * margin + self.intercept
     }
 
     /// The operating point of a preset.
-    pub fn point(&self, preset: Preset) -> OperatingPoint {
+    pub fn point(&self, preset: ThresholdPreset) -> OperatingPoint {
         self.points[preset as usize]
     }
 
@@ -228,7 +228,7 @@ impl Calibration {
     }
 
     fn of(json: &Value) -> Result<Self, String> {
-        let keys = Keys::of(
+        let keys = CalibrationKeys::of(
             json,
             String::new(),
             &["format", "version", "window", "class_temperature", "lengths", "regions"],
@@ -248,7 +248,7 @@ impl Calibration {
         let lengths = keys.get("lengths")?.as_array().filter(|l| (1..=MAX_LENGTHS).contains(&l.len()));
         let lengths = lengths
             .ok_or_else(|| format!("`lengths` must be a list of 1 to {MAX_LENGTHS} objects, by length"))?;
-        let mut rows: Vec<(u64, AtLength)> = vec![];
+        let mut rows: Vec<(u64, LengthCalibration)> = vec![];
         for (number, row) in lengths.iter().enumerate() {
             let (length, row) = row_of(row, &format!("lengths[{number}]"))?;
             if rows.last().is_some_and(|(before, _)| *before >= length) {
@@ -260,7 +260,7 @@ impl Calibration {
             ["background", "background_limit", "offset", "min_score", "min_length", "merge_gap", "x_drop"];
         let has_drop = version != VERSIONS[0];
         let known = if has_drop { &all[..] } else { &all[..all.len() - 1] };
-        let regions = Keys::of(keys.get("regions")?, "regions.".to_owned(), known)?;
+        let regions = CalibrationKeys::of(keys.get("regions")?, "regions.".to_owned(), known)?;
         Ok(Self {
             window: keys.count("window")?,
             rows,
@@ -290,7 +290,7 @@ impl Calibration {
     }
 
     /// The calibration of records of `length` bases.
-    pub fn at(&self, length: u64) -> AtLength {
+    pub fn at(&self, length: u64) -> LengthCalibration {
         let above = self.rows.partition_point(|(l, _)| *l < length);
         match (above.checked_sub(1).map(|i| &self.rows[i]), self.rows.get(above)) {
             (Some((shorter, a)), Some((longer, b))) => {
@@ -299,7 +299,7 @@ impl Calibration {
             }
             (Some((_, row)), None) | (None, Some((_, row))) => *row,
             // Does not occur: there is at least one row.
-            (None, None) => AtLength {
+            (None, None) => LengthCalibration {
                 slope: 1.0,
                 intercept: 0.0,
                 auroc: 0.5,
@@ -311,14 +311,18 @@ impl Calibration {
 }
 
 /// Reads a row of `lengths`.
-fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
+fn row_of(value: &Value, place: &str) -> Result<(u64, LengthCalibration), String> {
     let known = ["length", "slope", "intercept", "auroc", "ece", "presets"];
-    let keys = Keys::of(value, format!("{place}."), &known)?;
-    let presets = Keys::of(keys.get("presets")?, format!("{place}.presets."), &Preset::ALL.map(Preset::name))?;
+    let keys = CalibrationKeys::of(value, format!("{place}."), &known)?;
+    let presets = CalibrationKeys::of(
+        keys.get("presets")?,
+        format!("{place}.presets."),
+        &ThresholdPreset::ALL.map(ThresholdPreset::name),
+    )?;
     let mut points = [OperatingPoint { threshold: 0.5, tpr: 0.0, fpr: 0.0 }; 3];
-    for (preset, point) in Preset::ALL.into_iter().zip(&mut points) {
+    for (preset, point) in ThresholdPreset::ALL.into_iter().zip(&mut points) {
         let place = format!("{place}.presets.{}.", preset.name());
-        let keys = Keys::of(presets.get(preset.name())?, place, &["threshold", "tpr", "fpr"])?;
+        let keys = CalibrationKeys::of(presets.get(preset.name())?, place, &["threshold", "tpr", "fpr"])?;
         point.threshold = keys.number("threshold", 0.0, 1.0)?;
         point.tpr = keys.number("tpr", 0.0, 1.0)?;
         point.fpr = keys.number("fpr", 0.0, 1.0)?;
@@ -336,7 +340,7 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
     if length == 0 {
         return Err(format!("`{place}.length` must be at least 1"));
     }
-    let row = AtLength {
+    let row = LengthCalibration {
         slope: keys.number("slope", 1e-6, 1e6)?,
         intercept: keys.number("intercept", -1e3, 1e3)?,
         auroc: keys.number("auroc", 0.0, 1.0)?,
@@ -347,13 +351,13 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
 }
 
 /// The keys of an object at `place`.
-struct Keys<'a> {
+struct CalibrationKeys<'a> {
     object: &'a Map<String, Value>,
     /// Path of the object with a dot at its end; empty for the root.
     place: String,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> CalibrationKeys<'a> {
     /// Checks that `value` is an object without keys other than `known`.
     fn of(value: &'a Value, place: String, known: &[&str]) -> Result<Self, String> {
         let Some(object) = value.as_object() else {

@@ -5,13 +5,13 @@
 //! Only records whose score makes them virus are part of the mean, so that the rate of the last call is the expected share of
 //! false calls. Every other record gets the mean as if it were called too.
 
-use crate::output::sorted::{Limits, Sorter};
+use crate::output::sorted::{SortLimits, Sorter};
 use plimsoll_data::{DataError, DataErrorKind};
 use std::path::Path;
 
 /// Computes the false discovery rates of records.
 #[derive(Debug)]
-pub(crate) struct Ranking {
+pub(crate) struct FdrRanking {
     by_score: Sorter,
     by_number: Sorter,
     /// Sum of 1 - p over the called records, in units of 2^-52: integers, so that a sum less its parts is exact.
@@ -22,10 +22,10 @@ pub(crate) struct Ranking {
     records: u64,
 }
 
-impl Ranking {
+impl FdrRanking {
     /// Ranks with temporary files in `folder`; each of the two sorts holds `bytes` bytes of lines in memory.
     pub(crate) fn new(folder: &Path, bytes: usize) -> Self {
-        let sorter = || Sorter::new(folder, Limits { run_bytes: bytes, ..Limits::default() });
+        let sorter = || Sorter::new(folder, SortLimits { run_bytes: bytes, ..SortLimits::default() });
         Self { by_score: sorter(), by_number: sorter(), wrong: 0, called: 0, records: 0 }
     }
 
@@ -82,7 +82,7 @@ impl Ranking {
     }
 }
 
-/// Units of a probability in [`Ranking::wrong`].
+/// Units of a probability in [`FdrRanking::wrong`].
 const UNIT: f64 = (1u64 << 52) as f64;
 
 /// A probability in units, rounded.
@@ -107,7 +107,7 @@ mod tests {
 
     fn rates(records: &[(Option<f64>, bool)], bytes: usize) -> Vec<Option<f64>> {
         let folder = Folder::new("rates");
-        let mut ranking = Ranking::new(&folder.0, bytes);
+        let mut ranking = FdrRanking::new(&folder.0, bytes);
         for &(p, counts) in records {
             ranking.add(p, counts).expect("added");
         }

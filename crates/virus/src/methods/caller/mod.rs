@@ -10,20 +10,22 @@ pub(crate) mod results;
 pub(crate) mod score;
 pub(crate) mod windows;
 
-pub use calibration::{AtLength, Calibration, ErrorBounds, OperatingPoint, Preset, RegionParameters};
-pub use score::{Limits, Threshold};
+pub use calibration::{
+    Calibration, ErrorBounds, LengthCalibration, OperatingPoint, RegionParameters, ThresholdPreset,
+};
+pub use score::{CallLimits, Threshold};
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodDigests, MethodWeights, PlannedMethod, PlannedModel, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::{CallerOptions, Options};
+use crate::options::{CallerOptions, PredictOptions};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{CallingRecord, MethodRecord, ModelsRecord};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{EncoderShape, HostCosts, Shape, Words};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{EncoderShape, HostCosts, MethodNames, MethodShape};
 use calibration::CALIBRATION;
 use plimsoll_data::codons::{VOCABULARY, encode_known, frame_of, tokens_of};
 use plimsoll_data::hex::hex;
@@ -31,8 +33,8 @@ use plimsoll_graph::Bounds;
 use plimsoll_models::{CallerConfig, FRAMES};
 use plimsoll_runtime::{CallerModel, RuntimeError, identity};
 use regions::BYTES_OF_WINDOW;
-use results::{CallerResultOptions, CallerResults, LogitLayout};
-use score::Rules;
+use results::{CallerResultOptions, CallerWriter, LogitLayout};
+use score::CallRules;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -46,13 +48,13 @@ pub(crate) struct Caller {
     calibration: Calibration,
     layout: LogitLayout,
     options: CallerOptions,
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl Caller {
     /// Opens a caller, checks that it has the tasks of a prediction and that no option contradicts it, and hashes its files.
-    pub(crate) fn open(caller: &CallerOptions, options: &Options) -> Result<Self, VirusError> {
+    pub(crate) fn open(caller: &CallerOptions, options: &PredictOptions) -> Result<Self, VirusError> {
         if let Some(length) = caller.limits.min_length.filter(|&length| length < SHORTEST_WINDOW as u64) {
             return Err(VirusError::ShortMinLength { length, shortest: SHORTEST_WINDOW });
         }
@@ -66,14 +68,14 @@ impl Caller {
             (CALIBRATION, calibration.sha256.clone()),
         ];
         let files = identity::digests(&model.weights, &described).map_err(RuntimeError::from)?;
-        let digests = ModelDigests::from([("caller", files)]);
+        let digests = MethodDigests::from([("caller", files)]);
         let shape = shape(caller, model.config.clone(), options.length);
         Ok(Self { model, calibration, layout, options: caller.clone(), shape, digests })
     }
 }
 
 impl Method for Caller {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -81,7 +83,7 @@ impl Method for Caller {
         MethodWeights { encoders: vec![&self.model], head: None }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -90,7 +92,7 @@ impl Method for Caller {
         true
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         let CallerOptions { threshold, max_fdr, prevalence, paired, limits, .. } = &self.options;
         json!({
             "length": options.length,
@@ -125,21 +127,21 @@ impl Method for Caller {
         MethodRecord { models: Some(ModelsRecord { names, trained: true }), calling: Some(calling) }
     }
 
-    fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn windows(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(CodonWindows { length: options.length, paired: self.options.paired })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let CallerOptions { threshold, max_fdr, prevalence, limits, .. } = self.options;
         let options = CallerResultOptions {
-            rules: Rules::new(self.calibration.clone(), threshold, prevalence, limits),
+            rules: CallRules::new(self.calibration.clone(), threshold, prevalence, limits),
             max_fdr,
             hits_format: run.options.hits_format,
             source: run.options.source,
             layout: self.layout.clone(),
             sort_bytes: run.sort_bytes,
         };
-        Ok(Box::new(CallerResults::create(run.folder, options)?))
+        Ok(Box::new(CallerWriter::create(run.folder, options)?))
     }
 }
 
@@ -206,9 +208,9 @@ fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
 }
 
 /// Describes a caller for plans of windows of `length` bases.
-fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Shape {
+fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> MethodShape {
     let longest = tokens_of(length) as u64;
-    Shape {
+    MethodShape {
         encoders: vec![EncoderShape {
             plan: "caller",
             key: "caller",
@@ -233,7 +235,7 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Shape 
         sequences,
         window_lengths: |record, window| window_lengths(record, window).collect(),
         sequences_of_window: Some(1),
-        words: Words { stages: &["the caller"], sequences: "windows", rows: "logits" },
+        words: MethodNames { stages: &["the caller"], sequences: "windows", rows: "logits" },
         host: HostCosts {
             // One i32 token for each codon of six frames, in vectors that grow by doubling.
             tokens_of_base: 2 * 4 * 2,
@@ -297,7 +299,11 @@ impl WindowSource for CodonWindows {
 struct CodonTokenizer;
 
 impl WindowTokenizer for CodonTokenizer {
-    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+    fn tokenize(
+        &mut self,
+        window: &WindowBases<'_>,
+        batch: &mut WindowBatch,
+    ) -> Result<WindowLetters, RuntimeError> {
         let (before, new) = window.bases.split_at(window.cut.overlap);
         let before = LetterCounts::of(before);
         let new = LetterCounts::of(new);
@@ -310,7 +316,7 @@ impl WindowTokenizer for CodonTokenizer {
 
 /// Appends the tokens of a window to the batch; nothing if it is shorter than the shortest window or a frame of it has fewer
 /// known codons.
-fn encode(bases: &[u8], batch: &mut Batch) {
+fn encode(bases: &[u8], batch: &mut WindowBatch) {
     if bases.len() < SHORTEST_WINDOW {
         return;
     }

@@ -14,7 +14,7 @@ use super::calibration::RegionParameters;
 
 /// A region of a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Region {
+pub struct ViralRegion {
     /// First base, from 0.
     pub start: u64,
     /// Base after the last.
@@ -75,7 +75,7 @@ pub(crate) struct RegionFinder {
 /// Neighbouring windows, as in the algorithm: from number `first` to number `last`, with the cumulative score before the first
 /// (`left`) and after the last (`right`).
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct RegionCandidate {
     first: usize,
     last: usize,
     left: f64,
@@ -88,7 +88,7 @@ struct Candidate {
 /// Bytes of memory for each window of a record: the window, its log odds for the median, and half a candidate (neighbours with
 /// a score above zero are one), each in a vector that grows by doubling and holds the old and the new memory meanwhile.
 pub(crate) const BYTES_OF_WINDOW: u64 =
-    3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<Candidate>() / 2) as u64;
+    3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<RegionCandidate>() / 2) as u64;
 
 impl RegionFinder {
     /// Adds the next window of a record whose windows have at most `size` bases. Short neighbours, which runs of unknown
@@ -111,10 +111,10 @@ impl RegionFinder {
     /// is shorter. Subsequences below the least score are dropped, because many of them, each of a window or two, would add up
     /// to long regions without a virus. Neighbours are merged if they are near each other and the region of both, with the
     /// windows between them, still has the least score.
-    pub(crate) fn finish(&mut self, parameters: &RegionParameters, size: u64) -> Vec<Region> {
+    pub(crate) fn finish(&mut self, parameters: &RegionParameters, size: u64) -> Vec<ViralRegion> {
         let RegionParameters { min_score, min_length, merge_gap, x_drop, .. } = *parameters;
         let level = parameters.offset + background(&self.windows, parameters);
-        let mut merged: Vec<Candidate> = vec![];
+        let mut merged: Vec<RegionCandidate> = vec![];
         let is_near = |a: usize, b: usize| self.windows[b].start <= self.windows[a].end + merge_gap;
         let scores = self.windows.iter().map(|window| window.score(level, size));
         for next in maximal(scores, x_drop).into_iter().filter(|c| c.right - c.left >= min_score) {
@@ -125,13 +125,13 @@ impl RegionFinder {
                 _ => merged.push(next),
             }
         }
-        let region = |c: &Candidate| {
+        let region = |c: &RegionCandidate| {
             let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
             let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
             let (start, end) = (self.windows[c.first].start, self.windows[c.last].end);
             let edges = Edges { start: c.first == 0, end: c.last + 1 == self.windows.len() };
             let windows = windows.iter().map(|w| w.windows).sum();
-            Region { start, end, score, windows, log_odds, edges }
+            ViralRegion { start, end, score, windows, log_odds, edges }
         };
         let found =
             merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
@@ -164,8 +164,8 @@ fn background(windows: &[RegionWindow], parameters: &RegionParameters) -> f64 {
 }
 
 /// The maximal scoring subsequences of scores, in order, none of which contains a drop of the sum by more than `x_drop`.
-fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<Candidate> {
-    let mut candidates: Vec<Candidate> = vec![];
+fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidate> {
+    let mut candidates: Vec<RegionCandidate> = vec![];
     // No candidate from here on may be extended to one before this index: the sum has dropped too far between them.
     let mut open = 0;
     let mut total = 0.0;
@@ -186,7 +186,7 @@ fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<Candidate> {
             continue;
         }
         let below = usize::MAX;
-        let mut new = Candidate { first: number, last: number, left, right: total, below };
+        let mut new = RegionCandidate { first: number, last: number, left, right: total, below };
         loop {
             new.below = candidates.len().wrapping_sub(1);
             // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
@@ -195,7 +195,7 @@ fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<Candidate> {
             }
             match candidates.get(new.below) {
                 Some(j) if j.right < new.right && new.below >= open => {
-                    new = Candidate { first: j.first, left: j.left, ..new };
+                    new = RegionCandidate { first: j.first, left: j.left, ..new };
                 }
                 Some(_) | None => break,
             }
@@ -225,7 +225,7 @@ mod tests {
         RegionWindow { start, end, known: 100.0, log_odds, is_callable: true, windows: 1 }
     }
 
-    fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {
+    fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<ViralRegion> {
         let mut finder = RegionFinder::default();
         for (i, &score) in scores.iter().enumerate() {
             // A base between windows, so that windows that are neighbours are not merged by their ends.
@@ -234,7 +234,7 @@ mod tests {
         finder.finish(parameters, 100)
     }
 
-    fn windows(regions: &[Region]) -> Vec<(u64, u64, f64)> {
+    fn windows(regions: &[ViralRegion]) -> Vec<(u64, u64, f64)> {
         regions.iter().map(|r| (r.start / 101, r.windows, r.score)).collect()
     }
 
@@ -327,7 +327,7 @@ mod tests {
             finder.add(window(100 * i, 100 * i + 100, log_odds), 100);
         }
         let edges = Edges::default();
-        let region = Region { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0, edges };
+        let region = ViralRegion { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0, edges };
         assert_eq!(finder.finish(&half, 100), [region]);
     }
 
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(finder.finish(&ALL, 100).len(), 1);
         finder.add(RegionWindow { known: 50.0, ..window(0, 50, 2.0) }, 100);
         let edges = Edges { start: true, end: true };
-        let region = Region { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0, edges };
+        let region = ViralRegion { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0, edges };
         assert_eq!(finder.finish(&ALL, 50), [region]);
     }
 }

@@ -22,19 +22,19 @@
 //! - A *provirus* is a region of a record that is not called virus, named `RECORD:START-END` as in `regions.fna`; its
 //!   `virus_score` is the probability that belongs to the mean log odds of its windows at equal priors.
 //! - `reaches` says which ends of its record a region reaches: `none`, `start`, `end` or `both`.
-//! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`Reason`].
+//! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`NoCallReason`].
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
 
-use crate::methods::caller::fdr::Ranking;
-use crate::methods::caller::regions::{Edges, Region, RegionFinder};
+use crate::methods::caller::fdr::FdrRanking;
+use crate::methods::caller::regions::{Edges, RegionFinder, ViralRegion};
 use crate::methods::caller::score::{
-    FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest,
+    CallRules, LengthThreshold, NoCallReason, PreliminaryCall, RecordSums, Threshold, largest,
 };
 use crate::methods::caller::sigmoid;
-use crate::methods::{Finished, FinishedWindow, Results};
+use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
 use crate::output::sorted::unlinked;
-use crate::output::table::{Field, PlainField, Table};
+use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
     CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit,
@@ -83,7 +83,7 @@ impl LogitLayout {
 /// Options of the writers.
 #[derive(Clone, Debug)]
 pub(crate) struct CallerResultOptions {
-    pub(crate) rules: Rules,
+    pub(crate) rules: CallRules,
     /// Largest false discovery rate of a record that is called virus.
     pub(crate) max_fdr: Option<f64>,
     /// Format of the file of records called virus.
@@ -148,8 +148,8 @@ pub struct VirusRow {
     pub fdr: Option<f64>,
 }
 
-/// Writer of all result files of a caller. If it is dropped without [`Results::finish`], it leaves no files.
-pub(crate) struct CallerResults {
+/// Writer of all result files of a caller. If it is dropped without [`ResultsWriter::finish`], it leaves no files.
+pub(crate) struct CallerWriter {
     folder: PathBuf,
     options: CallerResultOptions,
     common: CommonResults,
@@ -163,15 +163,15 @@ pub(crate) struct CallerResults {
     lengths: Option<[u64; 2]>,
     /// The first mate of the current pair, after its end.
     first: Option<FirstMate>,
-    windows: Table,
-    regions: Table,
-    bed: Table,
+    windows: TableWriter,
+    regions: TableWriter,
+    bed: TableWriter,
     regions_fasta: AtomicFile,
     /// Rows of `predictions.tsv` without `fdr`, `prediction` and `reason`.
     rows: RowSpool,
     /// Texts of the records that may be called virus, and of regions.
     texts: TextSpool,
-    ranking: Ranking,
+    ranking: FdrRanking,
 }
 
 /// The end of a record, or of a pair, that gets a row.
@@ -197,20 +197,20 @@ struct FirstMate {
     source: String,
 }
 
-impl CallerResults {
+impl CallerWriter {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
-    /// folder remain unchanged until [`Results::finish`] replaces them.
+    /// folder remain unchanged until [`ResultsWriter::finish`] replaces them.
     pub(crate) fn create(folder: &Path, options: CallerResultOptions) -> Result<Self, OutputError> {
         let common = CommonResults::create(folder, options.source)?;
         let regions = "seq_name start end length score n_windows reaches".replace(' ', "\t");
         Ok(Self {
             windows: common.table(folder, WINDOWS, "seq_name start end margin virus_score class")?,
-            regions: Table::create(folder, REGIONS, &regions)?,
-            bed: Table::bare(folder, REGIONS_BED)?,
+            regions: TableWriter::create(folder, REGIONS, &regions)?,
+            bed: TableWriter::bare(folder, REGIONS_BED)?,
             regions_fasta: AtomicFile::create(folder.join(REGIONS_FASTA))?,
             rows: RowSpool::create(folder)?,
             texts: TextSpool::create(folder)?,
-            ranking: Ranking::new(folder, options.sort_bytes),
+            ranking: FdrRanking::new(folder, options.sort_bytes),
             folder: folder.to_owned(),
             options,
             common,
@@ -294,7 +294,7 @@ impl CallerResults {
                 self.summary.fpr[bound] += errors.fpr[bound];
             }
         }
-        self.ranking.add(score.map(|score| score.probability), call == FirstCall::Virus)?;
+        self.ranking.add(score.map(|score| score.probability), call == PreliminaryCall::Virus)?;
         let mut start = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
         // Writing to a String cannot fail.
         let _ = match score {
@@ -314,10 +314,10 @@ impl CallerResults {
             };
         }
         rest += source;
-        let has_texts = call == FirstCall::Virus || self.found > 0;
+        let has_texts = call == PreliminaryCall::Virus || self.found > 0;
         let probability = score.map_or(0.0, |score| score.probability);
-        self.rows.push(&Row { call, probability, has_texts, start, threshold, rest })?;
-        if call == FirstCall::Virus {
+        self.rows.push(&SpooledRow { call, probability, has_texts, start, threshold, rest })?;
+        if call == PreliminaryCall::Virus {
             for (id, text, length) in texts {
                 // An empty mate has no text.
                 if *length == 0 {
@@ -342,8 +342,8 @@ impl CallerResults {
     }
 
     /// Writes a region of the current record, and keeps its text in case the record is not called virus.
-    fn region(&mut self, record: &RecordEnd<'_>, region: &Region) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges } = *region;
+    fn region(&mut self, record: &RecordEnd<'_>, region: &ViralRegion) -> Result<(), OutputError> {
+        let ViralRegion { start, end, score, windows, log_odds, edges } = *region;
         let (name, first, length) = (Field(record.id), start + 1, end - start);
         let reaches = edges.name();
         self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}\t{reaches}"))?;
@@ -371,7 +371,7 @@ impl CallerResults {
     ///
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
-    fn complete(self, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
+    fn complete(self, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
         let Self { folder, options, common, mut summary, record, first, .. } = self;
         let mut counts = common.counts;
         if record.windows > 0 || first.is_some() {
@@ -389,45 +389,48 @@ impl CallerResults {
         self.ranking.finish(|fdr| {
             let row = rows.next()?;
             let call = match (row.call, fdr, options.max_fdr) {
-                (FirstCall::Virus, Some(fdr), Some(most)) if fdr > most => FirstCall::None(Reason::Fdr),
+                (PreliminaryCall::Virus, Some(fdr), Some(most)) if fdr > most => {
+                    PreliminaryCall::None(NoCallReason::Fdr)
+                }
                 (call, _, _) => call,
             };
             let prediction = match call {
-                FirstCall::Virus => {
+                PreliminaryCall::Virus => {
                     counts.virus += 1;
                     wrong += 1.0 - row.probability;
                     "virus"
                 }
-                FirstCall::Other => {
+                PreliminaryCall::Other => {
                     counts.other += 1;
                     "other"
                 }
-                FirstCall::None(reason) => {
+                PreliminaryCall::None(reason) => {
                     *summary.reasons.entry(reason.name()).or_default() += 1;
-                    *(if reason == Reason::Empty { &mut counts.skipped } else { &mut counts.no_call }) += 1;
+                    *(if reason == NoCallReason::Empty { &mut counts.skipped } else { &mut counts.no_call }) +=
+                        1;
                     "no_call"
                 }
             };
             let reason = match call {
-                FirstCall::None(reason) => reason.name(),
-                FirstCall::Virus | FirstCall::Other => "NA",
+                PreliminaryCall::None(reason) => reason.name(),
+                PreliminaryCall::Virus | PreliminaryCall::Other => "NA",
             };
-            let fdr = fdr.filter(|_| call == FirstCall::Virus);
+            let fdr = fdr.filter(|_| call == PreliminaryCall::Virus);
             let shown_fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
-            let Row { start, threshold, rest, probability, has_texts, .. } = row;
+            let SpooledRow { start, threshold, rest, probability, has_texts, .. } = row;
             predictions
                 .row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
             // The last column, with the tab before it.
             let source = rest.rfind('\t').filter(|_| options.source).map_or("", |at| &rest[at..]);
-            if call == FirstCall::Virus {
+            if call == PreliminaryCall::Virus {
                 viruses.virus(&start, probability, fdr, source)?;
             }
             while has_texts && texts.next()? {
                 match &texts.region {
-                    None if call == FirstCall::Virus => {
+                    None if call == PreliminaryCall::Virus => {
                         hits.write(&texts.id, &texts.text, &format!("{probability:.6}"), prediction)?;
                     }
-                    Some((record, region)) if call != FirstCall::Virus => {
+                    Some((record, region)) if call != PreliminaryCall::Virus => {
                         let score = sigmoid(region.log_odds);
                         hits.write(&texts.id, &texts.text, &format!("{score:.6}"), "provirus")?;
                         viruses.provirus(&texts.id, record, region, source)?;
@@ -454,15 +457,15 @@ impl CallerResults {
         }
         run_record.calls = Some(summary.clone());
         let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, common.into_notes()];
-        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(TableWriter::into_file).collect();
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
         commit(&folder, files, run_record, counts)?;
-        Ok(Finished { counts, calls: Some(summary) })
+        Ok(FinishedResults { counts, calls: Some(summary) })
     }
 }
 
-impl Results for CallerResults {
+impl ResultsWriter for CallerWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
@@ -502,14 +505,14 @@ impl Results for CallerResults {
         self.end_record(record)
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
         self.complete(run_record)
     }
 }
 
 /// Writer of `viruses.tsv`.
 struct VirusTable {
-    table: Table,
+    table: TableWriter,
     /// The first [`LISTED`] rows.
     listed: Vec<VirusRow>,
 }
@@ -536,8 +539,14 @@ impl VirusTable {
     }
 
     /// Adds a region of a record that is not called virus.
-    fn provirus(&mut self, name: &str, record: &str, region: &Region, source: &str) -> Result<(), OutputError> {
-        let Region { start, end, windows, log_odds, edges, .. } = *region;
+    fn provirus(
+        &mut self,
+        name: &str,
+        record: &str,
+        region: &ViralRegion,
+        source: &str,
+    ) -> Result<(), OutputError> {
+        let ViralRegion { start, end, windows, log_odds, edges, .. } = *region;
         let name = Field(name).to_string();
         let record = Field(record);
         let first = start + 1;
@@ -559,12 +568,12 @@ impl VirusTable {
 }
 
 /// A temporary file that was unlinked when it was created.
-struct Scratch {
+struct UnlinkedFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
-impl Scratch {
+impl UnlinkedFile {
     fn create(folder: &Path) -> Result<Self, OutputError> {
         let (path, file) = unlinked(folder)?;
         Ok(Self { path, file: BufWriter::with_capacity(64 << 10, file) })
@@ -589,11 +598,11 @@ impl Scratch {
 }
 
 /// Rows of `predictions.tsv` in input order.
-struct RowSpool(Scratch);
+struct RowSpool(UnlinkedFile);
 
 /// A row of `predictions.tsv` without the columns that depend on the false discovery rate.
-struct Row {
-    call: FirstCall,
+struct SpooledRow {
+    call: PreliminaryCall,
     probability: f64,
     /// Whether texts of the row follow in [`TextSpool`].
     has_texts: bool,
@@ -609,14 +618,14 @@ const SEPARATOR: &str = "\u{1f}";
 
 impl RowSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
-        Ok(Self(Scratch::create(folder)?))
+        Ok(Self(UnlinkedFile::create(folder)?))
     }
 
-    fn push(&mut self, row: &Row) -> Result<(), OutputError> {
+    fn push(&mut self, row: &SpooledRow) -> Result<(), OutputError> {
         let call = match row.call {
-            FirstCall::Virus => "virus",
-            FirstCall::Other => "other",
-            FirstCall::None(reason) => reason.name(),
+            PreliminaryCall::Virus => "virus",
+            PreliminaryCall::Other => "other",
+            PreliminaryCall::None(reason) => reason.name(),
         };
         let numbers = format!("{:016x}{SEPARATOR}{}", row.probability.to_bits(), u8::from(row.has_texts));
         let texts = [call, &numbers, &row.start, &row.threshold, &row.rest].join(SEPARATOR);
@@ -638,7 +647,7 @@ struct RowReader {
 }
 
 impl RowReader {
-    fn next(&mut self) -> Result<Row, OutputError> {
+    fn next(&mut self) -> Result<SpooledRow, OutputError> {
         self.line.clear();
         let read = self.file.read_line(&mut self.line);
         read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
@@ -646,23 +655,23 @@ impl RowReader {
         row.ok_or_else(|| OutputError::mismatch(PREDICTIONS, "a temporary file changed while it was read"))
     }
 
-    fn parse(line: &str) -> Option<Row> {
+    fn parse(line: &str) -> Option<SpooledRow> {
         let mut parts = line.split(SEPARATOR);
         let call = match parts.next()? {
-            "virus" => FirstCall::Virus,
-            "other" => FirstCall::Other,
-            name => FirstCall::None(Reason::ALL.into_iter().find(|reason| reason.name() == name)?),
+            "virus" => PreliminaryCall::Virus,
+            "other" => PreliminaryCall::Other,
+            name => PreliminaryCall::None(NoCallReason::ALL.into_iter().find(|reason| reason.name() == name)?),
         };
         let probability = f64::from_bits(u64::from_str_radix(parts.next()?, 16).ok()?);
         let has_texts = parts.next()? == "1";
         let mut text = || parts.next().map(str::to_owned);
-        Some(Row { call, probability, has_texts, start: text()?, threshold: text()?, rest: text()? })
+        Some(SpooledRow { call, probability, has_texts, start: text()?, threshold: text()?, rest: text()? })
     }
 }
 
 /// Texts of records and regions in input order. Each begins with [`RECORD`] or [`REGION`], each of its parts has its length
 /// before it, and a row ends with [`END_OF_ROW`].
-struct TextSpool(Scratch);
+struct TextSpool(UnlinkedFile);
 
 const END_OF_ROW: u64 = 0;
 const RECORD: u64 = 1;
@@ -670,7 +679,7 @@ const REGION: u64 = 2;
 
 impl TextSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
-        Ok(Self(Scratch::create(folder)?))
+        Ok(Self(UnlinkedFile::create(folder)?))
     }
 
     fn push_record(&mut self, id: &str, text: &RecordText) -> Result<(), OutputError> {
@@ -682,11 +691,11 @@ impl TextSpool {
     fn push_region(
         &mut self,
         id: &str,
-        region: &Region,
+        region: &ViralRegion,
         text: &RecordText,
         place: Range<usize>,
     ) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
+        let ViralRegion { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
             *region;
         let [score, log_odds] = [score, log_odds].map(f64::to_bits);
         self.numbers(&[REGION, start, end, score, windows, log_odds, at_start.into(), at_end.into()])?;
@@ -727,7 +736,7 @@ struct TextReader {
     id: String,
     text: RecordText,
     /// The region, if the text is one, with the id of its record.
-    region: Option<(String, Region)>,
+    region: Option<(String, ViralRegion)>,
 }
 
 impl TextReader {
@@ -762,13 +771,13 @@ impl TextReader {
         Ok(true)
     }
 
-    fn region(&mut self) -> io::Result<Region> {
+    fn region(&mut self) -> io::Result<ViralRegion> {
         let [start, end] = [self.number()?, self.number()?];
         let score = f64::from_bits(self.number()?);
         let windows = self.number()?;
         let log_odds = f64::from_bits(self.number()?);
         let edges = Edges { start: self.number()? == 1, end: self.number()? == 1 };
-        Ok(Region { start, end, score, windows, log_odds, edges })
+        Ok(ViralRegion { start, end, score, windows, log_odds, edges })
     }
 
     fn number(&mut self) -> io::Result<u64> {

@@ -2,7 +2,7 @@
 //! embedding. Invariant: rows and names are in input order and equal in number, and every value is finite.
 
 use crate::output::OutputError;
-use crate::output::table::{PlainField, Table};
+use crate::output::table::{PlainField, TableWriter};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
@@ -42,16 +42,16 @@ impl EmbeddingFormat {
 }
 
 /// Writer of the embedding files.
-pub enum Embeddings {
+pub enum EmbeddingFiles {
     /// Writers of the matrix and of the names.
-    Npy(Box<NpyWriter>, Table),
+    Npy(Box<NpyWriter>, TableWriter),
     /// Writer of matrix and names in one file, and its metadata.
     Safetensors(Box<SafetensorsWriter>, Vec<(&'static str, String)>),
     /// Writer of the Parquet table.
     Parquet(Box<ParquetWriter>),
 }
 
-impl Embeddings {
+impl EmbeddingFiles {
     /// Creates the files in `folder`, for rows of `width` values. The formats with metadata have `metadata`; for an array
     /// of numpy, run.json has it.
     pub fn create(
@@ -64,17 +64,17 @@ impl Embeddings {
         Ok(match format {
             EmbeddingFormat::Npy => {
                 let matrix = NpyWriter::create(folder.join(NPY), &row)?;
-                Embeddings::Npy(Box::new(matrix), Table::bare(folder, NPY_IDS)?)
+                EmbeddingFiles::Npy(Box::new(matrix), TableWriter::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
                 let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?;
-                Embeddings::Safetensors(Box::new(writer), metadata.to_vec())
+                EmbeddingFiles::Safetensors(Box::new(writer), metadata.to_vec())
             }
             EmbeddingFormat::Parquet => {
                 let columns = ["embedding".to_owned()];
                 let metadata = texts(metadata);
                 let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &metadata)?;
-                Embeddings::Parquet(Box::new(table))
+                EmbeddingFiles::Parquet(Box::new(table))
             }
         })
     }
@@ -88,21 +88,21 @@ impl Embeddings {
             return Err(OutputError::Embedding { orf: orf.to_owned() });
         }
         match self {
-            Embeddings::Npy(matrix, ids) => {
+            EmbeddingFiles::Npy(matrix, ids) => {
                 matrix.row(values).map_err(|e| e.with_id(orf))?;
                 ids.row(format_args!("{}", PlainField(orf)))
             }
-            Embeddings::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
-            Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
+            EmbeddingFiles::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
+            EmbeddingFiles::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
         }
     }
 
     /// Completes the files and returns them, ready to be committed.
     pub fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
         Ok(match self {
-            Embeddings::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
-            Embeddings::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],
-            Embeddings::Parquet(writer) => vec![writer.into_file()?],
+            EmbeddingFiles::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
+            EmbeddingFiles::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],
+            EmbeddingFiles::Parquet(writer) => vec![writer.into_file()?],
         })
     }
 }

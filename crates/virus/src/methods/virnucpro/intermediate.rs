@@ -15,16 +15,16 @@ pub const PROTEIN: &str = "protein.faa";
 
 /// Writer of the three files.
 #[derive(Debug)]
-pub struct Intermediate {
+pub struct IntermediateFiles {
     files: [AtomicFile; 3],
 }
 
-impl Intermediate {
+impl IntermediateFiles {
     /// Creates the files in `folder`.
     pub fn create(folder: &Path) -> Result<Self, OutputError> {
         let [chunked, nucleotide, protein] =
             [CHUNKED, NUCLEOTIDE, PROTEIN].map(|name| AtomicFile::create(folder.join(name)));
-        Ok(Intermediate { files: [chunked?, nucleotide?, protein?] })
+        Ok(IntermediateFiles { files: [chunked?, nucleotide?, protein?] })
     }
 
     /// Appends a text to each of `chunked.fa`, `nucleotide.fa` and `protein.faa`.

@@ -10,15 +10,15 @@ pub mod verdict;
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodDigests, MethodWeights, PlannedMethod, PlannedModel, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::{Options, VirNucProOptions};
+use crate::options::{PredictOptions, VirNucProOptions};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, ModelsRecord};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, MethodNames, MethodShape};
 use embeddings::EmbeddingFormat;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
@@ -31,7 +31,7 @@ use plimsoll_runtime::{
     EncoderModel, HeadModel, Level, Observer, RuntimeError, Silent, Tokenizer, identity, price,
 };
 use plimsoll_setting::Setting;
-use results::{ResultOptions, VirNucProResults};
+use results::{ResultOptions, VirNucProWriter};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,15 +61,15 @@ pub(crate) struct VirNucPro {
     protein: EncoderModel,
     head: HeadModel,
     options: VirNucProOptions,
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl VirNucPro {
     /// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
     pub(crate) fn open(
         method: &VirNucProOptions,
-        options: &Options,
+        options: &PredictOptions,
         observer: &mut dyn Observer,
     ) -> Result<Self, VirusError> {
         let env = HubEnv::from_process();
@@ -100,7 +100,7 @@ impl VirNucPro {
         if let Some(of) = head.named_length().filter(|&l| l != options.length) {
             return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
         }
-        let digests = ModelDigests::from([
+        let digests = MethodDigests::from([
             ("dna", identity::digests(&dna.weights, &dna.described_by).map_err(RuntimeError::from)?),
             (
                 "protein",
@@ -122,7 +122,7 @@ impl VirNucPro {
 }
 
 impl Method for VirNucPro {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -130,7 +130,7 @@ impl Method for VirNucPro {
         MethodWeights { encoders: vec![&self.dna, &self.protein], head: Some(&self.head) }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -138,7 +138,7 @@ impl Method for VirNucPro {
         self.head.trained
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         let method = &self.options;
         json!({
             "length": options.length,
@@ -162,8 +162,8 @@ impl Method for VirNucPro {
         self.options.save_embeddings.is_some()
     }
 
-    fn windows(&self, options: &Options, writes_results: bool) -> Arc<dyn WindowSource> {
-        Arc::new(Frames {
+    fn windows(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource> {
+        Arc::new(FrameWindows {
             length: options.length,
             dna: self.dna.tokenizer.clone(),
             protein: self.protein.tokenizer.clone(),
@@ -172,7 +172,7 @@ impl Method for VirNucPro {
         })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let fact = |name: &'static str| (name, run.arithmetic[name].as_str().unwrap_or_default().to_owned());
         let options = ResultOptions {
             metadata: vec![
@@ -192,7 +192,7 @@ impl Method for VirNucPro {
             length: run.options.length,
             sort_bytes: run.sort_bytes,
         };
-        Ok(Box::new(VirNucProResults::create(run.folder, options)?))
+        Ok(Box::new(VirNucProWriter::create(run.folder, options)?))
     }
 }
 
@@ -206,12 +206,12 @@ fn check_family(name: &str, encoder: &Encoder, wanted: &'static str) -> Result<(
 }
 
 /// Describes the models for plans; `encoders` are the DNA model and the protein model.
-fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> Shape {
+fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> MethodShape {
     let [dna, protein] = encoders;
     // A DNA token has at least one base, and a residue is one token.
     let longest_dna = length as u64 + ENDS;
     let longest_protein = length as u64 / 3 + ENDS;
-    Shape {
+    MethodShape {
         encoders: vec![
             EncoderShape {
                 plan: "nucleotide encoder",
@@ -241,7 +241,7 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         sequences: |tokens| bounds(tokens, 1).sequences,
         window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
         sequences_of_window: None,
-        words: Words {
+        words: MethodNames {
             stages: &[
                 "both encoders and the head",
                 "the nucleotide encoder",
@@ -303,7 +303,7 @@ pub(crate) fn plan(options: &VirNucProOptions, length: usize) -> Result<PlannedM
 
 /// Windows whose sequences are their open reading frames, tokenized for both encoders. The label of a sequence is the index of
 /// its frame.
-struct Frames {
+struct FrameWindows {
     /// Bases per window.
     length: usize,
     dna: Tokenizer,
@@ -313,7 +313,7 @@ struct Frames {
     writes_texts: bool,
 }
 
-impl WindowSource for Frames {
+impl WindowSource for FrameWindows {
     fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         let windows = chunks(record.len(), self.length);
         Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
@@ -355,7 +355,11 @@ struct FrameTokenizer {
 }
 
 impl WindowTokenizer for FrameTokenizer {
-    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+    fn tokenize(
+        &mut self,
+        window: &WindowBases<'_>,
+        batch: &mut WindowBatch,
+    ) -> Result<WindowLetters, RuntimeError> {
         let WindowBases { record, cut, bases, is_known } = *window;
         let index = cut.chunk.index;
         let Self { dna, protein, writes_texts, scratch, name } = self;
@@ -390,7 +394,12 @@ impl WindowTokenizer for FrameTokenizer {
 }
 
 /// Appends the tokens of an open reading frame to the batch.
-fn encode(orf: &Orf<'_>, dna: &Tokenizer, protein: &Tokenizer, batch: &mut Batch) -> Result<(), RuntimeError> {
+fn encode(
+    orf: &Orf<'_>,
+    dna: &Tokenizer,
+    protein: &Tokenizer,
+    batch: &mut WindowBatch,
+) -> Result<(), RuntimeError> {
     let [dna_tokens, protein_tokens] = &mut batch.tokens;
     let starts = [dna_tokens.len(), protein_tokens.len()];
     dna.encode(orf.nucleotide, dna_tokens)?;

@@ -24,15 +24,15 @@
 //!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
 //!   `skipped` remain.
 
-use super::embeddings::{EmbeddingFormat, Embeddings};
-use super::intermediate::Intermediate;
+use super::embeddings::{EmbeddingFiles, EmbeddingFormat};
+use super::intermediate::IntermediateFiles;
 use super::tables::VirNucProTables;
 use super::verdict::{Call, Consensus, RecordScore};
-use crate::methods::{Finished, FinishedWindow, Results};
-use crate::output::table::{Field, PlainField, Table};
+use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
+use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
-    CommonResults, Counts, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS,
-    commit,
+    CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, ResultCounts,
+    WINDOWS, commit,
 };
 use crate::pipeline::queue::{SequenceResult, SequenceState};
 use crate::pipeline::record::RunRecord;
@@ -97,7 +97,7 @@ pub(crate) struct ScoredWindow<'a> {
 }
 
 /// Writer of all result files of a run.
-pub(crate) struct VirNucProResults {
+pub(crate) struct VirNucProWriter {
     folder: PathBuf,
     options: ResultOptions,
     common: CommonResults,
@@ -108,20 +108,20 @@ pub(crate) struct VirNucProResults {
     score: RecordScore,
     /// Reused buffer for the name of a chunk.
     name: String,
-    predictions: Table,
-    windows: Table,
-    bed: Table,
+    predictions: TableWriter,
+    windows: TableWriter,
+    bed: TableWriter,
     /// `None` with untrained weights.
     virus: Option<Hits>,
     /// `None` with untrained weights.
     virnucpro: Option<VirNucProTables>,
-    intermediate: Option<Intermediate>,
-    embeddings: Option<Embeddings>,
+    intermediate: Option<IntermediateFiles>,
+    embeddings: Option<EmbeddingFiles>,
 }
 
-impl VirNucProResults {
+impl VirNucProWriter {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
-    /// folder remain unchanged until [`Results::finish`] replaces them.
+    /// folder remain unchanged until [`ResultsWriter::finish`] replaces them.
     ///
     /// # Errors
     /// A folder or file that cannot be created.
@@ -129,7 +129,7 @@ impl VirNucProResults {
         let common = CommonResults::create(folder, options.source)?;
         let embeddings = options
             .save_embeddings
-            .map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
+            .map(|format| EmbeddingFiles::create(folder, format, options.width, &options.metadata));
         let tables = || VirNucProTables::create(folder, options.sort_bytes);
         Ok(Self {
             predictions: common.table(
@@ -142,10 +142,10 @@ impl VirNucProResults {
                 WINDOWS,
                 "seq_name window start end n_orfs best_frame score_other score_virus prediction",
             )?,
-            bed: Table::bare(folder, BED)?,
+            bed: TableWriter::bare(folder, BED)?,
             virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
             virnucpro: options.trained.then(tables).transpose()?,
-            intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
+            intermediate: options.keep_intermediate.then(|| IntermediateFiles::create(folder)).transpose()?,
             embeddings: embeddings.transpose()?,
             folder: folder.to_owned(),
             options,
@@ -259,22 +259,22 @@ impl VirNucProResults {
         Ok(())
     }
 
-    /// See [`Results::finish`].
+    /// See [`ResultsWriter::finish`].
     ///
     /// # Errors
     /// A last record that was not ended, a frame without embedding, two results for one window, a file that
     /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
-    fn complete(mut self, run_record: &mut RunRecord) -> Result<Counts, OutputError> {
+    fn complete(mut self, run_record: &mut RunRecord) -> Result<ResultCounts, OutputError> {
         self.check_complete()?;
         let counts = self.common.counts;
         let tables = [self.predictions, self.windows, self.bed, self.common.into_notes()];
-        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(TableWriter::into_file).collect();
         files.extend(self.virus.take().map(Hits::into_file).transpose()?);
         if let Some(virnucpro) = self.virnucpro {
             files.extend(virnucpro.finish()?);
         }
-        files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
-        files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
+        files.extend(self.intermediate.into_iter().flat_map(IntermediateFiles::into_files));
+        files.extend(self.embeddings.map_or(Ok(vec![]), EmbeddingFiles::into_files)?);
         commit(&self.folder, files, run_record, counts)?;
         Ok(counts)
     }
@@ -291,7 +291,7 @@ impl VirNucProResults {
     }
 }
 
-impl Results for VirNucProResults {
+impl ResultsWriter for VirNucProWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
@@ -339,7 +339,7 @@ impl Results for VirNucProResults {
 
     /// Warns if the input has windows and none of them could be scored.
     fn warning(&self) -> Option<String> {
-        let Counts { windows, scored_windows, .. } = self.common.counts;
+        let ResultCounts { windows, scored_windows, .. } = self.common.counts;
         (windows > 0 && scored_windows == 0).then(|| {
             format!(
                 "none of the {windows} windows of at most {} bases has an open reading frame (a frame without a stop codon \
@@ -350,8 +350,8 @@ impl Results for VirNucProResults {
         })
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
-        Ok(Finished { counts: self.complete(run_record)?, calls: None })
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
+        Ok(FinishedResults { counts: self.complete(run_record)?, calls: None })
     }
 }
 

@@ -6,8 +6,8 @@
 //! (window) with a scored open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
 
 use super::verdict::{Consensus, label};
-use crate::output::sorted::{Limits, Sorter};
-use crate::output::table::{Field, Table};
+use crate::output::sorted::{SortLimits, Sorter};
+use crate::output::table::{Field, TableWriter};
 use crate::output::{OrfScore, OutputError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::number::NumpyF32;
@@ -22,7 +22,7 @@ pub const CONSENSUS: &str = "prediction_results_highestscore.csv";
 #[derive(Debug)]
 pub struct VirNucProTables {
     folder: PathBuf,
-    rows: Table,
+    rows: TableWriter,
     consensus: Sorter,
     /// Reused buffer for a line of the second file.
     line: String,
@@ -31,11 +31,11 @@ pub struct VirNucProTables {
 impl VirNucProTables {
     /// Creates the files in `folder`; `sort_bytes` of lines are sorted in memory.
     pub fn create(folder: &Path, sort_bytes: usize) -> Result<Self, OutputError> {
-        let mut consensus = Sorter::new(folder, Limits::default());
+        let mut consensus = Sorter::new(folder, SortLimits::default());
         consensus.set_sort_bytes(sort_bytes);
         Ok(Self {
             folder: folder.to_owned(),
-            rows: Table::create(folder, ROWS, "Sequence_ID\tPrediction\tscore1\tscore2")?,
+            rows: TableWriter::create(folder, ROWS, "Sequence_ID\tPrediction\tscore1\tscore2")?,
             consensus,
             line: String::new(),
         })
@@ -63,7 +63,7 @@ impl VirNucProTables {
     /// # Errors
     /// Two results for one chunk; a file that cannot be written or read.
     pub fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
-        let mut table = Table::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
+        let mut table = TableWriter::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
         let mut last: Vec<u8> = Vec::new();
         self.consensus.finish(|line| {
             let name = line.split(|&b| b == b'\t').next().unwrap_or_default();

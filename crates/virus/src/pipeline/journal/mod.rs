@@ -76,7 +76,7 @@ impl JournalEntry {
 
     /// Decodes the next entry of a block into `self`, which must hold the preceding entry. Returns false at the end of
     /// the block and `None` if the bytes are not a valid entry. Rows have `width` values.
-    fn decode(&mut self, bytes: &mut Bytes<'_>, width: usize) -> Option<bool> {
+    fn decode(&mut self, bytes: &mut UnreadBytes<'_>, width: usize) -> Option<bool> {
         if bytes.0.is_empty() {
             return Some(false);
         }
@@ -116,9 +116,9 @@ const SAME: u32 = u32::MAX;
 const END: &[u8] = b"end";
 
 /// The unread bytes of a block.
-struct Bytes<'a>(&'a [u8]);
+struct UnreadBytes<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> UnreadBytes<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn entries_come_back() {
         let block = block();
-        let (mut bytes, mut entry) = (Bytes(&block), JournalEntry::default());
+        let (mut bytes, mut entry) = (UnreadBytes(&block), JournalEntry::default());
         for wanted in entries() {
             assert_eq!(entry.decode(&mut bytes, 2), Some(true));
             assert_eq!(entry, wanted);
@@ -187,7 +187,7 @@ mod tests {
     fn half_an_entry_is_none() {
         let block = block();
         for cut in 1..block.len() {
-            let (mut bytes, mut entry) = (Bytes(&block[..cut]), JournalEntry::default());
+            let (mut bytes, mut entry) = (UnreadBytes(&block[..cut]), JournalEntry::default());
             let mut read = 0;
             let last = loop {
                 match entry.decode(&mut bytes, 2) {

@@ -1,7 +1,7 @@
 //! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
 //! time; a window's results are returned only for the record and index they were written for.
 
-use super::{Bytes, END, JournalEntry, inconsistent};
+use super::{END, JournalEntry, UnreadBytes, inconsistent};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
@@ -52,7 +52,7 @@ impl Coverage {
 /// Reads several journals window by window.
 #[derive(Default)]
 pub(crate) struct JournalReader {
-    sources: Vec<Source>,
+    sources: Vec<JournalCursor>,
     /// Windows that at least one of the journals has.
     pub(crate) coverage: Arc<Coverage>,
 }
@@ -78,7 +78,7 @@ impl ScannedJournal {
                 complete = true;
                 continue;
             }
-            let mut bytes = Bytes(&block);
+            let mut bytes = UnreadBytes(&block);
             while entry.decode(&mut bytes, width).ok_or_else(|| inconsistent(path, "it holds no results"))? {
                 if entry.number < next {
                     return Err(inconsistent(path, "its windows are out of order"));
@@ -109,7 +109,7 @@ impl JournalReader {
         let mut all = Coverage::default();
         for (path, coverage) in journals {
             all = all.union(coverage);
-            reader.sources.extend(Source::open(path, width)?);
+            reader.sources.extend(JournalCursor::open(path, width)?);
         }
         reader.coverage = Arc::new(all);
         Ok(reader)
@@ -150,7 +150,7 @@ impl JournalReader {
 }
 
 /// One journal being read, with its next entry.
-struct Source {
+struct JournalCursor {
     path: PathBuf,
     blocks: Blocks,
     /// Number of values of a row.
@@ -165,7 +165,7 @@ struct Source {
     head: Option<JournalEntry>,
 }
 
-impl Source {
+impl JournalCursor {
     /// Opens a journal and decodes its first entry; `None` if the file does not exist or has no complete key.
     fn open(path: &Path, width: usize) -> Result<Option<Self>, VirusError> {
         let Some(blocks) = Blocks::open(path)? else { return Ok(None) };
@@ -184,7 +184,7 @@ impl Source {
                 return Ok(());
             }
         }
-        let mut bytes = Bytes(&self.block[self.at..]);
+        let mut bytes = UnreadBytes(&self.block[self.at..]);
         let mut entry = JournalEntry { record: std::mem::take(&mut self.record), ..JournalEntry::default() };
         match entry.decode(&mut bytes, self.width) {
             Some(true) => {}
