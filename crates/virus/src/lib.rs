@@ -14,7 +14,6 @@ pub mod planned;
 
 pub use error::VirusError;
 pub use methods::caller;
-pub use methods::caller::caller_window;
 pub use methods::caller::score::LengthThreshold;
 pub use options::{
     CallerOptions, MethodOptions, Models, PredictOptions, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
@@ -31,7 +30,7 @@ use folder::FolderState;
 use methods::Method;
 use output::ResultCounts;
 use pipeline::journal::InputStamps;
-use pipeline::queues::{HostWork, QueueSizes};
+use pipeline::queues::{HostWork, QueueCandidate};
 use pipeline::record;
 use pipeline::resume::{self, JournalKeys};
 use pipeline::run::PredictRun;
@@ -39,7 +38,6 @@ use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_exec::Executor;
-use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
@@ -91,7 +89,8 @@ pub fn predict(options: &PredictOptions, observer: &mut dyn Observer) -> Result<
     let start = Instant::now();
     look_at_inputs(options)?;
     let method = methods::open(options, observer)?;
-    predict_one(options, &*method, None, start, &mut None, observer)
+    let prediction = Prediction { options, method: &*method, shared: None, start };
+    predict_one(&prediction, &mut None, observer)
 }
 
 /// Runs a prediction for each input, into the folder `<stem>` inside the output folder, or `<stem>_plimsoll` if no
@@ -106,13 +105,13 @@ pub fn predict_each(
 ) -> Result<Vec<PredictReport>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
-        let folder = match options.output_dir.as_os_str().is_empty() {
-            true => PathBuf::from(format!("{}_plimsoll", stem(input))),
-            false => options.output_dir.join(stem(input)),
+        let folder = if options.output_dir.as_os_str().is_empty() {
+            PathBuf::from(format!("{}_plimsoll", stem(input)))
+        } else {
+            options.output_dir.join(stem(input))
         };
-        if let Some((_, other)) = folders.iter().find(|(f, _)| *f == folder) {
-            let (one, other) = ((*other).clone(), input.clone());
-            return Err(VirusError::SameFolder { one, other, folder });
+        if let Some((_, earlier)) = folders.iter().find(|(f, _)| *f == folder) {
+            return Err(VirusError::SameFolder { one: (*earlier).clone(), other: input.clone(), folder });
         }
         folders.push((folder, input));
     }
@@ -126,8 +125,9 @@ pub fn predict_each(
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
-        let one = PredictOptions { inputs: vec![input.clone()], output_dir, ..options.clone() };
-        reports.push(predict_one(&one, &*method, Some(&shared), Instant::now(), &mut warm, observer)?);
+        let options = &PredictOptions { inputs: vec![input.clone()], output_dir, ..options.clone() };
+        let prediction = Prediction { options, method: &*method, shared: Some(&shared), start: Instant::now() };
+        reports.push(predict_one(&prediction, &mut warm, observer)?);
     }
     Ok(reports)
 }
@@ -146,16 +146,23 @@ struct SharedAcrossInputs {
 /// Executors with loaded weights, for the next run with the same models.
 pub(crate) type WarmExecutors = Option<Vec<Executor>>;
 
-/// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
-/// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.
-fn predict_one(
-    options: &PredictOptions,
-    method: &dyn Method,
-    shared: Option<&SharedAcrossInputs>,
+/// A prediction into one output folder, with the opened method.
+pub(crate) struct Prediction<'a> {
+    options: &'a PredictOptions,
+    method: &'a dyn Method,
+    /// `None` for a prediction with a folder and a plan of its own.
+    shared: Option<&'a SharedAcrossInputs>,
     start: Instant,
+}
+
+/// Runs a prediction, or reports that its results are already complete. `warm` holds the executors of the preceding input, and
+/// receives the executors of this input.
+pub(crate) fn predict_one(
+    prediction: &Prediction<'_>,
     warm: &mut WarmExecutors,
     observer: &mut dyn Observer,
 ) -> Result<PredictReport, VirusError> {
+    let Prediction { options, method, shared, start } = *prediction;
     let mut watch = Watch::start("predict", Some(&options.output_dir), options.settings.machines(1));
     watch.end_stage("start", None);
     // Held until the run ends: two runs in one folder would overwrite each other's files.
@@ -166,14 +173,14 @@ fn predict_one(
             format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
-    let is_shard = among(&options.output_dir, &options.merge);
+    let is_shard = contains_folder(&options.merge, &options.output_dir);
     let files = shared.map_or_else(|| options.input_files(), |shared| shared.files.clone());
     folder::check_inputs(&options.output_dir, &files, is_shard)?;
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
     let keys = inputs.as_deref().map(|inputs| JournalKeys::new(options, method, inputs, stamps)).transpose()?;
-    if let Some(report) = already_there(options, method, inputs.as_deref(), keys.as_ref())? {
+    if let Some(report) = complete_results(options, method, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
@@ -193,13 +200,14 @@ fn predict_one(
     let hosts = hosts(work, &measured, observer)?;
     let chosen = Cell::new(0);
     let run = PredictRun { options, method, budget, replicas, keys, inputs, hosts, chosen };
-    let done = match options.merge.is_empty() {
-        true => run.stages(start, &mut watch, warm, observer),
-        false => run.merge(start, &mut watch, observer),
+    let report = if options.merge.is_empty() {
+        run.stages(start, &mut watch, warm, observer)
+    } else {
+        run.merge(start, &mut watch, observer)
     };
     // However the run ended: the folder of a run that failed before its first result must be empty.
     watch.finish();
-    done
+    report
 }
 
 /// Budget and measurements from which the memory lines of a process follow.
@@ -211,31 +219,47 @@ struct MeasuredHost<'a> {
     are_files: bool,
 }
 
-/// Returns the candidate queue sizes for the input, each with the memory lines of the process. With a budget
-/// for host memory, input files are read once to measure their longest record; for a pipe, bounds derived
-/// from the budget are assumed.
+/// Returns the candidate queue sizes for the input. With a budget for host memory, input files are read once to measure their
+/// longest record; for a pipe, bounds derived from the budget are assumed.
 fn hosts(
     work: HostWork<'_>,
     measured: &MeasuredHost<'_>,
     observer: &dyn Observer,
-) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
+) -> Result<Vec<QueueCandidate>, RuntimeError> {
     let options = work.options;
-    let process = || measured.before.cloned().or_else(|| Process::of(&options.settings));
-    let measure = || {
-        if measured.are_files {
-            extent(&options.inputs, &|| stopped(observer, "nothing had begun"))
-        } else {
-            Ok(measured.budget.of_pipe().unwrap_or_default())
-        }
-    };
-    planned::hosts(work, measured.budget, process, measure)
+    planned::hosts(
+        work,
+        measured.budget,
+        || measured.before.cloned().or_else(|| Process::of(&options.settings)),
+        || {
+            if measured.are_files {
+                extent(&options.inputs, &|| stopped(observer, "nothing had begun"))
+            } else {
+                Ok(measured.budget.of_pipe().unwrap_or_default())
+            }
+        },
+    )
 }
 
 /// Whether `folder` is one of `folders`, after resolving symbolic links and relative paths.
-pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
-    let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let folder = place(folder);
-    folders.iter().any(|other| place(other) == folder)
+pub(crate) fn contains_folder(folders: &[PathBuf], folder: &Path) -> bool {
+    let folder = canonical(folder);
+    folders.iter().any(|other| canonical(other) == folder)
+}
+
+/// The path without symbolic links; the path itself if it does not exist.
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
+/// built-in caller.
+///
+/// # Errors
+/// A folder that is not that of a caller with its calibration.
+pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
+    let (_, calibration) = caller::open_files(folder)?;
+    Ok(calibration.window as usize)
 }
 
 /// Lists the files of nucleotide sequences that `paths` stand for: files, and those files of folders.
@@ -257,7 +281,7 @@ fn look_at_inputs(options: &PredictOptions) -> Result<(), VirusError> {
 
 /// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
 /// result of another run.
-fn already_there(
+fn complete_results(
     options: &PredictOptions,
     method: &dyn Method,
     inputs: Option<&[Input]>,
@@ -266,14 +290,15 @@ fn already_there(
     let FolderState::Record(old) = folder::inspect(&options.output_dir, options.force)? else {
         return Ok(None);
     };
-    let output_dir = || options.output_dir.clone();
+    let folder = options.output_dir.clone();
     let Some(inputs) = inputs else {
-        return Err(VirusError::ResultOfPipe { folder: output_dir() });
+        return Err(VirusError::ResultOfPipe { folder });
     };
     // A merge computes nothing, so the device's arithmetic does not matter.
-    let arithmetic = match options.merge.is_empty() {
-        true => to_json(&options.settings.arithmetic()?),
-        false => old["identity"]["arithmetic"].clone(),
+    let arithmetic = if options.merge.is_empty() {
+        to_json(&options.settings.arithmetic()?)
+    } else {
+        old["identity"]["arithmetic"].clone()
     };
     let identity = record::identity(options, method, inputs, arithmetic);
     if let Some(what) = folder::difference(&old["identity"], &identity) {
@@ -282,22 +307,22 @@ fn already_there(
             folder::check_written(&options.output_dir)?;
             return Ok(None);
         }
-        return Err(VirusError::OtherResult { folder: output_dir(), what });
+        return Err(VirusError::OtherResult { folder, what });
     }
     if options.shard.is_some() {
-        return Err(VirusError::ResultNoShard { folder: output_dir() });
+        return Err(VirusError::ResultNoShard { folder });
     }
     // Tables contain the input names, which are not part of the identity.
     let names = to_json(&record::names(inputs));
     if old["inputs"] != names {
-        let (before, now) = (old["inputs"].to_string(), names.to_string());
-        return Err(VirusError::OtherName { folder: output_dir(), before, now });
+        let before = old["inputs"].to_string();
+        return Err(VirusError::OtherName { folder, before, now: names.to_string() });
     }
     // The process was killed after writing run.json and before removing the journals.
     keys.map_or(Ok(()), JournalKeys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
-        return Err(VirusError::StrictNotes { folder: output_dir(), notes });
+        return Err(VirusError::StrictNotes { folder, notes });
     }
     Ok(Some(PredictReport {
         already_complete: true,
@@ -305,7 +330,7 @@ fn already_there(
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
         notes,
         counts: ResultCounts::from_record(&old),
-        output_dir: options.output_dir.clone(),
+        output_dir: folder,
         trained: method.is_trained(),
         calls: None,
         seconds: 0.0,

@@ -11,7 +11,7 @@ use crate::output::{CommonResults, OutputError, RecordEnd, WINDOWS, commit};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::WindowBatch;
-use crate::pipeline::shape::{HostCosts, MethodNames, MethodShape};
+use crate::pipeline::shape::{HostCosts, MethodNames, MethodShape, StageNames};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
@@ -33,7 +33,12 @@ impl GcContent {
             sequences: |_| 1,
             window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
             sequences_of_window: Some(0),
-            words: MethodNames { stages: &["the bases"], sequences: "windows", rows: "nothing" },
+            names: MethodNames {
+                stages: StageNames { whole: "the bases", split: None },
+                sequence: "window",
+                sequences_key: "windows",
+                rows: "nothing",
+            },
             host: HostCosts::default(),
         };
         Self { shape, digests: MethodDigests::new() }
@@ -65,7 +70,7 @@ impl Method for GcContent {
         MethodRecord::default()
     }
 
-    fn windows(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn window_source(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(GcWindows { length: options.length })
     }
 
@@ -82,7 +87,7 @@ pub(crate) struct GcWindows {
 }
 
 impl WindowSource for GcWindows {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         let windows = chunks(record.len(), self.length);
         Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
     }
@@ -151,7 +156,7 @@ impl ResultsWriter for GcWriter {
 mod tests {
     use super::*;
     use crate::options::{MethodOptions, Models, VirNucProOptions, WindowShard};
-    use crate::predict_one;
+    use crate::{Prediction, predict_one};
     use plimsoll_runtime::{Settings, Silent};
     use plimsoll_testing::Folder;
     use std::path::Path;
@@ -169,7 +174,8 @@ mod tests {
 
     fn run(options: &PredictOptions) -> String {
         let method = GcContent::new(options.length);
-        predict_one(options, &method, None, Instant::now(), &mut None, &mut Silent).expect("predicted");
+        let prediction = Prediction { options, method: &method, shared: None, start: Instant::now() };
+        predict_one(&prediction, &mut None, &mut Silent).expect("predicted");
         std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
     }
 

@@ -10,7 +10,7 @@
 pub mod caller;
 #[cfg(test)]
 pub(crate) mod gc;
-pub mod virnucpro;
+pub(crate) mod virnucpro;
 
 use crate::VirusError;
 use crate::options::{MethodOptions, PredictOptions};
@@ -87,7 +87,7 @@ pub(crate) trait Method {
     }
 
     /// The part of the method in the front end. `writes_results` is false in a stage or shard that writes only a journal.
-    fn windows(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource>;
+    fn window_source(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource>;
 
     /// Creates the result files of a run.
     fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError>;
@@ -113,8 +113,8 @@ pub(crate) struct ResultsOptions<'a> {
 
 /// Cuts records into windows, on the reader's thread, and tokenizes the windows, on worker threads.
 pub(crate) trait WindowSource: Send + Sync {
-    /// Returns the windows of a record.
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a>;
+    /// Cuts a record into windows.
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a>;
 
     /// Creates the tokenizer of a worker thread.
     fn tokenizer(&self) -> Box<dyn WindowTokenizer>;
@@ -135,7 +135,7 @@ pub(crate) trait WindowSource: Send + Sync {
 
 /// Tokenizes windows on one thread.
 pub(crate) trait WindowTokenizer: Send {
-    /// Appends the sequences of a window to the batch, none if its results are known, and returns the counts of its letters if
+    /// Appends the sequences of a window to the batch, none if its results are in a journal, and returns the counts of its letters if
     /// the method needs them.
     fn tokenize(
         &mut self,
@@ -162,7 +162,7 @@ pub(crate) struct WindowBases<'a> {
     pub(crate) cut: &'a CutWindow,
     pub(crate) bases: &'a [u8],
     /// Whether the results are in a journal, so that nothing is computed.
-    pub(crate) is_known: bool,
+    pub(crate) is_journaled: bool,
 }
 
 /// Texts of a method for the column `action` of notes.tsv: how it treats odd letters.

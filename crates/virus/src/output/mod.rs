@@ -19,14 +19,14 @@ pub(crate) mod table;
 
 use crate::folder::written_by_runs;
 pub use crate::methods::FILES;
-pub use crate::methods::caller::regions_table::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
+pub use crate::methods::caller::regions_table::{REGIONS, RegionFacts, RegionReader, RegionRow, is_row_of};
 pub use crate::methods::caller::results::{CallsSummary, VIRUSES, VirusRow};
 pub use crate::methods::virnucpro::embeddings::EmbeddingFormat;
 pub use crate::methods::virnucpro::results::OrfScore;
 pub use crate::methods::virnucpro::verdict;
 use crate::pipeline::mates::Mate;
 use crate::pipeline::record::RunRecord;
-pub(crate) use hits::Hits;
+pub(crate) use hits::{Hit, Hits};
 pub use hits::{HitsFormat, RecordText};
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::chunk::Chunk;
@@ -121,13 +121,14 @@ impl ResultCounts {
     /// Returns the counts in a run record; 0 for missing ones.
     pub(crate) fn from_record(record: &Value) -> Self {
         let mut counts = ResultCounts::default();
-        for (name, count) in counts.by_name() {
+        for (name, count) in counts.fields_mut() {
             *count = record["counts"][name].as_u64().unwrap_or(0);
         }
         counts
     }
 
-    fn by_name(&mut self) -> [(&'static str, &mut u64); 10] {
+    /// Every count with its name in run.json.
+    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 10] {
         [
             ("records", &mut self.records),
             ("windows", &mut self.windows),
@@ -232,14 +233,15 @@ pub(crate) fn commit(
     write_json(folder, COMMIT, &json!({"plimsoll": env!("CARGO_PKG_VERSION"), "lists": lists}))?;
     remove(folder.join(RUN_RECORD))?;
     // On disk before any file changes: after a power failure, the record must not vouch for other files.
-    let refuse = |source| OutputError::Folder { path: folder.to_owned(), source };
-    sync_folder(&folder.join(RUN_RECORD)).map_err(refuse)?;
+    sync_folder(&folder.join(RUN_RECORD))
+        .map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
     // Files of an earlier run that this run does not write. A file that no run wrote stays, whatever its name is.
-    let is_replaced = |name: &str| files.iter().any(|file| file.target() == folder.join(name));
     for list in &before {
-        for name in list.names().filter(|name| FILES.contains(name) && !is_replaced(name)) {
-            if list.has(folder, name) {
-                remove(folder.join(name))?;
+        for name in list.names().filter(|name| FILES.contains(name)) {
+            let path = folder.join(name);
+            let is_replaced = files.iter().any(|file| file.target() == path);
+            if !is_replaced && list.has(folder, name) {
+                remove(path)?;
             }
         }
     }

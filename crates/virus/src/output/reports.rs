@@ -62,21 +62,27 @@ pub fn write(
 ) -> Result<[AtomicFile; 3], OutputError> {
     let first = run_record.inputs.first().map_or("-", String::as_str);
     let failed = run_record.sequences.failed;
-    // `failed` is the only column that is not a field of `ResultCounts` (see the test `every_count_has_a_column`).
-    let count = |name: &str| {
-        let mut counts = *counts;
-        let known = counts.by_name().into_iter().find(|(known, _)| *known == name);
-        known.map_or(failed, |(_, count)| *count)
-    };
-    let row = |columns: &[[&str; 3]]| {
-        let counts: String = columns.iter().map(|[name, ..]| format!("\t{}", count(name))).collect();
-        first_cell(&stem(Path::new(first))) + &counts
-    };
+    let sample = first_cell(&stem(Path::new(first)));
+    let summary = sample.clone() + &cells(&COLUMNS, *counts, failed);
+    let calls = sample + &cells(&CALLS, *counts, failed);
     Ok([
-        table(folder, MULTIQC, &header_of_counts(), &row(&COLUMNS))?,
-        table(folder, MULTIQC_CALLS, &header_of_calls(), &row(&CALLS))?,
+        table(folder, MULTIQC, &header_of_counts(), &summary)?,
+        table(folder, MULTIQC_CALLS, &header_of_calls(), &calls)?,
         versions(folder)?,
     ])
+}
+
+/// The counts of the columns, each with a tab before it.
+fn cells(columns: &[[&str; 3]], mut counts: ResultCounts, failed: u64) -> String {
+    let fields = counts.fields_mut();
+    let mut cells = String::new();
+    for [column, ..] in columns {
+        // `failed` is the only column that is not a field of `ResultCounts` (see the test `every_count_has_a_column`).
+        let count = fields.iter().find(|(name, _)| name == column).map_or(failed, |(_, count)| **count);
+        // Writing to a String cannot fail.
+        let _ = write!(cells, "\t{count}");
+    }
+    cells
 }
 
 /// Formats a sample name as the first cell of a row, in quotes if it starts with `#`: MultiQC would parse the
@@ -146,7 +152,7 @@ mod tests {
     #[test]
     fn every_count_has_a_column() {
         let mut counts = ResultCounts::default();
-        let counted: Vec<&str> = counts.by_name().map(|(name, _)| name).to_vec();
+        let counted: Vec<&str> = counts.fields_mut().map(|(name, _)| name).to_vec();
         let columns = COLUMNS.map(|[name, ..]| name);
         let others: Vec<&str> = columns.into_iter().filter(|c| !counted.contains(c)).collect();
         assert_eq!(others, ["failed"]);

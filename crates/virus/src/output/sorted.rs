@@ -49,10 +49,9 @@ pub struct Sorter {
 impl Sorter {
     /// Creates a sorter that writes full runs to a temporary file in `folder`, which must exist.
     pub fn new(folder: &Path, limits: SortLimits) -> Self {
-        let (bytes, lines) = (Vec::new(), Vec::new());
         // With a fan-in of 1 a pass would not reduce the number of runs, and `finish` would loop forever.
         let limits = SortLimits { fan_in: limits.fan_in.max(2), ..limits };
-        Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
+        Sorter { folder: folder.to_owned(), limits, bytes: vec![], lines: vec![], spool: None }
     }
 
     /// Changes the maximum size of a run in memory to `run_bytes`.
@@ -73,14 +72,17 @@ impl Sorter {
         Ok(())
     }
 
-    /// Calls `each` with every line in sorted order.
+    /// Calls `on_line` with every line in sorted order.
     ///
     /// # Errors
-    /// A temporary file that cannot be written or read; the first error of `each`, which ends the iteration.
-    pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+    /// A temporary file that cannot be written or read; the first error of `on_line`, which ends the iteration.
+    pub fn finish<E: From<DataError>>(
+        mut self,
+        mut on_line: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         if self.spool.is_none() {
             self.sort();
-            return self.lines.iter().try_for_each(|line| each(&self.bytes[line.clone()]));
+            return self.lines.iter().try_for_each(|line| on_line(&self.bytes[line.clone()]));
         }
         self.spill()?;
         let Sorter { folder, limits, spool, .. } = self;
@@ -89,7 +91,7 @@ impl Sorter {
             spool = spool.merge_once(&folder, limits)?;
         }
         let runs = spool.runs.clone();
-        spool.merge(&runs, limits, each)
+        spool.merge(&runs, limits, on_line)
     }
 
     fn sort(&mut self) {
@@ -177,36 +179,41 @@ impl RunSpool {
         Ok(merged)
     }
 
-    /// Merges `runs` and calls `each` with their lines in sorted order.
+    /// Merges `runs` and calls `on_line` with their lines in sorted order.
     fn merge<E: From<DataError>>(
         &mut self,
         runs: &[Range<u64>],
         limits: SortLimits,
-        mut each: impl FnMut(&[u8]) -> Result<(), E>,
+        mut on_line: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let RunSpool { path, file, .. } = self;
         file.flush().map_err(|e| DataError::at(&*path, DataErrorKind::Write(e)))?;
-        let refuse = |e| DataError::at(&*path, DataErrorKind::Read(e));
         let file = file.get_mut();
+        // All buffers together take no more memory than the run of lines, which was written before the merge.
         let buffer = (limits.run_bytes / runs.len().max(1)).clamp(1, 1 << 20);
         let mut heap = BinaryHeap::with_capacity(runs.len());
         for run in runs {
             let mut cursor = RunCursor::over(run.clone(), buffer);
-            if cursor.advance(file).map_err(refuse)? {
+            if cursor.advance(file).map_err(|e| unreadable(path, e))? {
                 heap.push(cursor);
             }
         }
         // Dropping `top` after `advance` restores the heap order.
         while let Some(mut top) = heap.peek_mut() {
-            each(top.line())?;
-            if !top.advance(file).map_err(refuse)? {
+            on_line(top.line())?;
+            if !top.advance(file).map_err(|e| unreadable(path, e))? {
                 PeekMut::pop(top);
             }
         }
         // Cursors moved the position of the file; further writes must go to its end.
-        file.seek(SeekFrom::End(0)).map_err(refuse)?;
+        file.seek(SeekFrom::End(0)).map_err(|e| unreadable(path, e))?;
         Ok(())
     }
+}
+
+/// The error for a temporary file that cannot be read.
+fn unreadable(path: &Path, error: io::Error) -> DataError {
+    DataError::at(path, DataErrorKind::Read(error))
 }
 
 /// Read position in a run. The order is the reverse of the order of lines, so that the maximum of

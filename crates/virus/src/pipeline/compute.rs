@@ -5,7 +5,7 @@
 use crate::pipeline::engine::StageTotals;
 use crate::pipeline::queue::{OutputQueue, QueuedWindow, SequenceLocation, SequenceState};
 use crate::pipeline::records::{SequenceTokens, WindowBatch};
-use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_ROWS, MethodShape};
+use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_CLASSES, HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
@@ -18,14 +18,14 @@ use std::time::Instant;
 
 /// Minimum number of rows for a step of the head. Kept small, because results that wait for the head are lost if the
 /// process is killed.
-const SCORED_AT: usize = 16;
+const MIN_HEAD_ROWS: usize = 16;
 
 /// Progress of the sequence in a slot.
 #[derive(Clone, Copy, Default)]
 struct SlotState {
     place: SequenceLocation,
     /// Whether the slot has a row, by encoder.
-    have: [bool; ENCODERS],
+    has_row: [bool; ENCODERS],
     /// Whether a row has a non-finite value.
     failed: bool,
 }
@@ -79,10 +79,11 @@ impl<'a> Compute<'a> {
         }
         let head = match session.model(HEAD) {
             Some(model) => {
-                let missing = || RuntimeError::bug("the head lacks an input");
-                let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
-                let inputs =
-                    shape.encoders.iter().map(|encoder| input(encoder.head_input)).collect::<Result<_, _>>()?;
+                let mut inputs = vec![];
+                for encoder in &shape.encoders {
+                    let input = encoder.head_input.and_then(|name| session.row_input(model, name));
+                    inputs.push(input.ok_or_else(|| RuntimeError::bug("the head lacks an input"))?);
+                }
                 Some(SessionHead { model, inputs })
             }
             None => None,
@@ -174,7 +175,7 @@ impl<'a> Compute<'a> {
         let place = queue.push_sequence(sequence.label, sequence.bases, slot);
         self.slots[slot] = SlotState { place, ..SlotState::default() };
         if let Some(row) = first_row {
-            self.keep(0, slot, row);
+            self.store_row(0, slot, row);
         }
         let tokens = batch.tokens.iter().zip(&sequence.tokens).map(|(tokens, range)| &tokens[range.clone()]);
         let sequences = self.encoders.into_iter().zip(tokens);
@@ -194,32 +195,33 @@ impl<'a> Compute<'a> {
     /// Collects finished steps, and submits full packs and rows for the head. Blocks until all full packs are
     /// submitted: the input may stall for a long time, and devices should compute meanwhile.
     pub(crate) fn step(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
-        self.take_done(sink)?;
+        self.collect_completed(sink)?;
         while self.session.has_packs() {
-            self.score_ready(SCORED_AT)?;
+            self.score_ready(MIN_HEAD_ROWS)?;
             self.wait(sink)?;
         }
-        self.take_done(sink)?;
-        self.score_ready(SCORED_AT)
+        self.collect_completed(sink)?;
+        self.score_ready(MIN_HEAD_ROWS)
     }
 
     /// Waits for a step to complete. If devices would be idle, first flushes the waiting sequences, even into partly
     /// filled packs.
     pub(crate) fn flush(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
+        // While every working replica has a step, its result frees slots, and packs can go on filling.
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
-            self.take_done(sink)?;
+            self.collect_completed(sink)?;
             self.score_ready(1)?;
         }
-        self.score_ready(SCORED_AT)?;
+        self.score_ready(MIN_HEAD_ROWS)?;
         self.wait(sink).map(drop)
     }
 
     /// Submits the remaining sequences after the end of the input and waits for a step.
     pub(crate) fn drain(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         self.session.end();
-        self.take_done(sink)?;
-        self.score_ready(if self.session.has_packs() { SCORED_AT } else { 1 })?;
+        self.collect_completed(sink)?;
+        self.score_ready(if self.session.has_packs() { MIN_HEAD_ROWS } else { 1 })?;
         self.wait(sink).map(drop)
     }
 
@@ -258,17 +260,17 @@ impl<'a> Compute<'a> {
     }
 
     /// Stores a row in a slot; a non-finite value marks the slot as failed.
-    fn keep(&mut self, encoder: usize, slot: usize, row: &[f32]) {
+    fn store_row(&mut self, encoder: usize, slot: usize, row: &[f32]) {
         let width = self.widths[encoder];
         self.rows[encoder][slot * width..(slot + 1) * width].copy_from_slice(row);
-        self.slots[slot].have[encoder] = true;
+        self.slots[slot].has_row[encoder] = true;
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    /// Submits slots with all rows to the head while at least `least` of them wait and the session
+    /// Submits slots with all rows to the head while at least `min_rows` of them wait and the session
     /// accepts another step of rows.
-    fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
-        while self.ready.len() >= least && self.session.has_room_for_rows() {
+    fn score_ready(&mut self, min_rows: usize) -> Result<(), RuntimeError> {
+        while self.ready.len() >= min_rows && self.session.has_room_for_rows() {
             self.score()?;
         }
         Ok(())
@@ -279,8 +281,8 @@ impl<'a> Compute<'a> {
         let Some(head) = &self.head else {
             return Err(RuntimeError::bug("a stage without the head has rows for it"));
         };
-        let n = self.ready.len().min(HEAD_ROWS as usize);
-        let slots: Vec<u64> = self.ready.drain(..n).map(|slot| slot as u64).collect();
+        let count = self.ready.len().min(HEAD_ROWS as usize);
+        let slots: Vec<u64> = self.ready.drain(..count).map(|slot| slot as u64).collect();
         let mut rows = self.session.row_buffers(head.model);
         for (encoder, &input) in head.inputs.iter().enumerate() {
             slots.iter().for_each(|&slot| rows[input].extend_from_slice(self.row(encoder, slot as usize)));
@@ -289,7 +291,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Collects the steps that have completed.
-    fn take_done(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
+    fn collect_completed(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         while let Next::Ready(step) = self.session.poll()? {
             self.complete(step, sink);
         }
@@ -315,7 +317,7 @@ impl<'a> Compute<'a> {
         match self.encoders.iter().position(|model| *model == Some(step.model)) {
             Some(encoder) => {
                 for (i, &slot) in step.keys.iter().enumerate() {
-                    self.keep(encoder, slot as usize, step.values(0, i));
+                    self.store_row(encoder, slot as usize, step.values(0, i));
                     self.on_row(slot as usize, sink);
                 }
                 sink.totals.tokens[encoder] += step.counts.tokens;
@@ -323,10 +325,11 @@ impl<'a> Compute<'a> {
             }
             None => {
                 for (i, &slot) in step.keys.iter().enumerate() {
-                    let scores = step.values(0, i);
-                    let finite = scores.iter().all(|x| x.is_finite());
-                    let state = if finite {
-                        SequenceState::Scored([scores[0], scores[1]])
+                    // `HeadModel::open` refuses heads with another number of classes.
+                    let mut scores = [0.0; HEAD_CLASSES];
+                    scores.copy_from_slice(step.values(0, i));
+                    let state = if scores.iter().all(|x| x.is_finite()) {
+                        SequenceState::Scored(scores)
                     } else {
                         SequenceState::Failed
                     };
@@ -341,8 +344,8 @@ impl<'a> Compute<'a> {
     /// Advances a slot that has received a row. Once the slot has the rows of all encoders of the stage, the sequence has failed,
     /// is ready for the head, or, in a stage without the head, is finished.
     fn on_row(&mut self, slot: usize, sink: &mut ResultSink<'_>) {
-        let SlotState { have, failed, .. } = self.slots[slot];
-        if have != self.needs {
+        let SlotState { has_row, failed, .. } = self.slots[slot];
+        if has_row != self.needs {
             return;
         }
         if failed {

@@ -54,7 +54,7 @@ impl StageSeconds {
 pub(crate) struct StageTotals {
     pub(crate) records: u64,
     /// Windows whose results were taken from the journal of an interrupted run.
-    pub(crate) kept: u64,
+    pub(crate) windows_from_journal: u64,
     /// Sequences that this run has finished, failed ones included.
     pub(crate) sequences: u64,
     /// Failed sequences of all written windows.
@@ -114,9 +114,10 @@ struct TakenWork {
     bytes: u64,
     /// Tokens of the sequences of all batches taken.
     tokens: u64,
-    /// Bases of the windows of all batches taken, and of those whose results were in the journal.
+    /// Bases of the windows of all batches taken.
     bases: u64,
-    kept_bases: u64,
+    /// Bases of those windows whose results were in the journal.
+    journaled_bases: u64,
     finished: FinishedBytes,
 }
 
@@ -125,8 +126,8 @@ impl TakenWork {
     /// which are also known of windows from a journal.
     fn finished(&mut self, tokens: u64, total: Option<u64>) -> u64 {
         let share = if self.tokens == 0 { 1.0 } else { (tokens as f64 / self.tokens as f64).min(1.0) };
-        let computed = ((self.bases - self.kept_bases) as f64 * share) as u64;
-        self.finished.update(self.bytes, total, self.kept_bases + computed, self.bases)
+        let computed = ((self.bases - self.journaled_bases) as f64 * share) as u64;
+        self.finished.update(self.bytes, total, self.journaled_bases + computed, self.bases)
     }
 }
 
@@ -150,13 +151,14 @@ impl StreamEngine for PredictEngine<'_> {
 
     /// Reports notes on the input, those on single records at detail level; they are written to notes.tsv later.
     fn announce(&mut self, batch: &WindowBatch, observer: &mut dyn Observer) -> Result<(), VirusError> {
-        let of_files =
+        let kinds_of_files =
             [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
         for event in &batch.events {
             if let InputEvent::Note(Note { seq_name, kind, detail, action }) = event {
-                match of_files.contains(kind) {
-                    true => observer.say(Level::Warning, &format!("{detail}: {action}")),
-                    false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
+                if kinds_of_files.contains(kind) {
+                    observer.say(Level::Warning, &format!("{detail}: {action}"));
+                } else {
+                    observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
                 }
             }
         }
@@ -177,7 +179,7 @@ impl StreamEngine for PredictEngine<'_> {
             match event {
                 InputEvent::Window { number, record, chunk, sequences: count, letters } => {
                     let window = QueuedWindow::new(number, record, chunk, count).with_letters(letters);
-                    let first_rows = self.window(window, count)?;
+                    let first_rows = self.queue_window(window, count)?;
                     // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = first_rows.len() / count.max(1);
                     for (i, sequence) in sequences.by_ref().take(count).enumerate() {
@@ -189,21 +191,21 @@ impl StreamEngine for PredictEngine<'_> {
                 InputEvent::End { record, length, text, mate } => {
                     self.queue.push(OutputItem::End { record, length, text, mate });
                 }
-                InputEvent::Note(note) => self.note(note)?,
+                InputEvent::Note(note) => self.queue_note(note)?,
             }
         }
-        self.compute(stop, Compute::step)?;
+        self.run_models(stop, Compute::step)?;
         let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
         let QueueSizes { items, bytes, .. } = self.queues;
         while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
-            self.compute(stop, Compute::flush)?;
+            self.run_models(stop, Compute::flush)?;
         }
         Ok(())
     }
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
     fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
-        self.compute(stop, Compute::drain)?;
+        self.run_models(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
 
@@ -244,7 +246,7 @@ impl<'a> PredictEngine<'a> {
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
         // The run already ends for another reason: a device error must not prevent the commit of finished windows.
-        let _ = self.compute(&|| Ok(()), Compute::cancel);
+        let _ = self.run_models(&|| Ok(()), Compute::cancel);
         self.emit()?;
         let Some(writer) = &mut self.parts.writer else { return Ok(0) };
         writer.commit()?;
@@ -260,9 +262,9 @@ impl<'a> PredictEngine<'a> {
     /// the whole input and counts for the same share of it.
     pub(crate) fn progress_after(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
-        let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
+        let bytes_of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
         let InputPass { number, of } = self.parts.pass;
-        let bytes = bytes_total.map_or(of_stage, |total| (number * total + of_stage) / of);
+        let bytes = bytes_total.map_or(bytes_of_stage, |total| (number * total + bytes_of_stage) / of);
         Progress {
             bytes,
             bytes_total,
@@ -279,7 +281,7 @@ impl<'a> PredictEngine<'a> {
     }
 
     /// Queues a note on the input; with `--strict` it is an error.
-    fn note(&mut self, note: Note) -> Result<(), VirusError> {
+    fn queue_note(&mut self, note: Note) -> Result<(), VirusError> {
         if self.parts.strict {
             let Note { seq_name, kind, detail, .. } = note;
             return Err(VirusError::Strict { record: seq_name, kind, detail });
@@ -290,30 +292,25 @@ impl<'a> PredictEngine<'a> {
 
     /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
     /// encoder if an earlier stage has computed them.
-    fn window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
+    fn queue_window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
         let QueuedWindow { number, chunk, .. } = window;
         let bases = (chunk.end() - chunk.start) as u64;
         self.taken.bases += bases;
         if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
-            self.totals.kept += 1;
-            self.taken.kept_bases += bases;
-            let kept = QueuedWindow::kept(window.record, chunk, entry).with_letters(window.letters);
-            self.queue.push(OutputItem::Window(kept));
+            self.totals.windows_from_journal += 1;
+            self.taken.journaled_bases += bases;
+            let window = QueuedWindow::journaled(window.record, chunk, entry).with_letters(window.letters);
+            self.queue.push(OutputItem::Window(window));
             return Ok(vec![]);
         }
-        let missing = |what| VirusError::MissingWindow {
-            what,
-            window: chunk.index + 1,
-            record: window.record.to_string(),
-        };
         if self.parts.merges {
-            return Err(missing("the results"));
+            return Err(window.missing("the results"));
         }
         let mut rows = vec![];
         if let (Some(reader), Some(compute)) = (&mut self.parts.first_rows, &self.parts.compute) {
             let entry = reader.take(number, &window.record, chunk.index)?;
             let entry = entry.filter(|entry| entry.sequences.len() == sequences);
-            let entry = entry.ok_or_else(|| missing("the rows of the first encoder"))?;
+            let entry = entry.ok_or_else(|| window.missing("the rows of the first encoder"))?;
             rows = entry.rows_of_all(compute.first_width());
         }
         self.queue.push(OutputItem::Window(window));
@@ -330,7 +327,7 @@ impl<'a> PredictEngine<'a> {
         stop: Stop<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.compute(stop, Compute::flush)?;
+            self.run_models(stop, Compute::flush)?;
         }
         match &mut self.parts.compute {
             Some(compute) => Ok(compute.admit(batch, sequence, &mut self.queue, first_row)?),
@@ -338,16 +335,16 @@ impl<'a> PredictEngine<'a> {
         }
     }
 
-    /// Calls `stop`, runs `part` on the models if the stage has any, then writes the windows that are complete. An
+    /// Calls `stop`, runs `work` on the models if the stage has any, then writes the windows that are complete. An
     /// error of `stop` ends the run before any work.
-    fn compute<T>(
+    fn run_models<T>(
         &mut self,
         stop: Stop<'_>,
-        part: impl FnOnce(&mut Compute<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
+        work: impl FnOnce(&mut Compute<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;
         let mut sink = ResultSink { queue: &mut self.queue, totals: &mut self.totals, stop };
-        let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
+        let done = self.parts.compute.as_mut().map(|compute| work(compute, &mut sink)).transpose()?;
         self.emit()?;
         Ok(done)
     }
@@ -357,19 +354,19 @@ impl<'a> PredictEngine<'a> {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
             match item {
-                OutputItem::Window(window) => self.write(window)?,
+                OutputItem::Window(window) => self.write_window(window)?,
                 OutputItem::End { record, length, text, mate } => {
                     self.totals.records += 1;
                     let text = text.as_deref();
                     let end = RecordEnd { id: &record, length, text, mate: mate.as_ref() };
-                    self.written(|results| results.record(&end))?;
+                    self.write_results(|results| results.record(&end))?;
                 }
-                OutputItem::Note(note) => self.written(|results| results.common().note(&note))?,
-                OutputItem::Source(name) => self.written(|results| {
+                OutputItem::Note(note) => self.write_results(|results| results.common().note(&note))?,
+                OutputItem::Source(name) => self.write_results(|results| {
                     results.common().set_source(&name);
                     Ok(())
                 })?,
-                OutputItem::Text(texts) => self.written(|results| results.texts(&texts))?,
+                OutputItem::Text(texts) => self.write_results(|results| results.texts(&texts))?,
             }
         }
         if let Some(writer) = &mut self.parts.writer {
@@ -380,7 +377,7 @@ impl<'a> PredictEngine<'a> {
     }
 
     /// Calls `write` on the result files if the stage writes any.
-    fn written(
+    fn write_results(
         &mut self,
         write: impl FnOnce(&mut dyn ResultsWriter) -> Result<(), OutputError>,
     ) -> Result<(), VirusError> {
@@ -391,11 +388,11 @@ impl<'a> PredictEngine<'a> {
     }
 
     /// Writes a complete window to the result files and the journal.
-    fn write(&mut self, window: QueuedWindow) -> Result<(), VirusError> {
+    fn write_window(&mut self, window: QueuedWindow) -> Result<(), VirusError> {
         let entry = &mut self.entry;
         entry.rows.clear();
         match &mut self.parts.compute {
-            Some(compute) if !window.kept => compute.release(&window, &mut entry.rows),
+            Some(compute) if !window.is_journaled => compute.release(&window, &mut entry.rows),
             Some(_) | None => entry.rows.extend_from_slice(&window.rows),
         }
         entry.sequences.clear();
@@ -413,7 +410,7 @@ impl<'a> PredictEngine<'a> {
             })?;
         }
         // A window whose results came from this journal is not written to it again.
-        let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
+        let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.is_journaled) else { return Ok(()) };
         entry.number = window.number;
         entry.index = window.chunk.index as u64;
         entry.record.clear();

@@ -6,11 +6,11 @@ use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
 use crate::pipeline::shape::HostCosts;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
+use plimsoll_plan::Staging;
 use plimsoll_runtime::process::{NAME, Process};
 use serde::Serialize;
 use std::fs;
 use std::mem::size_of;
-use std::path::PathBuf;
 
 /// Work of a run whose host memory is planned.
 #[derive(Clone, Copy)]
@@ -40,6 +40,19 @@ pub struct QueueSizes {
     /// Bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
     #[serde(rename = "sorted_bytes")]
     pub sort: usize,
+}
+
+/// A choice of queue sizes, with the memory of the process that follows from it.
+#[derive(Clone)]
+pub(crate) struct QueueCandidate {
+    pub(crate) queues: QueueSizes,
+    /// Memory lines of the process; empty if host memory has no budget.
+    pub(crate) process: Vec<Staging>,
+}
+
+impl QueueCandidate {
+    /// The only candidate if host memory has no budget.
+    pub(crate) const UNLIMITED: Self = Self { queues: QueueSizes::USUAL, process: vec![] };
 }
 
 impl QueueSizes {
@@ -80,20 +93,22 @@ impl QueueSizes {
     /// Returns the candidate sizes that take at most an eighth of the budget, largest first, and always the smallest: a
     /// plan that does not fit next to large queues may fit next to smaller ones.
     pub(crate) fn within(
-        line: Option<Bytes>,
+        host_budget: Option<Bytes>,
         work: HostWork<'_>,
         extent: &Extent,
     ) -> impl Iterator<Item = Self> {
-        let [.., least] = Self::SIZES;
-        let fits =
-            move |queues: &Self| line.is_none_or(|line| queues.held(work, extent) <= line.0 / Self::SHARE);
-        Self::SIZES.into_iter().filter(move |queues| *queues == least || fits(queues))
+        let [.., smallest] = Self::SIZES;
+        Self::SIZES.into_iter().filter(move |queues| {
+            *queues == smallest
+                || host_budget.is_none_or(|budget| queues.held(work, extent) <= budget.0 / Self::SHARE)
+        })
     }
 
     /// Upper bound in bytes of the memory of all queues, without the records themselves.
     pub(crate) fn held(&self, work: HostWork<'_>, extent: &Extent) -> u64 {
         let options = work.options;
-        let (workers, prefetch) = (options.workers as u64, options.prefetch as u64);
+        let workers = options.workers as u64;
+        let prefetch = options.prefetch as u64;
         // Jobs that wait in order, are in the workers, are queued for the workers, are being cut, and are in
         // the engine.
         let jobs = workers * prefetch + 2 * workers + 3;
@@ -161,11 +176,12 @@ impl QueueSizes {
         if !options.merge.is_empty() {
             // For each shard: one block as stored and as decoded, and the list of ranges of windows that the journal
             // covers.
-            let shard = |folder: &PathBuf| {
+            let mut shards = 0;
+            for folder in &options.merge {
                 let bytes = fs::metadata(folder.join(RESULTS)).map_or(0, |file| file.len());
-                3 * bytes.min(Self::USUAL.block as u64) + bytes / 64
-            };
-            process.add("journals of the shards", options.merge.iter().map(shard).sum());
+                shards += 3 * bytes.min(Self::USUAL.block as u64) + bytes / 64;
+            }
+            process.add("journals of the shards", shards);
         }
     }
 }

@@ -179,9 +179,9 @@ pub struct SecondsRecord {
     pub between: f64,
     /// Writing results.
     pub writing: f64,
-    /// Of the steps of each model, by the name of its plan.
+    /// Of the steps of each model, such as `protein_encoder` and `head`.
     #[serde(flatten)]
-    pub models: BTreeMap<String, f64>,
+    pub models: BTreeMap<&'static str, f64>,
 }
 
 /// The entries of run.json that depend on the method.
@@ -281,7 +281,6 @@ impl RunRecordInputs<'_> {
         let spent = &totals.seconds;
         let shape = self.method.shape();
         let settings = &self.options.settings;
-        let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
         let mut seconds = SecondsRecord {
             total: self.seconds,
             starting: self.seconds - spent.streaming,
@@ -296,15 +295,15 @@ impl RunRecordInputs<'_> {
         let mut fills = BTreeMap::new();
         for (i, encoder) in shape.encoders.iter().enumerate() {
             let fill = self.fill[i];
-            seconds.models.insert(encoder.plan.replace(' ', "_"), spent.encoders[i]);
+            seconds.models.insert(encoder.seconds_key, spent.encoders[i]);
             tokens.insert(encoder.key, totals.tokens[i]);
-            rates.insert(encoder.key, rate(totals.tokens[i], spent.encoders[i]));
+            rates.insert(encoder.key, tokens_per_second(totals.tokens[i], spent.encoders[i]));
             fills.insert(encoder.key.to_owned(), fill.all());
             fills.insert(format!("{}_but_last", encoder.key), fill.but_last());
         }
-        rates.insert("all", rate(totals.tokens.iter().sum(), self.seconds));
+        rates.insert("all", tokens_per_second(totals.tokens.iter().sum(), self.seconds));
         if shape.head.is_some() {
-            seconds.models.insert(HEAD.to_owned(), spent.head);
+            seconds.models.insert(HEAD, spent.head);
         }
         let first = self.devices.first();
         Ok(RunRecord {
@@ -332,9 +331,9 @@ impl RunRecordInputs<'_> {
             plan: self.program.map(price::report).transpose()?,
             plan_of_nucleotide_stage: self.before,
             process: self.process.to_vec(),
-            windows_from_journal: totals.kept,
+            windows_from_journal: totals.windows_from_journal,
             sequences: SequenceCounts {
-                computed: BTreeMap::from([(shape.words.sequences, totals.sequences)]),
+                computed: BTreeMap::from([(shape.names.sequences_key, totals.sequences)]),
                 failed: totals.failed,
                 records: totals.records,
             },
@@ -351,4 +350,9 @@ impl RunRecordInputs<'_> {
             outputs: None,
         })
     }
+}
+
+/// Tokens per second; 0 for an encoder that ran no step.
+fn tokens_per_second(tokens: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }

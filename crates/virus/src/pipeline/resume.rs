@@ -3,7 +3,8 @@
 
 use crate::VirusError;
 use crate::methods::Method;
-use crate::pipeline::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
+use crate::options::WindowShard;
+use crate::pipeline::journal::{CommitLimits, InputStamps, JournalReader, JournalWriter, ScannedJournal};
 use crate::pipeline::record;
 use crate::pipeline::stage::PredictStage;
 use crate::{PredictOptions, folder};
@@ -13,6 +14,7 @@ use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Name of the journal of finished results.
 pub(crate) const RESULTS: &str = "progress.journal";
@@ -26,7 +28,7 @@ pub(crate) struct JournalKeys {
     /// Key of the run's journals: version, identity, shard, and whether the run replaces results.
     key: Value,
     /// Interval between two commits.
-    every: std::time::Duration,
+    commit_every: Duration,
     watch: InputStamps,
 }
 
@@ -64,8 +66,7 @@ impl JournalKeys {
             // `difference`.
             "replaces": options.force,
         });
-        let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Ok(Self { dir, key, every, watch })
+        Ok(Self { dir: options.output_dir.clone(), key, commit_every: options.commit_every, watch })
     }
 
     /// Whether the journal is of an interrupted run with `--force` that is otherwise identical to this run.
@@ -84,24 +85,25 @@ impl JournalKeys {
         observer: &mut dyn Observer,
     ) -> Result<StageJournal, VirusError> {
         let JournalForm { width, block } = form;
-        let (path, what) = match stage {
-            PredictStage::Whole | PredictStage::Rest => (self.dir.join(RESULTS), "windows are finished"),
-            PredictStage::First => (self.dir.join(EMBEDDINGS), "windows have passed the first encoder"),
+        let limits = CommitLimits { block_bytes: block, interval: self.commit_every };
+        let (name, what) = match stage {
+            PredictStage::Whole | PredictStage::Rest => (RESULTS, "windows are finished"),
+            PredictStage::First => (EMBEDDINGS, "windows have passed the first encoder"),
         };
+        let path = self.dir.join(name);
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let writer = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
-            return Ok(StageJournal { reader: JournalReader::default(), writer });
+            let writer = JournalWriter::new(journal, self.watch.clone(), limits, 0);
+            return Ok(StageJournal { reader: JournalReader::default(), writer: Some(writer) });
         };
-        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-        let count = looked.coverage.count();
-        let (reader, journal) = looked.open(width)?;
+        let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+        let count = scanned.coverage.count();
+        let (reader, journal) = scanned.open(width)?;
         if count > 0 {
             let text = format!("{count} {what} ({}): resuming after them", path.display());
             observer.say(Level::Info, &text);
         }
-        let writer =
-            journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), self.every, count, block));
+        let writer = journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), limits, count));
         Ok(StageJournal { reader, writer })
     }
 
@@ -110,11 +112,8 @@ impl JournalKeys {
     fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
-        let (mut rest, mut block) = (blocks, vec![]);
-        match rest.next_into(&mut block).map_err(|e| unusable(e.into()))? {
-            false => Ok(None),
-            true => Err(refused),
-        }
+        let mut blocks = blocks;
+        if blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? { Err(refused) } else { Ok(None) }
     }
 
     /// Opens the complete rows of the first encoder left by the preceding stage.
@@ -122,8 +121,8 @@ impl JournalKeys {
         let path = self.dir.join(EMBEDDINGS);
         let Some(blocks) = open(&path)? else { return Ok(JournalReader::default()) };
         same_run(&path, blocks.key(), &self.key)?;
-        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-        JournalReader::of([(path.as_path(), looked.coverage)], width)
+        let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+        JournalReader::of([(path.as_path(), scanned.coverage)], width)
     }
 
     /// Opens the journals of all shards, and returns how they were computed. Every shard must be complete and belong to
@@ -133,7 +132,8 @@ impl JournalKeys {
         folders: &[PathBuf],
         width: usize,
     ) -> Result<(JournalReader, Value), VirusError> {
-        let (mut all, mut shards) = (vec![], vec![]);
+        let mut journals = vec![];
+        let mut shards = vec![];
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
             let path = folder.join(RESULTS);
@@ -148,19 +148,16 @@ impl JournalKeys {
             let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
             wanted["identity"]["arithmetic"] = computed.clone();
             same_run(&path, blocks.key(), &wanted)?;
-            let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-            if !looked.complete {
+            let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+            if !scanned.complete {
                 let shard = found["shard"].as_str().unwrap_or("1/1").to_owned();
                 return Err(VirusError::ShardIncomplete { folder: folder.clone(), shard });
             }
-            shards.extend(found["shard"].as_str().and_then(|shard| {
-                let (number, of) = shard.split_once('/')?;
-                Some((number.parse::<u64>().ok()?, of.parse::<u64>().ok()?))
-            }));
-            all.push(looked);
+            shards.extend(found["shard"].as_str().and_then(parse_shard));
+            journals.push(scanned);
         }
-        all_there(&shards)?;
-        let journals = all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
+        check_shards(&shards)?;
+        let journals = journals.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
         Ok((JournalReader::of(journals, width)?, arithmetic.unwrap_or_default()))
     }
 
@@ -186,7 +183,7 @@ impl JournalKeys {
 /// holds results of another run.
 pub(crate) fn check_journals(options: &PredictOptions, keys: Option<&JournalKeys>) -> Result<(), VirusError> {
     // A merge into the folder of one of its shards: the journal there is an input, which `JournalKeys::merge` checks.
-    if crate::among(&options.output_dir, &options.merge) {
+    if crate::contains_folder(&options.merge, &options.output_dir) {
         return Ok(());
     }
     for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {
@@ -203,18 +200,21 @@ pub(crate) fn check_journals(options: &PredictOptions, keys: Option<&JournalKeys
     Ok(())
 }
 
-/// Checks that all shards are present; `shards` are pairs of number and count. The error names the missing shards.
-fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
-    let Some(&(_, of)) = shards.first() else { return Ok(()) };
-    if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
-        return Err(VirusError::ShardsDiffer { of, number: *number, other: *other });
+/// Parses the shard in the key of a journal, such as `2/3`.
+fn parse_shard(text: &str) -> Option<WindowShard> {
+    let (number, of) = text.split_once('/')?;
+    Some(WindowShard { number: number.parse().ok()?, of: of.parse().ok()? })
+}
+
+/// Checks that all shards are present. The error names the missing shards.
+fn check_shards(shards: &[WindowShard]) -> Result<(), VirusError> {
+    let Some(&WindowShard { of, .. }) = shards.first() else { return Ok(()) };
+    if let Some(shard) = shards.iter().find(|shard| shard.of != of) {
+        return Err(VirusError::ShardsDiffer { of, number: shard.number, other: shard.of });
     }
-    let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
+    let missing = (1..=of).filter(|number| !shards.iter().any(|shard| shard.number == *number));
     let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(VirusError::ShardsMissing { missing }),
-    }
+    if missing.is_empty() { Ok(()) } else { Err(VirusError::ShardsMissing { missing }) }
 }
 
 /// Removes the journals in `dir`, whichever run they belong to.

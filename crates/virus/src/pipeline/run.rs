@@ -7,13 +7,13 @@ use crate::output::ResultCounts;
 use crate::pipeline::compute::Compute;
 use crate::pipeline::engine::{EngineParts, InputPass, PredictEngine, StageTotals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
-use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::queues::{QueueCandidate, QueueSizes};
 use crate::pipeline::record::{self, PredictRecord, RunRecordInputs, ShardRecord, ShardSeconds};
 use crate::pipeline::records::{self, InputPipelineSettings};
 use crate::pipeline::resume::{self, JournalForm, JournalKeys, StageJournal};
 use crate::pipeline::shape::ENCODERS;
 use crate::pipeline::stage::PredictStage;
-use crate::planned;
+use crate::planned::{self, StageSearch};
 use crate::{PredictOptions, PredictReport, VirusError, WarmExecutors};
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
@@ -43,8 +43,8 @@ pub(crate) struct PredictRun<'a> {
     pub(crate) keys: Option<JournalKeys>,
     /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
-    /// Candidate queue sizes, largest first, each with the memory lines of the process.
-    pub(crate) hosts: Vec<(QueueSizes, Vec<Staging>)>,
+    /// Candidate queue sizes, largest first.
+    pub(crate) hosts: Vec<QueueCandidate>,
     /// Index of the candidate in use; set when the plan is made.
     pub(crate) chosen: Cell<usize>,
 }
@@ -96,7 +96,7 @@ impl PredictRun<'_> {
         let shape = self.method.shape();
         let planned = if shape.encoders.is_empty() {
             // Of a method without models, only the memory of the process is planned.
-            self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
+            self.chosen.set(planned::queues_without_models(&self.hosts, &self.budget, "the prediction")?);
             None
         } else {
             Some(self.plan(observer)?)
@@ -104,7 +104,7 @@ impl PredictRun<'_> {
         watch.end_stage("planned", None);
         self.start_over()?;
         let stages = match &planned {
-            Some(planned) => planned::stages(planned, shape),
+            Some(planned) => planned::stages_of(planned, shape),
             None => &[PredictStage::Whole],
         };
         let last = stages.len() - 1;
@@ -134,7 +134,7 @@ impl PredictRun<'_> {
         let mut memory_line = String::new();
         let mut compute = None;
         if let Some(planned) = &planned {
-            memory_line = planned.memory_line(last, shape.words.rows);
+            memory_line = planned.memory_line(last, shape.names.rows);
             compute =
                 Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
         }
@@ -208,7 +208,7 @@ impl PredictRun<'_> {
         let Some(keys) = &self.keys else {
             return Err(VirusError::MergeOfPipe);
         };
-        self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
+        self.chosen.set(planned::queues_without_models(&self.hosts, &self.budget, "the merge")?);
         let width = self.method.shape().journal_width(PredictStage::Whole, self.method.saves_rows());
         let (journal, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
@@ -232,7 +232,7 @@ impl PredictRun<'_> {
     /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
         let PredictOptions { force, output_dir, merge, .. } = self.options;
-        if *force && !crate::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
+        if *force && !crate::contains_folder(merge, output_dir) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// Opens the journal of a stage; empty if the input can be read only once.
@@ -259,15 +259,23 @@ impl PredictRun<'_> {
         Ok(self.method.results(&run)?)
     }
 
+    /// The search for stages and queue sizes.
+    fn search(&self) -> StageSearch<'_, '_> {
+        StageSearch {
+            shape: self.method.shape(),
+            hosts: &self.hosts,
+            settings: &self.options.settings,
+            replicas: self.replicas,
+            reread: self.keys.is_some(),
+        }
+    }
+
     /// Plans the stages: one stage for all models, or the first encoder first if they do not fit together.
     fn plan(&self, observer: &mut dyn Observer) -> Result<PlannedStages<'_>, VirusError> {
-        let settings = &self.options.settings;
-        let shape = self.method.shape();
-        let reread = self.keys.is_some();
-        let planned = planned::choose(&self.hosts, settings, &self.budget, shape, self.replicas, reread)?;
+        let planned = self.search().plan(&self.budget)?;
         self.chosen.set(planned.budget());
         if planned.programs().len() > 1 {
-            let first = &shape.encoders[0];
+            let first = &self.method.shape().encoders[0];
             let bytes = Bytes(first.width as u64 * 4);
             let text = format!(
                 "the models do not fit under {} together: the {} runs first, and its {} wait on disk ({bytes} for each \
@@ -284,10 +292,7 @@ impl PredictRun<'_> {
 
     /// Returns the setting with which the run would need less memory.
     fn remedies(&self, planned: &PlannedStages<'_>) -> Vec<Remedy> {
-        let settings = &self.options.settings;
-        let shape = self.method.shape();
-        let reread = self.keys.is_some();
-        planned.remedies(|budget| planned::choose(&self.hosts, settings, budget, shape, self.replicas, reread))
+        planned.remedies(|budget| self.search().plan(budget))
     }
 
     /// Starts the models of a stage. Warm executors with the same program are reused with their weights; the devices of other
@@ -306,22 +311,21 @@ impl PredictRun<'_> {
         let encoders = models.encoders.into_iter().enumerate().filter(|(i, _)| stage.runs(*i));
         let mut weights: Vec<&dyn WeightSource> = encoders.map(|(_, encoder)| encoder).collect();
         weights.extend(models.head.filter(|_| shape.scores(stage)));
-        let kept = shape.words.rows;
         let saves_rows = self.method.saves_rows();
         let running = warm.take().unwrap_or_default();
-        let start = StageStart { order, weights, running, kept };
+        let start = StageStart { order, weights, running, kept: shape.names.rows };
         let session = RunHarness { watch, observer }.start_session(planned, number, start)?;
         Compute::new(session, stage, shape, saves_rows)
     }
 
     /// Queue sizes in use.
     fn queues(&self) -> QueueSizes {
-        self.hosts.get(self.chosen.get()).map_or(QueueSizes::USUAL, |(queues, _)| *queues)
+        self.hosts.get(self.chosen.get()).map_or(QueueSizes::USUAL, |host| host.queues)
     }
 
     /// Memory lines of the process with these queue sizes.
     fn process(&self) -> &[Staging] {
-        self.hosts.get(self.chosen.get()).map_or(&[], |(_, process)| process)
+        self.hosts.get(self.chosen.get()).map_or(&[], |host| &host.process)
     }
 
     /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
@@ -331,12 +335,12 @@ impl PredictRun<'_> {
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<FinishedStage<'a>, VirusError> {
-        let front = self.front(&parts);
+        let input = self.input_settings(&parts);
         let mut engine = PredictEngine::new(parts, self.queues());
         let start = Instant::now();
-        let poured = self.pump(front, &mut engine, watch, observer);
+        let inputs = self.pump(input, &mut engine, watch, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
-        match poured {
+        match inputs {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
@@ -346,15 +350,15 @@ impl PredictRun<'_> {
                 Ok(FinishedStage { parts, totals, fill, inputs })
             }
             Err(VirusError::Runtime(RuntimeError::Interrupted { signal, .. })) => {
-                let kept = self.kept_windows(engine.commit()?);
+                let kept = self.resume_hint(engine.commit()?);
                 Err(RuntimeError::Interrupted { signal, kept }.into())
             }
             Err(error) => {
                 // The first error is the one to report.
                 if let Ok(count @ 1..) = engine.commit() {
-                    let kept = self.kept_windows(count);
+                    let hint = self.resume_hint(count);
                     let text = format!(
-                        "{kept}; if the input was changed, give {} or another folder with {}",
+                        "{hint}; if the input was changed, give {} or another folder with {}",
                         Setting::Force,
                         Setting::Output
                     );
@@ -366,7 +370,7 @@ impl PredictRun<'_> {
     }
 
     /// Describes how many windows are in the journal and how to resume the run.
-    fn kept_windows(&self, count: u64) -> String {
+    fn resume_hint(&self, count: u64) -> String {
         let dir = self.options.output_dir.display();
         match self.keys {
             Some(_) if !self.options.merge.is_empty() => {
@@ -384,24 +388,24 @@ impl PredictRun<'_> {
     }
 
     /// Returns the settings of the front end. Texts of records are kept only if results are written.
-    fn front(&self, parts: &EngineParts<'_>) -> InputPipelineSettings {
+    fn input_settings(&self, parts: &EngineParts<'_>) -> InputPipelineSettings {
         let writes_results = parts.results.is_some();
         InputPipelineSettings {
-            source: self.method.windows(self.options, writes_results),
+            window_source: self.method.window_source(self.options, writes_results),
             hits: (self.method.is_trained() && writes_results).then_some(self.options.hits_format),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
             queues: self.queues(),
-            kept: Arc::clone(&parts.journal.coverage),
+            journaled: Arc::clone(&parts.journal.coverage),
             shard: self.options.shard,
-            most: self.most(),
+            limits: self.record_limits(),
         }
     }
 
     /// Upper bounds on the records of a pipe, if host memory has a budget. Files need none, because they were
     /// measured.
-    fn most(&self) -> Option<Extent> {
-        let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
+    fn record_limits(&self) -> Option<Extent> {
+        let billed = self.hosts.iter().any(|host| !host.process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }
 
@@ -413,18 +417,18 @@ impl PredictRun<'_> {
     /// of the run.
     fn pump(
         &self,
-        front: InputPipelineSettings,
+        input: InputPipelineSettings,
         engine: &mut PredictEngine<'_>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
         watch.begin("computing", observer);
-        let mut stream = records::start(front, &self.options.inputs)?;
+        let mut stream = records::start(input, &self.options.inputs)?;
         let mut harness = RunHarness { watch, observer };
         harness.stream(&mut stream, engine, "")?;
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
-        self.same_inputs(&inputs)?;
+        self.check_inputs_unchanged(&inputs)?;
         let bytes = inputs.iter().map(|i| i.bytes).sum();
         harness.show(&engine.progress_after(Some(bytes), total));
         observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
@@ -432,12 +436,13 @@ impl PredictRun<'_> {
     }
 
     /// Checks that the inputs are the same as at the start of the run.
-    fn same_inputs(&self, read: &[Input]) -> Result<(), VirusError> {
-        let Some(before) = &self.inputs else { return Ok(()) };
-        match before.iter().zip(read).find(|(a, b)| a != b) {
-            None => Ok(()),
-            Some((input, _)) => Err(changed(&input.path)),
+    fn check_inputs_unchanged(&self, read: &[Input]) -> Result<(), VirusError> {
+        for (at_start, at_end) in self.inputs.iter().flatten().zip(read) {
+            if at_start != at_end {
+                return Err(changed(&at_start.path));
+            }
         }
+        Ok(())
     }
 
     /// Writes the results and run.json, then removes the journals.
@@ -451,7 +456,7 @@ impl PredictRun<'_> {
         let RunEnding { start, before, memory_line, arithmetic } = ending;
         let FinishedStage { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
-        let story = RunRecordInputs {
+        let record_inputs = RunRecordInputs {
             options: self.options,
             method: self.method,
             program: parts.compute.as_ref().map(Compute::program),
@@ -466,7 +471,7 @@ impl PredictRun<'_> {
             inputs: &inputs,
             identity: record::identity(self.options, self.method, &inputs, arithmetic),
         };
-        let mut run_record = story.record()?;
+        let mut run_record = record_inputs.record()?;
         let FinishedResults { counts, calls } = match parts.results {
             Some(results) => results.finish(&mut run_record)?,
             None => FinishedResults { counts: ResultCounts::default(), calls: None },
@@ -498,7 +503,7 @@ impl PredictRun<'_> {
             version: env!("CARGO_PKG_VERSION"),
             shard,
             journal: journal.display().to_string(),
-            windows_from_journal: totals.kept,
+            windows_from_journal: totals.windows_from_journal,
             tokens: encoders.map(|(encoder, tokens)| (encoder.key, tokens)).collect(),
             seconds: ShardSeconds { total: report.seconds },
         });

@@ -9,11 +9,14 @@ use plimsoll_plan::{Policy, Precision, Program, Staging};
 use plimsoll_runtime::session::bounds::{copies, in_flight_target, tokens};
 use plimsoll_runtime::session::{self, PlanPart};
 
-/// Most encoders of a method.
+/// Maximum number of encoders of a method.
 pub(crate) const ENCODERS: usize = 2;
 
-/// Most sequences of a window: one for each reading frame.
+/// Maximum number of sequences of a window: one for each reading frame.
 pub(crate) const SEQUENCES: usize = 6;
+
+/// Number of classes of a head: others and virus. Every entry of the journal has this number of scores.
+pub(crate) const HEAD_CLASSES: usize = 2;
 
 /// Name of the head's plan.
 pub(crate) const HEAD: &str = "head";
@@ -34,10 +37,12 @@ pub(crate) struct EncoderShape {
     pub(crate) plan: &'static str,
     /// Key of the encoder in run.json.
     pub(crate) key: &'static str,
+    /// Key of the seconds of its steps in run.json.
+    pub(crate) seconds_key: &'static str,
     /// What its rows are, such as `protein embeddings`.
     pub(crate) rows: &'static str,
-    /// Name of the head's input that takes its rows; empty for a method without a head.
-    pub(crate) head_input: &'static str,
+    /// Name of the head's input that takes its rows; `None` for a method without a head.
+    pub(crate) head_input: Option<&'static str>,
     /// Number of values of a row.
     pub(crate) width: usize,
     /// Maximum number of tokens of a sequence.
@@ -49,7 +54,7 @@ pub(crate) struct EncoderShape {
     pub(crate) expected_tokens: fn(usize) -> f64,
 }
 
-/// The models of a method and what plans need to know of it.
+/// Description of a method for plans: its models, their sizes, and the host memory beside them.
 pub(crate) struct MethodShape {
     /// The encoders, at most [`ENCODERS`]. Without any, results follow from the records alone.
     pub(crate) encoders: Vec<EncoderShape>,
@@ -63,19 +68,29 @@ pub(crate) struct MethodShape {
     pub(crate) window_lengths: fn(usize, usize) -> Vec<usize>,
     /// Number of sequences of a window; `None` if it depends on its bases.
     pub(crate) sequences_of_window: Option<u64>,
-    pub(crate) words: MethodNames,
+    pub(crate) names: MethodNames,
     pub(crate) host: HostCosts,
 }
 
 /// Names of the parts of a method, for messages and run.json.
 #[derive(Clone, Copy)]
 pub(crate) struct MethodNames {
-    /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
-    pub(crate) stages: &'static [&'static str],
+    pub(crate) stages: StageNames,
+    /// Name of a sequence.
+    pub(crate) sequence: &'static str,
     /// Key of the number of sequences in run.json.
-    pub(crate) sequences: &'static str,
+    pub(crate) sequences_key: &'static str,
     /// Name of the rows of all encoders.
     pub(crate) rows: &'static str,
+}
+
+/// Names of the models that run in each stage.
+#[derive(Clone, Copy)]
+pub(crate) struct StageNames {
+    /// All models.
+    pub(crate) whole: &'static str,
+    /// The models of the first and of the second pass; `None` for a method that always has one pass.
+    pub(crate) split: Option<[&'static str; 2]>,
 }
 
 /// Host memory that a method needs beside its models.
@@ -108,7 +123,12 @@ impl MethodShape {
 
     /// Describes a stage in words.
     pub(crate) fn about(&self, stage: PredictStage) -> &'static str {
-        self.words.stages.get(stage as usize).copied().unwrap_or_default()
+        let StageNames { whole, split } = self.names.stages;
+        match (stage, split) {
+            (PredictStage::Whole, _) | (_, None) => whole,
+            (PredictStage::First, Some([first, _])) => first,
+            (PredictStage::Rest, Some([_, rest])) => rest,
+        }
     }
 
     /// Whether the head runs in a stage.
@@ -126,12 +146,12 @@ impl MethodShape {
     }
 
     /// The encoders that run in a stage.
-    fn running(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+    fn running_encoders(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
         self.encoders.iter().enumerate().filter(move |(i, _)| stage.runs(*i)).map(|(_, encoder)| encoder)
     }
 
     /// The encoders whose rows a stage holds.
-    fn held(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+    fn encoders_with_rows(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
         self.encoders.iter().enumerate().filter(move |(i, _)| self.holds(stage, *i)).map(|(_, encoder)| encoder)
     }
 
@@ -141,34 +161,38 @@ impl MethodShape {
         encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
     }
 
-    /// Number of sequences in flight for steps of `tokens` tokens, with `open` steps in flight on all devices together.
-    pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
-        (SLOTS_PER_SEQUENCE + open as u64 - 1) * (self.sequences)(tokens).max(64)
+    /// Number of sequences in flight for steps of `tokens` tokens, with `in_flight` steps on all devices together.
+    pub(crate) fn slots(&self, tokens: u64, in_flight: usize) -> u64 {
+        // Every further step in flight holds one more pack of sequences.
+        (SLOTS_PER_SEQUENCE + in_flight as u64 - 1) * (self.sequences)(tokens).max(64)
     }
 
     /// Returns the exact host memory of waiting data, as f32: rows of sequences, `copies` times the output rows of a step, and
-    /// input rows for `open` steps of the head.
-    pub(crate) fn waiting(&self, stage: PredictStage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
-        let wait =
-            |label: String, rows: u64, width: usize| Staging { label, bytes: Bytes(rows * width as u64 * 4) };
-        let slots = self.slots(tokens, open);
-        let mut waiting: Vec<Staging> =
-            self.held(stage).map(|encoder| wait(encoder.rows.to_owned(), slots, encoder.width)).collect();
-        let widest = self.running(stage).map(|encoder| encoder.width).max();
+    /// input rows for `in_flight` steps of the head.
+    pub(crate) fn waiting(
+        &self,
+        stage: PredictStage,
+        tokens: u64,
+        in_flight: usize,
+        copies: u64,
+    ) -> Vec<Staging> {
+        let slots = self.slots(tokens, in_flight);
+        let mut waiting: Vec<Staging> = self
+            .encoders_with_rows(stage)
+            .map(|encoder| rows_in_host(encoder.rows.to_owned(), slots, encoder.width))
+            .collect();
+        let widest = self.running_encoders(stage).map(|encoder| encoder.width).max();
         let step = (self.sequences)(tokens) * copies;
-        waiting.push(wait(format!("{} of a step", self.words.rows), step, widest.unwrap_or(0)));
+        waiting.push(rows_in_host(format!("{} of a step", self.names.rows), step, widest.unwrap_or(0)));
         if self.scores(stage) {
             let width = self.widths().iter().sum();
-            waiting.push(wait("rows of the head".to_owned(), HEAD_ROWS * open as u64, width));
+            waiting.push(rows_in_host("rows of the head".to_owned(), HEAD_ROWS * in_flight as u64, width));
         }
         waiting
     }
 
     /// Describes a stage for the session planner.
     pub(crate) fn planned(&self, stage: PredictStage, precision: Precision) -> session::SearchStage<'_> {
-        let beside = move |program: &Program, steps: usize, copies: u64| {
-            self.waiting(stage, tokens(program), steps, copies)
-        };
         session::SearchStage {
             parts: self.parts(stage, precision),
             longest: self.longest(stage),
@@ -177,11 +201,12 @@ impl MethodShape {
                 if !program.target().arena_in_host() {
                     return program;
                 }
-                let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
+                let waiting =
+                    self.waiting(stage, tokens(&program), in_flight_target(replicas), copies(replicas));
                 program.host_extra(waiting)
             }),
             kept: Box::new(move |program, steps| {
-                beside(program, steps, steps as u64).iter().map(|wait| wait.bytes).sum()
+                self.waiting(stage, tokens(program), steps, steps as u64).iter().map(|rows| rows.bytes).sum()
             }),
         }
     }
@@ -189,7 +214,7 @@ impl MethodShape {
     /// The models of a stage. The head's weights are always resident, in f32.
     fn parts(&self, stage: PredictStage, precision: Precision) -> Vec<PlanPart<'_>> {
         let mut parts: Vec<PlanPart<'_>> = self
-            .running(stage)
+            .running_encoders(stage)
             .map(|encoder| PlanPart {
                 name: encoder.plan.to_owned(),
                 graph: Box::new(|tokens| (encoder.graph)(tokens)),
@@ -216,6 +241,11 @@ impl MethodShape {
         if self.scores(stage) && !saves_rows {
             return 0;
         }
-        self.held(stage).map(|encoder| encoder.width).sum()
+        self.encoders_with_rows(stage).map(|encoder| encoder.width).sum()
     }
+}
+
+/// The memory line of `rows` rows of `width` f32 values.
+fn rows_in_host(label: String, rows: u64, width: usize) -> Staging {
+    Staging { label, bytes: Bytes(rows * width as u64 * 4) }
 }

@@ -177,21 +177,25 @@ impl LengthCalibration {
 
     /// Linear interpolation of every number between two rows; `t` is 0 at `self` and 1 at `other`.
     fn between(&self, other: &Self, t: f64) -> Self {
-        let mix = |a: f64, b: f64| a + (b - a) * t;
         let mut points = self.points;
         for (point, next) in points.iter_mut().zip(&other.points) {
-            point.threshold = mix(point.threshold, next.threshold);
-            point.tpr = mix(point.tpr, next.tpr);
-            point.fpr = mix(point.fpr, next.fpr);
+            point.threshold = lerp(point.threshold, next.threshold, t);
+            point.tpr = lerp(point.tpr, next.tpr, t);
+            point.fpr = lerp(point.fpr, next.fpr, t);
         }
         Self {
-            slope: mix(self.slope, other.slope),
-            intercept: mix(self.intercept, other.intercept),
-            auroc: mix(self.auroc, other.auroc),
-            ece: mix(self.ece, other.ece),
+            slope: lerp(self.slope, other.slope, t),
+            intercept: lerp(self.intercept, other.intercept, t),
+            auroc: lerp(self.auroc, other.auroc, t),
+            ece: lerp(self.ece, other.ece, t),
             points,
         }
     }
+}
+
+/// Linear interpolation from `a` at `t` = 0 to `b` at `t` = 1.
+fn lerp(a: f64, b: f64, t: f64) -> f64 {
+    a + (b - a) * t
 }
 
 impl Calibration {
@@ -218,15 +222,18 @@ impl Calibration {
 
     /// Reads and checks a text; `path` is named in errors.
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, VirusError> {
-        let refuse = |what| VirusError::Calibration { path: path.to_owned(), what };
-        let json: Value =
-            serde_json::from_str(text).map_err(|error| refuse(format!("it is not JSON: {error}")))?;
-        let mut calibration = Self::of(&json).map_err(refuse)?;
+        Self::from_text(text).map_err(|what| VirusError::Calibration { path: path.to_owned(), what })
+    }
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let json: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+        let mut calibration = Self::of(&json)?;
         calibration.sha256 = hex(&Sha256::digest(text.as_bytes()));
         calibration.json = json;
         Ok(calibration)
     }
 
+    /// Reads and checks the keys; the digest and the JSON are left empty.
     fn of(json: &Value) -> Result<Self, String> {
         let keys = CalibrationKeys::of(
             json,
@@ -235,14 +242,14 @@ impl Calibration {
         )?;
         let format = keys.get("format")?;
         if format != FORMAT {
-            return Err(format!("`format` must be \"{FORMAT}\", found {}", shown(format)));
+            return Err(format!("`format` must be \"{FORMAT}\", found {}", excerpt(format)));
         }
         let version = keys.get("version")?;
         if !version.as_u64().is_some_and(|version| VERSIONS.contains(&version)) {
             let [before, latest] = VERSIONS;
             return Err(format!(
                 "`version` must be {before} or {latest}, found {}; use the version of plimsoll that the caller was made for",
-                shown(version)
+                excerpt(version)
             ));
         }
         let lengths = keys.get("lengths")?.as_array().filter(|l| (1..=MAX_LENGTHS).contains(&l.len()));
@@ -330,11 +337,10 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, LengthCalibration), String
     // Both rates fall with the threshold. A table that contradicts this was not measured on one set of records.
     let mut sorted = points;
     sorted.sort_by(|a, b| a.threshold.total_cmp(&b.threshold));
-    let contradicts = |pair: &[OperatingPoint]| {
-        pair[1].threshold > pair[0].threshold && (pair[1].tpr > pair[0].tpr || pair[1].fpr > pair[0].fpr)
-    };
-    if sorted.windows(2).any(contradicts) {
-        return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
+    for (lower, higher) in sorted.iter().zip(&sorted[1..]) {
+        if higher.threshold > lower.threshold && (higher.tpr > lower.tpr || higher.fpr > lower.fpr) {
+            return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
+        }
     }
     let length = keys.count("length")?;
     if length == 0 {
@@ -382,12 +388,12 @@ impl<'a> CalibrationKeys<'a> {
         self.object.get(key).ok_or_else(|| format!("`{}{key}` is missing", self.place))
     }
 
-    /// A number from `least` to `most`.
-    fn number(&self, key: &str, least: f64, most: f64) -> Result<f64, String> {
+    /// A number from `min` to `max`.
+    fn number(&self, key: &str, min: f64, max: f64) -> Result<f64, String> {
         let value = self.get(key)?;
-        let number = value.as_f64().filter(|x| (least..=most).contains(x));
+        let number = value.as_f64().filter(|x| (min..=max).contains(x));
         number.ok_or_else(|| {
-            format!("`{}{key}` must be a number from {least} to {most}, found {}", self.place, shown(value))
+            format!("`{}{key}` must be a number from {min} to {max}, found {}", self.place, excerpt(value))
         })
     }
 
@@ -396,13 +402,13 @@ impl<'a> CalibrationKeys<'a> {
         let value = self.get(key)?;
         let number = value.as_u64().filter(|&n| n <= 1 << 40);
         number.ok_or_else(|| {
-            format!("`{}{key}` must be a whole number of bases, found {}", self.place, shown(value))
+            format!("`{}{key}` must be a whole number of bases, found {}", self.place, excerpt(value))
         })
     }
 }
 
 /// The start of a JSON value, for messages.
-fn shown(value: &Value) -> String {
+fn excerpt(value: &Value) -> String {
     Name(&value.to_string()).to_string()
 }
 
@@ -413,22 +419,23 @@ pub(crate) mod tests {
 
     /// A calibration with the given rows of length, slope and intercept.
     pub(crate) fn table(rows: &[(u64, f64, f64)]) -> Value {
-        let row = |&(length, slope, intercept): &(u64, f64, f64)| {
-            json!({
+        let mut lengths = vec![];
+        for &(length, slope, intercept) in rows {
+            lengths.push(json!({
                 "length": length, "slope": slope, "intercept": intercept, "auroc": 0.9, "ece": 0.02,
                 "presets": {
                     "default": {"threshold": 0.5, "tpr": 0.8, "fpr": 0.1},
                     "relaxed": {"threshold": 0.25, "tpr": 0.9, "fpr": 0.25},
                     "conservative": {"threshold": 0.75, "tpr": 0.5, "fpr": 0.01},
                 },
-            })
-        };
+            }));
+        }
         json!({
             "format": "plimsoll_calibration",
             "version": 3,
             "window": 1000,
             "class_temperature": 2.0,
-            "lengths": rows.iter().map(row).collect::<Vec<_>>(),
+            "lengths": lengths,
             "regions": {
                 "background": 0.0, "background_limit": 0.0, "offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0,
                 "x_drop": 1000.0,

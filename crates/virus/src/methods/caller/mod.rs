@@ -25,7 +25,7 @@ use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{CallingRecord, MethodRecord, ModelsRecord};
 use crate::pipeline::records::{SequenceTokens, WindowBatch};
-use crate::pipeline::shape::{EncoderShape, HostCosts, MethodNames, MethodShape};
+use crate::pipeline::shape::{EncoderShape, HostCosts, MethodNames, MethodShape, StageNames};
 use calibration::CALIBRATION;
 use plimsoll_data::codons::{VOCABULARY, encode_known, frame_of, tokens_of};
 use plimsoll_data::hex::hex;
@@ -127,7 +127,7 @@ impl Method for Caller {
         MethodRecord { models: Some(ModelsRecord { names, trained: true }), calling: Some(calling) }
     }
 
-    fn windows(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn window_source(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(CodonWindows { length: options.length, paired: self.options.paired })
     }
 
@@ -158,30 +158,21 @@ fn open_for_windows(caller: &CallerOptions, length: usize) -> Result<(CallerMode
 }
 
 /// Opens a caller and its calibration; without a folder, the built-in ones.
-fn open_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
+pub(crate) fn open_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
     match folder {
-        // The model first: of the folder of another model, its family is what is wrong.
+        // The model before its calibration: for the folder of another kind of model, the error must name its family, not a
+        // missing calibration.
         Some(folder) => Ok((CallerModel::open(folder)?, Calibration::open(folder)?)),
         None => Ok((CallerModel::builtin()?, Calibration::builtin()?)),
     }
 }
 
-/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
-/// built-in caller.
-///
-/// # Errors
-/// A folder that is not that of a caller with its calibration.
-pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
-    let (_, calibration) = open_files(folder)?;
-    Ok(calibration.window as usize)
-}
-
 /// Finds the tasks of a prediction in a caller's logits.
 fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
-    let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };
     let vocabulary = caller.config.vocab_size;
     if vocabulary != VOCABULARY as u64 {
-        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}")));
+        let what = format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}");
+        return Err(unsuitable(caller, what));
     }
     let mut first = 0;
     let mut virus = None;
@@ -191,20 +182,29 @@ fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
         first = logits.end;
         match &*task.name {
             "virus" => {
-                let position = |name: &str| task.classes.iter().position(|class| class == name);
-                let found = position("other").zip(position("virus")).filter(|_| task.classes.len() == 2);
-                let (other, is_virus) = found.ok_or_else(|| {
-                    refuse("the classes of its task `virus` are not `other` and `virus`".to_owned())
-                })?;
-                virus = Some((logits.start + other, logits.start + is_virus));
+                // Training may have put the two classes in either order.
+                let order: Vec<&str> = task.classes.iter().map(String::as_str).collect();
+                virus = match order[..] {
+                    ["other", "virus"] => Some((logits.start, logits.start + 1)),
+                    ["virus", "other"] => Some((logits.start + 1, logits.start)),
+                    _ => {
+                        let what = "the classes of its task `virus` are not `other` and `virus`";
+                        return Err(unsuitable(caller, what));
+                    }
+                };
             }
             "class" => classes = Some((logits, task.classes.clone())),
             _ => {}
         }
     }
-    let (other, virus) = virus.ok_or_else(|| refuse("its config.json has no task `virus`".to_owned()))?;
+    let (other, virus) = virus.ok_or_else(|| unsuitable(caller, "its config.json has no task `virus`"))?;
     let (classes, names) = classes.unwrap_or_default();
     Ok(LogitLayout { other, virus, classes, names })
+}
+
+/// The error for a caller that cannot be used for a prediction.
+fn unsuitable(caller: &CallerModel, what: impl Into<String>) -> VirusError {
+    VirusError::CallerModel { model: caller.name.clone(), what: what.into() }
 }
 
 /// Describes a caller for plans of windows of `length` bases.
@@ -214,8 +214,9 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Method
         encoders: vec![EncoderShape {
             plan: "caller",
             key: "caller",
+            seconds_key: "caller",
             rows: "logits",
-            head_input: "",
+            head_input: None,
             width: config.logits() as usize,
             longest,
             graph: Box::new(move |tokens| {
@@ -235,7 +236,12 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Method
         sequences,
         window_lengths: |record, window| window_lengths(record, window).collect(),
         sequences_of_window: Some(1),
-        words: MethodNames { stages: &["the caller"], sequences: "windows", rows: "logits" },
+        names: MethodNames {
+            stages: StageNames { whole: "the caller", split: None },
+            sequence: "window",
+            sequences_key: "windows",
+            rows: "logits",
+        },
         host: HostCosts {
             // One i32 token for each codon of six frames, in vectors that grow by doubling.
             tokens_of_base: 2 * 4 * 2,
@@ -273,7 +279,7 @@ struct CodonWindows {
 }
 
 impl WindowSource for CodonWindows {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         Box::new(windows(record, self.length))
     }
 
@@ -304,13 +310,14 @@ impl WindowTokenizer for CodonTokenizer {
         window: &WindowBases<'_>,
         batch: &mut WindowBatch,
     ) -> Result<WindowLetters, RuntimeError> {
-        let (before, new) = window.bases.split_at(window.cut.overlap);
-        let before = LetterCounts::of(before);
+        // The overlap was counted with the window before: the counts of all windows must add up to those of the record.
+        let (overlap, new) = window.bases.split_at(window.cut.overlap);
+        let overlap = LetterCounts::of(overlap);
         let new = LetterCounts::of(new);
-        if !window.is_known {
+        if !window.is_journaled {
             encode(window.bases, batch);
         }
-        Ok(WindowLetters { new, left_out: window.cut.left_out, known: before.known() + new.known() })
+        Ok(WindowLetters { new, left_out: window.cut.left_out, known: overlap.known() + new.known() })
     }
 }
 

@@ -53,8 +53,9 @@ impl Edges {
 /// A window of a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionWindow {
-    /// First base, from 0, and the base after the last.
+    /// First base, from 0.
     pub(crate) start: u64,
+    /// Base after the last.
     pub(crate) end: u64,
     /// Number of its known letters that are not in the window before it; the score counts by their share of a window.
     pub(crate) known: f64,
@@ -100,7 +101,8 @@ impl RegionFinder {
         {
             let known = last.known + window.known;
             last.log_odds = (last.known * last.log_odds + window.known * window.log_odds) / known;
-            (last.known, last.end) = (known, window.end);
+            last.known = known;
+            last.end = window.end;
             last.windows += window.windows;
             return;
         }
@@ -115,28 +117,37 @@ impl RegionFinder {
         let RegionParameters { min_score, min_length, merge_gap, x_drop, .. } = *parameters;
         let level = parameters.offset + background(&self.windows, parameters);
         let mut merged: Vec<RegionCandidate> = vec![];
-        let is_near = |a: usize, b: usize| self.windows[b].start <= self.windows[a].end + merge_gap;
         let scores = self.windows.iter().map(|window| window.score(level, size));
         for next in maximal(scores, x_drop).into_iter().filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
-                Some(last) if is_near(last.last, next.first) && next.right - last.left >= min_score => {
-                    (last.last, last.right) = (next.last, next.right);
+                Some(last)
+                    if self.windows[next.first].start <= self.windows[last.last].end + merge_gap
+                        && next.right - last.left >= min_score =>
+                {
+                    last.last = next.last;
+                    last.right = next.right;
                 }
                 _ => merged.push(next),
             }
         }
-        let region = |c: &RegionCandidate| {
-            let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
-            let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
-            let (start, end) = (self.windows[c.first].start, self.windows[c.last].end);
-            let edges = Edges { start: c.first == 0, end: c.last + 1 == self.windows.len() };
-            let windows = windows.iter().map(|w| w.windows).sum();
-            ViralRegion { start, end, score, windows, log_odds, edges }
-        };
-        let found =
-            merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
+        let mut regions: Vec<ViralRegion> = merged.iter().map(|candidate| self.region(candidate)).collect();
+        regions.retain(|region| region.end - region.start >= min_length);
         self.windows.clear();
-        found
+        regions
+    }
+
+    /// The region of a candidate.
+    fn region(&self, candidate: &RegionCandidate) -> ViralRegion {
+        let RegionCandidate { first, last, left, right, .. } = *candidate;
+        let windows = &self.windows[first..=last];
+        ViralRegion {
+            start: self.windows[first].start,
+            end: self.windows[last].end,
+            score: right - left,
+            windows: windows.iter().map(|w| w.windows).sum(),
+            log_odds: windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64,
+            edges: Edges { start: first == 0, end: last + 1 == self.windows.len() },
+        }
     }
 }
 
@@ -176,11 +187,14 @@ fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidat
         total += score;
         if total <= low {
             // No subsequence extends across a new lowest sum, because the part of it before would have a sum below zero.
-            (low, high) = (total, total);
+            low = total;
+            high = total;
         }
         high = total.max(high);
         if high - total > x_drop {
-            (open, low, high) = (candidates.len(), total, total);
+            open = candidates.len();
+            low = total;
+            high = total;
         }
         if score <= 0.0 {
             continue;
@@ -199,6 +213,7 @@ fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidat
                 }
                 Some(_) | None => break,
             }
+            // The joined candidate replaces candidate j and all after it, and may itself be joined with one before.
             candidates.truncate(new.below);
         }
         candidates.push(new);

@@ -36,7 +36,7 @@ use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
 use crate::output::sorted::unlinked;
 use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
-    CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
+    CommonResults, Hit, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit,
 };
 use crate::pipeline::mates::Mate;
@@ -128,8 +128,8 @@ pub struct CallsSummary {
     pub viruses: Vec<VirusRow>,
 }
 
-/// Number of viruses and proviruses that a summary lists.
-pub const LISTED: usize = 20;
+/// Maximum number of viruses and proviruses that a summary lists.
+const LISTED: usize = 20;
 
 /// A row of `viruses.tsv`.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,11 +158,11 @@ pub(crate) struct CallerWriter {
     sums: RecordSums,
     finder: RegionFinder,
     /// Number of regions of the current record or pair.
-    found: u64,
+    regions_found: u64,
     /// Least and largest number of known letters of the ranked records.
     lengths: Option<[u64; 2]>,
     /// The first mate of the current pair, after its end.
-    first: Option<FirstMate>,
+    first_mate: Option<FirstMate>,
     windows: TableWriter,
     regions: TableWriter,
     bed: TableWriter,
@@ -174,8 +174,8 @@ pub(crate) struct CallerWriter {
     ranking: FdrRanking,
 }
 
-/// The end of a record, or of a pair, that gets a row.
-struct EndOfRow<'a> {
+/// A record, or a pair of mates, that gets a row in `predictions.tsv`.
+struct RankedRecord<'a> {
     name: &'a str,
     /// Number of letters.
     length: usize,
@@ -183,14 +183,25 @@ struct EndOfRow<'a> {
     known: u64,
     /// The column `source`.
     source: &'a str,
+    /// The sequence of the record, or of each mate.
+    sequences: &'a [RankedSequence<'a>],
+}
+
+/// A sequence of a [`RankedRecord`].
+struct RankedSequence<'a> {
+    id: &'a str,
+    length: usize,
+    /// `None` for an empty sequence.
+    text: Option<&'a RecordText>,
 }
 
 /// The first mate of a pair.
 struct FirstMate {
     id: String,
     length: usize,
-    /// Number of its letters, and of known ones.
+    /// Number of its letters.
     letters: u64,
+    /// Number of its known letters.
     known: u64,
     text: RecordText,
     /// The column `source` of the pair.
@@ -218,9 +229,9 @@ impl CallerWriter {
             record: OpenRecord { has_gaps: true, ..OpenRecord::default() },
             sums: RecordSums::default(),
             finder: RegionFinder::default(),
-            found: 0,
+            regions_found: 0,
             lengths: None,
-            first: None,
+            first_mate: None,
         })
     }
 
@@ -231,62 +242,67 @@ impl CallerWriter {
     /// written.
     fn end_record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.record.end(record)?;
-        let before = self.first.as_ref().map_or(0, |first| first.letters);
-        let counted = self.sums.letters.letters() - before;
+        // The sums of a pair go on from the first mate to the second.
+        let of_first_mate = self.first_mate.as_ref().map_or(0, |first| first.letters);
+        let counted = self.sums.letters.letters() - of_first_mate;
         if counted != record.length as u64 {
             let what = format!("its windows count {counted} letters of {}", record.length);
             return Err(OutputError::mismatch(record.id, what));
         }
         let calibration = self.options.rules.calibration();
         let size = calibration.window.min(record.length as u64);
-        let found = self.finder.finish(&calibration.regions, size);
-        for region in found {
-            self.region(record, &region)?;
+        for region in self.finder.finish(&calibration.regions, size) {
+            self.write_region(record, &region)?;
         }
         self.record.clear();
         match record.mate {
-            None => {
-                let source = self.common.source().to_owned();
-                let known = self.sums.letters.known();
-                let texts = [(record.id, record.text, record.length)];
-                self.end(&EndOfRow { name: record.id, length: record.length, known, source: &source }, &texts)
-            }
+            None => self.rank(&RankedRecord {
+                name: record.id,
+                length: record.length,
+                known: self.sums.letters.known(),
+                source: &self.common.source().to_owned(),
+                sequences: &[RankedSequence { id: record.id, length: record.length, text: record.text }],
+            }),
             Some(mate) if !mate.is_second => {
-                let text = record.text.cloned().unwrap_or_default();
-                let (id, length, source) =
-                    (record.id.to_owned(), record.length, self.common.source().to_owned());
-                let (letters, known) = (self.sums.letters.letters(), self.sums.letters.known());
-                self.first = Some(FirstMate { id, length, letters, known, text, source });
+                self.first_mate = Some(FirstMate {
+                    id: record.id.to_owned(),
+                    length: record.length,
+                    letters: self.sums.letters.letters(),
+                    known: self.sums.letters.known(),
+                    text: record.text.cloned().unwrap_or_default(),
+                    source: self.common.source().to_owned(),
+                });
                 Ok(())
             }
             Some(Mate { pair, .. }) => {
-                let Some(first) = self.first.take() else {
+                let Some(first) = self.first_mate.take() else {
                     return Err(OutputError::mismatch(record.id, "its mate was not written before it"));
                 };
-                let texts =
-                    [(&*first.id, Some(&first.text), first.length), (record.id, record.text, record.length)];
-                let length = first.length + record.length;
-                // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured
-                // for; that of a record of their total length would be more certain than it is.
-                let known = first.known.max(self.sums.letters.known() - first.known);
-                self.end(&EndOfRow { name: pair, length, known, source: &first.source }, &texts)
+                self.rank(&RankedRecord {
+                    name: pair,
+                    length: first.length + record.length,
+                    // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was
+                    // measured for; that of a record of their total length would be more certain than it is.
+                    known: first.known.max(self.sums.letters.known() - first.known),
+                    source: &first.source,
+                    sequences: &[
+                        RankedSequence { id: &first.id, length: first.length, text: Some(&first.text) },
+                        RankedSequence { id: record.id, length: record.length, text: record.text },
+                    ],
+                })
             }
         }
     }
 
-    /// Scores a record, or a pair of mates, and puts its row and its texts to the temporary files.
-    fn end(
-        &mut self,
-        row: &EndOfRow<'_>,
-        texts: &[(&str, Option<&RecordText>, usize)],
-    ) -> Result<(), OutputError> {
-        let EndOfRow { name, length, known, source } = *row;
+    /// Scores a record, or a pair of mates, and adds it to the ranking, its row and its texts to the temporary files.
+    fn rank(&mut self, record: &RankedRecord<'_>) -> Result<(), OutputError> {
+        let RankedRecord { name, length, known, source, sequences } = *record;
         let CallerResultOptions { rules, layout, .. } = &self.options;
         let score = rules.score(known, &self.sums);
         let call = rules.call(known, &self.sums, score.as_ref());
         if score.is_some() && call.is_ranked() {
-            let [least, most] = self.lengths.unwrap_or([known; 2]);
-            self.lengths = Some([least.min(known), most.max(known)]);
+            let [shortest, longest] = self.lengths.unwrap_or([known; 2]);
+            self.lengths = Some([shortest.min(known), longest.max(known)]);
             let errors = rules.errors(known);
             self.summary.ranked += 1;
             for bound in 0..2 {
@@ -314,15 +330,11 @@ impl CallerWriter {
             };
         }
         rest += source;
-        let has_texts = call == PreliminaryCall::Virus || self.found > 0;
+        let has_texts = call == PreliminaryCall::Virus || self.regions_found > 0;
         let probability = score.map_or(0.0, |score| score.probability);
         self.rows.push(&SpooledRow { call, probability, has_texts, start, threshold, rest })?;
         if call == PreliminaryCall::Virus {
-            for (id, text, length) in texts {
-                // An empty mate has no text.
-                if *length == 0 {
-                    continue;
-                }
+            for RankedSequence { id, text, .. } in sequences.iter().filter(|sequence| sequence.length > 0) {
                 let Some(text) = text else {
                     return Err(OutputError::mismatch(
                         id,
@@ -336,15 +348,17 @@ impl CallerWriter {
             self.texts.end_row()?;
         }
         self.common.counts.records += 1;
-        self.found = 0;
+        self.regions_found = 0;
         self.sums.clear();
         Ok(())
     }
 
     /// Writes a region of the current record, and keeps its text in case the record is not called virus.
-    fn region(&mut self, record: &RecordEnd<'_>, region: &ViralRegion) -> Result<(), OutputError> {
+    fn write_region(&mut self, record: &RecordEnd<'_>, region: &ViralRegion) -> Result<(), OutputError> {
         let ViralRegion { start, end, score, windows, log_odds, edges } = *region;
-        let (name, first, length) = (Field(record.id), start + 1, end - start);
+        let name = Field(record.id);
+        let first = start + 1;
+        let length = end - start;
         let reaches = edges.name();
         self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}\t{reaches}"))?;
         // An integer from 0 to 1000 after rounding, so the cast is exact.
@@ -361,7 +375,7 @@ impl CallerWriter {
             .and_then(|()| write_lines(out, bases));
         written.map_err(|e| self.regions_fasta.error(e))?;
         self.texts.push_region(record.id, region, text, place)?;
-        self.found += 1;
+        self.regions_found += 1;
         self.summary.regions += 1;
         Ok(())
     }
@@ -372,9 +386,9 @@ impl CallerWriter {
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
     fn complete(self, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
-        let Self { folder, options, common, mut summary, record, first, .. } = self;
+        let Self { folder, options, common, mut summary, record, first_mate, .. } = self;
         let mut counts = common.counts;
-        if record.windows > 0 || first.is_some() {
+        if record.windows > 0 || first_mate.is_some() {
             return Err(OutputError::mismatch(&record.id, "its windows were given, it or its mate was not"));
         }
         let classes: String = options.layout.names.iter().map(|name| format!(" p_{name}")).collect();
@@ -384,12 +398,14 @@ impl CallerWriter {
         let mut predictions = common.table(&folder, PREDICTIONS, &columns)?;
         let mut viruses = VirusTable::create(&folder, &common)?;
         let mut hits = Hits::create(&folder, options.hits_format)?;
-        let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
+        let mut rows = self.rows.read()?;
+        let mut texts = self.texts.read()?;
+        // Sum of 1 - p over the records called virus.
         let mut wrong = 0.0;
         self.ranking.finish(|fdr| {
             let row = rows.next()?;
             let call = match (row.call, fdr, options.max_fdr) {
-                (PreliminaryCall::Virus, Some(fdr), Some(most)) if fdr > most => {
+                (PreliminaryCall::Virus, Some(fdr), Some(max_fdr)) if fdr > max_fdr => {
                     PreliminaryCall::None(NoCallReason::Fdr)
                 }
                 (call, _, _) => call,
@@ -406,8 +422,11 @@ impl CallerWriter {
                 }
                 PreliminaryCall::None(reason) => {
                     *summary.reasons.entry(reason.name()).or_default() += 1;
-                    *(if reason == NoCallReason::Empty { &mut counts.skipped } else { &mut counts.no_call }) +=
-                        1;
+                    if reason == NoCallReason::Empty {
+                        counts.skipped += 1;
+                    } else {
+                        counts.no_call += 1;
+                    }
                     "no_call"
                 }
             };
@@ -428,11 +447,12 @@ impl CallerWriter {
             while has_texts && texts.next()? {
                 match &texts.region {
                     None if call == PreliminaryCall::Virus => {
-                        hits.write(&texts.id, &texts.text, &format!("{probability:.6}"), prediction)?;
+                        let score = &format!("{probability:.6}");
+                        hits.write(&Hit { id: &texts.id, text: &texts.text, score, call: prediction })?;
                     }
                     Some((record, region)) if call != PreliminaryCall::Virus => {
-                        let score = sigmoid(region.log_odds);
-                        hits.write(&texts.id, &texts.text, &format!("{score:.6}"), "provirus")?;
+                        let score = &format!("{:.6}", sigmoid(region.log_odds));
+                        hits.write(&Hit { id: &texts.id, text: &texts.text, score, call: "provirus" })?;
                         viruses.provirus(&texts.id, record, region, source)?;
                         summary.proviruses += 1;
                     }
@@ -448,8 +468,8 @@ impl CallerWriter {
             Threshold::Preset(preset) => Some(preset.name()),
             Threshold::Score(_) => None,
         };
-        if let Some([least, most]) = self.lengths {
-            summary.thresholds = options.rules.thresholds(least, most);
+        if let Some([shortest, longest]) = self.lengths {
+            summary.thresholds = options.rules.thresholds(shortest, longest);
         }
         summary.false_calls = (counts.virus > 0).then(|| wrong / counts.virus as f64);
         for rate in summary.tpr.iter_mut().chain(&mut summary.fpr) {
@@ -527,8 +547,7 @@ impl VirusTable {
     /// Adds a record called virus, given the first columns of its row in `predictions.tsv`.
     fn virus(&mut self, row: &str, score: f64, fdr: Option<f64>, source: &str) -> Result<(), OutputError> {
         let mut cells = row.split('\t');
-        let mut cell = || cells.next().unwrap_or_default();
-        let [name, length, windows] = [cell(), cell(), cell()];
+        let [name, length, windows] = std::array::from_fn(|_| cells.next().unwrap_or_default());
         let shown = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
         self.table.row(format_args!(
             "{name}\t{name}\tvirus\t1\t{length}\t{length}\tNA\t{score:.6}\t{shown}\t{windows}{source}"
@@ -664,8 +683,10 @@ impl RowReader {
         };
         let probability = f64::from_bits(u64::from_str_radix(parts.next()?, 16).ok()?);
         let has_texts = parts.next()? == "1";
-        let mut text = || parts.next().map(str::to_owned);
-        Some(SpooledRow { call, probability, has_texts, start: text()?, threshold: text()?, rest: text()? })
+        let start = parts.next()?.to_owned();
+        let threshold = parts.next()?.to_owned();
+        let rest = parts.next()?.to_owned();
+        Some(SpooledRow { call, probability, has_texts, start, threshold, rest })
     }
 }
 
@@ -751,7 +772,7 @@ impl TextReader {
             return Ok(false);
         }
         let region = if kind == REGION { Some(self.region()?) } else { None };
-        let utf8 = |bytes| String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
+        // The buffers of the last text are used again.
         let mut id = std::mem::take(&mut self.id).into_bytes();
         self.part(&mut id)?;
         self.id = utf8(id)?;
@@ -791,9 +812,15 @@ impl TextReader {
     }
 }
 
+/// The text in a part.
+fn utf8(part: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(part).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
 /// Reads a part of `length` bytes into `part`.
 fn read_part(file: &mut BufReader<File>, length: u64, part: &mut Vec<u8>) -> io::Result<()> {
     part.clear();
+    // `take` rather than a vector of `length` zeros: a damaged file must not decide how much memory is allocated.
     let read = file.take(length).read_to_end(part)?;
     if read as u64 == length { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
 /// for the standard error.
-const FEWEST_WINDOWS: u64 = 5;
+const MIN_WINDOWS: u64 = 5;
 
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const DEVIATIONS: f64 = 1.96;
@@ -185,11 +185,12 @@ impl RecordSums {
         self.windows += 1;
         self.scored += 1;
         let weight = bases as f64;
-        let before = self.margins / self.bases.max(1.0);
+        // `max(1.0)`: a window may have no new known letter; its weight is then 0, and so is every term that it adds.
+        let mean_before = self.margins / self.bases.max(1.0);
         self.bases += weight;
         self.squared_weights += weight * weight;
         self.margins += weight * margin;
-        self.squares += weight * (margin - before) * (margin - self.margins / self.bases.max(1.0));
+        self.squares += weight * (margin - mean_before) * (margin - self.margins / self.bases.max(1.0));
         self.classes.resize(classes.len(), 0.0);
         for (sum, &logit) in self.classes.iter_mut().zip(classes) {
             *sum += weight * f64::from(logit);
@@ -207,9 +208,9 @@ impl RecordSums {
         (self.scored > 0).then(|| self.margins / self.bases)
     }
 
-    /// Standard error of the mean margin; 0 with fewer than [`FEWEST_WINDOWS`] windows, whose spread tells too little.
+    /// Standard error of the mean margin; 0 with fewer than [`MIN_WINDOWS`] windows, whose spread tells too little.
     fn standard_error(&self) -> f64 {
-        if self.scored < FEWEST_WINDOWS {
+        if self.scored < MIN_WINDOWS {
             return 0.0;
         }
         // The number of windows of equal weight with the same information (Kish 1965).
@@ -236,6 +237,7 @@ impl RecordSums {
 
 /// Softmax of finite values.
 pub(crate) fn softmax(values: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
+    // Less the largest value, so that no power overflows.
     let largest = values.clone().fold(f64::NEG_INFINITY, f64::max);
     let powers: Vec<f64> = values.map(|x| (x - largest).exp()).collect();
     let sum: f64 = powers.iter().sum();
@@ -277,8 +279,12 @@ impl CallRules {
             lengths.extend(self.calibration.lengths().filter(|l| (shortest + 1..longest).contains(l)));
             lengths.extend((longest > shortest).then_some(longest));
         }
-        let at = |length| self.threshold(&self.calibration.at(length)) + self.shift;
-        lengths.into_iter().map(|length| LengthThreshold { length, threshold: sigmoid(at(length)) }).collect()
+        let mut thresholds = vec![];
+        for length in lengths {
+            let log_odds = self.threshold(&self.calibration.at(length)) + self.shift;
+            thresholds.push(LengthThreshold { length, threshold: sigmoid(log_odds) });
+        }
+        thresholds
     }
 
     /// The calibration.
@@ -350,9 +356,8 @@ impl CallRules {
     pub fn score(&self, length: u64, sums: &RecordSums) -> Option<CalibratedScore> {
         let margin = sums.margin()?;
         let at = self.calibration.at(length);
-        let equal = at.log_odds(margin);
         let width = DEVIATIONS * at.slope * sums.standard_error() + logit(0.5 + at.ece.min(0.5));
-        let log_odds = equal + self.shift;
+        let log_odds = at.log_odds(margin) + self.shift;
         Some(CalibratedScore {
             log_odds,
             probability: sigmoid(log_odds),
@@ -382,12 +387,12 @@ impl CallRules {
             }
             (None, Some(score)) => {
                 let [low, high] = score.interval;
-                let is_virus = score.log_odds >= score.threshold;
-                let spans = low < score.threshold && score.threshold <= high;
-                match (spans, is_virus) {
-                    (true, _) => PreliminaryCall::None(NoCallReason::Uncertain),
-                    (false, true) => PreliminaryCall::Virus,
-                    (false, false) => PreliminaryCall::Other,
+                if low < score.threshold && score.threshold <= high {
+                    PreliminaryCall::None(NoCallReason::Uncertain)
+                } else if score.log_odds >= score.threshold {
+                    PreliminaryCall::Virus
+                } else {
+                    PreliminaryCall::Other
                 }
             }
         }

@@ -8,13 +8,13 @@ use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
 /// The matrix in numpy format.
-pub const NPY: &str = "embeddings.npy";
+pub(crate) const NPY: &str = "embeddings.npy";
 /// The names of the matrix's rows, one per line.
-pub const NPY_IDS: &str = "embeddings.ids.txt";
+pub(crate) const NPY_IDS: &str = "embeddings.ids.txt";
 /// Matrix and names in safetensors format.
-pub const SAFETENSORS: &str = "embeddings.safetensors";
+pub(crate) const SAFETENSORS: &str = "embeddings.safetensors";
 /// Names, lengths and rows as a Parquet table.
-pub const PARQUET: &str = "embeddings.parquet";
+pub(crate) const PARQUET: &str = "embeddings.parquet";
 
 /// File formats for embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ impl EmbeddingFormat {
 }
 
 /// Writer of the embedding files.
-pub enum EmbeddingFiles {
+pub(crate) enum EmbeddingFiles {
     /// Writers of the matrix and of the names.
     Npy(Box<NpyWriter>, TableWriter),
     /// Writer of matrix and names in one file, and its metadata.
@@ -54,20 +54,19 @@ pub enum EmbeddingFiles {
 impl EmbeddingFiles {
     /// Creates the files in `folder`, for rows of `width` values. The formats with metadata have `metadata`; for an array
     /// of numpy, run.json has it.
-    pub fn create(
+    pub(crate) fn create(
         folder: &Path,
         format: EmbeddingFormat,
         width: usize,
         metadata: &[(&'static str, String)],
     ) -> Result<Self, OutputError> {
-        let row = [width];
         Ok(match format {
             EmbeddingFormat::Npy => {
-                let matrix = NpyWriter::create(folder.join(NPY), &row)?;
+                let matrix = NpyWriter::create(folder.join(NPY), &[width])?;
                 EmbeddingFiles::Npy(Box::new(matrix), TableWriter::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
-                let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?;
+                let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &[width])?;
                 EmbeddingFiles::Safetensors(Box::new(writer), metadata.to_vec())
             }
             EmbeddingFormat::Parquet => {
@@ -83,7 +82,7 @@ impl EmbeddingFiles {
     ///
     /// # Errors
     /// A value that is not finite, a row of a different width, a file that cannot be written.
-    pub fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
+    pub(crate) fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         if !values.iter().all(|x| x.is_finite()) {
             return Err(OutputError::Embedding { orf: orf.to_owned() });
         }
@@ -98,7 +97,7 @@ impl EmbeddingFiles {
     }
 
     /// Completes the files and returns them, ready to be committed.
-    pub fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
+    pub(crate) fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
         Ok(match self {
             EmbeddingFiles::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
             EmbeddingFiles::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],

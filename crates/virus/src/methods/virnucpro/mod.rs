@@ -2,10 +2,10 @@
 //! computed by a DNA model and a protein model and scored by a classifier over both embeddings, the head. Source: the
 //! repository VirNucPro of Li and others, whose files and scores it reproduces.
 
-pub mod embeddings;
-pub mod intermediate;
-pub mod results;
-pub mod tables;
+pub(crate) mod embeddings;
+pub(crate) mod intermediate;
+pub(crate) mod results;
+pub(crate) mod tables;
 pub mod verdict;
 
 use crate::VirusError;
@@ -18,7 +18,9 @@ use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, ModelsRecord};
 use crate::pipeline::records::{SequenceTokens, WindowBatch};
-use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, MethodNames, MethodShape};
+use crate::pipeline::shape::{
+    BuildGraph, EncoderShape, HEAD_CLASSES, HostCosts, MethodNames, MethodShape, StageNames,
+};
 use embeddings::EmbeddingFormat;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
@@ -84,11 +86,11 @@ impl VirNucPro {
         };
         check_family(&dna.name, &dna.encoder, "DNABERT-S")?;
         check_family(&protein.name, &protein.encoder, "ESM-2")?;
-        let of_dna = dna.encoder.hidden_size();
-        let of_protein = protein.encoder.hidden_size();
+        let dna_width = dna.encoder.hidden_size();
+        let protein_width = protein.encoder.hidden_size();
         let head = match &models.head {
-            Some(path) => HeadModel::open(path, of_dna, of_protein)?,
-            None => HeadModel::builtin(of_dna, of_protein)?,
+            Some(path) => HeadModel::open(path, dna_width, protein_width)?,
+            None => HeadModel::builtin(dna_width, protein_width)?,
         };
         if !head.trained {
             let text = format!(
@@ -162,7 +164,7 @@ impl Method for VirNucPro {
         self.options.save_embeddings.is_some()
     }
 
-    fn windows(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource> {
+    fn window_source(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(FrameWindows {
             length: options.length,
             dna: self.dna.tokenizer.clone(),
@@ -173,15 +175,15 @@ impl Method for VirNucPro {
     }
 
     fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
-        let fact = |name: &'static str| (name, run.arithmetic[name].as_str().unwrap_or_default().to_owned());
+        let mut metadata = vec![
+            ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
+            ("model_sha256", to_json(&self.digests).to_string()),
+        ];
+        for name in ["precision", "device", "instructions"] {
+            metadata.push((name, run.arithmetic[name].as_str().unwrap_or_default().to_owned()));
+        }
         let options = ResultOptions {
-            metadata: vec![
-                ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
-                ("model_sha256", to_json(&self.digests).to_string()),
-                fact("precision"),
-                fact("device"),
-                fact("instructions"),
-            ],
+            metadata,
             trained: self.head.trained,
             threshold: self.options.threshold,
             keep_intermediate: self.options.keep_intermediate,
@@ -216,8 +218,9 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
             EncoderShape {
                 plan: "nucleotide encoder",
                 key: "nucleotide",
+                seconds_key: "nucleotide_encoder",
                 rows: "nucleotide embeddings",
-                head_input: "dna",
+                head_input: Some("dna"),
                 width: head.dna as usize,
                 longest: longest_dna,
                 graph: graph_of(dna, longest_dna),
@@ -227,8 +230,9 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
             EncoderShape {
                 plan: "protein encoder",
                 key: "protein",
+                seconds_key: "protein_encoder",
                 rows: "protein embeddings",
-                head_input: "protein",
+                head_input: Some("protein"),
                 width: head.protein as usize,
                 longest: longest_protein,
                 graph: graph_of(protein, longest_protein),
@@ -241,13 +245,13 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         sequences: |tokens| bounds(tokens, 1).sequences,
         window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
         sequences_of_window: None,
-        words: MethodNames {
-            stages: &[
-                "both encoders and the head",
-                "the nucleotide encoder",
-                "the protein encoder and the head",
-            ],
-            sequences: "orfs",
+        names: MethodNames {
+            stages: StageNames {
+                whole: "both encoders and the head",
+                split: Some(["the nucleotide encoder", "the protein encoder and the head"]),
+            },
+            sequence: "open reading frame",
+            sequences_key: "orfs",
             rows: "embeddings",
         },
         host: HostCosts {
@@ -271,25 +275,27 @@ fn graph_of(encoder: Encoder, longest: u64) -> BuildGraph {
 /// Describes VirNucPro's method for plans of windows of `length` bases, with its own models for those not given.
 pub(crate) fn plan(options: &VirNucProOptions, length: usize) -> Result<PlannedMethod, VirusError> {
     let models = &options.models;
-    let named = |model: &Option<String>, id: &str| model.clone().unwrap_or_else(|| id.to_owned());
-    let dna_name = named(&models.dna, DNA_ID);
-    let protein_name = named(&models.protein, PROTEIN_ID);
+    let dna_name = models.dna.clone().unwrap_or_else(|| DNA_ID.to_owned());
+    let protein_name = models.protein.clone().unwrap_or_else(|| PROTEIN_ID.to_owned());
     let dna = price::encoder(&dna_name)?;
     check_family(&dna_name, &dna, "DNABERT-S")?;
     let protein = price::encoder(&protein_name)?;
     check_family(&protein_name, &protein, "ESM-2")?;
-    let of_dna = dna.hidden_size();
-    let of_protein = protein.hidden_size();
+    let dna_width = dna.hidden_size();
+    let protein_width = protein.hidden_size();
     let (head, head_name) = match &models.head {
-        Some(path) => (HeadModel::open(path, of_dna, of_protein)?.config, path.display().to_string()),
+        Some(path) => (HeadModel::open(path, dna_width, protein_width)?.config, path.display().to_string()),
         None => {
-            let config = HeadConfig { dna: of_dna, protein: of_protein, hidden: HIDDEN, classes: 2 };
+            let classes = HEAD_CLASSES as u64;
+            let config = HeadConfig { dna: dna_width, protein: protein_width, hidden: HIDDEN, classes };
             (config, format!("a head of {HIDDEN} hidden units"))
         }
     };
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
-    let open = |name: &String| EncoderModel::open(name, &offline, &mut Silent).ok();
-    let opened: Vec<EncoderModel> = [&dna_name, &protein_name].into_iter().filter_map(open).collect();
+    let mut opened: Vec<EncoderModel> = vec![];
+    for name in [&dna_name, &protein_name] {
+        opened.extend(EncoderModel::open(name, &offline, &mut Silent).ok());
+    }
     Ok(PlannedMethod {
         models: vec![
             PlannedModel { key: "dna", what: "DNA model", name: dna_name },
@@ -314,7 +320,7 @@ struct FrameWindows {
 }
 
 impl WindowSource for FrameWindows {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         let windows = chunks(record.len(), self.length);
         Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
     }
@@ -360,7 +366,7 @@ impl WindowTokenizer for FrameTokenizer {
         window: &WindowBases<'_>,
         batch: &mut WindowBatch,
     ) -> Result<WindowLetters, RuntimeError> {
-        let WindowBases { record, cut, bases, is_known } = *window;
+        let WindowBases { record, cut, bases, is_journaled } = *window;
         let index = cut.chunk.index;
         let Self { dna, protein, writes_texts, scratch, name } = self;
         if *writes_texts {
@@ -368,7 +374,7 @@ impl WindowTokenizer for FrameTokenizer {
             // Writing to a Vec cannot fail.
             let _ = write_chunk(&mut batch.texts[0], name, bases);
         }
-        if is_known && !*writes_texts {
+        if is_journaled && !*writes_texts {
             return Ok(WindowLetters::default());
         }
         let mut failed = None;
@@ -379,7 +385,7 @@ impl WindowTokenizer for FrameTokenizer {
                 let _ = write_nucleotide(&mut batch.texts[1], name, &orf);
                 let _ = write_protein(&mut batch.texts[2], name, &orf);
             }
-            if is_known {
+            if is_journaled {
                 return;
             }
             if let Err(error) = encode(&orf, dna, protein, batch) {

@@ -31,7 +31,7 @@ use super::verdict::{Call, Consensus, RecordScore};
 use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
 use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
-    CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, ResultCounts,
+    CommonResults, Hit, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, ResultCounts,
     WINDOWS, commit,
 };
 use crate::pipeline::queue::{SequenceResult, SequenceState};
@@ -130,7 +130,6 @@ impl VirNucProWriter {
         let embeddings = options
             .save_embeddings
             .map(|format| EmbeddingFiles::create(folder, format, options.width, &options.metadata));
-        let tables = || VirNucProTables::create(folder, options.sort_bytes);
         Ok(Self {
             predictions: common.table(
                 folder,
@@ -144,7 +143,10 @@ impl VirNucProWriter {
             )?,
             bed: TableWriter::bare(folder, BED)?,
             virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
-            virnucpro: options.trained.then(tables).transpose()?,
+            virnucpro: options
+                .trained
+                .then(|| VirNucProTables::create(folder, options.sort_bytes))
+                .transpose()?,
             intermediate: options.keep_intermediate.then(|| IntermediateFiles::create(folder)).transpose()?,
             embeddings: embeddings.transpose()?,
             folder: folder.to_owned(),
@@ -170,29 +172,32 @@ impl VirNucProWriter {
         self.common.counts.windows += 1;
         self.common.counts.orfs += window.orfs.len() as u64;
         let ScoredWindow { record, index, start, end, orfs } = *window;
-        let (name, number) = (Field(record), index + 1);
-        let place = format_args!("{name}\t{number}\t{}\t{end}\t{}", start + 1, orfs.len());
-        let Some(said) = consensus else {
-            let (call, source) = (Call::NoCall.name(), self.common.source());
+        let number = index + 1;
+        let place = format_args!("{}\t{number}\t{}\t{end}\t{}", Field(record), start + 1, orfs.len());
+        let Some(consensus) = consensus else {
+            let call = Call::NoCall.name();
+            let source = self.common.source();
             return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
         };
         self.common.counts.scored_windows += 1;
+        let source = self.common.source();
+        let chrom = PlainField(record);
         if !self.options.trained {
-            let (call, source) = (Call::Untrained.name(), self.common.source());
+            let call = Call::Untrained.name();
             self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
-            let name = PlainField(record);
-            return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
+            return self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t.\t."));
         }
-        let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
-        let (best, source) = (said.best.name(), self.common.source());
+        let [other, virus] = consensus.maxima.map(NumpyF32);
+        let call = Call::of(consensus.is_virus()).name();
+        let best = consensus.best.name();
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
-        let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
-        let chrom = PlainField(record);
+        let score = (1000.0 * consensus.virus_score()).round() as u32;
+        let strand = consensus.best.strand();
         self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
             chunk_name(record, index, &mut self.name);
-            files.chunk(&self.name, orfs, &said)?;
+            files.chunk(&self.name, orfs, &consensus)?;
         }
         Ok(())
     }
@@ -224,14 +229,16 @@ impl VirNucProWriter {
             let Some(text) = record.text else {
                 return Err(OutputError::mismatch(record.id, "called virus, and its sequence is not there"));
             };
-            hits.write(record.id, text, &mean, call.name())?;
+            hits.write(&Hit { id: record.id, text, score: &mean, call: call.name() })?;
         }
         let RecordScore { windows, scored, virus, .. } = score;
         let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
-        let (name, length, prediction) = (Field(record.id), record.length, call.name());
-        let source = self.common.source();
         self.predictions.row(format_args!(
-            "{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}{source}"
+            "{}\t{}\t{windows}\t{scored}\t{virus}\t{mean}\t{}{}",
+            Field(record.id),
+            record.length,
+            call.name(),
+            self.common.source()
         ))?;
         self.common.counts.records += 1;
         *match call {
@@ -367,9 +374,8 @@ fn check_scores(window: &ScoredWindow<'_>) -> Result<(), OutputError> {
         let what = format!("frames of window {} are doubled or out of order", window.index + 1);
         return Err(OutputError::mismatch(window.record, what));
     }
-    let is_good = |x: f32| x.is_finite() && x >= 0.0;
     for &OrfScore { frame, scores } in window.orfs {
-        if !scores.into_iter().all(is_good) || scores == [0.0, 0.0] {
+        if scores.iter().any(|x| !x.is_finite() || *x < 0.0) || scores == [0.0, 0.0] {
             let mut orf = String::new();
             orf_name(window.record, window.index, frame, &mut orf);
             return Err(OutputError::Score { orf, scores });

@@ -5,11 +5,11 @@ mod reader;
 mod writer;
 
 pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
-pub(crate) use writer::{InputStamps, JournalWriter, changed};
+pub(crate) use writer::{CommitLimits, InputStamps, JournalWriter, changed};
 
 use crate::VirusError;
 use crate::pipeline::queue::{SequenceResult, SequenceState};
-use crate::pipeline::shape::SEQUENCES;
+use crate::pipeline::shape::{HEAD_CLASSES, SEQUENCES};
 
 /// Journaled results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -62,10 +62,10 @@ impl JournalEntry {
         for SequenceResult { label, bases, state } in &self.sequences {
             let (code, scores) = match state {
                 // Does not occur: only complete windows are journaled. `decode` refuses the code.
-                SequenceState::Waiting => (0, [0.0; 2]),
+                SequenceState::Waiting => (0, [0.0; HEAD_CLASSES]),
                 SequenceState::Scored(scores) => (1, *scores),
-                SequenceState::Failed => (2, [0.0; 2]),
-                SequenceState::Encoded => (3, [0.0; 2]),
+                SequenceState::Failed => (2, [0.0; HEAD_CLASSES]),
+                SequenceState::Encoded => (3, [0.0; HEAD_CLASSES]),
             };
             block.extend_from_slice(&[*label, code]);
             block.extend_from_slice(&bases.to_le_bytes());
@@ -103,6 +103,8 @@ impl JournalEntry {
             self.sequences.push(SequenceResult { label, bases, state });
         }
         self.rows.clear();
+        // The number of rows is not stored, because it follows from the states decoded above; their width follows from the
+        // models, which the journal's key identifies.
         let values = bytes.take(self.with_rows() * width * 4)?;
         self.rows.extend(values.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
         Some(true)
@@ -149,8 +151,8 @@ mod tests {
 
     fn entries() -> Vec<JournalEntry> {
         let entry = |number, record: &str, index, sequences: Vec<(u8, SequenceState)>| {
-            let kept = |(i, (label, state))| SequenceResult { label, bases: 301 + i as u32, state };
-            let sequences = sequences.into_iter().enumerate().map(kept).collect();
+            let result = |(i, (label, state))| SequenceResult { label, bases: 301 + i as u32, state };
+            let sequences = sequences.into_iter().enumerate().map(result).collect();
             let mut entry = JournalEntry { number, record: record.to_owned(), index, sequences, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
             entry
