@@ -10,9 +10,11 @@
 //! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see `reports.rs` |
 //! | `run.json` | run | the run record |
 //!
-//! The other files are those of a method: `methods/virnucpro/results.rs`, `methods/caller/results.rs`.
+//! The other files are those of a method: `methods/virnucpro/results.rs`, `methods/caller/results.rs`. `reader.rs` reads the
+//! results back, for pictures and reports.
 
 mod hits;
+pub mod reader;
 pub(crate) mod reports;
 pub(crate) mod sorted;
 pub(crate) mod table;
@@ -42,7 +44,8 @@ pub(crate) use table::Field;
 use table::TableWriter;
 pub use verdict::Call;
 
-pub(crate) const PREDICTIONS: &str = "predictions.tsv";
+/// Name of the table of records.
+pub const PREDICTIONS: &str = "predictions.tsv";
 pub(crate) const WINDOWS: &str = "windows.tsv";
 pub(crate) const NOTES: &str = "notes.tsv";
 

@@ -5,7 +5,7 @@ use crate::pipeline::stage::PredictStage;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
 use plimsoll_models::{HeadConfig, mlp_head};
-use plimsoll_plan::{Policy, Precision, Program, Staging};
+use plimsoll_plan::{Policy, Precision, Staging};
 use plimsoll_runtime::session::bounds::{copies, in_flight_target, tokens};
 use plimsoll_runtime::session::{self, PlanPart};
 
@@ -232,7 +232,7 @@ impl MethodShape {
 
     /// Maximum number of tokens of a sequence in a stage.
     fn longest(&self, stage: PredictStage) -> u64 {
-        self.running(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
+        self.running_encoders(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
     }
 
     /// Number of values that the journal of a stage stores for each sequence: its rows if they are the results of the stage,

@@ -315,12 +315,9 @@ fn an_interrupted_run_resumes_to_equal_bytes() {
 }
 
 fn embedded(input: &Path, output: PathBuf, settings: Settings) -> (EmbedReport, Listener) {
-    let usual = plimsoll_embed::PredictOptions::usual(
-        fixture("goldens/dnabert_s").display().to_string(),
-        input,
-        output,
-    );
-    let options = plimsoll_embed::PredictOptions {
+    let usual =
+        plimsoll_embed::Options::usual(fixture("goldens/dnabert_s").display().to_string(), input, output);
+    let options = plimsoll_embed::Options {
         pool: Pool::Tokens,
         max_length: Some(500),
         truncate: true,

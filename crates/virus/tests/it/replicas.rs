@@ -175,11 +175,11 @@ fn a_step_that_cannot_be_recorded_is_run_and_said() {
     assert_eq!(said, 1, "{:?}", listener.0);
 }
 
-fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> plimsoll_embed::PredictOptions {
+fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> plimsoll_embed::Options {
     let model = fixture("goldens/esm2").display().to_string();
     let output = folder.path(&format!("{name}.safetensors"));
-    let usual = plimsoll_embed::PredictOptions::usual(model, proteins(folder), output);
-    plimsoll_embed::PredictOptions { force: true, pool, settings, ..usual }
+    let usual = plimsoll_embed::Options::usual(model, proteins(folder), output);
+    plimsoll_embed::Options { force: true, pool, settings, ..usual }
 }
 
 /// Header and values of a safetensors file, without the metadata that names the device.
