@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 
 /// Names of the journals, from which an interrupted run is resumed.
-pub const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
+pub const JOURNALS: [&str; 2] = [resume::RESULTS_JOURNAL, resume::EMBEDDINGS_JOURNAL];
 
 /// Maximum size of a run record in bytes; a longer file is no record.
 const LONGEST_RECORD: u64 = 256 << 20;
@@ -23,7 +23,7 @@ const LONGEST_RECORD: u64 = 256 << 20;
 /// State of the output folder.
 pub enum FolderState {
     /// Nothing that prevents writing results.
-    Nothing,
+    Writable,
     /// The run record of complete results.
     Record(Value),
 }
@@ -77,7 +77,7 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
     }
     // Only after the whole folder was inspected: nothing is removed from a folder with foreign files.
     leftovers.iter().for_each(|path| remove_leftover(path));
-    Ok(FolderState::Nothing)
+    Ok(FolderState::Writable)
 }
 
 /// Checks that all result files in a folder with the record of an earlier run were written by runs, because a run that

@@ -87,9 +87,9 @@ pub struct PredictReport {
 /// folder, and an equal call without `force` resumes from it, unless the input can be read only once.
 pub fn predict(options: &PredictOptions, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
     let start = Instant::now();
-    look_at_inputs(options)?;
+    check_sequence_files(options)?;
     let method = methods::open(options, observer)?;
-    let prediction = Prediction { options, method: &*method, shared: None, start };
+    let prediction = FolderPrediction { options, method: &*method, shared: None, start };
     predict_one(&prediction, &mut None, observer)
 }
 
@@ -118,7 +118,7 @@ pub fn predict_each(
     let settings = &options.settings;
     let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
     let budget = settings.read_budget()?;
-    look_at_inputs(options)?;
+    check_sequence_files(options)?;
     let method = methods::open(options, observer)?;
     let shared =
         SharedAcrossInputs { budget, replicas, process: Process::of(settings), files: options.input_files() };
@@ -126,7 +126,8 @@ pub fn predict_each(
     let mut reports = vec![];
     for (output_dir, input) in folders {
         let options = &PredictOptions { inputs: vec![input.clone()], output_dir, ..options.clone() };
-        let prediction = Prediction { options, method: &*method, shared: Some(&shared), start: Instant::now() };
+        let prediction =
+            FolderPrediction { options, method: &*method, shared: Some(&shared), start: Instant::now() };
         reports.push(predict_one(&prediction, &mut warm, observer)?);
     }
     Ok(reports)
@@ -147,7 +148,7 @@ struct SharedAcrossInputs {
 pub(crate) type WarmExecutors = Option<Vec<Executor>>;
 
 /// A prediction into one output folder, with the opened method.
-pub(crate) struct Prediction<'a> {
+pub(crate) struct FolderPrediction<'a> {
     options: &'a PredictOptions,
     method: &'a dyn Method,
     /// `None` for a prediction with a folder and a plan of its own.
@@ -158,11 +159,11 @@ pub(crate) struct Prediction<'a> {
 /// Runs a prediction, or reports that its results are already complete. `warm` holds the executors of the preceding input, and
 /// receives the executors of this input.
 pub(crate) fn predict_one(
-    prediction: &Prediction<'_>,
+    prediction: &FolderPrediction<'_>,
     warm: &mut WarmExecutors,
     observer: &mut dyn Observer,
 ) -> Result<PredictReport, VirusError> {
-    let Prediction { options, method, shared, start } = *prediction;
+    let FolderPrediction { options, method, shared, start } = *prediction;
     let mut watch = Watch::start("predict", Some(&options.output_dir), options.settings.machines(1));
     watch.end_stage("start", None);
     // Held until the run ends: two runs in one folder would overwrite each other's files.
@@ -271,7 +272,7 @@ pub fn nucleotide_files(paths: &[PathBuf]) -> Result<Listing, VirusError> {
 }
 
 /// Checks that all inputs exist and look like sequence files, before models are opened.
-fn look_at_inputs(options: &PredictOptions) -> Result<(), VirusError> {
+fn check_sequence_files(options: &PredictOptions) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
         plimsoll_data::sequence::look(path)?;
@@ -319,7 +320,7 @@ fn complete_results(
         return Err(VirusError::OtherName { folder, before, now: names.to_string() });
     }
     // The process was killed after writing run.json and before removing the journals.
-    keys.map_or(Ok(()), JournalKeys::remove_left)?;
+    keys.map_or(Ok(()), JournalKeys::remove_leftovers)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
         return Err(VirusError::StrictNotes { folder, notes });

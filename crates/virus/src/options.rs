@@ -53,7 +53,7 @@ pub const USUAL_LENGTH: usize = 500;
 pub const USUAL_PREFETCH: usize = 2;
 
 /// Maximum default number of reading and translating threads per device.
-const WORKERS_OF_DEVICE: usize = 8;
+const MAX_WORKERS_PER_DEVICE: usize = 8;
 
 impl PredictOptions {
     /// A prediction on these machines with the usual settings: windows of [`USUAL_LENGTH`] bases, all windows, no file replaced.
@@ -80,7 +80,7 @@ impl PredictOptions {
 
 /// Default number of threads that read and translate.
 pub fn usual_workers(settings: &Settings) -> usize {
-    machine::cores().min(WORKERS_OF_DEVICE * settings.device.count())
+    machine::cores().min(MAX_WORKERS_PER_DEVICE * settings.device.count())
 }
 
 /// A method of finding viral sequences, with its options.

@@ -187,7 +187,7 @@ pub fn plan(request: &PredictPlanRequest) -> Result<PlannedPrediction, VirusErro
     let PredictPlanRequest { options, .. } = request;
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
-    crate::look_at_inputs(options)?;
+    crate::check_sequence_files(options)?;
     let PlannedMethod { models, shape, opened } = methods::plan(options)?;
     let budget = settings.read_budget()?;
     let work = HostWork { options, costs: shape.host, is_trained: true };

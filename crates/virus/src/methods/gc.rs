@@ -77,7 +77,7 @@ impl Method for GcContent {
     fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let common = CommonResults::create(run.folder, run.options.source)?;
         let windows = common.table(run.folder, WINDOWS, "seq_name start end gc prediction")?;
-        Ok(Box::new(GcWriter { folder: run.folder.to_owned(), common, windows, of_record: vec![] }))
+        Ok(Box::new(GcWriter { folder: run.folder.to_owned(), common, windows, record_windows: vec![] }))
     }
 }
 
@@ -114,7 +114,7 @@ struct GcWriter {
     common: CommonResults,
     windows: TableWriter,
     /// Windows of the current record.
-    of_record: Vec<Chunk>,
+    record_windows: Vec<Chunk>,
 }
 
 impl ResultsWriter for GcWriter {
@@ -124,13 +124,13 @@ impl ResultsWriter for GcWriter {
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
         self.common.counts.windows += 1;
-        self.of_record.push(window.chunk);
+        self.record_windows.push(window.chunk);
         Ok(())
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.common.counts.records += 1;
-        for chunk in std::mem::take(&mut self.of_record) {
+        for chunk in std::mem::take(&mut self.record_windows) {
             let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
             let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
             let prediction = if gc >= 0.5 { "virus" } else { "other" };
@@ -156,7 +156,7 @@ impl ResultsWriter for GcWriter {
 mod tests {
     use super::*;
     use crate::options::{MethodOptions, Models, VirNucProOptions, WindowShard};
-    use crate::{Prediction, predict_one};
+    use crate::{FolderPrediction, predict_one};
     use plimsoll_runtime::{Settings, Silent};
     use plimsoll_testing::Folder;
     use std::path::Path;
@@ -174,7 +174,7 @@ mod tests {
 
     fn run(options: &PredictOptions) -> String {
         let method = GcContent::new(options.length);
-        let prediction = Prediction { options, method: &method, shared: None, start: Instant::now() };
+        let prediction = FolderPrediction { options, method: &method, shared: None, start: Instant::now() };
         predict_one(&prediction, &mut None, &mut Silent).expect("predicted");
         std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! The front end: one thread reads records and cuts them into jobs, worker threads tokenize the windows of the jobs, and the
 //! engine receives the results in input order. Invariant: number and size of the jobs in flight are bounded (see
-//! `QueueSizes::held`), whatever the records look like.
+//! `QueueSizes::bytes_held`), whatever the records look like.
 
 use crate::methods::{CutWindow, WindowBases, WindowSource, WindowTokenizer};
 use crate::options::WindowShard;
@@ -554,7 +554,7 @@ impl RecordCutter {
             self.note(&id, "non_iupac", detail, notes.non_iupac);
         }
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.
-        let mut held: Option<(usize, usize)> = None;
+        let mut copied: Option<(usize, usize)> = None;
         // Letters in no window beside runs of unknown letters that are too long for a window.
         let mut gaps = 0;
         let mut left_out = 0u64;
@@ -574,17 +574,17 @@ impl RecordCutter {
             if self.job.bases.len() >= self.settings.queues.job_bases {
                 self.flush()?;
                 // The new job has none of the record's bases yet.
-                held = None;
+                copied = None;
             }
             let end = self.job.bases.len();
             // `bases[base..end]` holds the bases `from..from + (end - base)` of the record. Windows overlap, so
             // only the bases after these are appended; after a skipped window (another shard) there is a gap
             // and the copy starts anew.
-            let (from, base) = match held {
+            let (from, base) = match copied {
                 Some((from, base)) if from + (end - base) >= chunk.start => (from, base),
                 Some(_) | None => (chunk.start, end),
             };
-            held = Some((from, base));
+            copied = Some((from, base));
             self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
             if uracil > 0 {
                 uracil_to_thymine(&mut self.job.bases[end..]);

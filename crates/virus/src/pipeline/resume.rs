@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Name of the journal of finished results.
-pub(crate) const RESULTS: &str = "progress.journal";
+pub(crate) const RESULTS_JOURNAL: &str = "progress.journal";
 /// Name of the journal of the rows of the first encoder, used if the encoders do not fit in memory together.
-pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
+pub(crate) const EMBEDDINGS_JOURNAL: &str = "nucleotide.journal";
 
 /// Identifies the journals that a run may use.
 pub(crate) struct JournalKeys {
@@ -71,7 +71,7 @@ impl JournalKeys {
 
     /// Whether the journal is of an interrupted run with `--force` that is otherwise identical to this run.
     pub(crate) fn replaces(&self) -> Result<bool, VirusError> {
-        let path = self.dir.join(RESULTS);
+        let path = self.dir.join(RESULTS_JOURNAL);
         let Some(blocks) = open(&path)? else { return Ok(false) };
         let found = parse(&path, blocks.key())?;
         Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
@@ -87,11 +87,11 @@ impl JournalKeys {
         let JournalForm { width, block } = form;
         let limits = CommitLimits { block_bytes: block, interval: self.commit_every };
         let (name, what) = match stage {
-            PredictStage::Whole | PredictStage::Rest => (RESULTS, "windows are finished"),
-            PredictStage::First => (EMBEDDINGS, "windows have passed the first encoder"),
+            PredictStage::Whole | PredictStage::Rest => (RESULTS_JOURNAL, "windows are finished"),
+            PredictStage::First => (EMBEDDINGS_JOURNAL, "windows have passed the first encoder"),
         };
         let path = self.dir.join(name);
-        let Some(blocks) = self.of_this_run(&path)? else {
+        let Some(blocks) = self.existing(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
             let writer = JournalWriter::new(journal, self.watch.clone(), limits, 0);
             return Ok(StageJournal { reader: JournalReader::default(), writer: Some(writer) });
@@ -109,7 +109,7 @@ impl JournalKeys {
 
     /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another
     /// run, since nothing is lost by replacing it.
-    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
+    fn existing(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
         let mut blocks = blocks;
@@ -118,7 +118,7 @@ impl JournalKeys {
 
     /// Opens the complete rows of the first encoder left by the preceding stage.
     pub(crate) fn first_rows(&self, width: usize) -> Result<JournalReader, VirusError> {
-        let path = self.dir.join(EMBEDDINGS);
+        let path = self.dir.join(EMBEDDINGS_JOURNAL);
         let Some(blocks) = open(&path)? else { return Ok(JournalReader::default()) };
         same_run(&path, blocks.key(), &self.key)?;
         let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
@@ -136,7 +136,7 @@ impl JournalKeys {
         let mut shards = vec![];
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
-            let path = folder.join(RESULTS);
+            let path = folder.join(RESULTS_JOURNAL);
             let Some(blocks) = open(&path)? else {
                 return Err(VirusError::NoShard { path });
             };
@@ -163,8 +163,8 @@ impl JournalKeys {
 
     /// Removes journals of exactly this run that were left next to its complete results. Others are kept: they may
     /// belong to an interrupted run with `--force`.
-    pub(crate) fn remove_left(&self) -> Result<(), VirusError> {
-        for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
+    pub(crate) fn remove_leftovers(&self) -> Result<(), VirusError> {
+        for path in [RESULTS_JOURNAL, EMBEDDINGS_JOURNAL].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
                 plimsoll_runtime::lock::remove(&path)?;
@@ -186,7 +186,7 @@ pub(crate) fn check_journals(options: &PredictOptions, keys: Option<&JournalKeys
     if crate::contains_folder(&options.merge, &options.output_dir) {
         return Ok(());
     }
-    for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {
+    for path in [RESULTS_JOURNAL, EMBEDDINGS_JOURNAL].map(|name| options.output_dir.join(name)) {
         let Some(mut blocks) = open(&path)? else { continue };
         let other = match keys {
             Some(keys) => same_run(&path, blocks.key(), &keys.key),
@@ -219,7 +219,9 @@ fn check_shards(shards: &[WindowShard]) -> Result<(), VirusError> {
 
 /// Removes the journals in `dir`, whichever run they belong to.
 pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
-    Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| plimsoll_runtime::lock::remove(&dir.join(name)))?)
+    Ok([RESULTS_JOURNAL, EMBEDDINGS_JOURNAL]
+        .iter()
+        .try_for_each(|name| plimsoll_runtime::lock::remove(&dir.join(name)))?)
 }
 
 /// Opens a journal for reading; `None` if it does not exist or has no complete key.

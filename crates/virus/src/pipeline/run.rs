@@ -283,7 +283,7 @@ impl PredictRun<'_> {
                 self.budget.bytes,
                 first.plan,
                 first.rows,
-                self.options.output_dir.join(resume::EMBEDDINGS).display()
+                self.options.output_dir.join(resume::EMBEDDINGS_JOURNAL).display()
             );
             observer.say(Level::Info, &text);
         }
@@ -497,7 +497,7 @@ impl PredictRun<'_> {
         report.already_complete = already_complete;
         report.shard = self.options.shard;
         let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
-        let journal = self.options.output_dir.join(resume::RESULTS);
+        let journal = self.options.output_dir.join(resume::RESULTS_JOURNAL);
         let encoders = self.method.shape().encoders.iter().zip(totals.tokens);
         report.run_record = PredictRecord::Shard(ShardRecord {
             version: env!("CARGO_PKG_VERSION"),

@@ -97,17 +97,17 @@ pub(crate) struct StageNames {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct HostCosts {
     /// Bytes of the tokens of a base, in vectors that grow by doubling.
-    pub(crate) tokens_of_base: u64,
+    pub(crate) token_bytes_per_base: u64,
     /// Bytes of text of a base for the method's own files, in vectors that grow by doubling.
-    pub(crate) text_of_base: u64,
+    pub(crate) text_bytes_per_base: u64,
     /// Number of records that wait for a later one.
     pub(crate) waiting_records: u64,
     /// Bytes of each window of a record, held until the record ends.
-    pub(crate) of_window: u64,
+    pub(crate) bytes_per_window: u64,
     /// Number of sorted files.
-    pub(crate) sorts: u64,
+    pub(crate) sorted_files: u64,
     /// Bytes that the method's own writers hold.
-    pub(crate) writers: u64,
+    pub(crate) writer_bytes: u64,
 }
 
 impl MethodShape {

@@ -257,7 +257,7 @@ impl Calibration {
             .ok_or_else(|| format!("`lengths` must be a list of 1 to {MAX_LENGTHS} objects, by length"))?;
         let mut rows: Vec<(u64, LengthCalibration)> = vec![];
         for (number, row) in lengths.iter().enumerate() {
-            let (length, row) = row_of(row, &format!("lengths[{number}]"))?;
+            let (length, row) = parse_row(row, &format!("lengths[{number}]"))?;
             if rows.last().is_some_and(|(before, _)| *before >= length) {
                 return Err(format!("`lengths[{number}].length` must be above the length before it"));
             }
@@ -318,7 +318,7 @@ impl Calibration {
 }
 
 /// Reads a row of `lengths`.
-fn row_of(value: &Value, place: &str) -> Result<(u64, LengthCalibration), String> {
+fn parse_row(value: &Value, place: &str) -> Result<(u64, LengthCalibration), String> {
     let known = ["length", "slope", "intercept", "auroc", "ece", "presets"];
     let keys = CalibrationKeys::of(value, format!("{place}."), &known)?;
     let presets = CalibrationKeys::of(

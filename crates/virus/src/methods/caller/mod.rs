@@ -32,7 +32,7 @@ use plimsoll_data::hex::hex;
 use plimsoll_graph::Bounds;
 use plimsoll_models::{CallerConfig, FRAMES};
 use plimsoll_runtime::{CallerModel, RuntimeError, identity};
-use regions::BYTES_OF_WINDOW;
+use regions::BYTES_PER_WINDOW;
 use results::{CallerResultOptions, CallerWriter, LogitLayout};
 use score::CallRules;
 use serde_json::{Value, json};
@@ -244,13 +244,13 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Method
         },
         host: HostCosts {
             // One i32 token for each codon of six frames, in vectors that grow by doubling.
-            tokens_of_base: 2 * 4 * 2,
+            token_bytes_per_base: 2 * 4 * 2,
             // Both mates of a pair are held until the pair is scored.
             waiting_records: if options.paired { 2 } else { 0 },
             // See `RegionFinder::add`.
-            of_window: BYTES_OF_WINDOW,
+            bytes_per_window: BYTES_PER_WINDOW,
             // By score and by number.
-            sorts: 2,
+            sorted_files: 2,
             ..HostCosts::default()
         },
     }

@@ -83,12 +83,12 @@ struct RegionCandidate {
     right: f64,
     /// Index of the last candidate before this one with a smaller `left`; usize::MAX without one. The search follows these
     /// links, so it takes linear time over all windows together.
-    below: usize,
+    smaller_left: usize,
 }
 
 /// Bytes of memory for each window of a record: the window, its log odds for the median, and half a candidate (neighbours with
 /// a score above zero are one), each in a vector that grows by doubling and holds the old and the new memory meanwhile.
-pub(crate) const BYTES_OF_WINDOW: u64 =
+pub(crate) const BYTES_PER_WINDOW: u64 =
     3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<RegionCandidate>() / 2) as u64;
 
 impl RegionFinder {
@@ -178,43 +178,43 @@ fn background(windows: &[RegionWindow], parameters: &RegionParameters) -> f64 {
 fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidate> {
     let mut candidates: Vec<RegionCandidate> = vec![];
     // No candidate from here on may be extended to one before this index: the sum has dropped too far between them.
-    let mut open = 0;
-    let mut total = 0.0;
-    let mut low = 0.0;
-    let mut high = 0.0;
+    let mut first_extendable = 0;
+    let mut sum = 0.0;
+    let mut lowest = 0.0;
+    let mut highest = 0.0;
     for (number, score) in scores.enumerate() {
-        let left = total;
-        total += score;
-        if total <= low {
+        let left = sum;
+        sum += score;
+        if sum <= lowest {
             // No subsequence extends across a new lowest sum, because the part of it before would have a sum below zero.
-            low = total;
-            high = total;
+            lowest = sum;
+            highest = sum;
         }
-        high = total.max(high);
-        if high - total > x_drop {
-            open = candidates.len();
-            low = total;
-            high = total;
+        highest = sum.max(highest);
+        if highest - sum > x_drop {
+            first_extendable = candidates.len();
+            lowest = sum;
+            highest = sum;
         }
         if score <= 0.0 {
             continue;
         }
-        let below = usize::MAX;
-        let mut new = RegionCandidate { first: number, last: number, left, right: total, below };
+        let mut new =
+            RegionCandidate { first: number, last: number, left, right: sum, smaller_left: usize::MAX };
         loop {
-            new.below = candidates.len().wrapping_sub(1);
-            // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
-            while let Some(candidate) = candidates.get(new.below).filter(|c| c.left >= new.left) {
-                new.below = candidate.below;
+            new.smaller_left = candidates.len().wrapping_sub(1);
+            // Candidates between `smaller_left` and this one have no smaller `left` than it, so none smaller than `new.left`.
+            while let Some(candidate) = candidates.get(new.smaller_left).filter(|c| c.left >= new.left) {
+                new.smaller_left = candidate.smaller_left;
             }
-            match candidates.get(new.below) {
-                Some(j) if j.right < new.right && new.below >= open => {
+            match candidates.get(new.smaller_left) {
+                Some(j) if j.right < new.right && new.smaller_left >= first_extendable => {
                     new = RegionCandidate { first: j.first, left: j.left, ..new };
                 }
                 Some(_) | None => break,
             }
             // The joined candidate replaces candidate j and all after it, and may itself be joined with one before.
-            candidates.truncate(new.below);
+            candidates.truncate(new.smaller_left);
         }
         candidates.push(new);
     }

@@ -35,8 +35,8 @@ pub(crate) struct CallerWindows<'a> {
 /// record or has `size` bases; an empty record has none.
 pub(crate) fn windows(sequence: &[u8], size: usize) -> CallerWindows<'_> {
     let size = size.max(1);
-    let whole = 0..sequence.len().min(size);
-    let piece = next_piece(sequence, 0).or((!sequence.is_empty()).then_some(whole));
+    let fallback = 0..sequence.len().min(size);
+    let piece = next_piece(sequence, 0).or((!sequence.is_empty()).then_some(fallback));
     CallerWindows { sequence, size, count: 0, counted: 0, piece, windows_of_piece: 0 }
 }
 

@@ -46,16 +46,16 @@ const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 const HIDDEN: u64 = 512;
 
 /// Window length in bases above which a run warns, because windows are longer than most genes.
-const MAX_GENES: usize = 1500;
+const LONG_WINDOW: usize = 1500;
 
 /// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
-const BASES_OF_TOKEN: f64 = 4.6;
+const BASES_PER_TOKEN: f64 = 4.6;
 
 /// Number of special tokens that each encoder adds to a sequence.
-const ENDS: u64 = 2;
+const SPECIAL_TOKENS: u64 = 2;
 
 /// Bytes of one row group of embeddings, as values and encoded.
-const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);
+const EMBEDDING_BUFFER_BYTES: u64 = 3 * (16 << 20);
 
 /// VirNucPro's method with its models.
 pub(crate) struct VirNucPro {
@@ -110,7 +110,7 @@ impl VirNucPro {
             ),
             ("head", identity::digests(&head.weights, &[]).map_err(RuntimeError::from)?),
         ]);
-        if options.length > MAX_GENES {
+        if options.length > LONG_WINDOW {
             let text = format!(
                 "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
                     the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
@@ -211,8 +211,8 @@ fn check_family(name: &str, encoder: &Encoder, wanted: &'static str) -> Result<(
 fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> MethodShape {
     let [dna, protein] = encoders;
     // A DNA token has at least one base, and a residue is one token.
-    let longest_dna = length as u64 + ENDS;
-    let longest_protein = length as u64 / 3 + ENDS;
+    let longest_dna = length as u64 + SPECIAL_TOKENS;
+    let longest_protein = length as u64 / 3 + SPECIAL_TOKENS;
     MethodShape {
         encoders: vec![
             EncoderShape {
@@ -225,7 +225,7 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
                 longest: longest_dna,
                 graph: graph_of(dna, longest_dna),
                 streams: true,
-                expected_tokens: |bases| bases as f64 / BASES_OF_TOKEN + ENDS as f64,
+                expected_tokens: |bases| bases as f64 / BASES_PER_TOKEN + SPECIAL_TOKENS as f64,
             },
             EncoderShape {
                 plan: "protein encoder",
@@ -237,7 +237,7 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
                 longest: longest_protein,
                 graph: graph_of(protein, longest_protein),
                 streams: true,
-                expected_tokens: |bases| bases as f64 / 3.0 + ENDS as f64,
+                expected_tokens: |bases| bases as f64 / 3.0 + SPECIAL_TOKENS as f64,
             },
         ],
         head: Some(head),
@@ -257,11 +257,11 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         host: HostCosts {
             // Every base is in six frames, with up to one i32 token (4 bytes) per base for the DNA model and one per three
             // bases (4/3 bytes, rounded up to 2) for the protein model. The factor 2 covers vectors that grow by doubling.
-            tokens_of_base: 6 * (4 + 2) * 2,
+            token_bytes_per_base: 6 * (4 + 2) * 2,
             // One byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also doubled.
-            text_of_base: if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 },
-            sorts: 1,
-            writers: if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 },
+            text_bytes_per_base: if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 },
+            sorted_files: 1,
+            writer_bytes: if options.save_embeddings.is_some() { EMBEDDING_BUFFER_BYTES } else { 0 },
             ..HostCosts::default()
         },
     }

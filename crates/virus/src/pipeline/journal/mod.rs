@@ -53,7 +53,7 @@ impl JournalEntry {
         block.extend_from_slice(&self.number.to_le_bytes());
         block.extend_from_slice(&self.index.to_le_bytes());
         if before == Some(&self.record) {
-            block.extend_from_slice(&SAME.to_le_bytes());
+            block.extend_from_slice(&SAME_RECORD.to_le_bytes());
         } else {
             block.extend_from_slice(&(self.record.len() as u32).to_le_bytes());
             block.extend_from_slice(self.record.as_bytes());
@@ -83,7 +83,7 @@ impl JournalEntry {
         self.number = bytes.u64()?;
         self.index = bytes.u64()?;
         match bytes.u32()? {
-            SAME => {}
+            SAME_RECORD => {}
             length => self.record = String::from_utf8(bytes.take(length as usize)?.to_vec()).ok()?,
         }
         self.sequences.clear();
@@ -112,10 +112,10 @@ impl JournalEntry {
 }
 
 /// Value of the length field that stands for the record of the preceding entry.
-const SAME: u32 = u32::MAX;
+const SAME_RECORD: u32 = u32::MAX;
 
 /// Block that marks a complete journal. It cannot be mistaken for a block of entries, because an entry is longer.
-const END: &[u8] = b"end";
+const END_BLOCK: &[u8] = b"end";
 
 /// The unread bytes of a block.
 struct UnreadBytes<'a>(&'a [u8]);

@@ -1,7 +1,7 @@
 //! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
 //! time; a window's results are returned only for the record and index they were written for.
 
-use super::{END, JournalEntry, UnreadBytes, inconsistent};
+use super::{END_BLOCK, JournalEntry, UnreadBytes, inconsistent};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
@@ -62,7 +62,7 @@ pub(crate) struct JournalReader {
 pub(crate) struct ScannedJournal {
     pub(crate) path: PathBuf,
     pub(crate) coverage: Coverage,
-    /// Whether the journal ends with the block [`END`].
+    /// Whether the journal ends with the block [`END_BLOCK`].
     pub(crate) complete: bool,
     /// The reader, after the last block.
     blocks: Blocks,
@@ -77,7 +77,7 @@ impl ScannedJournal {
         let mut entry = JournalEntry::default();
         let mut next = 0;
         while blocks.next_into(&mut block)? {
-            if block == END {
+            if block == END_BLOCK {
                 complete = true;
                 continue;
             }
@@ -188,7 +188,7 @@ impl JournalCursor {
     /// Decodes the next entry into `head`, which is `None` at the end of the journal.
     fn advance(&mut self) -> Result<(), VirusError> {
         self.head = None;
-        while self.decoded == self.block.len() || self.block == END {
+        while self.decoded == self.block.len() || self.block == END_BLOCK {
             self.decoded = 0;
             if !self.blocks.next_into(&mut self.block)? {
                 return Ok(());

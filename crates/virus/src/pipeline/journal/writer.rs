@@ -3,7 +3,7 @@
 //! nothing read from an input after it changed is committed, because the journal's key identifies the original
 //! input.
 
-use super::{END, JournalEntry};
+use super::{END_BLOCK, JournalEntry};
 use crate::VirusError;
 use plimsoll_data::journal::Journal;
 pub(crate) use plimsoll_runtime::identity::InputStamps;
@@ -88,6 +88,6 @@ impl JournalWriter {
     /// Commits the pending entries and marks the journal as complete.
     pub(crate) fn finish(mut self) -> Result<(), VirusError> {
         self.commit()?;
-        Ok(self.journal.append(END)?)
+        Ok(self.journal.append(END_BLOCK)?)
     }
 }
