@@ -192,9 +192,9 @@ impl RecordReader {
         let paired = settings.window_source.is_paired();
         let mut readers = if paired && inputs.len() > 1 {
             // Files are given in pairs: A_1 A_2 B_1 B_2.
-            let of_first_mates = inputs.iter().step_by(2);
-            let of_second_mates = inputs.iter().skip(1).step_by(2);
-            vec![Reader::open(of_first_mates.cloned())?, Reader::open(of_second_mates.cloned())?]
+            let first_mates = inputs.iter().step_by(2);
+            let second_mates = inputs.iter().skip(1).step_by(2);
+            vec![Reader::open(first_mates.cloned())?, Reader::open(second_mates.cloned())?]
         } else {
             vec![Reader::open(inputs.to_vec())?]
         };
