@@ -128,7 +128,7 @@ impl VirNucProOptions {
 pub struct CallerOptions {
     /// Folder of the caller: config.json, model.safetensors and calibration.json; `None` is the built-in caller.
     pub folder: Option<PathBuf>,
-    /// What decides whether a record is called virus.
+    /// The threshold from which on a record is called virus.
     pub threshold: Threshold,
     /// Largest false discovery rate of a record that is called virus; `None` without a limit.
     pub max_fdr: Option<f64>,
@@ -154,7 +154,7 @@ impl CallerOptions {
     }
 }
 
-/// One of several shares of the windows: windows are dealt to the shards in turn, in groups of consecutive windows.
+/// A shard of the windows. Groups of consecutive windows are assigned to the shards in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowShard {
     /// Number of the shard, from 1.
@@ -165,11 +165,11 @@ pub struct WindowShard {
 
 impl WindowShard {
     /// Number of consecutive windows in a group.
-    const RUN: u64 = 256;
+    const GROUP: u64 = 256;
 
     /// Whether window `number` of the input belongs to the shard.
     pub fn contains(self, number: u64) -> bool {
-        number / Self::RUN % self.of == self.number - 1
+        number / Self::GROUP % self.of == self.number - 1
     }
 }
 

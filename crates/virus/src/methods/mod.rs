@@ -75,7 +75,7 @@ pub(crate) trait Method {
     /// Whether the models were trained; scores of untrained models are meaningless.
     fn is_trained(&self) -> bool;
 
-    /// Settings that can change results, as JSON, except those of the machine.
+    /// Settings that can change results, as JSON, without the settings of the machine.
     fn parameters(&self, options: &PredictOptions) -> Value;
 
     /// The entries of run.json that depend on the method.
@@ -95,7 +95,7 @@ pub(crate) trait Method {
 
 /// Weights of the models of a method.
 pub(crate) struct MethodWeights<'a> {
-    /// Of the encoders, in the order of the shape.
+    /// Weights of the encoders, in the order of the shape.
     pub(crate) encoders: Vec<&'a dyn WeightSource>,
     pub(crate) head: Option<&'a dyn WeightSource>,
 }
@@ -199,7 +199,7 @@ pub(crate) trait ResultsWriter {
         None
     }
 
-    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and those of its files that
+    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and its files that
     /// this run does not write, commits the files of this run, and finally writes `run_record` as `run.json`, with the counts
     /// added.
     fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError>;
@@ -218,7 +218,7 @@ pub(crate) struct FinishedWindow<'a> {
 }
 
 impl FinishedWindow<'_> {
-    /// Each sequence that has rows, with its rows.
+    /// The sequences that have rows, each with its row.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&SequenceResult, &[f32])> {
         let count = self.sequences.iter().filter(|sequence| sequence.has_rows()).count();
         // `max(1)`: without rows `chunks_exact` would panic at a size of 0.
@@ -248,7 +248,7 @@ pub(crate) struct PlannedMethod {
 pub(crate) struct PlannedModel {
     /// Key in JSON.
     pub(crate) key: &'static str,
-    /// What the model is, in words.
+    /// Description of the model, such as `protein model`.
     pub(crate) what: &'static str,
     pub(crate) name: String,
 }

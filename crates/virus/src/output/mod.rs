@@ -1,4 +1,4 @@
-//! What the result files of all methods share: tables, sorted files, notes, counts, records called virus, reports, and the
+//! Parts that the result files of all methods share: tables, sorted files, notes, counts, records called virus, reports, and the
 //! commit of all files of a run. Invariants: no file gets its name before the run has ended, and `run.json` gets its name
 //! last, so results next to a `run.json` are complete; every window and record is written exactly once, in order, otherwise
 //! writing fails with an error that names the record.
@@ -254,7 +254,7 @@ pub(crate) fn commit(
     remove(folder.join(COMMIT))
 }
 
-/// What the results of every method have: notes.tsv, the counts, and the column `source` of their tables.
+/// State that the result writers of all methods have: notes.tsv, the counts, and the column `source` of their tables.
 pub(crate) struct CommonResults {
     pub(crate) counts: ResultCounts,
     notes: TableWriter,

@@ -1,8 +1,8 @@
 //! Reader of the results that the writers of this crate leave in a folder: the run record and the tables. Invariant: rows are
 //! read one at a time, so memory does not grow with their number; an error about a table has its path and line.
 //!
-//! What a row means is left to the programs that show it; they share the names of the files, the checks of a table against the
-//! run record, and the values of cells.
+//! `plot` and `report` interpret the rows; the reader has what both need: the names of the files, the checks of a table against
+//! the run record, and the parsing of cells.
 
 use super::{NOTES, PREDICTIONS, RUN_RECORD, RegionFacts, RegionReader, VIRUSES, WINDOWS};
 use plimsoll_data::table::{TableReader, share, whole};

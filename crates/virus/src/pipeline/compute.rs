@@ -23,7 +23,7 @@ const MIN_HEAD_ROWS: usize = 16;
 /// Progress of the sequence in a slot.
 #[derive(Clone, Copy, Default)]
 struct SlotState {
-    place: SequenceLocation,
+    location: SequenceLocation,
     /// Whether the slot has a row, by encoder.
     has_row: [bool; ENCODERS],
     /// Whether a row has a non-finite value.
@@ -37,23 +37,23 @@ pub(crate) struct ResultSink<'a> {
     pub(crate) stop: Stop<'a>,
 }
 
-/// The models of a prediction and the sequences in flight.
-pub(crate) struct Compute<'a> {
+/// Runs the models of a stage on the sequences in flight, each of which has a slot.
+pub(crate) struct ModelRunner<'a> {
     session: StepSession<'a>,
     /// Whether slots keep their rows until the window is written.
     keeps_rows: bool,
     /// The encoders that run in this session.
     encoders: [Option<ModelId>; ENCODERS],
     /// The encoders whose rows a slot needs before it is scored, or has finished.
-    needs: [bool; ENCODERS],
+    needs_row: [bool; ENCODERS],
     head: Option<SessionHead>,
     /// Number of values of a row, by encoder.
     widths: [usize; ENCODERS],
     slots: Vec<SlotState>,
     /// Indices of the free slots.
-    free: Vec<usize>,
+    free_slots: Vec<usize>,
     /// Slots that have the rows of all encoders and wait for the head.
-    ready: Vec<usize>,
+    ready_slots: Vec<usize>,
     /// Rows of all slots by encoder, shape (slots, width); empty for an encoder whose rows the stage does not hold.
     rows: [Vec<f32>; ENCODERS],
 }
@@ -65,7 +65,7 @@ struct SessionHead {
     inputs: Vec<usize>,
 }
 
-impl<'a> Compute<'a> {
+impl<'a> ModelRunner<'a> {
     /// Creates the slots for a stage of a method. If `saves_rows`, rows are kept beside the scores of the head.
     pub(crate) fn new(
         session: StepSession<'a>,
@@ -90,22 +90,22 @@ impl<'a> Compute<'a> {
         };
         let widths = shape.widths();
         let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
-        let needs = std::array::from_fn(|encoder| shape.holds(stage, encoder));
+        let needs_row = std::array::from_fn(|encoder| shape.holds(stage, encoder));
         // Zeroed pages are mapped lazily, so slots that are never used cost no physical memory.
         let rows =
             std::array::from_fn(
-                |encoder| if needs[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
+                |encoder| if needs_row[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
             );
         Ok(Self {
             keeps_rows: saves_rows || head.is_none(),
             encoders,
-            needs,
+            needs_row,
             head,
             widths,
             slots: vec![SlotState::default(); slots],
             // Popped from the end, so slots with low numbers are used first.
-            free: (0..slots).rev().collect(),
-            ready: Vec::with_capacity(slots),
+            free_slots: (0..slots).rev().collect(),
+            ready_slots: Vec::with_capacity(slots),
             rows,
             session,
         })
@@ -157,7 +157,7 @@ impl<'a> Compute<'a> {
 
     /// Whether another sequence can be admitted.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() && !self.session.is_full()
+        !self.free_slots.is_empty() && !self.session.is_full()
     }
 
     /// Admits a sequence of the window queued last, with its row of the first encoder if an earlier stage has computed it. Must be
@@ -169,11 +169,11 @@ impl<'a> Compute<'a> {
         queue: &mut OutputQueue,
         first_row: Option<&[f32]>,
     ) -> Result<(), RuntimeError> {
-        let Some(slot) = self.free.pop() else {
+        let Some(slot) = self.free_slots.pop() else {
             return Err(RuntimeError::bug("no slot is free"));
         };
-        let place = queue.push_sequence(sequence.label, sequence.bases, slot);
-        self.slots[slot] = SlotState { place, ..SlotState::default() };
+        let location = queue.push_sequence(sequence.label, sequence.bases, slot);
+        self.slots[slot] = SlotState { location, ..SlotState::default() };
         if let Some(row) = first_row {
             self.store_row(0, slot, row);
         }
@@ -228,7 +228,7 @@ impl<'a> Compute<'a> {
     /// Ends the run early: waits for the steps in flight and scores the slots that have the rows of all encoders by then.
     pub(crate) fn cancel(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         // The rows of cancelled steps are still in their slots, which are freed only with the scores.
-        self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
+        self.ready_slots.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
             if self.session.working() > 0 {
                 self.score_ready(1)?;
@@ -245,12 +245,12 @@ impl<'a> Compute<'a> {
             return;
         }
         for slot in window.slots_with_rows() {
-            for encoder in (0..ENCODERS).filter(|&encoder| self.needs[encoder]) {
+            for encoder in (0..ENCODERS).filter(|&encoder| self.needs_row[encoder]) {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
         // Includes the slots of failed sequences: with `keeps_rows`, `finish_slot` frees no slots.
-        self.free.extend(window.slots());
+        self.free_slots.extend(window.slots());
     }
 
     /// Returns the row of an encoder in a slot.
@@ -270,7 +270,7 @@ impl<'a> Compute<'a> {
     /// Submits slots with all rows to the head while at least `min_rows` of them wait and the session
     /// accepts another step of rows.
     fn score_ready(&mut self, min_rows: usize) -> Result<(), RuntimeError> {
-        while self.ready.len() >= min_rows && self.session.has_room_for_rows() {
+        while self.ready_slots.len() >= min_rows && self.session.has_room_for_rows() {
             self.score()?;
         }
         Ok(())
@@ -281,8 +281,8 @@ impl<'a> Compute<'a> {
         let Some(head) = &self.head else {
             return Err(RuntimeError::bug("a stage without the head has rows for it"));
         };
-        let count = self.ready.len().min(HEAD_ROWS as usize);
-        let slots: Vec<u64> = self.ready.drain(..count).map(|slot| slot as u64).collect();
+        let count = self.ready_slots.len().min(HEAD_ROWS as usize);
+        let slots: Vec<u64> = self.ready_slots.drain(..count).map(|slot| slot as u64).collect();
         let mut rows = self.session.row_buffers(head.model);
         for (encoder, &input) in head.inputs.iter().enumerate() {
             slots.iter().for_each(|&slot| rows[input].extend_from_slice(self.row(encoder, slot as usize)));
@@ -345,13 +345,13 @@ impl<'a> Compute<'a> {
     /// is ready for the head, or, in a stage without the head, is finished.
     fn on_row(&mut self, slot: usize, sink: &mut ResultSink<'_>) {
         let SlotState { has_row, failed, .. } = self.slots[slot];
-        if has_row != self.needs {
+        if has_row != self.needs_row {
             return;
         }
         if failed {
             self.finish_slot(slot, SequenceState::Failed, sink);
         } else if self.head.is_some() {
-            self.ready.push(slot);
+            self.ready_slots.push(slot);
         } else {
             self.finish_slot(slot, SequenceState::Encoded, sink);
         }
@@ -360,9 +360,9 @@ impl<'a> Compute<'a> {
     /// Marks the sequence in `slot` as finished, and frees the slot unless its rows are still needed.
     fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut ResultSink<'_>) {
         sink.totals.sequences += 1;
-        sink.queue.complete(self.slots[slot].place, state);
+        sink.queue.complete(self.slots[slot].location, state);
         if !self.keeps_rows {
-            self.free.push(slot);
+            self.free_slots.push(slot);
         }
     }
 }

@@ -10,7 +10,7 @@
 use crate::VirusError;
 use crate::methods::{FinishedWindow, ResultsWriter};
 use crate::output::{Note, OutputError, RecordEnd};
-use crate::pipeline::compute::{Compute, ResultSink};
+use crate::pipeline::compute::{ModelRunner, ResultSink};
 use crate::pipeline::journal::{JournalEntry, JournalReader, JournalWriter};
 use crate::pipeline::queue::{OutputItem, OutputQueue, QueuedWindow, SequenceState};
 use crate::pipeline::queues::QueueSizes;
@@ -82,7 +82,7 @@ impl StageTotals {
 /// The models, journals and results of an engine; a field is `None` if the stage does not need it.
 pub(crate) struct EngineParts<'a> {
     /// The models, for results that are in no journal; `None` for a method without models.
-    pub(crate) compute: Option<Compute<'a>>,
+    pub(crate) compute: Option<ModelRunner<'a>>,
     /// Whether all results must be in journals, as in a merge of shards.
     pub(crate) merges: bool,
     /// Results journaled by an earlier run.
@@ -104,7 +104,7 @@ pub(crate) struct InputPass {
     /// Number of the pass, from 0.
     pub(crate) number: u64,
     /// Number of passes of the run.
-    pub(crate) of: u64,
+    pub(crate) count: u64,
 }
 
 /// The work that a stage has taken from the input, for its progress.
@@ -194,24 +194,24 @@ impl StreamEngine for PredictEngine<'_> {
                 InputEvent::Note(note) => self.queue_note(note)?,
             }
         }
-        self.run_models(stop, Compute::step)?;
-        let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
+        self.run_models(stop, ModelRunner::step)?;
+        let devices = self.parts.compute.as_ref().map_or(1, ModelRunner::devices);
         let QueueSizes { items, bytes, .. } = self.queues;
         while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
-            self.run_models(stop, Compute::flush)?;
+            self.run_models(stop, ModelRunner::flush)?;
         }
         Ok(())
     }
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
     fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
-        self.run_models(stop, Compute::drain)?;
+        self.run_models(stop, ModelRunner::drain)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Returns the warnings that were raised since the last call.
     fn warnings(&mut self) -> Vec<String> {
-        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
+        self.parts.compute.as_mut().map_or(vec![], ModelRunner::warnings)
     }
 
     /// Reports the changes of the size of the steps since the last call.
@@ -246,16 +246,16 @@ impl<'a> PredictEngine<'a> {
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
         // The run already ends for another reason: a device error must not prevent the commit of finished windows.
-        let _ = self.run_models(&|| Ok(()), Compute::cancel);
+        let _ = self.run_models(&|| Ok(()), ModelRunner::cancel);
         self.emit()?;
         let Some(writer) = &mut self.parts.writer else { return Ok(0) };
         writer.commit()?;
         Ok(writer.committed)
     }
 
-    /// How full the packs of the encoders were.
+    /// Packing fill, by encoder.
     pub(crate) fn fill(&self) -> [Fill; ENCODERS] {
-        self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], Compute::fill)
+        self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], ModelRunner::fill)
     }
 
     /// Returns the progress of the run; `read` are the bytes of the input if the stage has finished. Each stage reads
@@ -263,8 +263,8 @@ impl<'a> PredictEngine<'a> {
     pub(crate) fn progress_after(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
         let bytes_of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
-        let InputPass { number, of } = self.parts.pass;
-        let bytes = bytes_total.map_or(bytes_of_stage, |total| (number * total + bytes_of_stage) / of);
+        let InputPass { number, count } = self.parts.pass;
+        let bytes = bytes_total.map_or(bytes_of_stage, |total| (number * total + bytes_of_stage) / count);
         Progress {
             bytes,
             bytes_total,
@@ -327,7 +327,7 @@ impl<'a> PredictEngine<'a> {
         stop: Stop<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.run_models(stop, Compute::flush)?;
+            self.run_models(stop, ModelRunner::flush)?;
         }
         match &mut self.parts.compute {
             Some(compute) => Ok(compute.admit(batch, sequence, &mut self.queue, first_row)?),
@@ -340,7 +340,7 @@ impl<'a> PredictEngine<'a> {
     fn run_models<T>(
         &mut self,
         stop: Stop<'_>,
-        work: impl FnOnce(&mut Compute<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
+        work: impl FnOnce(&mut ModelRunner<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;
         let mut sink = ResultSink { queue: &mut self.queue, totals: &mut self.totals, stop };

@@ -198,9 +198,9 @@ impl OutputQueue {
 
     /// Stores the final state of a sequence. Its window is still in the queue, because the sequence counted as waiting until
     /// now.
-    pub(crate) fn complete(&mut self, place: SequenceLocation, state: SequenceState) {
-        if let Some(OutputItem::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
-            && let Some(pending) = window.sequences[usize::from(place.label)].as_mut()
+    pub(crate) fn complete(&mut self, location: SequenceLocation, state: SequenceState) {
+        if let Some(OutputItem::Window(window)) = self.items.get_mut((location.item - self.first) as usize)
+            && let Some(pending) = window.sequences[usize::from(location.label)].as_mut()
         {
             pending.result.state = state;
             window.waiting -= 1;

@@ -56,7 +56,7 @@ pub(crate) fn names(inputs: &[Input]) -> Vec<String> {
 pub enum PredictRecord {
     /// The contents of run.json.
     Run(Box<RunRecord>),
-    /// Of a shard, whose result is its journal.
+    /// The record of a shard, whose result is its journal.
     Shard(ShardRecord),
     /// The run.json of the earlier run whose results were already complete, as that run wrote it.
     Existing(Value),
@@ -179,7 +179,7 @@ pub struct SecondsRecord {
     pub between: f64,
     /// Writing results.
     pub writing: f64,
-    /// Of the steps of each model, such as `protein_encoder` and `head`.
+    /// Seconds of the steps of each model, such as `protein_encoder` and `head`.
     #[serde(flatten)]
     pub models: BTreeMap<&'static str, f64>,
 }
@@ -190,7 +190,7 @@ pub struct MethodRecord {
     /// The models; `None` for a method without models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<ModelsRecord>,
-    /// How a caller calls records.
+    /// Threshold, limits and calibration of a caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calling: Option<CallingRecord>,
 }
@@ -205,7 +205,7 @@ pub struct ModelsRecord {
     pub trained: bool,
 }
 
-/// How a caller calls records.
+/// Threshold, limits and calibration with which a caller called the records.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CallingRecord {
     /// Name of the preset, or the least score of a record that is called virus.

@@ -174,7 +174,7 @@ pub(crate) fn start(settings: InputPipelineSettings, inputs: &[PathBuf]) -> Resu
 
 /// Reader of the records of all inputs: of one file after another, or, of pairs of files, of the two files in turn.
 struct RecordReader {
-    /// The reader of all files, or those of the files of first and of second mates.
+    /// One reader for all files, or one for the files of first mates and one for the files of second mates.
     readers: Vec<Reader>,
     /// Index of the reader of the current record.
     turn: usize,

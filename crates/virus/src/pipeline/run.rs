@@ -4,7 +4,7 @@
 
 use crate::methods::{FinishedResults, Method, ResultsOptions, ResultsWriter};
 use crate::output::ResultCounts;
-use crate::pipeline::compute::Compute;
+use crate::pipeline::compute::ModelRunner;
 use crate::pipeline::engine::{EngineParts, InputPass, PredictEngine, StageTotals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
 use crate::pipeline::queues::{QueueCandidate, QueueSizes};
@@ -152,7 +152,7 @@ impl PredictRun<'_> {
             writer,
             results,
             strict: self.options.strict,
-            pass: InputPass { number: last as u64, of: stages.len() as u64 },
+            pass: InputPass { number: last as u64, count: stages.len() as u64 },
         };
         let mut done = self.stream(parts, watch, observer)?;
         watch.end_stage("computed", None);
@@ -189,12 +189,12 @@ impl PredictRun<'_> {
             writer: Some(writer),
             results: None,
             strict: self.options.strict,
-            pass: InputPass { number: 0, of: 2 },
+            pass: InputPass { number: 0, count: 2 },
         };
         let FinishedStage { parts, totals, .. } = self.stream(parts, watch, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
-        *warm = parts.compute.map(Compute::into_executors);
+        *warm = parts.compute.map(ModelRunner::into_executors);
         Ok(totals)
     }
 
@@ -220,7 +220,7 @@ impl PredictRun<'_> {
             writer: None,
             results: Some(self.results(&arithmetic)?),
             strict: self.options.strict,
-            pass: InputPass { number: 0, of: 1 },
+            pass: InputPass { number: 0, count: 1 },
         };
         let done = self.stream(parts, watch, observer)?;
         watch.end_stage("merged", None);
@@ -303,7 +303,7 @@ impl PredictRun<'_> {
         warm: &mut WarmExecutors,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Compute<'a>, RuntimeError> {
+    ) -> Result<ModelRunner<'a>, RuntimeError> {
         let PlannedStage { planned, number, stage } = stage;
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
         let shape = self.method.shape();
@@ -315,7 +315,7 @@ impl PredictRun<'_> {
         let running = warm.take().unwrap_or_default();
         let start = StageStart { order, weights, running, kept: shape.names.rows };
         let session = RunHarness { watch, observer }.start_session(planned, number, start)?;
-        Compute::new(session, stage, shape, saves_rows)
+        ModelRunner::new(session, stage, shape, saves_rows)
     }
 
     /// Queue sizes in use.
@@ -459,8 +459,8 @@ impl PredictRun<'_> {
         let record_inputs = RunRecordInputs {
             options: self.options,
             method: self.method,
-            program: parts.compute.as_ref().map(Compute::program),
-            devices: parts.compute.as_ref().map_or(&[], Compute::usage),
+            program: parts.compute.as_ref().map(ModelRunner::program),
+            devices: parts.compute.as_ref().map_or(&[], ModelRunner::usage),
             before,
             budget: self.budget.bytes,
             process: self.process(),
@@ -480,7 +480,7 @@ impl PredictRun<'_> {
         if let Some(keys) = &self.keys {
             keys.done()?;
         }
-        *warm = parts.compute.map(Compute::into_executors);
+        *warm = parts.compute.map(ModelRunner::into_executors);
         let mut report = self.report(&totals, seconds);
         report.run_record = PredictRecord::Run(Box::new(run_record));
         report.counts = counts;

@@ -39,7 +39,7 @@ pub(crate) struct EncoderShape {
     pub(crate) key: &'static str,
     /// Key of the seconds of its steps in run.json.
     pub(crate) seconds_key: &'static str,
-    /// What its rows are, such as `protein embeddings`.
+    /// Name of its rows, such as `protein embeddings`.
     pub(crate) rows: &'static str,
     /// Name of the head's input that takes its rows; `None` for a method without a head.
     pub(crate) head_input: Option<&'static str>,
@@ -155,8 +155,8 @@ impl MethodShape {
         self.encoders.iter().enumerate().filter(move |(i, _)| self.holds(stage, *i)).map(|(_, encoder)| encoder)
     }
 
-    /// Whether a stage holds the rows of the encoder with this index: those of encoders that run, and for the head also those of
-    /// an earlier stage.
+    /// Whether a stage holds the rows of the encoder with this index: a running encoder, and, for the head, an encoder of an
+    /// earlier stage.
     pub(crate) fn holds(&self, stage: PredictStage, encoder: usize) -> bool {
         encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
     }

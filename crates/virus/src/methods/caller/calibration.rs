@@ -76,7 +76,7 @@ impl ThresholdPreset {
     }
 }
 
-/// What was measured at one threshold.
+/// Error rates measured at a threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperatingPoint {
     /// Least probability, at equal priors, of a record that is called virus.

@@ -23,7 +23,7 @@ pub struct RegionRow {
     pub in_second_mate: bool,
 }
 
-/// What `run.json` says of the regions.
+/// Facts of `run.json` about the regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionFacts {
     /// Whether records are pairs of mates.

@@ -464,7 +464,7 @@ impl CallerWriter {
         })?;
         summary.viruses = viruses.listed;
         summary.prevalence = options.rules.prevalence();
-        summary.preset = match options.rules.chosen() {
+        summary.preset = match options.rules.call_threshold() {
             Threshold::Preset(preset) => Some(preset.name()),
             Threshold::Score(_) => None,
         };

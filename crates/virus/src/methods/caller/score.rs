@@ -15,7 +15,7 @@ const MIN_WINDOWS: u64 = 5;
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const DEVIATIONS: f64 = 1.96;
 
-/// What decides whether a record is called virus.
+/// Threshold on the score, from which on a record is called virus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
     /// The operating point of a preset. It is a point on the scale of probabilities at equal priors, so that the measured
@@ -266,8 +266,8 @@ impl CallRules {
         self.prevalence
     }
 
-    /// What decides whether a record is called virus.
-    pub fn chosen(&self) -> Threshold {
+    /// The threshold from which on a record is called virus.
+    pub fn call_threshold(&self) -> Threshold {
         self.threshold
     }
 
@@ -302,8 +302,8 @@ impl CallRules {
         sigmoid(self.calibration.at(known).log_odds(margin) + self.shift)
     }
 
-    /// What a window tells about regions: its log odds at equal priors, because the prevalence of viral records says nothing
-    /// about the windows within one record, and whether it can have a call by its letters.
+    /// The window as input of the search for regions: its log odds at equal priors, because the prevalence of viral records says
+    /// nothing about the windows within one record, and whether it can have a call by its letters.
     pub(crate) fn region_window(
         &self,
         start: u64,

@@ -152,7 +152,7 @@ impl JournalReader {
     }
 }
 
-/// One journal being read, with its next entry.
+/// Read position in a journal, with the next entry decoded.
 struct JournalCursor {
     path: PathBuf,
     blocks: Blocks,
