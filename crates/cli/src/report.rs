@@ -2,11 +2,11 @@
 //! memory; only percentages and units are computed here.
 
 use plimsoll_runtime::{EscapedPath, machine};
-use plimsoll_virus::{CallsSummary, LengthThreshold, Shard, VirusRow};
+use plimsoll_virus::{CallsSummary, LengthThreshold, VirusRow, WindowShard};
 
 /// Summary of a prediction, or of one shard of a prediction.
 pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
-    if let Some(Shard { number, of }) = report.shard {
+    if let Some(WindowShard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
         let place = EscapedPath(&report.output_dir);
         return table(&rows) + &format!("shard {number} of {of} in {place}; merge all shards with --merge");

@@ -74,13 +74,13 @@
 //!
 //! # Viral reads
 //! ```no_run
-//! use plimsoll::predict::{CallerOptions, MethodOptions, Options, VirusError, caller_window, predict};
+//! use plimsoll::predict::{CallerOptions, MethodOptions, PredictOptions, VirusError, caller_window, predict};
 //! use plimsoll::{Settings, Silent};
 //!
 //! # fn main() -> Result<(), VirusError> {
 //! let method = MethodOptions::Caller(CallerOptions::usual(None)); // the built-in caller
-//! let usual = Options::usual(vec!["reads.fq.gz".into()], "viruses".into(), method, Settings::default());
-//! let report = predict(&Options { length: caller_window(None)?, ..usual }, &mut Silent)?;
+//! let usual = PredictOptions::usual(vec!["reads.fq.gz".into()], "viruses".into(), method, Settings::default());
+//! let report = predict(&PredictOptions { length: caller_window(None)?, ..usual }, &mut Silent)?;
 //! println!("{}", report.output_dir.display());
 //! # Ok(())
 //! # }
@@ -218,8 +218,8 @@ pub mod predict {
     pub use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
     pub use plimsoll_virus::planned;
     pub use plimsoll_virus::{
-        CallerOptions, MethodOptions, Models, Options, PredictReport, Shard, VirNucProOptions, VirusError,
-        caller_window, predict, predict_each,
+        CallerOptions, MethodOptions, Models, PredictOptions, PredictReport, VirNucProOptions, VirusError,
+        WindowShard, caller_window, predict, predict_each,
     };
 }
 

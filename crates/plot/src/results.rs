@@ -5,17 +5,17 @@ use super::survey::{CALLS, PredictionRow, Survey};
 use super::track::{Track, Window};
 use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
+use plimsoll_data::DataError;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
-use plimsoll_data::{DataError, bounded};
-use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, is_of};
+use plimsoll_virus::output::reader::{
+    RecordTables, ResultFolder, ResultFolderError, share_or_missing, window_bases,
+};
+use plimsoll_virus::output::{Call, PREDICTIONS, is_row_of};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const PREDICTIONS: &str = "predictions.tsv";
-const WINDOWS: &str = "windows.tsv";
 const FRAMES: &str = "prediction_results.txt";
 
 const OF_A_RECORD: [&str; 7] =
@@ -25,9 +25,6 @@ const OF_A_WINDOW: [&str; 9] =
 const OF_A_CALLED_RECORD: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
 const OF_A_CALLED_WINDOW: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
 const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
-
-/// Maximum size of run.json in bytes.
-const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Properties of the run that pictures show.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,25 +56,15 @@ pub struct Results {
 /// Program that wrote the results.
 enum Source {
     /// `predict`.
-    Ours(TableFacts),
+    Ours(ResultFolder),
     /// VirNucPro or virnucpro-broad.
     Original(VirNucProResults),
-}
-
-/// What the run record says of the tables of `predict`.
-#[derive(Clone, Copy)]
-pub(super) struct TableFacts {
-    /// Number of rows of `predictions.tsv`.
-    records: u64,
-    /// Number of rows of `windows.tsv`.
-    windows: u64,
-    regions: RegionFacts,
 }
 
 impl Results {
     /// Opens the folder by its run record, which means that the results are complete.
     pub fn open(folder: &Path) -> Result<Self, PlotError> {
-        let path = folder.join(RUN_RECORD);
+        let path = ResultFolder::run_record(folder);
         if !path.is_file() {
             // `predict` writes its run record last: tables without a run record belong to an interrupted
             // run.
@@ -94,43 +81,43 @@ impl Results {
                 false => PlotError::NoResult { folder },
             });
         }
-        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(RuntimeError::io(&path))?;
-        let record: Option<Value> = serde_json::from_str(&text).ok();
-        let (about, counts) = record
-            .as_ref()
-            .ok_or("JSON")
-            .and_then(about)
-            .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
-        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
+        let opened = ResultFolder::open(folder).map_err(|error| match error {
+            ResultFolderError::NoFolder => PlotError::NoFolder { folder: folder.to_owned() },
+            ResultFolderError::NoRunRecord => PlotError::NoResult { folder: folder.to_owned() },
+            ResultFolderError::NotJson => PlotError::NotARunRecord { path: path.clone(), missing: "JSON" },
+            ResultFolderError::Unreadable(error) => error.into(),
+        })?;
+        let about = about(&opened.run).map_err(|missing| PlotError::NotARunRecord { path, missing })?;
+        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(opened) })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
-        let said = match &self.source {
-            Source::Ours(counts) => counts,
+        let folder = match &self.source {
+            Source::Ours(folder) => folder,
             Source::Original(original) => {
                 original.records(see);
                 return Ok(());
             }
         };
-        let mut rows = RecordRows::open(self, said.regions)?;
+        let mut rows = RecordRows::open(folder, self.about.by_strand)?;
         let mut count = 0;
         while let Some(entry) = rows.next(count)? {
             see(&entry);
             count += 1;
         }
-        self.agree(&rows.finish()?, count, said.records)
+        rows.tables.finish(count, folder)
     }
 
     /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
     /// windows to `survey`.
     pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
-        let said = match &self.source {
-            Source::Ours(counts) => counts,
+        let folder = match &self.source {
+            Source::Ours(folder) => folder,
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
-        let mut records = RecordRows::open(self, said.regions)?;
-        let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
+        let mut records = RecordRows::open(folder, self.about.by_strand)?;
+        let mut windows = WindowRows::open(folder, self.about.by_strand)?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
         while let Some(mut record) = records.next(ordinal)? {
@@ -152,62 +139,40 @@ impl Results {
                 if !self.about.by_strand {
                     record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
-                if let Some(regions) = &records.regions {
+                if let Some(regions) = &records.tables.regions {
                     regions.place_second_mate(place.before, record.length, &mut record.regions)?;
                 }
                 tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
             }
         }
-        self.agree(windows.finish()?, count, said.windows)?;
+        folder.check_window_count(windows.finish()?, count)?;
         Ok(tracks)
-    }
-
-    /// Checks the number of rows of a table, which detects truncation between two rows.
-    fn agree(&self, rows: &TableReader, found: u64, said: u64) -> Result<(), DataError> {
-        if found == said {
-            return Ok(());
-        }
-        let text = format!(
-            "{found} rows, {RUN_RECORD} says {said}; the table is incomplete or belongs to \
-            another run"
-        );
-        Err(rows.error(text))
     }
 }
 
 /// Readers of the table of records, and of that of regions if there is one.
 struct RecordRows {
-    records: TableReader,
-    regions: Option<RegionReader>,
+    tables: RecordTables,
     by_strand: bool,
 }
 
 impl RecordRows {
-    fn open(results: &Results, facts: RegionFacts) -> Result<Self, DataError> {
-        let (folder, by_strand) = (&results.folder, results.about.by_strand);
+    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
         let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
-        let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
-        let regions = RegionReader::open(folder, facts)?;
-        Ok(Self { records, regions, by_strand })
+        Ok(Self { tables: folder.records(columns)?, by_strand })
     }
 
     /// Reads the next record, which is row `ordinal`, and its regions.
     fn next(&mut self, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
         let row = match self.by_strand {
-            true => self.records.next(|cells| entry(ordinal, cells))?,
-            false => self.records.next(|cells| called_entry(ordinal, cells))?,
+            true => self.tables.records.next(|cells| entry(ordinal, cells))?,
+            false => self.tables.records.next(|cells| called_entry(ordinal, cells))?,
         };
         let Some(mut row) = row else { return Ok(None) };
-        if let Some(regions) = &mut self.regions {
+        if let Some(regions) = &mut self.tables.regions {
             regions.take(&row.id, row.length, &mut row.regions)?;
         }
         Ok(Some(row))
-    }
-
-    /// Checks that no region is left; returns the table of records.
-    fn finish(self) -> Result<TableReader, DataError> {
-        self.regions.as_ref().map_or(Ok(()), RegionReader::expect_end)?;
-        Ok(self.records)
     }
 }
 
@@ -220,13 +185,12 @@ enum WindowRows {
 }
 
 impl WindowRows {
-    fn open(folder: &Path, by_strand: bool) -> Result<Self, DataError> {
-        let path = folder.join(WINDOWS);
+    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
         if !by_strand {
-            return Ok(Self::Called(TableReader::open(&path, &OF_A_CALLED_WINDOW)?));
+            return Ok(Self::Called(folder.windows(&OF_A_CALLED_WINDOW)?));
         }
-        let windows = TableReader::open(&path, &OF_A_WINDOW)?;
-        let frames = folder.join(FRAMES);
+        let windows = folder.windows(&OF_A_WINDOW)?;
+        let frames = folder.path.join(FRAMES);
         let frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
         Ok(Self::ByStrand { windows, frames })
     }
@@ -280,7 +244,7 @@ impl WindowRows {
 }
 
 /// Reads a run record. `Err` names a missing key.
-pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str> {
+pub(super) fn about(record: &Value) -> Result<About, &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
     let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
     let name = |path: &Value| {
@@ -307,12 +271,10 @@ pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str>
         by_strand,
         length: number(&parameters["length"], "`length`")?,
     };
-    let counts = TableFacts {
-        records: number(&counts["records"], "`counts.records`")?,
-        windows: number(&counts["windows"], "`counts.windows`")?,
-        regions: RegionFacts::of_run(record),
-    };
-    Ok((about, counts))
+    // The tables are checked against these numbers.
+    number(&counts["records"], "`counts.records`")?;
+    number(&counts["windows"], "`counts.windows`")?;
+    Ok(about)
 }
 
 /// Parses a record and checks that its columns are consistent.
@@ -325,7 +287,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
         windows: whole("n_windows", windows)?,
         scored: whole("n_scored", scored)?,
         virus: known(virus).map(|text| whole("n_virus", text)).transpose()?,
-        score: known(score).map(|text| share("virus_score", text)).transpose()?,
+        score: share_or_missing("virus_score", score)?,
         call: called(call)?,
         regions: vec![],
     };
@@ -345,7 +307,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
 fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String> {
     let [id, length, windows, score, call] = cells;
     let windows = whole("n_windows", windows)?;
-    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let score = share_or_missing("virus_score", score)?;
     let call = called(call)?;
     if score.is_none() && matches!(call, Call::Virus | Call::Other) {
         return Err("the columns contradict each other: virus_score, prediction".to_owned());
@@ -379,7 +341,7 @@ struct Place {
 fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) -> Result<Window, String> {
     let [id, start, end, score] = cells;
     if id != place.sequence {
-        if !is_of(id, &record.id, true) {
+        if !is_row_of(id, &record.id, true) {
             return Err(other_run("a window", record));
         }
         *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };
@@ -390,7 +352,7 @@ fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) ->
         return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
     };
     place.end = last;
-    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let score = share_or_missing("virus_score", score)?;
     let call = match score {
         Some(score) if score >= 0.5 => Call::Virus,
         Some(_) => Call::Other,
@@ -413,10 +375,7 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
     if id != record.id || whole("window", window)? != number {
         return Err(other_run(&format!("window {number}"), record));
     }
-    let (start, end) = (whole("start", start)?, whole("end", end)?);
-    if start == 0 || end < start || end > record.length {
-        return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
-    }
+    let [start, end] = window_bases(start, end, record.length)?;
     let score = match (known(other), known(virus)) {
         (Some(other), Some(virus)) => {
             Some(of_virus(share("score_other", other)?, share("score_virus", virus)?)?)

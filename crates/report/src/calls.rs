@@ -36,13 +36,13 @@ const MOST_CLASSES: usize = 20;
 
 /// Reads the results and composes the page.
 pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError> {
-    let mut survey = Survey::new(results.at, measured_lengths(&results.run));
+    let mut survey = Survey::new(results.at, measured_lengths(&results.folder.run));
     results.records(|row| survey.add(row))?;
     let tracks = read_tracks(&results, &survey)?;
     let notes = notes(&results)?;
     let viruses = viruses(&results)?;
 
-    let run = &results.run;
+    let run = &results.folder.run;
     let inputs: Vec<String> = run["inputs"].as_array().into_iter().flatten().filter_map(file_name).collect();
     let title = match title {
         Some(title) => Name(title).to_string(),
@@ -87,7 +87,7 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
 
 /// Summary below the title: input, model, date and counts.
 fn lead(results: &Results, survey: &Survey, untrained: bool) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let mut parts = vec![format!("{} records", whole(survey.records))];
     let models = ["caller", "head"].into_iter().find_map(|key| file_name(&run["models"][key]));
     parts.extend(models.map(|model| format!("model {}", escape(&model))));
@@ -126,7 +126,7 @@ fn thresholds(run: &Value) -> String {
 fn viruses(results: &Results) -> Result<String, DataError> {
     const HEADINGS: [&str; 8] = ["Name", "Kind", "Start", "End", "Length", "Reaches", "Virus score", "FDR"];
     let (mut rows, mut total) = (String::new(), 0);
-    results.viruses(|cells| {
+    results.folder.viruses(|cells| {
         total += 1;
         if total <= MOST_VIRUSES {
             let cells = cells.map(|cell| format!("<td>{}</td>", escape(&Name(cell).to_string())));
@@ -185,7 +185,7 @@ fn overview(results: &Results, survey: &Survey) -> String {
         card("", "Expected false calls", &decimal(survey.expected_false, 1), &detail);
     }
     let mut charts = String::new();
-    let threshold = threshold(&results.run);
+    let threshold = threshold(&results.folder.run);
     if survey.scored > 0 {
         let range = |bin: usize| {
             let edge = |bin: usize| format!("{:.3}", bin as f64 / SCORE_BINS as f64);
@@ -379,7 +379,7 @@ fn track(results: &Results, record: &TrackRecord, steps: Vec<Step>, windows: u64
     };
     let label = format!("Virus score of {windows} windows along {}", record.name);
     let length = record.length;
-    let course = Course { length, steps, regions, threshold: threshold(&results.run), label };
+    let course = Course { length, steps, regions, threshold: threshold(&results.folder.run), label };
     format!(
         "<figure>\n<figcaption><h3>{}</h3><p>{call}, score {:.4}, {} bases, {} windows</p></figcaption>\n{}{below}</figure>\n",
         escape(&record.name),
@@ -483,7 +483,7 @@ fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
 
 /// What is known about wrong calls of the run.
 fn errors(results: &Results, survey: &Survey) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let rows = run["calling"]["calibration"]["lengths"].as_array().map(Vec::as_slice).unwrap_or_default();
     if results.form == Form::VirNucPro || rows.is_empty() {
         return "<p>The run record states no measured error rates: the scores of this model are not calibrated. A score orders \
@@ -577,7 +577,7 @@ fn threshold(run: &Value) -> Option<f64> {
 
 /// Parameters, versions, inputs and models.
 fn facts(results: &Results) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let mut facts: Vec<(String, String)> = vec![("version".to_owned(), text(&run["plimsoll"]))];
     let inputs: Vec<String> = run["inputs"].as_array().into_iter().flatten().map(text).collect();
     facts.push(("input".to_owned(), some_of(&inputs, 10)));
@@ -613,7 +613,7 @@ fn facts(results: &Results) -> String {
 /// The notes of the run: counts by kind and the first rows.
 fn notes(results: &Results) -> Result<String, DataError> {
     let (mut kinds, mut rows, mut total): (BTreeMap<String, u64>, _, _) = (BTreeMap::new(), String::new(), 0);
-    results.notes(|cells| {
+    results.folder.notes(|cells| {
         let cells = cells.map(|cell| Name(cell).to_string());
         // The kinds are a small set; a file with more is cut, so that memory stays bounded.
         if kinds.len() < MOST_NOTES || kinds.contains_key(&cells[1]) {

@@ -46,7 +46,7 @@ pub enum VirusError {
     CallerModel {
         /// Name of the caller.
         model: String,
-        /// What is missing.
+        /// The missing task or vocabulary, as a part of the message.
         what: String,
     },
     /// Mates in an odd number of files.
@@ -93,7 +93,7 @@ pub enum VirusError {
         /// The file.
         path: PathBuf,
     },
-    /// Windows of another length than those of the calibration.
+    /// A window length other than that of the calibration.
     #[error(
         "{given}: the caller is calibrated for windows of {window} bases; omit {setting}",
         given = Setting::Length.to(length),
@@ -110,7 +110,7 @@ pub enum VirusError {
     Calibration {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault, as a part of the message.
         what: String,
     },
     /// A prediction to be planned for a CPU other than the local one.

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 
 /// Names of the journals, from which an interrupted run is resumed.
-pub const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
+pub const JOURNALS: [&str; 2] = [resume::RESULTS_JOURNAL, resume::EMBEDDINGS_JOURNAL];
 
 /// Maximum size of a run record in bytes; a longer file is no record.
 const LONGEST_RECORD: u64 = 256 << 20;
@@ -23,7 +23,7 @@ const LONGEST_RECORD: u64 = 256 << 20;
 /// State of the output folder.
 pub enum FolderState {
     /// Nothing that prevents writing results.
-    Nothing,
+    Writable,
     /// The run record of complete results.
     Record(Value),
 }
@@ -57,7 +57,6 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
         return Ok(FolderState::Record(value));
     }
     let written = written_by_runs(dir);
-    let is_ours = |name: &str| written.iter().any(|list| list.has(dir, name));
     let mut leftovers = vec![];
     for entry in fs::read_dir(dir).map_err(RuntimeError::io(dir))? {
         let path = entry.map_err(RuntimeError::io(dir))?.path();
@@ -67,7 +66,7 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
         } else if name == live::FILE && live::LiveState::read(dir).is_some_and(|state| state.process_id > 0) {
             // The state of a killed run.
         } else if FILES.contains(&name.as_str()) {
-            if !force && !is_ours(&name) {
+            if !force && !is_unchanged(&written, dir, &name) {
                 return Err(VirusError::NotWrittenByUs { path });
             }
         } else if name == COMMIT && !written.is_empty() {
@@ -78,7 +77,7 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
     }
     // Only after the whole folder was inspected: nothing is removed from a folder with foreign files.
     leftovers.iter().for_each(|path| remove_leftover(path));
-    Ok(FolderState::Nothing)
+    Ok(FolderState::Writable)
 }
 
 /// Checks that all result files in a folder with the record of an earlier run were written by runs, because a run that
@@ -88,24 +87,31 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
 /// A file with the name of a result that no run wrote, or that was changed since.
 pub fn check_written(dir: &Path) -> Result<(), VirusError> {
     let written = written_by_runs(dir);
-    let is_ours = |name: &str| written.iter().any(|list| list.has(dir, name));
-    let mut there = FILES.iter().filter(|name| **name != RUN_RECORD && dir.join(name).exists());
-    match there.find(|name| !is_ours(name)) {
-        Some(name) => Err(VirusError::NotWrittenByUs { path: dir.join(name) }),
-        None => Ok(()),
+    for name in FILES.into_iter().filter(|name| *name != RUN_RECORD) {
+        let path = dir.join(name);
+        if path.exists() && !is_unchanged(&written, dir, name) {
+            return Err(VirusError::NotWrittenByUs { path });
+        }
     }
+    Ok(())
+}
+
+/// Whether a run wrote the file `name` as it is now.
+fn is_unchanged(written: &[WrittenFiles], dir: &Path, name: &str) -> bool {
+    written.iter().any(|list| list.has(dir, name))
 }
 
 /// The files that runs wrote to the folder: the list of the run record, and the lists that a run leaves if it is killed while
 /// it gives its files their names.
 pub(crate) fn written_by_runs(dir: &Path) -> Vec<WrittenFiles> {
     // Without a record, every file is foreign.
-    let text = |name: &str| bounded::read_text(&dir.join(name), LONGEST_RECORD).unwrap_or_default();
-    let commit: Value = serde_json::from_str(&text(COMMIT)).unwrap_or_default();
+    let commit = bounded::read_text(&dir.join(COMMIT), LONGEST_RECORD).unwrap_or_default();
+    let record = bounded::read_text(&dir.join(RUN_RECORD), LONGEST_RECORD).unwrap_or_default();
+    let commit: Value = serde_json::from_str(&commit).unwrap_or_default();
     let mut lists: Vec<WrittenFiles> = serde_json::from_value(commit["lists"].clone()).unwrap_or_default();
-    let of_record = WrittenFiles::of_record(&text(RUN_RECORD));
-    if of_record.names().next().is_some() {
-        lists.push(of_record);
+    let recorded = WrittenFiles::of_record(&record);
+    if recorded.names().next().is_some() {
+        lists.push(recorded);
     }
     lists
 }
@@ -113,8 +119,8 @@ pub(crate) fn written_by_runs(dir: &Path) -> Vec<WrittenFiles> {
 /// Whether `name` is the name of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,
 /// process id, count) or `.sort.123-4.part`.
 fn is_leftover(name: &str) -> bool {
-    let is_ours = |file: &str| ["sort", live::FILE, COMMIT].contains(&file) || FILES.contains(&file);
-    target_of_temporary(name).is_some_and(is_ours)
+    target_of_temporary(name)
+        .is_some_and(|file| ["sort", live::FILE, COMMIT].contains(&file) || FILES.contains(&file))
 }
 
 #[cfg(test)]

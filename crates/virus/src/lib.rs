@@ -14,11 +14,10 @@ pub mod planned;
 
 pub use error::VirusError;
 pub use methods::caller;
-pub use methods::caller::caller_window;
 pub use methods::caller::score::LengthThreshold;
 pub use options::{
-    CallerOptions, MethodOptions, Models, Options, Shard, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
-    usual_workers,
+    CallerOptions, MethodOptions, Models, PredictOptions, USUAL_LENGTH, USUAL_PREFETCH, VirNucProOptions,
+    WindowShard, usual_workers,
 };
 pub use output::{CallsSummary, VirusRow};
 pub use pipeline::record::{
@@ -29,17 +28,16 @@ pub use plimsoll_data::sequence::{Listing, stem};
 
 use folder::FolderState;
 use methods::Method;
-use output::Counts;
+use output::ResultCounts;
 use pipeline::journal::InputStamps;
-use pipeline::queues::{HostWork, QueueSizes};
+use pipeline::queues::{HostWork, QueueCandidate};
 use pipeline::record;
-use pipeline::resume::{self, Keys};
-use pipeline::run::Run;
+use pipeline::resume::{self, JournalKeys};
+use pipeline::run::PredictRun;
 use plimsoll_data::alphabet::Alphabet;
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_exec::Executor;
-use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::ProcessMemory;
@@ -56,7 +54,7 @@ pub struct PredictReport {
     /// Whether the results were already complete, so that nothing was computed.
     pub already_complete: bool,
     /// The shard that was computed; its journal is the result, to be merged later.
-    pub shard: Option<Shard>,
+    pub shard: Option<WindowShard>,
     /// Number of sequences (open reading frames, or windows of a caller) with non-finite values.
     pub failed: u64,
     /// Number of rows of notes.tsv.
@@ -64,7 +62,7 @@ pub struct PredictReport {
     /// Contents of run.json.
     pub run_record: PredictRecord,
     /// Counts of records, windows and calls.
-    pub counts: Counts,
+    pub counts: ResultCounts,
     /// Folder of the results.
     pub output_dir: PathBuf,
     /// Whether the models have trained weights.
@@ -87,11 +85,12 @@ pub struct PredictReport {
 /// # Errors
 /// See [`VirusError`]. After an error or an interruption, finished windows are in the journal in the output
 /// folder, and an equal call without `force` resumes from it, unless the input can be read only once.
-pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
+pub fn predict(options: &PredictOptions, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
     let start = Instant::now();
-    look_at_inputs(options)?;
+    check_sequence_files(options)?;
     let method = methods::open(options, observer)?;
-    predict_one(options, &*method, None, start, &mut None, observer)
+    let prediction = FolderPrediction { options, method: &*method, shared: None, start };
+    predict_one(&prediction, &mut None, observer)
 }
 
 /// Runs a prediction for each input, into the folder `<stem>` inside the output folder, or `<stem>_plimsoll` if no
@@ -100,37 +99,42 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Predict
 /// # Errors
 /// Two inputs with the same folder, before anything is computed; otherwise as [`predict`], for the first input
 /// that fails.
-pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<PredictReport>, VirusError> {
+pub fn predict_each(
+    options: &PredictOptions,
+    observer: &mut dyn Observer,
+) -> Result<Vec<PredictReport>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
-        let folder = match options.output_dir.as_os_str().is_empty() {
-            true => PathBuf::from(format!("{}_plimsoll", stem(input))),
-            false => options.output_dir.join(stem(input)),
+        let folder = if options.output_dir.as_os_str().is_empty() {
+            PathBuf::from(format!("{}_plimsoll", stem(input)))
+        } else {
+            options.output_dir.join(stem(input))
         };
-        if let Some((_, other)) = folders.iter().find(|(f, _)| *f == folder) {
-            let (one, other) = ((*other).clone(), input.clone());
-            return Err(VirusError::SameFolder { one, other, folder });
+        if let Some((_, earlier)) = folders.iter().find(|(f, _)| *f == folder) {
+            return Err(VirusError::SameFolder { one: (*earlier).clone(), other: input.clone(), folder });
         }
         folders.push((folder, input));
     }
     let settings = &options.settings;
     let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
     let budget = settings.read_budget()?;
-    look_at_inputs(options)?;
+    check_sequence_files(options)?;
     let method = methods::open(options, observer)?;
     let shared =
-        Shared { budget, replicas, process: ProcessMemory::of(settings), files: options.input_files() };
+        SharedAcrossInputs { budget, replicas, process: ProcessMemory::of(settings), files: options.input_files() };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
-        let one = Options { inputs: vec![input.clone()], output_dir, ..options.clone() };
-        reports.push(predict_one(&one, &*method, Some(&shared), Instant::now(), &mut warm, observer)?);
+        let options = &PredictOptions { inputs: vec![input.clone()], output_dir, ..options.clone() };
+        let prediction =
+            FolderPrediction { options, method: &*method, shared: Some(&shared), start: Instant::now() };
+        reports.push(predict_one(&prediction, &mut warm, observer)?);
     }
     Ok(reports)
 }
 
 /// Values shared by several inputs, so that one plan serves all of them.
-struct Shared {
+struct SharedAcrossInputs {
     budget: Budget,
     /// Maximum number of replicas.
     replicas: usize,
@@ -141,18 +145,25 @@ struct Shared {
 }
 
 /// Executors with loaded weights, for the next run with the same models.
-pub(crate) type Warm = Option<Vec<Executor>>;
+pub(crate) type WarmExecutors = Option<Vec<Executor>>;
 
-/// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
-/// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.
-fn predict_one(
-    options: &Options,
-    method: &dyn Method,
-    shared: Option<&Shared>,
+/// A prediction into one output folder, with the opened method.
+pub(crate) struct FolderPrediction<'a> {
+    options: &'a PredictOptions,
+    method: &'a dyn Method,
+    /// `None` for a prediction with a folder and a plan of its own.
+    shared: Option<&'a SharedAcrossInputs>,
     start: Instant,
-    warm: &mut Warm,
+}
+
+/// Runs a prediction, or reports that its results are already complete. `warm` holds the executors of the preceding input, and
+/// receives the executors of this input.
+pub(crate) fn predict_one(
+    prediction: &FolderPrediction<'_>,
+    warm: &mut WarmExecutors,
     observer: &mut dyn Observer,
 ) -> Result<PredictReport, VirusError> {
+    let FolderPrediction { options, method, shared, start } = *prediction;
     let mut watch = Watch::start("predict", Some(&options.output_dir), options.settings.machines(1));
     watch.end_stage("start", None);
     // Held until the run ends: two runs in one folder would overwrite each other's files.
@@ -163,14 +174,14 @@ fn predict_one(
             format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
-    let is_shard = among(&options.output_dir, &options.merge);
+    let is_shard = contains_folder(&options.merge, &options.output_dir);
     let files = shared.map_or_else(|| options.input_files(), |shared| shared.files.clone());
     folder::check_inputs(&options.output_dir, &files, is_shard)?;
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, method, inputs, stamps)).transpose()?;
-    if let Some(report) = already_there(options, method, inputs.as_deref(), keys.as_ref())? {
+    let keys = inputs.as_deref().map(|inputs| JournalKeys::new(options, method, inputs, stamps)).transpose()?;
+    if let Some(report) = complete_results(options, method, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
@@ -178,7 +189,7 @@ fn predict_one(
     }
     watch.end_stage("opened", None);
     let (budget, replicas) = match shared {
-        Some(Shared { budget, replicas, .. }) => (budget.clone(), *replicas),
+        Some(SharedAcrossInputs { budget, replicas, .. }) => (budget.clone(), *replicas),
         None => {
             let replicas = options.settings.most_replicas(replicas_for_input(&options.inputs));
             (options.settings.read_budget()?, replicas)
@@ -189,14 +200,15 @@ fn predict_one(
     let measured = MeasuredHost { budget: &budget, before, are_files: inputs.is_some() };
     let hosts = hosts(work, &measured, observer)?;
     let chosen = Cell::new(0);
-    let run = Run { options, method, budget, replicas, keys, inputs, hosts, chosen };
-    let done = match options.merge.is_empty() {
-        true => run.stages(start, &mut watch, warm, observer),
-        false => run.merge(start, &mut watch, observer),
+    let run = PredictRun { options, method, budget, replicas, keys, inputs, hosts, chosen };
+    let report = if options.merge.is_empty() {
+        run.stages(start, &mut watch, warm, observer)
+    } else {
+        run.merge(start, &mut watch, observer)
     };
     // However the run ended: the folder of a run that failed before its first result must be empty.
     watch.finish();
-    done
+    report
 }
 
 /// Budget and measurements from which the memory lines of a process follow.
@@ -208,31 +220,47 @@ struct MeasuredHost<'a> {
     are_files: bool,
 }
 
-/// Returns the candidate queue sizes for the input, each with the memory lines of the process. With a budget
-/// for host memory, input files are read once to measure their longest record; for a pipe, bounds derived
-/// from the budget are assumed.
+/// Returns the candidate queue sizes for the input. With a budget for host memory, input files are read once to measure their
+/// longest record; for a pipe, bounds derived from the budget are assumed.
 fn hosts(
     work: HostWork<'_>,
     measured: &MeasuredHost<'_>,
     observer: &dyn Observer,
-) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
+) -> Result<Vec<QueueCandidate>, RuntimeError> {
     let options = work.options;
-    let process = || measured.before.cloned().or_else(|| ProcessMemory::of(&options.settings));
-    let measure = || {
-        if measured.are_files {
-            extent(&options.inputs, &|| stopped(observer, "nothing had begun"))
-        } else {
-            Ok(measured.budget.of_pipe().unwrap_or_default())
-        }
-    };
-    planned::hosts(work, measured.budget, process, measure)
+    planned::hosts(
+        work,
+        measured.budget,
+        || measured.before.cloned().or_else(|| ProcessMemory::of(&options.settings)),
+        || {
+            if measured.are_files {
+                extent(&options.inputs, &|| stopped(observer, "nothing had begun"))
+            } else {
+                Ok(measured.budget.of_pipe().unwrap_or_default())
+            }
+        },
+    )
 }
 
 /// Whether `folder` is one of `folders`, after resolving symbolic links and relative paths.
-pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
-    let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let folder = place(folder);
-    folders.iter().any(|other| place(other) == folder)
+pub(crate) fn contains_folder(folders: &[PathBuf], folder: &Path) -> bool {
+    let folder = canonical(folder);
+    folders.iter().any(|other| canonical(other) == folder)
+}
+
+/// The path without symbolic links; the path itself if it does not exist.
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
+/// built-in caller.
+///
+/// # Errors
+/// A folder that is not that of a caller with its calibration.
+pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
+    let (_, calibration) = caller::open_files(folder)?;
+    Ok(calibration.window as usize)
 }
 
 /// Lists the files of nucleotide sequences that `paths` stand for: files, and those files of folders.
@@ -244,7 +272,7 @@ pub fn nucleotide_files(paths: &[PathBuf]) -> Result<Listing, VirusError> {
 }
 
 /// Checks that all inputs exist and look like sequence files, before models are opened.
-fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
+fn check_sequence_files(options: &PredictOptions) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
         plimsoll_data::sequence::look(path)?;
@@ -254,23 +282,24 @@ fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
 
 /// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
 /// result of another run.
-fn already_there(
-    options: &Options,
+fn complete_results(
+    options: &PredictOptions,
     method: &dyn Method,
     inputs: Option<&[Input]>,
-    keys: Option<&Keys>,
+    keys: Option<&JournalKeys>,
 ) -> Result<Option<PredictReport>, VirusError> {
     let FolderState::Record(old) = folder::inspect(&options.output_dir, options.force)? else {
         return Ok(None);
     };
-    let output_dir = || options.output_dir.clone();
+    let folder = options.output_dir.clone();
     let Some(inputs) = inputs else {
-        return Err(VirusError::ResultOfPipe { folder: output_dir() });
+        return Err(VirusError::ResultOfPipe { folder });
     };
     // A merge computes nothing, so the device's arithmetic does not matter.
-    let arithmetic = match options.merge.is_empty() {
-        true => to_json(&options.settings.arithmetic()?),
-        false => old["identity"]["arithmetic"].clone(),
+    let arithmetic = if options.merge.is_empty() {
+        to_json(&options.settings.arithmetic()?)
+    } else {
+        old["identity"]["arithmetic"].clone()
     };
     let identity = record::identity(options, method, inputs, arithmetic);
     if let Some(what) = folder::difference(&old["identity"], &identity) {
@@ -279,30 +308,30 @@ fn already_there(
             folder::check_written(&options.output_dir)?;
             return Ok(None);
         }
-        return Err(VirusError::OtherResult { folder: output_dir(), what });
+        return Err(VirusError::OtherResult { folder, what });
     }
     if options.shard.is_some() {
-        return Err(VirusError::ResultNoShard { folder: output_dir() });
+        return Err(VirusError::ResultNoShard { folder });
     }
     // Tables contain the input names, which are not part of the identity.
     let names = to_json(&record::names(inputs));
     if old["inputs"] != names {
-        let (before, now) = (old["inputs"].to_string(), names.to_string());
-        return Err(VirusError::OtherName { folder: output_dir(), before, now });
+        let before = old["inputs"].to_string();
+        return Err(VirusError::OtherName { folder, before, now: names.to_string() });
     }
     // The process was killed after writing run.json and before removing the journals.
-    keys.map_or(Ok(()), Keys::remove_left)?;
+    keys.map_or(Ok(()), JournalKeys::remove_leftovers)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
-        return Err(VirusError::StrictNotes { folder: output_dir(), notes });
+        return Err(VirusError::StrictNotes { folder, notes });
     }
     Ok(Some(PredictReport {
         already_complete: true,
         shard: None,
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
         notes,
-        counts: Counts::from_record(&old),
-        output_dir: options.output_dir.clone(),
+        counts: ResultCounts::from_record(&old),
+        output_dir: folder,
         trained: method.is_trained(),
         calls: None,
         seconds: 0.0,

@@ -2,8 +2,8 @@
 //! arithmetic, write identical bytes.
 
 use crate::folder::JOURNALS;
-use crate::methods::caller::calibration::Preset;
-use crate::methods::caller::score::{Limits, Threshold};
+use crate::methods::caller::calibration::ThresholdPreset;
+use crate::methods::caller::score::{CallLimits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_data::outputs::InputFiles;
 use plimsoll_runtime::{Settings, hub, machine};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Options of a prediction.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PredictOptions {
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
     /// Folder of the results.
@@ -34,7 +34,7 @@ pub struct Options {
     /// Interval between two commits of the journal; 0 commits whenever a window is finished.
     pub commit_every: Duration,
     /// Shard of the windows to compute, for a later merge; `None` for all windows.
-    pub shard: Option<Shard>,
+    pub shard: Option<WindowShard>,
     /// Folders of shards whose results are merged; if not empty, nothing is computed.
     pub merge: Vec<PathBuf>,
     /// Whether `predictions.tsv` and `windows.tsv` have a column `source` with the input file of each row.
@@ -53,9 +53,9 @@ pub const USUAL_LENGTH: usize = 500;
 pub const USUAL_PREFETCH: usize = 2;
 
 /// Maximum default number of reading and translating threads per device.
-const WORKERS_OF_DEVICE: usize = 8;
+const MAX_WORKERS_PER_DEVICE: usize = 8;
 
-impl Options {
+impl PredictOptions {
     /// A prediction on these machines with the usual settings: windows of [`USUAL_LENGTH`] bases, all windows, no file replaced.
     pub fn usual(inputs: Vec<PathBuf>, output_dir: PathBuf, method: MethodOptions, settings: Settings) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Options {
 
 /// Default number of threads that read and translate.
 pub fn usual_workers(settings: &Settings) -> usize {
-    machine::cores().min(WORKERS_OF_DEVICE * settings.device.count())
+    machine::cores().min(MAX_WORKERS_PER_DEVICE * settings.device.count())
 }
 
 /// A method of finding viral sequences, with its options.
@@ -128,7 +128,7 @@ impl VirNucProOptions {
 pub struct CallerOptions {
     /// Folder of the caller: config.json, model.safetensors and calibration.json; `None` is the built-in caller.
     pub folder: Option<PathBuf>,
-    /// What decides whether a record is called virus.
+    /// The threshold from which on a record is called virus.
     pub threshold: Threshold,
     /// Largest false discovery rate of a record that is called virus; `None` without a limit.
     pub max_fdr: Option<f64>,
@@ -137,7 +137,7 @@ pub struct CallerOptions {
     /// Whether the records are mates of pairs: in two files, or one after another.
     pub paired: bool,
     /// Limits on records that can be called.
-    pub limits: Limits,
+    pub limits: CallLimits,
 }
 
 impl CallerOptions {
@@ -145,31 +145,31 @@ impl CallerOptions {
     pub fn usual(folder: Option<PathBuf>) -> Self {
         Self {
             folder,
-            threshold: Threshold::Preset(Preset::Default),
+            threshold: Threshold::Preset(ThresholdPreset::Default),
             max_fdr: None,
             prevalence: 0.5,
             paired: false,
-            limits: Limits::default(),
+            limits: CallLimits::default(),
         }
     }
 }
 
-/// One of several shares of the windows: windows are dealt to the shards in turn, in groups of consecutive windows.
+/// A shard of the windows. Groups of consecutive windows are assigned to the shards in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct WindowShard {
     /// Number of the shard, from 1.
     pub number: u64,
     /// Total number of shards.
     pub of: u64,
 }
 
-impl Shard {
+impl WindowShard {
     /// Number of consecutive windows in a group.
-    const RUN: u64 = 256;
+    const GROUP: u64 = 256;
 
     /// Whether window `number` of the input belongs to the shard.
     pub fn contains(self, number: u64) -> bool {
-        number / Self::RUN % self.of == self.number - 1
+        number / Self::GROUP % self.of == self.number - 1
     }
 }
 
@@ -184,7 +184,7 @@ pub struct Models {
     pub head: Option<PathBuf>,
 }
 
-impl Options {
+impl PredictOptions {
     /// The files that a run with these options reads: sequences, models, and the folders of merged shards.
     pub fn input_files(&self) -> InputFiles {
         let mut files = InputFiles::default();

@@ -1,12 +1,12 @@
 //! Planning of predictions, for `predict` and for `plimsoll plan --predict`, which loads no weights. Invariant:
-//! both choose stages, steps and queue sizes with `choose` and `hosts`.
+//! both choose stages, steps and queue sizes with `StageSearch` and `hosts`.
 
 use crate::VirusError;
 use crate::methods::{self, PlannedMethod, PlannedModel};
-use crate::options::Options;
-use crate::pipeline::queues::HostWork;
+use crate::options::PredictOptions;
 pub use crate::pipeline::queues::QueueSizes;
-use crate::pipeline::shape::{HEAD_ROWS, Shape};
+use crate::pipeline::queues::{HostWork, QueueCandidate};
+use crate::pipeline::shape::{HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::sequence::{Extent, extent};
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
@@ -25,15 +25,15 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 /// Number of records that is assumed if no input is given.
-const RECORDS: u64 = 1_000_000;
+const ASSUMED_RECORDS: u64 = 1_000_000;
 /// Length in bytes of the longest name and title that is assumed if no input is given.
-const NAME: u64 = 64;
+const ASSUMED_NAME: u64 = 64;
 
 /// A request to plan a prediction.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct PredictPlanRequest {
     /// Options of the prediction; inputs may be empty, and models that are not on this machine are not opened.
-    pub options: Options,
+    pub options: PredictOptions,
     /// Length of a read in bases, for the expected speed.
     pub read_length: u64,
     /// Average number of open reading frames per window, for the expected speed.
@@ -44,7 +44,7 @@ pub struct Request {
 
 /// The plan of a prediction.
 #[derive(Debug)]
-pub struct Planned {
+pub struct PlannedPrediction {
     target: Target,
     budget: Bytes,
     models: Vec<PlannedModel>,
@@ -52,7 +52,7 @@ pub struct Planned {
     stages: Vec<StagePlan>,
     process: Vec<Staging>,
     queues: QueueSizes,
-    reads: Reads,
+    reads: ReadThroughput,
     /// The optimisations in effect in each stage, if they were requested.
     effects: Option<Vec<Vec<Effect>>>,
 }
@@ -68,7 +68,7 @@ struct StagePlan {
 
 /// Expected throughput for reads of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Reads {
+pub struct ReadThroughput {
     /// Length of a read in bases.
     #[serde(rename = "bases")]
     pub length: u64,
@@ -77,9 +77,9 @@ pub struct Reads {
     /// Average number of open reading frames per window.
     #[serde(rename = "orfs_of_a_window")]
     pub orfs: f64,
-    /// Whether the time depends on `orfs`.
+    /// Name of the sequences whose number in a window is `orfs`; `None` for a method that fixes this number itself.
     #[serde(skip)]
-    pub has_orfs: bool,
+    pub sequence: Option<&'static str>,
     /// Expected reads per second.
     pub per_second: f64,
 }
@@ -105,7 +105,7 @@ pub struct PredictPlanReport {
     /// Peak memory over the stages, including the process if it counts against the same memory.
     pub peak_bytes: Bytes,
     /// Expected speed.
-    pub reads: Reads,
+    pub reads: ReadThroughput,
 }
 
 /// The plan of a stage of a prediction for reports.
@@ -183,119 +183,154 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 /// # Errors
 /// Models of the wrong family, a head that cannot be read, inputs that cannot be read, or a plan that does not
 /// fit the budget.
-pub fn plan(request: &Request) -> Result<Planned, VirusError> {
-    let Request { options, .. } = request;
+pub fn plan(request: &PredictPlanRequest) -> Result<PlannedPrediction, VirusError> {
+    let PredictPlanRequest { options, .. } = request;
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
-    crate::look_at_inputs(options)?;
+    crate::check_sequence_files(options)?;
     let PlannedMethod { models, shape, opened } = methods::plan(options)?;
     let budget = settings.read_budget()?;
-    let process = || ProcessMemory::of(settings);
-    let measure = || {
-        let assumed = Extent {
-            records: RECORDS,
-            longest: request.read_length,
-            longest_name: NAME,
-            longest_title: NAME,
-            name: String::new(),
-        };
-        if options.inputs.is_empty() {
-            return Ok(assumed);
-        }
-        extent(&options.inputs, &|| Ok(()))
-    };
     let work = HostWork { options, costs: shape.host, is_trained: true };
-    let hosts = hosts(work, &budget, process, measure)?;
-    let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
-    let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
-    let stages = stages(&planned, &shape).iter().zip(planned.programs());
-    let stages: Vec<StagePlan> = stages
-        .map(|(&stage, program)| StagePlan { stage, about: shape.about(stage), program: program.clone() })
-        .collect();
+    let hosts = hosts(
+        work,
+        &budget,
+        || Process::of(settings),
+        || {
+            if !options.inputs.is_empty() {
+                return extent(&options.inputs, &|| Ok(()));
+            }
+            Ok(Extent {
+                records: ASSUMED_RECORDS,
+                longest: request.read_length,
+                longest_name: ASSUMED_NAME,
+                longest_title: ASSUMED_NAME,
+                name: String::new(),
+            })
+        },
+    )?;
+    let replicas = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
+    let search = StageSearch {
+        hosts: &hosts,
+        settings,
+        shape: &shape,
+        replicas: settings.most_replicas(replicas),
+        reread: true,
+    };
+    let planned = search.plan(&budget)?;
+    let mut stages = vec![];
+    for (&stage, program) in stages_of(&planned, &shape).iter().zip(planned.programs()) {
+        stages.push(StagePlan { stage, about: shape.about(stage), program: program.clone() });
+    }
     let chosen = planned.budget();
     // Held until here, so that the measurements of the process in `hosts` included the opened models.
     drop(opened);
-    let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((QueueSizes::USUAL, vec![]));
-    let reads = reads(request, &shape, &stages)?;
-    let (target, length) = (settings.target()?, shape.length);
-    let budget = budget.bytes;
-    let effects = match request.explain {
-        true => Some(effects(&shape, settings, &stages)?),
-        false => None,
-    };
-    Ok(Planned { target, budget, models, length, stages, process, queues, reads, effects })
+    let QueueCandidate { queues, process } = hosts.into_iter().nth(chosen).unwrap_or(QueueCandidate::UNLIMITED);
+    let reads = read_throughput(request, &shape, &stages)?;
+    let target = settings.target()?;
+    let effects = if request.explain { Some(effects(&shape, settings, &stages)?) } else { None };
+    Ok(PlannedPrediction {
+        target,
+        budget: budget.bytes,
+        models,
+        length: shape.length,
+        stages,
+        process,
+        queues,
+        reads,
+        effects,
+    })
 }
 
 /// The optimisations in effect in each stage.
-fn effects(shape: &Shape, settings: &Settings, stages: &[StagePlan]) -> Result<Vec<Vec<Effect>>, VirusError> {
-    let target = |replicas| Ok(settings.machines(replicas)[0].target()?);
-    let of_stage = |StagePlan { stage, program, .. }: &StagePlan| {
-        let of_precision = |precision| shape.planned(*stage, precision);
-        Ok(explain::of_stage(&of_precision, settings.precision()?, &target, program)?)
-    };
-    stages.iter().map(of_stage).collect()
+fn effects(
+    shape: &MethodShape,
+    settings: &Settings,
+    stages: &[StagePlan],
+) -> Result<Vec<Vec<Effect>>, VirusError> {
+    let mut effects = vec![];
+    for StagePlan { stage, program, .. } in stages {
+        effects.push(explain::of_stage(
+            &|precision| shape.planned(*stage, precision),
+            settings.precision()?,
+            &|replicas| Ok(settings.machines(replicas)[0].target()?),
+            program,
+        )?);
+    }
+    Ok(effects)
 }
 
-/// Returns the candidate queue sizes, largest first, each with the memory lines of the process; a single candidate if
-/// host memory has no budget. `measure` is called only with a budget, and `process` is called again after it, since
-/// measuring allocates memory.
+/// Returns the candidate queue sizes, largest first; a single candidate if host memory has no budget. `measure` is called only
+/// with a budget, and `process` is called again after it, since measuring allocates memory.
 pub(crate) fn hosts(
     work: HostWork<'_>,
     budget: &Budget,
     process: impl Fn() -> Option<ProcessMemory>,
     measure: impl FnOnce() -> Result<Extent, RuntimeError>,
-) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
+) -> Result<Vec<QueueCandidate>, RuntimeError> {
     if process().is_none() {
-        return Ok(vec![(QueueSizes::USUAL, vec![])]);
+        return Ok(vec![QueueCandidate::UNLIMITED]);
     }
     let extent = measure()?;
-    let Some(process) = process() else { return Ok(vec![(QueueSizes::USUAL, vec![])]) };
-    let line = budget.of_host();
-    let billed = |queues: QueueSizes| {
+    let Some(process) = process() else { return Ok(vec![QueueCandidate::UNLIMITED]) };
+    let mut candidates = vec![];
+    for queues in QueueSizes::within(budget.of_host(), work, &extent) {
         let mut process = process.clone();
         queues.bill(work, &extent, &mut process);
-        (queues, process.lines)
-    };
-    Ok(QueueSizes::within(line, work, &extent).map(billed).collect())
+        candidates.push(QueueCandidate { queues, process: process.lines });
+    }
+    Ok(candidates)
 }
 
-/// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the first
-/// encoder before the others if that does not fit. `reread` says whether the input can be read a second time.
-pub(crate) fn choose<'a>(
-    hosts: &[(QueueSizes, Vec<Staging>)],
-    settings: &Settings,
-    budget: &Budget,
-    shape: &'a Shape,
-    replicas: usize,
-    reread: bool,
-) -> Result<session::PlannedStages<'a>, RuntimeError> {
-    let precision = settings.precision()?;
-    let stages =
-        |stages: &[PredictStage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
-    // An input that can be read only once has no second pass.
-    let alternatives = shape.alternatives();
-    let alternatives = if reread { alternatives } else { &alternatives[..1] };
-    settings.plan_stages(session::StagesRequest {
-        alternatives: alternatives.iter().copied().map(stages).collect(),
-        replicas,
-        tokens: settings.tokens,
-        budgets: hosts.iter().map(|(_, process)| budget.with(process.clone())).collect(),
-    })
+/// Search for the stages and the queue sizes of a prediction.
+#[derive(Clone, Copy)]
+pub(crate) struct StageSearch<'s, 'a> {
+    pub(crate) shape: &'s MethodShape,
+    /// Candidate queue sizes, largest first.
+    pub(crate) hosts: &'a [QueueCandidate],
+    pub(crate) settings: &'a Settings,
+    /// Maximum number of CPU replicas.
+    pub(crate) replicas: usize,
+    /// Whether the input can be read a second time.
+    pub(crate) reread: bool,
+}
+
+impl<'s> StageSearch<'s, '_> {
+    /// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the first
+    /// encoder before the others if that does not fit.
+    pub(crate) fn plan(&self, budget: &Budget) -> Result<session::PlannedStages<'s>, RuntimeError> {
+        let Self { shape, hosts, settings, replicas, reread } = *self;
+        let precision = settings.precision()?;
+        let divisions = shape.alternatives();
+        // An input that can be read only once has no second pass.
+        let divisions = if reread { divisions } else { &divisions[..1] };
+        let mut alternatives = vec![];
+        for stages in divisions {
+            alternatives.push(stages.iter().map(|stage| shape.planned(*stage, precision)).collect());
+        }
+        settings.plan_stages(session::StagesRequest {
+            alternatives,
+            replicas,
+            tokens: settings.tokens,
+            budgets: hosts.iter().map(|host| budget.with(host.process.clone())).collect(),
+        })
+    }
 }
 
 /// Returns the stages of a plan, in the order of its programs.
-pub(crate) fn stages(planned: &session::PlannedStages<'_>, shape: &Shape) -> &'static [PredictStage] {
+pub(crate) fn stages_of(planned: &session::PlannedStages<'_>, shape: &MethodShape) -> &'static [PredictStage] {
     shape.alternatives()[planned.alternative()]
 }
 
-/// Returns the index of the queue sizes for a merge, which runs no models and only needs the memory of the process.
-pub(crate) fn choose_alone(
-    hosts: &[(QueueSizes, Vec<Staging>)],
+/// Returns the index of the queue sizes for a run without models, which only needs the memory of the process. `work` names the
+/// run in the refusal.
+pub(crate) fn queues_without_models(
+    hosts: &[QueueCandidate],
     budget: &Budget,
+    work: &str,
 ) -> Result<usize, RuntimeError> {
     let mut refusal = Ok(0);
-    for (number, (_, process)) in hosts.iter().enumerate() {
-        refusal = budget.with(process.clone()).admits_process("the merge").map(|()| number);
+    for (number, host) in hosts.iter().enumerate() {
+        refusal = budget.with(host.process.clone()).admits_process(work).map(|()| number);
         if refusal.is_ok() {
             break;
         }
@@ -305,8 +340,12 @@ pub(crate) fn choose_alone(
 
 /// Computes the expected throughput in reads per second, assuming that all steps are full and that a sequence takes the share
 /// of a step that corresponds to its tokens (encoders) or its row (head).
-fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads, RuntimeError> {
-    let Request { options, read_length, orfs, .. } = request;
+fn read_throughput(
+    request: &PredictPlanRequest,
+    shape: &MethodShape,
+    stages: &[StagePlan],
+) -> Result<ReadThroughput, RuntimeError> {
+    let PredictPlanRequest { options, read_length, orfs, .. } = request;
     let lengths = (shape.window_lengths)(*read_length as usize, options.length);
     let sequences_of_window = shape.sequences_of_window.map_or(*orfs, |count| count as f64);
     let mut seconds = 0.0;
@@ -325,7 +364,7 @@ fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads
                         };
                         (counts, tokens / bounds.tokens as f64)
                     }
-                    // A row of the head is one of HEAD_ROWS.
+                    // The plan of the head: a sequence has one of the HEAD_ROWS rows of its step.
                     None => (bounds.full(), 1.0 / HEAD_ROWS as f64),
                 };
                 let step = plan_seconds(plan, program.target(), counts);
@@ -334,16 +373,16 @@ fn reads(request: &Request, shape: &Shape, stages: &[StagePlan]) -> Result<Reads
         }
     }
     let windows = lengths.len();
-    Ok(Reads {
+    Ok(ReadThroughput {
         length: *read_length,
         windows: windows as u64,
         orfs: *orfs,
-        has_orfs: shape.sequences_of_window.is_none(),
+        sequence: shape.sequences_of_window.is_none().then_some(shape.names.sequence),
         per_second: 1.0 / seconds,
     })
 }
 
-impl Planned {
+impl PlannedPrediction {
     /// Peak memory over the stages in bytes, including the process if it counts against the same memory.
     pub fn peak(&self) -> Bytes {
         let plans = self.stages.iter().map(|stage| stage.program.peak()).max().unwrap_or_default();
@@ -367,19 +406,20 @@ impl Planned {
 
     /// The plan for reports.
     pub fn report(&self) -> Result<PredictPlanReport, RuntimeError> {
-        let stage = |(number, stage): (usize, &StagePlan)| {
-            Ok(StagePlanReport {
+        let mut stages = vec![];
+        for (number, stage) in self.stages.iter().enumerate() {
+            stages.push(StagePlanReport {
                 stage: stage.about,
                 plan: price::report(&stage.program)?,
                 explain: self.effects.as_ref().map(|effects| effects[number].clone()),
-            })
-        };
+            });
+        }
         Ok(PredictPlanReport {
             target: self.target.name.clone(),
             budget_bytes: self.budget,
             models: self.models.iter().map(|model| (model.key, model.name.clone())).collect(),
             window_bases: self.length,
-            stages: self.stages.iter().enumerate().map(stage).collect::<Result<_, RuntimeError>>()?,
+            stages,
             process: self.process.clone(),
             queues: self.queues,
             peak_bytes: self.peak(),
@@ -389,8 +429,8 @@ impl Planned {
 
     /// Formats the plan as text.
     pub fn to_text(&self) -> Result<String, RuntimeError> {
-        let (target, about, length) = (&self.target.name, &self.target.about, self.length);
-        let mut text = format!("a prediction on {target} ({about}), windows of {length} bases\n");
+        let Target { name, about, .. } = &self.target;
+        let mut text = format!("a prediction on {name} ({about}), windows of {} bases\n", self.length);
         for PlannedModel { what, name, .. } in &self.models {
             let _ = writeln!(text, "  {what:<13}  {name}");
         }
@@ -415,20 +455,18 @@ impl Planned {
             }
         }
         text += &plimsoll_runtime::process::to_text("of the budget the process takes", &self.process);
-        let Reads { length, windows, orfs, has_orfs, per_second } = self.reads;
+        let ReadThroughput { length, windows, orfs, sequence, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
-        let frames = if !has_orfs {
-            String::new()
-        } else if orfs == 1.0 {
-            " and 1 open reading frame a window".to_owned()
-        } else {
-            format!(" and {orfs} open reading frames a window")
+        let sequences = match sequence {
+            None => String::new(),
+            Some(sequence) if orfs == 1.0 => format!(" and 1 {sequence} a window"),
+            Some(sequence) => format!(" and {orfs} {sequence}s a window"),
         };
         let digits = if per_second < 10.0 { 2 } else { 0 };
         let _ = write!(
             text,
-            "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{frames}"
+            "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{sequences}"
         );
         let of_stages = self.stages.iter().zip(self.effects.iter().flatten());
         for (number, (StagePlan { about, .. }, effects)) in of_stages.enumerate() {

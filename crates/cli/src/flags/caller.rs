@@ -5,7 +5,7 @@ use super::at_least_one;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_virus::CallerOptions;
-use plimsoll_virus::caller::{Limits, Preset, Threshold};
+use plimsoll_virus::caller::{CallLimits, Threshold, ThresholdPreset};
 use std::path::PathBuf;
 
 /// Flags of a caller.
@@ -63,11 +63,11 @@ enum PresetFlag {
 }
 
 impl PresetFlag {
-    fn preset(self) -> Preset {
+    fn preset(self) -> ThresholdPreset {
         match self {
-            Self::Default => Preset::Default,
-            Self::Relaxed => Preset::Relaxed,
-            Self::Conservative => Preset::Conservative,
+            Self::Default => ThresholdPreset::Default,
+            Self::Relaxed => ThresholdPreset::Relaxed,
+            Self::Conservative => ThresholdPreset::Conservative,
         }
     }
 }
@@ -140,7 +140,7 @@ impl CallerFlags {
             max_fdr: self.max_fdr,
             prevalence: self.prevalence.unwrap_or(usual.prevalence),
             paired: self.paired,
-            limits: Limits {
+            limits: CallLimits {
                 min_length: self.min_length,
                 max_n: self.max_n.unwrap_or(usual.limits.max_n),
                 min_complexity: self.min_complexity.unwrap_or(usual.limits.min_complexity),

@@ -500,7 +500,7 @@ impl PlanCommand {
             options.length = length.map_or_else(|| caller_window(folder.as_deref()), |n| Ok(n as usize))?;
         }
         let explain = self.explain;
-        let request = planned::Request { options, read_length: *read_length, orfs: *orfs, explain };
+        let request = planned::PredictPlanRequest { options, read_length: *read_length, orfs: *orfs, explain };
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
             let budget = Some(planned.budget().0);

@@ -15,8 +15,8 @@ use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{HeadModel, Level, Observer, OutputGuard, Settings};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    CallerOptions, Listing, MethodOptions, Models, Options, PredictReport, Shard, USUAL_LENGTH, USUAL_PREFETCH,
-    VirNucProOptions, caller_window, nucleotide_files, predict, predict_each, stem, usual_workers,
+    CallerOptions, Listing, MethodOptions, Models, PredictOptions, PredictReport, USUAL_LENGTH, USUAL_PREFETCH,
+    VirNucProOptions, WindowShard, caller_window, nucleotide_files, predict, predict_each, stem, usual_workers,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -111,7 +111,7 @@ pub struct PredictCommand {
 
     /// Compute only shard K of the N shards of the windows, and leave its results in the output folder for --merge
     #[arg(long, value_name = "K/N", value_parser = shard, conflicts_with_all = ["merge", "per_input"], help_heading = "Many inputs, many machines")]
-    shard: Option<Shard>,
+    shard: Option<WindowShard>,
 
     /// Merge the computed shards in these folders into the output folder, without computing; give the flag once for
     /// each shard
@@ -202,9 +202,9 @@ fn seconds(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
 }
 
-fn shard(text: &str) -> Result<Shard, String> {
+fn shard(text: &str) -> Result<WindowShard, String> {
     let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
-    let shard = parts.map(|(number, of)| Shard { number, of });
+    let shard = parts.map(|(number, of)| WindowShard { number, of });
     let valid = shard.filter(|s| (1..=s.of).contains(&s.number) && s.of <= MAX_SHARDS);
     valid
         .ok_or_else(|| format!("give K/N such as 2/8: shard K, from 1 to N, of N shards, at most {MAX_SHARDS}"))
@@ -294,7 +294,7 @@ impl PredictCommand {
         print(&report::predicted(report))
     }
 
-    fn options(&self, listing: &Listing) -> Result<Options, CliError> {
+    fn options(&self, listing: &Listing) -> Result<PredictOptions, CliError> {
         let settings = self.streaming.applied_to(self.machine.settings(self.prefetch)?)?;
         let settings = Settings { dynamic: self.dynamic.dynamic, ..settings };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
@@ -327,7 +327,7 @@ impl PredictCommand {
                 (MethodOptions::VirNucPro(method), length)
             }
         };
-        Ok(Options {
+        Ok(PredictOptions {
             inputs,
             output_dir: self
                 .output_dir
@@ -364,10 +364,14 @@ pub(super) fn usual_options(
     models: Models,
     length: Option<u64>,
     settings: Settings,
-) -> Options {
+) -> PredictOptions {
     let length = window_length(length, &models);
     let method = MethodOptions::VirNucPro(VirNucProOptions::usual(models));
-    Options { length, commit_every: Duration::ZERO, ..Options::usual(inputs, PathBuf::new(), method, settings) }
+    PredictOptions {
+        length,
+        commit_every: Duration::ZERO,
+        ..PredictOptions::usual(inputs, PathBuf::new(), method, settings)
+    }
 }
 
 impl ModelFlags {

@@ -343,7 +343,7 @@ mod tests {
             "identity": {"parameters": {"threshold": 0.5, "length": 500}},
             "counts": {"records": 1, "windows": count},
         });
-        let (about, _) = crate::results::about(&about).unwrap();
+        let about = crate::results::about(&about).unwrap();
         let mut scene = Scene::new(WIDTH, String::new());
         draw(&mut scene, 0.0, 0.0, WIDTH, &Track { entry, windows, every_frame: true }, &about);
         scene

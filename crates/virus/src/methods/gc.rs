@@ -2,16 +2,16 @@
 //! results follow from the records alone.
 
 use super::{
-    CutWindow, Finished, FinishedWindow, Method, MethodWeights, ModelDigests, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, FinishedResults, FinishedWindow, Method, MethodDigests, MethodWeights, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::Options;
-use crate::output::table::{Field, Table};
+use crate::options::PredictOptions;
+use crate::output::table::{Field, TableWriter};
 use crate::output::{CommonResults, OutputError, RecordEnd, WINDOWS, commit};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, RunRecord};
-use crate::pipeline::records::Batch;
-use crate::pipeline::shape::{HostCosts, Shape, Words};
+use crate::pipeline::records::WindowBatch;
+use crate::pipeline::shape::{HostCosts, MethodNames, MethodShape, StageNames};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
@@ -20,28 +20,33 @@ use std::sync::Arc;
 
 /// The method.
 pub(crate) struct GcContent {
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl GcContent {
     pub(crate) fn new(length: usize) -> Self {
-        let shape = Shape {
+        let shape = MethodShape {
             encoders: vec![],
             head: None,
             length: length as u64,
             sequences: |_| 1,
             window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
             sequences_of_window: Some(0),
-            words: Words { stages: &["the bases"], sequences: "windows", rows: "nothing" },
+            names: MethodNames {
+                stages: StageNames { whole: "the bases", split: None },
+                sequence: "window",
+                sequences_key: "windows",
+                rows: "nothing",
+            },
             host: HostCosts::default(),
         };
-        Self { shape, digests: ModelDigests::new() }
+        Self { shape, digests: MethodDigests::new() }
     }
 }
 
 impl Method for GcContent {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -49,7 +54,7 @@ impl Method for GcContent {
         MethodWeights { encoders: vec![], head: None }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -57,7 +62,7 @@ impl Method for GcContent {
         true
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         json!({"length": options.length})
     }
 
@@ -65,14 +70,14 @@ impl Method for GcContent {
         MethodRecord::default()
     }
 
-    fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn window_source(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(GcWindows { length: options.length })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let common = CommonResults::create(run.folder, run.options.source)?;
         let windows = common.table(run.folder, WINDOWS, "seq_name start end gc prediction")?;
-        Ok(Box::new(GcResults { folder: run.folder.to_owned(), common, windows, of_record: vec![] }))
+        Ok(Box::new(GcWriter { folder: run.folder.to_owned(), common, windows, record_windows: vec![] }))
     }
 }
 
@@ -82,7 +87,7 @@ pub(crate) struct GcWindows {
 }
 
 impl WindowSource for GcWindows {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         let windows = chunks(record.len(), self.length);
         Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
     }
@@ -99,33 +104,33 @@ impl WindowSource for GcWindows {
 struct NoTokens;
 
 impl WindowTokenizer for NoTokens {
-    fn tokenize(&mut self, _: &WindowBases<'_>, _: &mut Batch) -> Result<WindowLetters, RuntimeError> {
+    fn tokenize(&mut self, _: &WindowBases<'_>, _: &mut WindowBatch) -> Result<WindowLetters, RuntimeError> {
         Ok(WindowLetters::default())
     }
 }
 
-struct GcResults {
+struct GcWriter {
     folder: PathBuf,
     common: CommonResults,
-    windows: Table,
+    windows: TableWriter,
     /// Windows of the current record.
-    of_record: Vec<Chunk>,
+    record_windows: Vec<Chunk>,
 }
 
-impl Results for GcResults {
+impl ResultsWriter for GcWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
         self.common.counts.windows += 1;
-        self.of_record.push(window.chunk);
+        self.record_windows.push(window.chunk);
         Ok(())
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.common.counts.records += 1;
-        for chunk in std::mem::take(&mut self.of_record) {
+        for chunk in std::mem::take(&mut self.record_windows) {
             let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
             let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
             let prediction = if gc >= 0.5 { "virus" } else { "other" };
@@ -140,36 +145,37 @@ impl Results for GcResults {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
         let counts = self.common.counts;
-        let files = [self.windows, self.common.into_notes()].map(Table::into_file);
+        let files = [self.windows, self.common.into_notes()].map(TableWriter::into_file);
         commit(&self.folder, files.into(), run_record, counts)?;
-        Ok(Finished { counts, calls: None })
+        Ok(FinishedResults { counts, calls: None })
     }
 }
 
 mod tests {
     use super::*;
-    use crate::options::{MethodOptions, Models, Shard, VirNucProOptions};
-    use crate::predict_one;
+    use crate::options::{MethodOptions, Models, VirNucProOptions, WindowShard};
+    use crate::{FolderPrediction, predict_one};
     use plimsoll_runtime::{Settings, Silent};
     use plimsoll_testing::Folder;
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    fn options(input: &Path, output_dir: PathBuf) -> Options {
+    fn options(input: &Path, output_dir: PathBuf) -> PredictOptions {
         let method = MethodOptions::VirNucPro(VirNucProOptions::usual(Models::default()));
         let settings = Settings { threads: 1, ..Settings::default() };
-        Options {
+        PredictOptions {
             length: 4,
             commit_every: Duration::ZERO,
-            ..Options::usual(vec![input.to_owned()], output_dir, method, settings)
+            ..PredictOptions::usual(vec![input.to_owned()], output_dir, method, settings)
         }
     }
 
-    fn run(options: &Options) -> String {
+    fn run(options: &PredictOptions) -> String {
         let method = GcContent::new(options.length);
-        predict_one(options, &method, None, Instant::now(), &mut None, &mut Silent).expect("predicted");
+        let prediction = FolderPrediction { options, method: &method, shared: None, start: Instant::now() };
+        predict_one(&prediction, &mut None, &mut Silent).expect("predicted");
         std::fs::read_to_string(options.output_dir.join(WINDOWS)).unwrap_or_default()
     }
 
@@ -185,11 +191,11 @@ mod tests {
         let shards = [1, 2].map(|number| {
             let shard = folder.path(&format!("shard{number}"));
             let shard_options =
-                Options { shard: Some(Shard { number, of: 2 }), ..options(&input, shard.clone()) };
+                PredictOptions { shard: Some(WindowShard { number, of: 2 }), ..options(&input, shard.clone()) };
             run(&shard_options);
             shard
         });
-        let merge = Options { merge: shards.to_vec(), ..options(&input, folder.path("merged")) };
+        let merge = PredictOptions { merge: shards.to_vec(), ..options(&input, folder.path("merged")) };
         assert_eq!(run(&merge), whole);
     }
 }

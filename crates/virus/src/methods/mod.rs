@@ -3,23 +3,23 @@
 //! (`pipeline/`) does the rest for every method: reading, planning, computing, journals, order, files that appear whole.
 //! Invariant: which method runs is decided here ([`open`], [`plan`]) and by its options ([`MethodOptions`]) alone.
 //!
-//! To add a method: implement [`Method`], [`WindowSource`] with its [`WindowTokenizer`], and [`Results`] in a module of its
-//! own, describe its models in a [`Shape`], and add it to [`MethodOptions`], [`open`], [`plan`] and [`FILES`]. `gc.rs`, a test, is
+//! To add a method: implement [`Method`], [`WindowSource`] with its [`WindowTokenizer`], and [`ResultsWriter`] in a module of its
+//! own, describe its models in a [`MethodShape`], and add it to [`MethodOptions`], [`open`], [`plan`] and [`FILES`]. `gc.rs`, a test, is
 //! the smallest one.
 
 pub mod caller;
 #[cfg(test)]
 pub(crate) mod gc;
-pub mod virnucpro;
+pub(crate) mod virnucpro;
 
 use crate::VirusError;
-use crate::options::{MethodOptions, Options};
-use crate::output::{self, CallsSummary, CommonResults, Counts, HitsFormat, OutputError, RecordEnd};
+use crate::options::{MethodOptions, PredictOptions};
+use crate::output::{self, CallsSummary, CommonResults, HitsFormat, OutputError, RecordEnd, ResultCounts};
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::queue::SequenceResult;
 use crate::pipeline::record::{MethodRecord, RunRecord};
-use crate::pipeline::records::{Batch, TEXTS};
-use crate::pipeline::shape::Shape;
+use crate::pipeline::records::{TEXTS, WindowBatch};
+use crate::pipeline::shape::MethodShape;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_runtime::session::WeightSource;
 use plimsoll_runtime::{Observer, RuntimeError};
@@ -59,24 +59,24 @@ pub const FILES: [&str; 25] = [
 ];
 
 /// SHA-256 of the files of each model, by the role of the model and the name of the file.
-pub(crate) type ModelDigests = BTreeMap<&'static str, BTreeMap<String, String>>;
+pub(crate) type MethodDigests = BTreeMap<&'static str, BTreeMap<String, String>>;
 
 /// A method with its opened models.
 pub(crate) trait Method {
     /// The models as data, and what plans need to know of the method.
-    fn shape(&self) -> &Shape;
+    fn shape(&self) -> &MethodShape;
 
     /// The models' weights.
     fn weights(&self) -> MethodWeights<'_>;
 
     /// Digests of the model files. Computed once, because the files can have many gigabytes.
-    fn digests(&self) -> &ModelDigests;
+    fn digests(&self) -> &MethodDigests;
 
     /// Whether the models were trained; scores of untrained models are meaningless.
     fn is_trained(&self) -> bool;
 
-    /// Settings that can change results, as JSON, except those of the machine.
-    fn parameters(&self, options: &Options) -> Value;
+    /// Settings that can change results, as JSON, without the settings of the machine.
+    fn parameters(&self, options: &PredictOptions) -> Value;
 
     /// The entries of run.json that depend on the method.
     fn record(&self) -> MethodRecord;
@@ -87,22 +87,22 @@ pub(crate) trait Method {
     }
 
     /// The part of the method in the front end. `writes_results` is false in a stage or shard that writes only a journal.
-    fn windows(&self, options: &Options, writes_results: bool) -> Arc<dyn WindowSource>;
+    fn window_source(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource>;
 
     /// Creates the result files of a run.
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError>;
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError>;
 }
 
 /// Weights of the models of a method.
 pub(crate) struct MethodWeights<'a> {
-    /// Of the encoders, in the order of the shape.
+    /// Weights of the encoders, in the order of the shape.
     pub(crate) encoders: Vec<&'a dyn WeightSource>,
     pub(crate) head: Option<&'a dyn WeightSource>,
 }
 
 /// Options of the result files of a run, of any method.
 pub(crate) struct ResultsOptions<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a PredictOptions,
     /// Folder of the results.
     pub(crate) folder: &'a Path,
     /// Description of the arithmetic that computes or computed the results.
@@ -113,8 +113,8 @@ pub(crate) struct ResultsOptions<'a> {
 
 /// Cuts records into windows, on the reader's thread, and tokenizes the windows, on worker threads.
 pub(crate) trait WindowSource: Send + Sync {
-    /// Returns the windows of a record.
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a>;
+    /// Cuts a record into windows.
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a>;
 
     /// Creates the tokenizer of a worker thread.
     fn tokenizer(&self) -> Box<dyn WindowTokenizer>;
@@ -135,9 +135,13 @@ pub(crate) trait WindowSource: Send + Sync {
 
 /// Tokenizes windows on one thread.
 pub(crate) trait WindowTokenizer: Send {
-    /// Appends the sequences of a window to the batch, none if its results are known, and returns the counts of its letters if
+    /// Appends the sequences of a window to the batch, none if its results are in a journal, and returns the counts of its letters if
     /// the method needs them.
-    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError>;
+    fn tokenize(
+        &mut self,
+        window: &WindowBases<'_>,
+        batch: &mut WindowBatch,
+    ) -> Result<WindowLetters, RuntimeError>;
 }
 
 /// A window of a record.
@@ -158,7 +162,7 @@ pub(crate) struct WindowBases<'a> {
     pub(crate) cut: &'a CutWindow,
     pub(crate) bases: &'a [u8],
     /// Whether the results are in a journal, so that nothing is computed.
-    pub(crate) is_known: bool,
+    pub(crate) is_journaled: bool,
 }
 
 /// Texts of a method for the column `action` of notes.tsv: how it treats odd letters.
@@ -174,8 +178,8 @@ pub(crate) struct WindowNotes {
 }
 
 /// Writer of the result files of a run. It receives windows and records in input order. If it is dropped without
-/// [`Results::finish`], it leaves no files.
-pub(crate) trait Results {
+/// [`ResultsWriter::finish`], it leaves no files.
+pub(crate) trait ResultsWriter {
     /// The counts, the notes and the current input file.
     fn common(&mut self) -> &mut CommonResults;
 
@@ -195,10 +199,10 @@ pub(crate) trait Results {
         None
     }
 
-    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and those of its files that
+    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and its files that
     /// this run does not write, commits the files of this run, and finally writes `run_record` as `run.json`, with the counts
     /// added.
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError>;
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError>;
 }
 
 /// A window whose sequences have all finished.
@@ -214,7 +218,7 @@ pub(crate) struct FinishedWindow<'a> {
 }
 
 impl FinishedWindow<'_> {
-    /// Each sequence that has rows, with its rows.
+    /// The sequences that have rows, each with its row.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&SequenceResult, &[f32])> {
         let count = self.sequences.iter().filter(|sequence| sequence.has_rows()).count();
         // `max(1)`: without rows `chunks_exact` would panic at a size of 0.
@@ -224,8 +228,8 @@ impl FinishedWindow<'_> {
 }
 
 /// Summary of the results.
-pub(crate) struct Finished {
-    pub(crate) counts: Counts,
+pub(crate) struct FinishedResults {
+    pub(crate) counts: ResultCounts,
     /// Calls of a caller.
     pub(crate) calls: Option<CallsSummary>,
 }
@@ -233,7 +237,7 @@ pub(crate) struct Finished {
 /// A method whose models need not be on this machine, for plans.
 pub(crate) struct PlannedMethod {
     pub(crate) models: Vec<PlannedModel>,
-    pub(crate) shape: Shape,
+    pub(crate) shape: MethodShape,
     /// Models that are on this machine, opened because the headers of their weights and tokenizers are in the heap of a real
     /// run. For missing models they are covered by the margin of the heap's memory line.
     pub(crate) opened: Box<dyn Any>,
@@ -244,13 +248,16 @@ pub(crate) struct PlannedMethod {
 pub(crate) struct PlannedModel {
     /// Key in JSON.
     pub(crate) key: &'static str,
-    /// What the model is, in words.
+    /// Description of the model, such as `protein model`.
     pub(crate) what: &'static str,
     pub(crate) name: String,
 }
 
 /// Opens the models of a method, checks them against the options, and hashes their files.
-pub(crate) fn open(options: &Options, observer: &mut dyn Observer) -> Result<Box<dyn Method>, VirusError> {
+pub(crate) fn open(
+    options: &PredictOptions,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Method>, VirusError> {
     Ok(match &options.method {
         MethodOptions::VirNucPro(method) => Box::new(virnucpro::VirNucPro::open(method, options, observer)?),
         MethodOptions::Caller(method) => Box::new(caller::Caller::open(method, options)?),
@@ -258,7 +265,7 @@ pub(crate) fn open(options: &Options, observer: &mut dyn Observer) -> Result<Box
 }
 
 /// Describes a method for plans.
-pub(crate) fn plan(options: &Options) -> Result<PlannedMethod, VirusError> {
+pub(crate) fn plan(options: &PredictOptions) -> Result<PlannedMethod, VirusError> {
     match &options.method {
         MethodOptions::VirNucPro(method) => virnucpro::plan(method, options.length),
         MethodOptions::Caller(method) => caller::plan(method, options.length),

@@ -72,13 +72,26 @@ impl RecordText {
     }
 }
 
+/// A record or region that is written to the file of records called virus.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit<'a> {
+    /// Name of the record or region.
+    pub id: &'a str,
+    /// Description, letters and qualities.
+    pub text: &'a RecordText,
+    /// The score, as in the tables.
+    pub score: &'a str,
+    /// The call, as in the tables.
+    pub call: &'a str,
+}
+
 /// Writer of the file of records called virus.
 pub struct Hits {
     format: HitsFormat,
-    writer: Writer,
+    writer: HitsStream,
 }
 
-enum Writer {
+enum HitsStream {
     Plain(AtomicFile),
     // Boxed because the compressor's state is much larger than the other variant.
     Gzip(Box<GzEncoder<AtomicFile>>),
@@ -88,11 +101,12 @@ impl Hits {
     /// Creates the file in `folder`.
     pub fn create(folder: &Path, format: HitsFormat) -> Result<Self, OutputError> {
         let file = AtomicFile::create(folder.join(format.file()))?;
-        let writer = match format.is_compressed() {
+        let writer = if format.is_compressed() {
             // The default gzip header has no file name and a modification time of 0, so equal runs write equal
             // bytes.
-            true => Writer::Gzip(Box::new(GzBuilder::new().write(file, Compression::default()))),
-            false => Writer::Plain(file),
+            HitsStream::Gzip(Box::new(GzBuilder::new().write(file, Compression::default())))
+        } else {
+            HitsStream::Plain(file)
         };
         Ok(Self { format, writer })
     }
@@ -102,29 +116,30 @@ impl Hits {
     /// # Errors
     /// A FASTQ format and a record with a different number of qualities than letters; a file that cannot be
     /// written.
-    pub fn write(&mut self, id: &str, text: &RecordText, score: &str, call: &str) -> Result<(), OutputError> {
+    pub fn write(&mut self, hit: &Hit<'_>) -> Result<(), OutputError> {
         let qualities = self.format.has_qualities();
-        if qualities && text.quality.len() != text.sequence.len() {
-            let what = format!("{} qualities for {} letters", text.quality.len(), text.sequence.len());
-            return Err(OutputError::mismatch(id, what));
+        let RecordText { sequence, quality, .. } = hit.text;
+        if qualities && quality.len() != sequence.len() {
+            let what = format!("{} qualities for {} letters", quality.len(), sequence.len());
+            return Err(OutputError::mismatch(hit.id, what));
         }
         let written = match &mut self.writer {
-            Writer::Plain(file) => write_record(file, qualities, id, text, score, call),
-            Writer::Gzip(file) => write_record(&mut **file, qualities, id, text, score, call),
+            HitsStream::Plain(file) => write_record(file, qualities, hit),
+            HitsStream::Gzip(file) => write_record(&mut **file, qualities, hit),
         };
         written.map_err(|error| self.file().error(error).into())
     }
 
     /// Finishes the compressed stream, if any, and returns the file, ready to be committed.
     pub fn into_file(mut self) -> Result<AtomicFile, OutputError> {
-        if let Writer::Gzip(file) = &mut self.writer
+        if let HitsStream::Gzip(file) = &mut self.writer
             && let Err(error) = file.try_finish()
         {
             return Err(self.file().error(error).into());
         }
         match self.writer {
-            Writer::Plain(file) => Ok(file),
-            Writer::Gzip(file) => {
+            HitsStream::Plain(file) => Ok(file),
+            HitsStream::Gzip(file) => {
                 file.finish().map_err(|source| OutputError::Folder { path: self.format.file().into(), source })
             }
         }
@@ -132,20 +147,14 @@ impl Hits {
 
     fn file(&self) -> &AtomicFile {
         match &self.writer {
-            Writer::Plain(file) => file,
-            Writer::Gzip(file) => file.get_ref(),
+            HitsStream::Plain(file) => file,
+            HitsStream::Gzip(file) => file.get_ref(),
         }
     }
 }
 
-fn write_record(
-    out: &mut impl Write,
-    qualities: bool,
-    id: &str,
-    text: &RecordText,
-    score: &str,
-    call: &str,
-) -> io::Result<()> {
+fn write_record(out: &mut impl Write, qualities: bool, hit: &Hit<'_>) -> io::Result<()> {
+    let Hit { id, text, score, call } = *hit;
     out.write_all(if qualities { b"@" } else { b">" })?;
     out.write_all(id.as_bytes())?;
     if !text.description.is_empty() {

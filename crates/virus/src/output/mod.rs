@@ -1,4 +1,4 @@
-//! What the result files of all methods share: tables, sorted files, notes, counts, records called virus, reports, and the
+//! Parts that the result files of all methods share: tables, sorted files, notes, counts, records called virus, reports, and the
 //! commit of all files of a run. Invariants: no file gets its name before the run has ended, and `run.json` gets its name
 //! last, so results next to a `run.json` are complete; every window and record is written exactly once, in order, otherwise
 //! writing fails with an error that names the record.
@@ -10,23 +10,25 @@
 //! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see `reports.rs` |
 //! | `run.json` | run | the run record |
 //!
-//! The other files are those of a method: `methods/virnucpro/results.rs`, `methods/caller/results.rs`.
+//! The other files are those of a method: `methods/virnucpro/results.rs`, `methods/caller/results.rs`. `reader.rs` reads the
+//! results back, for pictures and reports.
 
 mod hits;
+pub mod reader;
 pub(crate) mod reports;
 pub(crate) mod sorted;
 pub(crate) mod table;
 
 use crate::folder::written_by_runs;
 pub use crate::methods::FILES;
-pub use crate::methods::caller::regions_table::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
+pub use crate::methods::caller::regions_table::{REGIONS, RegionFacts, RegionReader, RegionRow, is_row_of};
 pub use crate::methods::caller::results::{CallsSummary, VIRUSES, VirusRow};
 pub use crate::methods::virnucpro::embeddings::EmbeddingFormat;
 pub use crate::methods::virnucpro::results::OrfScore;
 pub use crate::methods::virnucpro::verdict;
 use crate::pipeline::mates::Mate;
 use crate::pipeline::record::RunRecord;
-pub(crate) use hits::Hits;
+pub(crate) use hits::{Hit, Hits};
 pub use hits::{HitsFormat, RecordText};
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::chunk::Chunk;
@@ -39,10 +41,11 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 pub(crate) use table::Field;
-use table::Table;
+use table::TableWriter;
 pub use verdict::Call;
 
-pub(crate) const PREDICTIONS: &str = "predictions.tsv";
+/// Name of the table of records.
+pub const PREDICTIONS: &str = "predictions.tsv";
 pub(crate) const WINDOWS: &str = "windows.tsv";
 pub(crate) const NOTES: &str = "notes.tsv";
 
@@ -81,7 +84,7 @@ pub struct Note {
 
 /// Counts of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct ResultCounts {
     /// Number of records: the sum of `virus`, `other`, `no_call`, `skipped` and `untrained`.
     pub records: u64,
     /// Number of windows.
@@ -117,17 +120,18 @@ impl Note {
     }
 }
 
-impl Counts {
+impl ResultCounts {
     /// Returns the counts in a run record; 0 for missing ones.
     pub(crate) fn from_record(record: &Value) -> Self {
-        let mut counts = Counts::default();
-        for (name, count) in counts.by_name() {
+        let mut counts = ResultCounts::default();
+        for (name, count) in counts.fields_mut() {
             *count = record["counts"][name].as_u64().unwrap_or(0);
         }
         counts
     }
 
-    fn by_name(&mut self) -> [(&'static str, &mut u64); 10] {
+    /// Every count with its name in run.json.
+    fn fields_mut(&mut self) -> [(&'static str, &mut u64); 10] {
         [
             ("records", &mut self.records),
             ("windows", &mut self.windows),
@@ -211,12 +215,12 @@ impl OpenRecord {
     }
 }
 
-/// Replaces the results of an earlier run by `files` and the reports, as `methods::Results::finish` describes.
+/// Replaces the results of an earlier run by `files` and the reports, as `methods::ResultsWriter::finish` describes.
 pub(crate) fn commit(
     folder: &Path,
     mut files: Vec<AtomicFile>,
     run_record: &mut RunRecord,
-    counts: Counts,
+    counts: ResultCounts,
 ) -> Result<(), OutputError> {
     run_record.counts = Some(counts);
     files.extend(reports::write(folder, run_record, &counts)?);
@@ -232,14 +236,15 @@ pub(crate) fn commit(
     write_json(folder, COMMIT, &json!({"plimsoll": env!("CARGO_PKG_VERSION"), "lists": lists}))?;
     remove(folder.join(RUN_RECORD))?;
     // On disk before any file changes: after a power failure, the record must not vouch for other files.
-    let refuse = |source| OutputError::Folder { path: folder.to_owned(), source };
-    sync_folder(&folder.join(RUN_RECORD)).map_err(refuse)?;
+    sync_folder(&folder.join(RUN_RECORD))
+        .map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
     // Files of an earlier run that this run does not write. A file that no run wrote stays, whatever its name is.
-    let is_replaced = |name: &str| files.iter().any(|file| file.target() == folder.join(name));
     for list in &before {
-        for name in list.names().filter(|name| FILES.contains(name) && !is_replaced(name)) {
-            if list.has(folder, name) {
-                remove(folder.join(name))?;
+        for name in list.names().filter(|name| FILES.contains(name)) {
+            let path = folder.join(name);
+            let is_replaced = files.iter().any(|file| file.target() == path);
+            if !is_replaced && list.has(folder, name) {
+                remove(path)?;
             }
         }
     }
@@ -249,10 +254,10 @@ pub(crate) fn commit(
     remove(folder.join(COMMIT))
 }
 
-/// What the results of every method have: notes.tsv, the counts, and the column `source` of their tables.
+/// State that the result writers of all methods have: notes.tsv, the counts, and the column `source` of their tables.
 pub(crate) struct CommonResults {
-    pub(crate) counts: Counts,
-    notes: Table,
+    pub(crate) counts: ResultCounts,
+    notes: TableWriter,
     /// Whether tables have the column `source`.
     has_source: bool,
     /// A tab and the current input, if tables have the column `source`; otherwise empty.
@@ -263,14 +268,14 @@ impl CommonResults {
     /// Creates notes.tsv in `folder`, and the folder if it does not exist.
     pub(crate) fn create(folder: &Path, has_source: bool) -> Result<Self, OutputError> {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
-        let notes = Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?;
-        Ok(Self { counts: Counts::default(), notes, has_source, source: String::new() })
+        let notes = TableWriter::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?;
+        Ok(Self { counts: ResultCounts::default(), notes, has_source, source: String::new() })
     }
 
     /// Creates a table with these columns, separated by spaces, and the column `source` if tables have it.
-    pub(crate) fn table(&self, folder: &Path, name: &str, columns: &str) -> Result<Table, OutputError> {
+    pub(crate) fn table(&self, folder: &Path, name: &str, columns: &str) -> Result<TableWriter, OutputError> {
         let source = if self.has_source { " source" } else { "" };
-        Table::create(folder, name, &format!("{columns}{source}").replace(' ', "\t"))
+        TableWriter::create(folder, name, &format!("{columns}{source}").replace(' ', "\t"))
     }
 
     /// Sets the input file of the following windows and records.
@@ -293,7 +298,7 @@ impl CommonResults {
     }
 
     /// The finished table of notes.
-    pub(crate) fn into_notes(self) -> Table {
+    pub(crate) fn into_notes(self) -> TableWriter {
         self.notes
     }
 }

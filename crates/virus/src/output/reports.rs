@@ -5,8 +5,8 @@
 //!   the rows of all runs whose files have the same `id`. The first column is the sample name.
 //! - `versions.yml` maps the process name to tool versions, as nf-core modules write it.
 
-use super::table::{Field, Table};
-use super::{Counts, OutputError};
+use super::table::{Field, TableWriter};
+use super::{OutputError, ResultCounts};
 use crate::pipeline::record::RunRecord;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::sequence::stem;
@@ -28,7 +28,7 @@ const PARENT: &str = "\
 # file_format: tsv
 ";
 
-/// Columns of the table: name, title and description. A name is a field name of [`Counts`], or `failed`.
+/// Columns of the table: name, title and description. A name is a field name of [`ResultCounts`], or `failed`.
 const COLUMNS: [[&str; 3]; 11] = [
     ["records", "Records", "Sequences of the input"],
     ["windows", "Windows", "Windows that they were cut into"],
@@ -43,7 +43,7 @@ const COLUMNS: [[&str; 3]; 11] = [
     ["notes", "Notes", "Rows of notes.tsv"],
 ];
 
-/// Categories of the bar graph: name of the field of [`Counts`], title and colour. Colours are fixed, so that
+/// Categories of the bar graph: name of the field of [`ResultCounts`], title and colour. Colours are fixed, so that
 /// they are equal in all reports.
 const CALLS: [[&str; 3]; 5] = [
     ["virus", "Virus", "#d95f02"],
@@ -55,24 +55,34 @@ const CALLS: [[&str; 3]; 5] = [
 
 /// Writes the three files and returns them, ready to be committed. The sample name is the stem of the first
 /// input in the run record.
-pub fn write(folder: &Path, run_record: &RunRecord, counts: &Counts) -> Result<[AtomicFile; 3], OutputError> {
+pub fn write(
+    folder: &Path,
+    run_record: &RunRecord,
+    counts: &ResultCounts,
+) -> Result<[AtomicFile; 3], OutputError> {
     let first = run_record.inputs.first().map_or("-", String::as_str);
     let failed = run_record.sequences.failed;
-    // `failed` is the only column that is not a field of `Counts` (see the test `every_count_has_a_column`).
-    let count = |name: &str| {
-        let mut counts = *counts;
-        let known = counts.by_name().into_iter().find(|(known, _)| *known == name);
-        known.map_or(failed, |(_, count)| *count)
-    };
-    let row = |columns: &[[&str; 3]]| {
-        let counts: String = columns.iter().map(|[name, ..]| format!("\t{}", count(name))).collect();
-        first_cell(&stem(Path::new(first))) + &counts
-    };
+    let sample = first_cell(&stem(Path::new(first)));
+    let summary = sample.clone() + &cells(&COLUMNS, *counts, failed);
+    let calls = sample + &cells(&CALLS, *counts, failed);
     Ok([
-        table(folder, MULTIQC, &header_of_counts(), &row(&COLUMNS))?,
-        table(folder, MULTIQC_CALLS, &header_of_calls(), &row(&CALLS))?,
+        table(folder, MULTIQC, &header_of_counts(), &summary)?,
+        table(folder, MULTIQC_CALLS, &header_of_calls(), &calls)?,
         versions(folder)?,
     ])
+}
+
+/// The counts of the columns, each with a tab before it.
+fn cells(columns: &[[&str; 3]], mut counts: ResultCounts, failed: u64) -> String {
+    let fields = counts.fields_mut();
+    let mut cells = String::new();
+    for [column, ..] in columns {
+        // `failed` is the only column that is not a field of `ResultCounts` (see the test `every_count_has_a_column`).
+        let count = fields.iter().find(|(name, _)| name == column).map_or(failed, |(_, count)| **count);
+        // Writing to a String cannot fail.
+        let _ = write!(cells, "\t{count}");
+    }
+    cells
 }
 
 /// Formats a sample name as the first cell of a row, in quotes if it starts with `#`: MultiQC would parse the
@@ -83,7 +93,7 @@ fn first_cell(sample: &str) -> String {
 }
 
 fn table(folder: &Path, name: &str, header: &str, row: &str) -> Result<AtomicFile, OutputError> {
-    let mut table = Table::create(folder, name, header)?;
+    let mut table = TableWriter::create(folder, name, header)?;
     table.row(format_args!("{row}"))?;
     Ok(table.into_file())
 }
@@ -141,8 +151,8 @@ mod tests {
 
     #[test]
     fn every_count_has_a_column() {
-        let mut counts = Counts::default();
-        let counted: Vec<&str> = counts.by_name().map(|(name, _)| name).to_vec();
+        let mut counts = ResultCounts::default();
+        let counted: Vec<&str> = counts.fields_mut().map(|(name, _)| name).to_vec();
         let columns = COLUMNS.map(|[name, ..]| name);
         let others: Vec<&str> = columns.into_iter().filter(|c| !counted.contains(c)).collect();
         assert_eq!(others, ["failed"]);

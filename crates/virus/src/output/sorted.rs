@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
 /// Memory and merge width of a sort.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SortLimits {
     /// Maximum size of a run in memory in bytes, including 16 bytes of index per line; also the total size of
     /// the read buffers in a merge.
     pub run_bytes: usize,
@@ -26,10 +26,10 @@ pub struct Limits {
     pub fan_in: usize,
 }
 
-impl Default for Limits {
+impl Default for SortLimits {
     /// Runs of 16 MiB and a fan-in of 256: up to 4 GiB of lines and index are merged in one pass.
     fn default() -> Self {
-        Limits { run_bytes: 16 << 20, fan_in: 256 }
+        SortLimits { run_bytes: 16 << 20, fan_in: 256 }
     }
 }
 
@@ -37,22 +37,21 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct Sorter {
     folder: PathBuf,
-    limits: Limits,
+    limits: SortLimits,
     /// Concatenated lines of the current run.
     bytes: Vec<u8>,
     /// Position of each line in `bytes`.
     lines: Vec<Range<usize>>,
     /// Earlier runs; `None` while all lines are in memory.
-    spool: Option<Spool>,
+    spool: Option<RunSpool>,
 }
 
 impl Sorter {
     /// Creates a sorter that writes full runs to a temporary file in `folder`, which must exist.
-    pub fn new(folder: &Path, limits: Limits) -> Self {
-        let (bytes, lines) = (Vec::new(), Vec::new());
+    pub fn new(folder: &Path, limits: SortLimits) -> Self {
         // With a fan-in of 1 a pass would not reduce the number of runs, and `finish` would loop forever.
-        let limits = Limits { fan_in: limits.fan_in.max(2), ..limits };
-        Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
+        let limits = SortLimits { fan_in: limits.fan_in.max(2), ..limits };
+        Sorter { folder: folder.to_owned(), limits, bytes: vec![], lines: vec![], spool: None }
     }
 
     /// Changes the maximum size of a run in memory to `run_bytes`.
@@ -73,14 +72,17 @@ impl Sorter {
         Ok(())
     }
 
-    /// Calls `each` with every line in sorted order.
+    /// Calls `on_line` with every line in sorted order.
     ///
     /// # Errors
-    /// A temporary file that cannot be written or read; the first error of `each`, which ends the iteration.
-    pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+    /// A temporary file that cannot be written or read; the first error of `on_line`, which ends the iteration.
+    pub fn finish<E: From<DataError>>(
+        mut self,
+        mut on_line: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         if self.spool.is_none() {
             self.sort();
-            return self.lines.iter().try_for_each(|line| each(&self.bytes[line.clone()]));
+            return self.lines.iter().try_for_each(|line| on_line(&self.bytes[line.clone()]));
         }
         self.spill()?;
         let Sorter { folder, limits, spool, .. } = self;
@@ -89,7 +91,7 @@ impl Sorter {
             spool = spool.merge_once(&folder, limits)?;
         }
         let runs = spool.runs.clone();
-        spool.merge(&runs, limits, each)
+        spool.merge(&runs, limits, on_line)
     }
 
     fn sort(&mut self) {
@@ -106,7 +108,7 @@ impl Sorter {
         self.sort();
         let mut spool = match self.spool.take() {
             Some(spool) => spool,
-            None => Spool::create(&self.folder)?,
+            None => RunSpool::create(&self.folder)?,
         };
         for line in &self.lines {
             spool.write(&self.bytes[line.clone()])?;
@@ -137,7 +139,7 @@ pub(crate) fn unlinked(folder: &Path) -> Result<(PathBuf, File), DataError> {
 
 /// Sorted runs of lines, each line with a line feed, in one unlinked file.
 #[derive(Debug)]
-struct Spool {
+struct RunSpool {
     /// Path of the file before it was unlinked, for error messages.
     path: PathBuf,
     file: BufWriter<File>,
@@ -147,10 +149,10 @@ struct Spool {
     runs: Vec<Range<u64>>,
 }
 
-impl Spool {
+impl RunSpool {
     fn create(folder: &Path) -> Result<Self, DataError> {
         let (path, file) = unlinked(folder)?;
-        Ok(Spool { path, file: BufWriter::with_capacity(64 << 10, file), length: 0, runs: Vec::new() })
+        Ok(RunSpool { path, file: BufWriter::with_capacity(64 << 10, file), length: 0, runs: Vec::new() })
     }
 
     fn write(&mut self, line: &[u8]) -> Result<(), DataError> {
@@ -167,8 +169,8 @@ impl Spool {
     }
 
     /// Merges groups of up to `fan_in` runs and returns a spool with one run per group.
-    fn merge_once(mut self, folder: &Path, limits: Limits) -> Result<Spool, DataError> {
-        let mut merged = Spool::create(folder)?;
+    fn merge_once(mut self, folder: &Path, limits: SortLimits) -> Result<RunSpool, DataError> {
+        let mut merged = RunSpool::create(folder)?;
         let runs = std::mem::take(&mut self.runs);
         for group in runs.chunks(limits.fan_in) {
             self.merge(group, limits, |line| merged.write(line))?;
@@ -177,41 +179,46 @@ impl Spool {
         Ok(merged)
     }
 
-    /// Merges `runs` and calls `each` with their lines in sorted order.
+    /// Merges `runs` and calls `on_line` with their lines in sorted order.
     fn merge<E: From<DataError>>(
         &mut self,
         runs: &[Range<u64>],
-        limits: Limits,
-        mut each: impl FnMut(&[u8]) -> Result<(), E>,
+        limits: SortLimits,
+        mut on_line: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Spool { path, file, .. } = self;
+        let RunSpool { path, file, .. } = self;
         file.flush().map_err(|e| DataError::at(&*path, DataErrorKind::Write(e)))?;
-        let refuse = |e| DataError::at(&*path, DataErrorKind::Read(e));
         let file = file.get_mut();
+        // All buffers together take no more memory than the run of lines, which was written before the merge.
         let buffer = (limits.run_bytes / runs.len().max(1)).clamp(1, 1 << 20);
         let mut heap = BinaryHeap::with_capacity(runs.len());
         for run in runs {
-            let mut cursor = Cursor::over(run.clone(), buffer);
-            if cursor.advance(file).map_err(refuse)? {
+            let mut cursor = RunCursor::over(run.clone(), buffer);
+            if cursor.advance(file).map_err(|e| unreadable(path, e))? {
                 heap.push(cursor);
             }
         }
         // Dropping `top` after `advance` restores the heap order.
         while let Some(mut top) = heap.peek_mut() {
-            each(top.line())?;
-            if !top.advance(file).map_err(refuse)? {
+            on_line(top.line())?;
+            if !top.advance(file).map_err(|e| unreadable(path, e))? {
                 PeekMut::pop(top);
             }
         }
         // Cursors moved the position of the file; further writes must go to its end.
-        file.seek(SeekFrom::End(0)).map_err(refuse)?;
+        file.seek(SeekFrom::End(0)).map_err(|e| unreadable(path, e))?;
         Ok(())
     }
 }
 
+/// The error for a temporary file that cannot be read.
+fn unreadable(path: &Path, error: io::Error) -> DataError {
+    DataError::at(path, DataErrorKind::Read(error))
+}
+
 /// Read position in a run. The order is the reverse of the order of lines, so that the maximum of
 /// [`BinaryHeap`] is the cursor with the smallest line.
-struct Cursor {
+struct RunCursor {
     /// Byte range of the run that was not read into the buffer yet.
     unread: Range<u64>,
     /// Number of bytes per read.
@@ -223,9 +230,9 @@ struct Cursor {
     next: usize,
 }
 
-impl Cursor {
+impl RunCursor {
     fn over(run: Range<u64>, step: usize) -> Self {
-        Cursor { unread: run, step: step as u64, buffer: Vec::new(), line: 0..0, next: 0 }
+        RunCursor { unread: run, step: step as u64, buffer: Vec::new(), line: 0..0, next: 0 }
     }
 
     fn line(&self) -> &[u8] {
@@ -258,25 +265,25 @@ impl Cursor {
     }
 }
 
-impl Ord for Cursor {
+impl Ord for RunCursor {
     fn cmp(&self, other: &Self) -> Ordering {
         other.line().cmp(self.line())
     }
 }
 
-impl PartialOrd for Cursor {
+impl PartialOrd for RunCursor {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Cursor {
+impl PartialEq for RunCursor {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Cursor {}
+impl Eq for RunCursor {}
 
 #[cfg(test)]
 mod tests {
@@ -284,7 +291,7 @@ mod tests {
     use plimsoll_testing::Folder;
     use proptest::prelude::*;
 
-    fn sorted(lines: &[String], limits: Limits) -> (Vec<String>, usize) {
+    fn sorted(lines: &[String], limits: SortLimits) -> (Vec<String>, usize) {
         let folder = Folder::new("sorted");
         let mut sorter = Sorter::new(&folder.0, limits);
         for line in lines {
@@ -301,7 +308,7 @@ mod tests {
         (found, runs)
     }
 
-    fn check(lines: Vec<String>, limits: Limits) -> usize {
+    fn check(lines: Vec<String>, limits: SortLimits) -> usize {
         let (found, runs) = sorted(&lines, limits);
         let mut expected = lines;
         expected.sort();
@@ -313,9 +320,9 @@ mod tests {
     fn chunk_numbers_sort_as_text() {
         let lines = ["r_chunk_2\tTrue", "r_chunk_10\tTrue", "r\tTrue", "r_chunk_1\tFalse", "é", "z", ""];
         let lines = lines.map(str::to_owned).to_vec();
-        assert_eq!(check(lines.clone(), Limits::default()), 0);
-        assert_eq!(check(lines, Limits { run_bytes: 1, fan_in: 2 }), 6);
-        check(Vec::new(), Limits::default());
+        assert_eq!(check(lines.clone(), SortLimits::default()), 0);
+        assert_eq!(check(lines, SortLimits { run_bytes: 1, fan_in: 2 }), 6);
+        check(Vec::new(), SortLimits::default());
     }
 
     #[test]
@@ -323,13 +330,13 @@ mod tests {
         // 2000 lines in runs of about 8, merged three at a time: five passes.
         let lines: Vec<String> =
             (0..2000u32).map(|i| format!("line {}", i.wrapping_mul(2_654_435_761))).collect();
-        assert!(check(lines, Limits { run_bytes: 256, fan_in: 3 }) > 200);
+        assert!(check(lines, SortLimits { run_bytes: 256, fan_in: 3 }) > 200);
     }
 
     #[test]
     fn an_error_of_the_reader_ends_it() {
         let folder = Folder::new("sorted");
-        let mut sorter = Sorter::new(&folder.0, Limits { run_bytes: 1, fan_in: 2 });
+        let mut sorter = Sorter::new(&folder.0, SortLimits { run_bytes: 1, fan_in: 2 });
         for line in ["b", "a", "c"] {
             sorter.push(line.as_bytes()).unwrap();
         }
@@ -345,7 +352,7 @@ mod tests {
             run_bytes in 0usize..400,
             fan_in in 2usize..6,
         ) {
-            check(lines, Limits { run_bytes, fan_in });
+            check(lines, SortLimits { run_bytes, fan_in });
         }
     }
 }

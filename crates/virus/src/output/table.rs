@@ -10,21 +10,21 @@ use std::path::Path;
 
 /// A tab-separated file being written.
 #[derive(Debug)]
-pub struct Table {
+pub struct TableWriter {
     file: AtomicFile,
 }
 
-impl Table {
+impl TableWriter {
     /// Creates the file with its header line; `header` has tabs and no line end.
     pub fn create(folder: &Path, name: &str, header: &str) -> Result<Self, OutputError> {
-        let mut table = Table { file: AtomicFile::create(folder.join(name))? };
+        let mut table = TableWriter { file: AtomicFile::create(folder.join(name))? };
         table.row(format_args!("{header}"))?;
         Ok(table)
     }
 
     /// Creates a file without a header.
     pub fn bare(folder: &Path, name: &str) -> Result<Self, OutputError> {
-        Ok(Table { file: AtomicFile::create(folder.join(name))? })
+        Ok(TableWriter { file: AtomicFile::create(folder.join(name))? })
     }
 
     /// Appends a line. Texts from the input must be formatted as [`Field`]s, which cannot contain tabs or line

@@ -2,10 +2,10 @@
 //! slot with the head, if there is one, when the rows of all encoders are available. Invariant: rows are keyed by slot and
 //! never by position in a batch; a slot is reused only after its result has been taken.
 
-use crate::pipeline::engine::Totals;
-use crate::pipeline::queue::{Queue, SequenceLocation, SequenceState, Window};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_ROWS, Shape};
+use crate::pipeline::engine::StageTotals;
+use crate::pipeline::queue::{OutputQueue, QueuedWindow, SequenceLocation, SequenceState};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{ENCODERS, HEAD, HEAD_CLASSES, HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
@@ -18,59 +18,59 @@ use std::time::Instant;
 
 /// Minimum number of rows for a step of the head. Kept small, because results that wait for the head are lost if the
 /// process is killed.
-const SCORED_AT: usize = 16;
+const MIN_HEAD_ROWS: usize = 16;
 
 /// Progress of the sequence in a slot.
 #[derive(Clone, Copy, Default)]
-struct Slot {
-    place: SequenceLocation,
+struct SlotState {
+    location: SequenceLocation,
     /// Whether the slot has a row, by encoder.
-    have: [bool; ENCODERS],
+    has_row: [bool; ENCODERS],
     /// Whether a row has a non-finite value.
     failed: bool,
 }
 
 /// Destination of finished results, and the callback that can interrupt a wait.
-pub(crate) struct Sink<'a> {
-    pub(crate) queue: &'a mut Queue,
-    pub(crate) totals: &'a mut Totals,
+pub(crate) struct ResultSink<'a> {
+    pub(crate) queue: &'a mut OutputQueue,
+    pub(crate) totals: &'a mut StageTotals,
     pub(crate) stop: StopCheck<'a>,
 }
 
-/// The models of a prediction and the sequences in flight.
-pub(crate) struct Compute<'a> {
+/// Runs the models of a stage on the sequences in flight, each of which has a slot.
+pub(crate) struct ModelRunner<'a> {
     session: StepSession<'a>,
     /// Whether slots keep their rows until the window is written.
     keeps_rows: bool,
     /// The encoders that run in this session.
     encoders: [Option<ModelId>; ENCODERS],
     /// The encoders whose rows a slot needs before it is scored, or has finished.
-    needs: [bool; ENCODERS],
-    head: Option<Head>,
+    needs_row: [bool; ENCODERS],
+    head: Option<SessionHead>,
     /// Number of values of a row, by encoder.
     widths: [usize; ENCODERS],
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     /// Indices of the free slots.
-    free: Vec<usize>,
+    free_slots: Vec<usize>,
     /// Slots that have the rows of all encoders and wait for the head.
-    ready: Vec<usize>,
+    ready_slots: Vec<usize>,
     /// Rows of all slots by encoder, shape (slots, width); empty for an encoder whose rows the stage does not hold.
     rows: [Vec<f32>; ENCODERS],
 }
 
 /// The head and the positions of its inputs.
-struct Head {
+struct SessionHead {
     model: ModelId,
     /// Position of the input that takes the rows of each encoder.
     inputs: Vec<usize>,
 }
 
-impl<'a> Compute<'a> {
+impl<'a> ModelRunner<'a> {
     /// Creates the slots for a stage of a method. If `saves_rows`, rows are kept beside the scores of the head.
     pub(crate) fn new(
         session: StepSession<'a>,
         stage: PredictStage,
-        shape: &Shape,
+        shape: &MethodShape,
         saves_rows: bool,
     ) -> Result<Self, RuntimeError> {
         let mut encoders = [None; ENCODERS];
@@ -79,32 +79,33 @@ impl<'a> Compute<'a> {
         }
         let head = match session.model(HEAD) {
             Some(model) => {
-                let missing = || RuntimeError::bug("the head lacks an input");
-                let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
-                let inputs =
-                    shape.encoders.iter().map(|encoder| input(encoder.head_input)).collect::<Result<_, _>>()?;
-                Some(Head { model, inputs })
+                let mut inputs = vec![];
+                for encoder in &shape.encoders {
+                    let input = encoder.head_input.and_then(|name| session.row_input(model, name));
+                    inputs.push(input.ok_or_else(|| RuntimeError::bug("the head lacks an input"))?);
+                }
+                Some(SessionHead { model, inputs })
             }
             None => None,
         };
         let widths = shape.widths();
         let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
-        let needs = std::array::from_fn(|encoder| shape.holds(stage, encoder));
+        let needs_row = std::array::from_fn(|encoder| shape.holds(stage, encoder));
         // Zeroed pages are mapped lazily, so slots that are never used cost no physical memory.
         let rows =
             std::array::from_fn(
-                |encoder| if needs[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
+                |encoder| if needs_row[encoder] { vec![0.0; slots * widths[encoder]] } else { vec![] },
             );
         Ok(Self {
             keeps_rows: saves_rows || head.is_none(),
             encoders,
-            needs,
+            needs_row,
             head,
             widths,
-            slots: vec![Slot::default(); slots],
+            slots: vec![SlotState::default(); slots],
             // Popped from the end, so slots with low numbers are used first.
-            free: (0..slots).rev().collect(),
-            ready: Vec::with_capacity(slots),
+            free_slots: (0..slots).rev().collect(),
+            ready_slots: Vec::with_capacity(slots),
             rows,
             session,
         })
@@ -156,25 +157,25 @@ impl<'a> Compute<'a> {
 
     /// Whether another sequence can be admitted.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() && !self.session.is_full()
+        !self.free_slots.is_empty() && !self.session.is_full()
     }
 
     /// Admits a sequence of the window queued last, with its row of the first encoder if an earlier stage has computed it. Must be
     /// called only while `has_room`.
     pub(crate) fn admit(
         &mut self,
-        batch: &Batch,
+        batch: &WindowBatch,
         sequence: &SequenceTokens,
-        queue: &mut Queue,
+        queue: &mut OutputQueue,
         first_row: Option<&[f32]>,
     ) -> Result<(), RuntimeError> {
-        let Some(slot) = self.free.pop() else {
+        let Some(slot) = self.free_slots.pop() else {
             return Err(RuntimeError::bug("no slot is free"));
         };
-        let place = queue.push_sequence(sequence.label, sequence.bases, slot);
-        self.slots[slot] = Slot { place, ..Slot::default() };
+        let location = queue.push_sequence(sequence.label, sequence.bases, slot);
+        self.slots[slot] = SlotState { location, ..SlotState::default() };
         if let Some(row) = first_row {
-            self.keep(0, slot, row);
+            self.store_row(0, slot, row);
         }
         let tokens = batch.tokens.iter().zip(&sequence.tokens).map(|(tokens, range)| &tokens[range.clone()]);
         let sequences = self.encoders.into_iter().zip(tokens);
@@ -193,40 +194,41 @@ impl<'a> Compute<'a> {
 
     /// Collects finished steps, and submits full packs and rows for the head. Blocks until all full packs are
     /// submitted: the input may stall for a long time, and devices should compute meanwhile.
-    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        self.take_done(sink)?;
+    pub(crate) fn step(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
+        self.collect_completed(sink)?;
         while self.session.has_packs() {
-            self.score_ready(SCORED_AT)?;
+            self.score_ready(MIN_HEAD_ROWS)?;
             self.wait(sink)?;
         }
-        self.take_done(sink)?;
-        self.score_ready(SCORED_AT)
+        self.collect_completed(sink)?;
+        self.score_ready(MIN_HEAD_ROWS)
     }
 
     /// Waits for a step to complete. If devices would be idle, first flushes the waiting sequences, even into partly
     /// filled packs.
-    pub(crate) fn flush(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn flush(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
+        // While every working replica has a step, its result frees slots, and packs can go on filling.
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
-            self.take_done(sink)?;
+            self.collect_completed(sink)?;
             self.score_ready(1)?;
         }
-        self.score_ready(SCORED_AT)?;
+        self.score_ready(MIN_HEAD_ROWS)?;
         self.wait(sink).map(drop)
     }
 
     /// Submits the remaining sequences after the end of the input and waits for a step.
-    pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn drain(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         self.session.end();
-        self.take_done(sink)?;
-        self.score_ready(if self.session.has_packs() { SCORED_AT } else { 1 })?;
+        self.collect_completed(sink)?;
+        self.score_ready(if self.session.has_packs() { MIN_HEAD_ROWS } else { 1 })?;
         self.wait(sink).map(drop)
     }
 
     /// Ends the run early: waits for the steps in flight and scores the slots that have the rows of all encoders by then.
-    pub(crate) fn cancel(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn cancel(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         // The rows of cancelled steps are still in their slots, which are freed only with the scores.
-        self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
+        self.ready_slots.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
             if self.session.working() > 0 {
                 self.score_ready(1)?;
@@ -238,17 +240,17 @@ impl<'a> Compute<'a> {
     }
 
     /// Appends the rows of a window's sequences to `rows`, in the order of labels, and frees their slots.
-    pub(crate) fn release(&mut self, window: &Window, rows: &mut Vec<f32>) {
+    pub(crate) fn release(&mut self, window: &QueuedWindow, rows: &mut Vec<f32>) {
         if !self.keeps_rows {
             return;
         }
         for slot in window.slots_with_rows() {
-            for encoder in (0..ENCODERS).filter(|&encoder| self.needs[encoder]) {
+            for encoder in (0..ENCODERS).filter(|&encoder| self.needs_row[encoder]) {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
         // Includes the slots of failed sequences: with `keeps_rows`, `finish_slot` frees no slots.
-        self.free.extend(window.slots());
+        self.free_slots.extend(window.slots());
     }
 
     /// Returns the row of an encoder in a slot.
@@ -258,17 +260,17 @@ impl<'a> Compute<'a> {
     }
 
     /// Stores a row in a slot; a non-finite value marks the slot as failed.
-    fn keep(&mut self, encoder: usize, slot: usize, row: &[f32]) {
+    fn store_row(&mut self, encoder: usize, slot: usize, row: &[f32]) {
         let width = self.widths[encoder];
         self.rows[encoder][slot * width..(slot + 1) * width].copy_from_slice(row);
-        self.slots[slot].have[encoder] = true;
+        self.slots[slot].has_row[encoder] = true;
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    /// Submits slots with all rows to the head while at least `least` of them wait and the session
+    /// Submits slots with all rows to the head while at least `min_rows` of them wait and the session
     /// accepts another step of rows.
-    fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
-        while self.ready.len() >= least && self.session.has_room_for_rows() {
+    fn score_ready(&mut self, min_rows: usize) -> Result<(), RuntimeError> {
+        while self.ready_slots.len() >= min_rows && self.session.has_room_for_rows() {
             self.score()?;
         }
         Ok(())
@@ -279,8 +281,8 @@ impl<'a> Compute<'a> {
         let Some(head) = &self.head else {
             return Err(RuntimeError::bug("a stage without the head has rows for it"));
         };
-        let n = self.ready.len().min(HEAD_ROWS as usize);
-        let slots: Vec<u64> = self.ready.drain(..n).map(|slot| slot as u64).collect();
+        let count = self.ready_slots.len().min(HEAD_ROWS as usize);
+        let slots: Vec<u64> = self.ready_slots.drain(..count).map(|slot| slot as u64).collect();
         let mut rows = self.session.row_buffers(head.model);
         for (encoder, &input) in head.inputs.iter().enumerate() {
             slots.iter().for_each(|&slot| rows[input].extend_from_slice(self.row(encoder, slot as usize)));
@@ -289,7 +291,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Collects the steps that have completed.
-    fn take_done(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    fn collect_completed(&mut self, sink: &mut ResultSink<'_>) -> Result<(), RuntimeError> {
         while let Next::Ready(step) = self.session.poll()? {
             self.complete(step, sink);
         }
@@ -297,7 +299,7 @@ impl<'a> Compute<'a> {
     }
 
     /// Waits for a step to complete; returns false if none is in flight.
-    fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
+    fn wait(&mut self, sink: &mut ResultSink<'_>) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         let next = self.session.next(sink.stop);
         sink.totals.seconds.devices += start.elapsed().as_secs_f64();
@@ -311,11 +313,11 @@ impl<'a> Compute<'a> {
     }
 
     /// Distributes the results of a step: rows to the slots of their keys, scores to their windows.
-    fn complete(&mut self, step: Completed, sink: &mut Sink<'_>) {
+    fn complete(&mut self, step: Completed, sink: &mut ResultSink<'_>) {
         match self.encoders.iter().position(|model| *model == Some(step.model)) {
             Some(encoder) => {
                 for (i, &slot) in step.keys.iter().enumerate() {
-                    self.keep(encoder, slot as usize, step.values(0, i));
+                    self.store_row(encoder, slot as usize, step.values(0, i));
                     self.on_row(slot as usize, sink);
                 }
                 sink.totals.tokens[encoder] += step.counts.tokens;
@@ -323,10 +325,11 @@ impl<'a> Compute<'a> {
             }
             None => {
                 for (i, &slot) in step.keys.iter().enumerate() {
-                    let scores = step.values(0, i);
-                    let finite = scores.iter().all(|x| x.is_finite());
-                    let state = if finite {
-                        SequenceState::Scored([scores[0], scores[1]])
+                    // `HeadModel::open` refuses heads with another number of classes.
+                    let mut scores = [0.0; HEAD_CLASSES];
+                    scores.copy_from_slice(step.values(0, i));
+                    let state = if scores.iter().all(|x| x.is_finite()) {
+                        SequenceState::Scored(scores)
                     } else {
                         SequenceState::Failed
                     };
@@ -340,26 +343,26 @@ impl<'a> Compute<'a> {
 
     /// Advances a slot that has received a row. Once the slot has the rows of all encoders of the stage, the sequence has failed,
     /// is ready for the head, or, in a stage without the head, is finished.
-    fn on_row(&mut self, slot: usize, sink: &mut Sink<'_>) {
-        let Slot { have, failed, .. } = self.slots[slot];
-        if have != self.needs {
+    fn on_row(&mut self, slot: usize, sink: &mut ResultSink<'_>) {
+        let SlotState { has_row, failed, .. } = self.slots[slot];
+        if has_row != self.needs_row {
             return;
         }
         if failed {
             self.finish_slot(slot, SequenceState::Failed, sink);
         } else if self.head.is_some() {
-            self.ready.push(slot);
+            self.ready_slots.push(slot);
         } else {
             self.finish_slot(slot, SequenceState::Encoded, sink);
         }
     }
 
     /// Marks the sequence in `slot` as finished, and frees the slot unless its rows are still needed.
-    fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut Sink<'_>) {
+    fn finish_slot(&mut self, slot: usize, state: SequenceState, sink: &mut ResultSink<'_>) {
         sink.totals.sequences += 1;
-        sink.queue.complete(self.slots[slot].place, state);
+        sink.queue.complete(self.slots[slot].location, state);
         if !self.keeps_rows {
-            self.free.push(slot);
+            self.free_slots.push(slot);
         }
     }
 }

@@ -8,13 +8,13 @@
 //! encoder and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
 
 use crate::VirusError;
-use crate::methods::{FinishedWindow, Results};
+use crate::methods::{FinishedWindow, ResultsWriter};
 use crate::output::{Note, OutputError, RecordEnd};
-use crate::pipeline::compute::{Compute, Sink};
+use crate::pipeline::compute::{ModelRunner, ResultSink};
 use crate::pipeline::journal::{JournalEntry, JournalReader, JournalWriter};
-use crate::pipeline::queue::{OutputItem, Queue, SequenceState, Window};
+use crate::pipeline::queue::{OutputItem, OutputQueue, QueuedWindow, SequenceState};
 use crate::pipeline::queues::QueueSizes;
-use crate::pipeline::records::{Batch, Event, SequenceTokens};
+use crate::pipeline::records::{InputEvent, SequenceTokens, WindowBatch};
 use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::NoteKind;
@@ -27,7 +27,7 @@ use std::time::Instant;
 
 /// Time in seconds by activity; encoders and head are summed over all devices, the others are of the main thread.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seconds {
+pub(crate) struct StageSeconds {
     /// From the first record to the last result.
     pub(crate) streaming: f64,
     /// Waiting for the front end, which reads and tokenizes.
@@ -42,7 +42,7 @@ pub(crate) struct Seconds {
     pub(crate) writing: f64,
 }
 
-impl Seconds {
+impl StageSeconds {
     /// The remaining time of the main thread, spent on packing and slots.
     pub(crate) fn between(&self) -> f64 {
         (self.streaming - self.waiting - self.devices - self.writing).max(0.0)
@@ -51,23 +51,23 @@ impl Seconds {
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Totals {
+pub(crate) struct StageTotals {
     pub(crate) records: u64,
     /// Windows whose results were taken from the journal of an interrupted run.
-    pub(crate) kept: u64,
+    pub(crate) windows_from_journal: u64,
     /// Sequences that this run has finished, failed ones included.
     pub(crate) sequences: u64,
     /// Failed sequences of all written windows.
     pub(crate) failed: u64,
     /// Tokens of the completed steps, by encoder.
     pub(crate) tokens: [u64; ENCODERS],
-    pub(crate) seconds: Seconds,
+    pub(crate) seconds: StageSeconds,
 }
 
-impl Totals {
+impl StageTotals {
     /// Adds the tokens and times of the preceding stage. Records and windows are not added: each stage reads
     /// all of them.
-    pub(crate) fn add_stage(&mut self, earlier: &Totals) {
+    pub(crate) fn add_stage(&mut self, earlier: &StageTotals) {
         for encoder in 0..ENCODERS {
             self.tokens[encoder] += earlier.tokens[encoder];
             self.seconds.encoders[encoder] += earlier.seconds.encoders[encoder];
@@ -80,9 +80,9 @@ impl Totals {
 }
 
 /// The models, journals and results of an engine; a field is `None` if the stage does not need it.
-pub(crate) struct Parts<'a> {
+pub(crate) struct EngineParts<'a> {
     /// The models, for results that are in no journal; `None` for a method without models.
-    pub(crate) compute: Option<Compute<'a>>,
+    pub(crate) compute: Option<ModelRunner<'a>>,
     /// Whether all results must be in journals, as in a merge of shards.
     pub(crate) merges: bool,
     /// Results journaled by an earlier run.
@@ -92,19 +92,19 @@ pub(crate) struct Parts<'a> {
     /// Journal that finished results are written to.
     pub(crate) writer: Option<JournalWriter>,
     /// Result files.
-    pub(crate) results: Option<Box<dyn Results>>,
+    pub(crate) results: Option<Box<dyn ResultsWriter>>,
     /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
-    pub(crate) pass: Pass,
+    pub(crate) pass: InputPass,
 }
 
 /// A pass over the input.
 #[derive(Clone, Copy)]
-pub(crate) struct Pass {
+pub(crate) struct InputPass {
     /// Number of the pass, from 0.
     pub(crate) number: u64,
     /// Number of passes of the run.
-    pub(crate) of: u64,
+    pub(crate) count: u64,
 }
 
 /// The work that a stage has taken from the input, for its progress.
@@ -114,9 +114,10 @@ struct TakenWork {
     bytes: u64,
     /// Tokens of the sequences of all batches taken.
     tokens: u64,
-    /// Bases of the windows of all batches taken, and of those whose results were in the journal.
+    /// Bases of the windows of all batches taken.
     bases: u64,
-    kept_bases: u64,
+    /// Bases of those windows whose results were in the journal.
+    journaled_bases: u64,
     finished: FinishedBytes,
 }
 
@@ -125,38 +126,39 @@ impl TakenWork {
     /// which are also known of windows from a journal.
     fn finished(&mut self, tokens: u64, total: Option<u64>) -> u64 {
         let share = if self.tokens == 0 { 1.0 } else { (tokens as f64 / self.tokens as f64).min(1.0) };
-        let computed = ((self.bases - self.kept_bases) as f64 * share) as u64;
-        self.finished.update(self.bytes, total, self.kept_bases + computed, self.bases)
+        let computed = ((self.bases - self.journaled_bases) as f64 * share) as u64;
+        self.finished.update(self.bytes, total, self.journaled_bases + computed, self.bases)
     }
 }
 
 /// The engine of one stage.
-pub(crate) struct Engine<'a> {
-    parts: Parts<'a>,
-    queue: Queue,
+pub(crate) struct PredictEngine<'a> {
+    parts: EngineParts<'a>,
+    queue: OutputQueue,
     /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
     /// input with few sequences would fill packs slowly and accumulate.
     queues: QueueSizes,
     /// Reused buffer for the journal entry of the window being written.
     entry: JournalEntry,
-    pub(crate) totals: Totals,
+    pub(crate) totals: StageTotals,
     taken: TakenWork,
     started: Instant,
 }
 
-impl StreamEngine for Engine<'_> {
-    type Batch = Batch;
+impl StreamEngine for PredictEngine<'_> {
+    type Batch = WindowBatch;
     type Error = VirusError;
 
     /// Reports notes on the input, those on single records at detail level; they are written to notes.tsv later.
-    fn announce(&mut self, batch: &Batch, observer: &mut dyn Observer) -> Result<(), VirusError> {
-        let of_files =
+    fn announce(&mut self, batch: &WindowBatch, observer: &mut dyn Observer) -> Result<(), VirusError> {
+        let kinds_of_files =
             [NoteKind::Spacing, NoteKind::Gaps, NoteKind::Unknown, NoteKind::NoRecords].map(NoteKind::name);
         for event in &batch.events {
-            if let Event::Note(Note { seq_name, kind, detail, action }) = event {
-                match of_files.contains(kind) {
-                    true => observer.say(Level::Warning, &format!("{detail}: {action}")),
-                    false => observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}")),
+            if let InputEvent::Note(Note { seq_name, kind, detail, action }) = event {
+                if kinds_of_files.contains(kind) {
+                    observer.say(Level::Warning, &format!("{detail}: {action}"));
+                } else {
+                    observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
                 }
             }
         }
@@ -165,7 +167,7 @@ impl StreamEngine for Engine<'_> {
 
     /// Queues the events of one job of the front end, and gives each of its sequences a slot of the models. Waits for results
     /// while the models can take no further sequence, and while the queue exceeds its limits.
-    fn take(&mut self, mut batch: Batch, stop: StopCheck<'_>) -> Result<(), VirusError> {
+    fn take(&mut self, mut batch: WindowBatch, stop: StopCheck<'_>) -> Result<(), VirusError> {
         self.taken.bytes = batch.bytes_read;
         if let Some(compute) = &self.parts.compute {
             self.taken.tokens +=
@@ -175,9 +177,9 @@ impl StreamEngine for Engine<'_> {
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.texts)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                Event::Window { number, record, chunk, sequences: count, letters } => {
-                    let window = Window::new(number, record, chunk, count).with_letters(letters);
-                    let first_rows = self.window(window, count)?;
+                InputEvent::Window { number, record, chunk, sequences: count, letters } => {
+                    let window = QueuedWindow::new(number, record, chunk, count).with_letters(letters);
+                    let first_rows = self.queue_window(window, count)?;
                     // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = first_rows.len() / count.max(1);
                     for (i, sequence) in sequences.by_ref().take(count).enumerate() {
@@ -185,31 +187,31 @@ impl StreamEngine for Engine<'_> {
                         self.admit(&batch, &sequence, row, stop)?;
                     }
                 }
-                Event::Source(name) => self.queue.push(OutputItem::Source(name)),
-                Event::End { record, length, text, mate } => {
+                InputEvent::Source(name) => self.queue.push(OutputItem::Source(name)),
+                InputEvent::End { record, length, text, mate } => {
                     self.queue.push(OutputItem::End { record, length, text, mate });
                 }
-                Event::Note(note) => self.note(note)?,
+                InputEvent::Note(note) => self.queue_note(note)?,
             }
         }
-        self.compute(stop, Compute::step)?;
-        let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
+        self.run_models(stop, ModelRunner::step)?;
+        let devices = self.parts.compute.as_ref().map_or(1, ModelRunner::devices);
         let QueueSizes { items, bytes, .. } = self.queues;
         while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
-            self.compute(stop, Compute::flush)?;
+            self.run_models(stop, ModelRunner::flush)?;
         }
         Ok(())
     }
 
     /// Processes some of the waiting work after the end of the input; returns whether there is more.
     fn drain(&mut self, stop: StopCheck<'_>) -> Result<bool, VirusError> {
-        self.compute(stop, Compute::drain)?;
+        self.run_models(stop, ModelRunner::drain)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Returns the warnings that were raised since the last call.
     fn warnings(&mut self) -> Vec<String> {
-        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
+        self.parts.compute.as_mut().map_or(vec![], ModelRunner::warnings)
     }
 
     /// Reports the changes of the size of the steps since the last call.
@@ -228,14 +230,14 @@ impl StreamEngine for Engine<'_> {
     }
 }
 
-impl<'a> Engine<'a> {
-    pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
+impl<'a> PredictEngine<'a> {
+    pub(crate) fn new(parts: EngineParts<'a>, queues: QueueSizes) -> Self {
         Self {
             parts,
-            queue: Queue::default(),
+            queue: OutputQueue::default(),
             queues,
             entry: JournalEntry::default(),
-            totals: Totals::default(),
+            totals: StageTotals::default(),
             taken: TakenWork::default(),
             started: Instant::now(),
         }
@@ -244,25 +246,25 @@ impl<'a> Engine<'a> {
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
         // The run already ends for another reason: a device error must not prevent the commit of finished windows.
-        let _ = self.compute(&|| Ok(()), Compute::cancel);
+        let _ = self.run_models(&|| Ok(()), ModelRunner::cancel);
         self.emit()?;
         let Some(writer) = &mut self.parts.writer else { return Ok(0) };
         writer.commit()?;
         Ok(writer.committed)
     }
 
-    /// How full the packs of the encoders were.
+    /// Packing fill, by encoder.
     pub(crate) fn fill(&self) -> [Fill; ENCODERS] {
-        self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], Compute::fill)
+        self.parts.compute.as_ref().map_or([Fill::default(); ENCODERS], ModelRunner::fill)
     }
 
     /// Returns the progress of the run; `read` are the bytes of the input if the stage has finished. Each stage reads
     /// the whole input and counts for the same share of it.
     pub(crate) fn progress_after(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
         let tokens = self.totals.tokens.iter().sum();
-        let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
-        let Pass { number, of } = self.parts.pass;
-        let bytes = bytes_total.map_or(of_stage, |total| (number * total + of_stage) / of);
+        let bytes_of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
+        let InputPass { number, count } = self.parts.pass;
+        let bytes = bytes_total.map_or(bytes_of_stage, |total| (number * total + bytes_of_stage) / count);
         Progress {
             bytes,
             bytes_total,
@@ -274,12 +276,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the components and the counters after the last window.
-    pub(crate) fn into_parts(self) -> (Parts<'a>, Totals) {
+    pub(crate) fn into_parts(self) -> (EngineParts<'a>, StageTotals) {
         (self.parts, self.totals)
     }
 
     /// Queues a note on the input; with `--strict` it is an error.
-    fn note(&mut self, note: Note) -> Result<(), VirusError> {
+    fn queue_note(&mut self, note: Note) -> Result<(), VirusError> {
         if self.parts.strict {
             let Note { seq_name, kind, detail, .. } = note;
             return Err(VirusError::Strict { record: seq_name, kind, detail });
@@ -290,30 +292,25 @@ impl<'a> Engine<'a> {
 
     /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
     /// encoder if an earlier stage has computed them.
-    fn window(&mut self, window: Window, sequences: usize) -> Result<Vec<f32>, VirusError> {
-        let Window { number, chunk, .. } = window;
+    fn queue_window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
+        let QueuedWindow { number, chunk, .. } = window;
         let bases = (chunk.end() - chunk.start) as u64;
         self.taken.bases += bases;
         if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
-            self.totals.kept += 1;
-            self.taken.kept_bases += bases;
-            let kept = Window::kept(window.record, chunk, entry).with_letters(window.letters);
-            self.queue.push(OutputItem::Window(kept));
+            self.totals.windows_from_journal += 1;
+            self.taken.journaled_bases += bases;
+            let window = QueuedWindow::journaled(window.record, chunk, entry).with_letters(window.letters);
+            self.queue.push(OutputItem::Window(window));
             return Ok(vec![]);
         }
-        let missing = |what| VirusError::MissingWindow {
-            what,
-            window: chunk.index + 1,
-            record: window.record.to_string(),
-        };
         if self.parts.merges {
-            return Err(missing("the results"));
+            return Err(window.missing("the results"));
         }
         let mut rows = vec![];
         if let (Some(reader), Some(compute)) = (&mut self.parts.first_rows, &self.parts.compute) {
             let entry = reader.take(number, &window.record, chunk.index)?;
             let entry = entry.filter(|entry| entry.sequences.len() == sequences);
-            let entry = entry.ok_or_else(|| missing("the rows of the first encoder"))?;
+            let entry = entry.ok_or_else(|| window.missing("the rows of the first encoder"))?;
             rows = entry.rows_of_all(compute.first_width());
         }
         self.queue.push(OutputItem::Window(window));
@@ -324,13 +321,13 @@ impl<'a> Engine<'a> {
     /// is its row of the first encoder, if an earlier stage has computed it.
     fn admit(
         &mut self,
-        batch: &Batch,
+        batch: &WindowBatch,
         sequence: &SequenceTokens,
         first_row: Option<&[f32]>,
         stop: StopCheck<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.compute(stop, Compute::flush)?;
+            self.run_models(stop, ModelRunner::flush)?;
         }
         match &mut self.parts.compute {
             Some(compute) => Ok(compute.admit(batch, sequence, &mut self.queue, first_row)?),
@@ -338,16 +335,16 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Calls `stop`, runs `part` on the models if the stage has any, then writes the windows that are complete. An
+    /// Calls `stop`, runs `work` on the models if the stage has any, then writes the windows that are complete. An
     /// error of `stop` ends the run before any work.
-    fn compute<T>(
+    fn run_models<T>(
         &mut self,
         stop: StopCheck<'_>,
-        part: impl FnOnce(&mut Compute<'a>, &mut Sink<'_>) -> Result<T, RuntimeError>,
+        work: impl FnOnce(&mut ModelRunner<'a>, &mut ResultSink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;
-        let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
-        let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
+        let mut sink = ResultSink { queue: &mut self.queue, totals: &mut self.totals, stop };
+        let done = self.parts.compute.as_mut().map(|compute| work(compute, &mut sink)).transpose()?;
         self.emit()?;
         Ok(done)
     }
@@ -357,19 +354,19 @@ impl<'a> Engine<'a> {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
             match item {
-                OutputItem::Window(window) => self.write(window)?,
+                OutputItem::Window(window) => self.write_window(window)?,
                 OutputItem::End { record, length, text, mate } => {
                     self.totals.records += 1;
                     let text = text.as_deref();
                     let end = RecordEnd { id: &record, length, text, mate: mate.as_ref() };
-                    self.written(|results| results.record(&end))?;
+                    self.write_results(|results| results.record(&end))?;
                 }
-                OutputItem::Note(note) => self.written(|results| results.common().note(&note))?,
-                OutputItem::Source(name) => self.written(|results| {
+                OutputItem::Note(note) => self.write_results(|results| results.common().note(&note))?,
+                OutputItem::Source(name) => self.write_results(|results| {
                     results.common().set_source(&name);
                     Ok(())
                 })?,
-                OutputItem::Text(texts) => self.written(|results| results.texts(&texts))?,
+                OutputItem::Text(texts) => self.write_results(|results| results.texts(&texts))?,
             }
         }
         if let Some(writer) = &mut self.parts.writer {
@@ -380,9 +377,9 @@ impl<'a> Engine<'a> {
     }
 
     /// Calls `write` on the result files if the stage writes any.
-    fn written(
+    fn write_results(
         &mut self,
-        write: impl FnOnce(&mut dyn Results) -> Result<(), OutputError>,
+        write: impl FnOnce(&mut dyn ResultsWriter) -> Result<(), OutputError>,
     ) -> Result<(), VirusError> {
         match &mut self.parts.results {
             Some(results) => Ok(write(&mut **results)?),
@@ -391,11 +388,11 @@ impl<'a> Engine<'a> {
     }
 
     /// Writes a complete window to the result files and the journal.
-    fn write(&mut self, window: Window) -> Result<(), VirusError> {
+    fn write_window(&mut self, window: QueuedWindow) -> Result<(), VirusError> {
         let entry = &mut self.entry;
         entry.rows.clear();
         match &mut self.parts.compute {
-            Some(compute) if !window.kept => compute.release(&window, &mut entry.rows),
+            Some(compute) if !window.is_journaled => compute.release(&window, &mut entry.rows),
             Some(_) | None => entry.rows.extend_from_slice(&window.rows),
         }
         entry.sequences.clear();
@@ -413,7 +410,7 @@ impl<'a> Engine<'a> {
             })?;
         }
         // A window whose results came from this journal is not written to it again.
-        let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
+        let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.is_journaled) else { return Ok(()) };
         entry.number = window.number;
         entry.index = window.chunk.index as u64;
         entry.record.clear();

@@ -11,9 +11,9 @@ use plimsoll_data::bases;
 /// Bases of a piece: the window of DUST.
 const PIECE: usize = 64;
 /// DUST score above which a piece is of low complexity.
-const LIMIT: f64 = 2.0;
+const DUST_LIMIT: f64 = 2.0;
 /// Least number of triplets that tell something about a piece.
-const FEWEST: u32 = 16;
+const MIN_TRIPLETS: u32 = 16;
 
 /// Counts of letters and pieces of a window, which has at most 2^20 letters. Small, because every window that waits for its
 /// scores has them.
@@ -34,8 +34,11 @@ impl LetterCounts {
     pub(crate) fn of(sequence: &[u8]) -> Self {
         let mut counts = Self { letters: sequence.len() as u32, ..Self::default() };
         for piece in sequence.chunks(PIECE) {
-            let (mut triplets, mut known, mut code) = ([0u8; 64], 0u32, 0usize);
+            let mut triplets = [0u8; 64];
             let mut total = 0u32;
+            // Length of the run of known letters up to here, and its last three letters with two bits each.
+            let mut known = 0u32;
+            let mut code = 0usize;
             for letter in piece {
                 match bases::code(*letter) {
                     bases::OTHER => {
@@ -43,6 +46,7 @@ impl LetterCounts {
                         known = 0;
                     }
                     base => {
+                        // The mask drops the letter before the last three, so the code is an index in `triplets`.
                         code = (code << 2 | usize::from(base)) & 63;
                         known += 1;
                     }
@@ -52,12 +56,12 @@ impl LetterCounts {
                     total += 1;
                 }
             }
-            if total < FEWEST {
+            if total < MIN_TRIPLETS {
                 continue;
             }
             let pairs: u32 = triplets.iter().map(|&c| u32::from(c)).map(|c| c * c.saturating_sub(1) / 2).sum();
             counts.pieces += 1;
-            counts.low += u16::from(f64::from(pairs) / f64::from(total - 1) > LIMIT);
+            counts.low += u16::from(f64::from(pairs) / f64::from(total - 1) > DUST_LIMIT);
         }
         counts
     }

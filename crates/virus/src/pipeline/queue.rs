@@ -1,12 +1,13 @@
 //! The queue of items that wait for their results. Invariant: items leave in the order in which they arrived, and only
 //! when they are complete.
 
+use crate::VirusError;
 use crate::output::{Note, RecordText};
 use crate::pipeline::journal::JournalEntry;
 use crate::pipeline::letters::WindowLetters;
 use crate::pipeline::mates::Mate;
 use crate::pipeline::records::TEXTS;
-use crate::pipeline::shape::SEQUENCES;
+use crate::pipeline::shape::{HEAD_CLASSES, SEQUENCES};
 use plimsoll_data::chunk::Chunk;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 /// An item of the output, in input order.
 pub(crate) enum OutputItem {
     /// A window and its sequences.
-    Window(Window),
+    Window(QueuedWindow),
     /// The end of a record.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
@@ -26,7 +27,7 @@ pub(crate) enum OutputItem {
 }
 
 /// A window whose sequences are being computed.
-pub(crate) struct Window {
+pub(crate) struct QueuedWindow {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
@@ -40,7 +41,7 @@ pub(crate) struct Window {
     /// Concatenated rows of the sequences that did not fail, if they come from a journal; otherwise empty.
     pub(crate) rows: Vec<f32>,
     /// Whether the results come from the journal that this run writes.
-    pub(crate) kept: bool,
+    pub(crate) is_journaled: bool,
 }
 
 /// A sequence of a window with its result.
@@ -66,8 +67,8 @@ struct PendingSequence {
 pub(crate) enum SequenceState {
     /// In a packer, or between the encoders and the head.
     Waiting,
-    /// Finished, with the two scores of the head.
-    Scored([f32; 2]),
+    /// Finished, with the scores of the head, by class.
+    Scored([f32; HEAD_CLASSES]),
     /// Failed: a computed value was not finite.
     Failed,
     /// Finished with the rows of its encoders: the result, or the input of a later stage.
@@ -84,7 +85,7 @@ impl SequenceResult {
     }
 }
 
-impl Window {
+impl QueuedWindow {
     /// Creates a window with a number of sequences. It counts all of them as missing from the start; otherwise the window
     /// could leave the queue before its last sequences have got a slot.
     pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, sequences: usize) -> Self {
@@ -97,18 +98,24 @@ impl Window {
             waiting: sequences as u8,
             letters: WindowLetters::default(),
             rows: vec![],
-            kept: false,
+            is_journaled: false,
         }
     }
 
     /// Creates a window whose results were found in a journal.
-    pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
+    pub(crate) fn journaled(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
         let JournalEntry { number, sequences, rows, .. } = entry;
-        let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
+        let mut window = Self { rows, is_journaled: true, ..Self::new(number, record, chunk, 0) };
         for result in sequences {
             window.sequences[usize::from(result.label)] = Some(PendingSequence { result, slot: None });
         }
         window
+    }
+
+    /// The error for a window whose data `what` is in no journal.
+    pub(crate) fn missing(&self, what: &'static str) -> VirusError {
+        let record = self.record.to_string();
+        VirusError::MissingWindow { what, window: self.chunk.index + 1, record }
     }
 
     /// Sets the counts of the letters.
@@ -143,7 +150,7 @@ pub(crate) struct SequenceLocation {
 
 /// Items in input order.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct OutputQueue {
     items: VecDeque<OutputItem>,
     /// Number of the first item among all items ever queued, so that a [`SequenceLocation`] stays valid when items leave.
     first: u64,
@@ -162,7 +169,7 @@ impl OutputItem {
     }
 }
 
-impl Queue {
+impl OutputQueue {
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }
@@ -180,6 +187,7 @@ impl Queue {
     /// Adds a sequence to the last item, which must be its window: nothing else may be pushed before all sequences of a window
     /// were added.
     pub(crate) fn push_sequence(&mut self, label: u8, bases: u32, slot: usize) -> SequenceLocation {
+        // The number among all items ever queued: indices in `items` change whenever an item leaves.
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(OutputItem::Window(window)) = self.items.back_mut() {
             let result = SequenceResult { label, bases, state: SequenceState::Waiting };
@@ -190,9 +198,9 @@ impl Queue {
 
     /// Stores the final state of a sequence. Its window is still in the queue, because the sequence counted as waiting until
     /// now.
-    pub(crate) fn complete(&mut self, place: SequenceLocation, state: SequenceState) {
-        if let Some(OutputItem::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
-            && let Some(pending) = window.sequences[usize::from(place.label)].as_mut()
+    pub(crate) fn complete(&mut self, location: SequenceLocation, state: SequenceState) {
+        if let Some(OutputItem::Window(window)) = self.items.get_mut((location.item - self.first) as usize)
+            && let Some(pending) = window.sequences[usize::from(location.label)].as_mut()
         {
             pending.result.state = state;
             window.waiting -= 1;

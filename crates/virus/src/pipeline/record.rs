@@ -2,11 +2,11 @@
 //! everything that results depend on, except for the names of the inputs, which appear in tables; runs with
 //! equal identities and input names write identical result files.
 
-use crate::Options;
+use crate::PredictOptions;
 use crate::methods::Method;
 use crate::methods::caller::results::CallsSummary;
-use crate::output::Counts;
-use crate::pipeline::engine::Totals;
+use crate::output::ResultCounts;
+use crate::pipeline::engine::StageTotals;
 use crate::pipeline::shape::{ENCODERS, HEAD};
 use plimsoll_data::outputs::WrittenFiles;
 use plimsoll_data::pack::Fill;
@@ -29,7 +29,12 @@ use std::path::PathBuf;
 /// set or kind of GPU gives different bits. For a GPU it names the kind, the versions of driver and libraries,
 /// and the canonical summation orders of GEMMs; the kernel selected by timing is not part of it, because it
 /// changes no bits.
-pub(crate) fn identity(options: &Options, method: &dyn Method, inputs: &[Input], arithmetic: Value) -> Value {
+pub(crate) fn identity(
+    options: &PredictOptions,
+    method: &dyn Method,
+    inputs: &[Input],
+    arithmetic: Value,
+) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
     json!({
@@ -51,7 +56,7 @@ pub(crate) fn names(inputs: &[Input]) -> Vec<String> {
 pub enum PredictRecord {
     /// The contents of run.json.
     Run(Box<RunRecord>),
-    /// Of a shard, whose result is its journal.
+    /// The record of a shard, whose result is its journal.
     Shard(ShardRecord),
     /// The run.json of the earlier run whose results were already complete, as that run wrote it.
     Existing(Value),
@@ -113,7 +118,7 @@ pub struct RunRecord {
     pub method: MethodRecord,
     /// Counts of the results. As `calls` and `outputs`, entered when the results are complete.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub counts: Option<Counts>,
+    pub counts: Option<ResultCounts>,
     /// Calls of a caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls: Option<CallsSummary>,
@@ -174,9 +179,9 @@ pub struct SecondsRecord {
     pub between: f64,
     /// Writing results.
     pub writing: f64,
-    /// Of the steps of each model, by the name of its plan.
+    /// Seconds of the steps of each model, such as `protein_encoder` and `head`.
     #[serde(flatten)]
-    pub models: BTreeMap<String, f64>,
+    pub models: BTreeMap<&'static str, f64>,
 }
 
 /// The entries of run.json that depend on the method.
@@ -185,7 +190,7 @@ pub struct MethodRecord {
     /// The models; `None` for a method without models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<ModelsRecord>,
-    /// How a caller calls records.
+    /// Threshold, limits and calibration of a caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calling: Option<CallingRecord>,
 }
@@ -200,7 +205,7 @@ pub struct ModelsRecord {
     pub trained: bool,
 }
 
-/// How a caller calls records.
+/// Threshold, limits and calibration with which a caller called the records.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CallingRecord {
     /// Name of the preset, or the least score of a record that is called virus.
@@ -250,7 +255,7 @@ pub struct ShardSeconds {
 
 /// The data for the run record.
 pub(crate) struct RunRecordInputs<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a PredictOptions,
     pub(crate) method: &'a dyn Method,
     /// The program that was run; `None` for a merge of shards.
     pub(crate) program: Option<&'a Program>,
@@ -261,7 +266,7 @@ pub(crate) struct RunRecordInputs<'a> {
     pub(crate) budget: Bytes,
     /// Planned host memory of the process beside the arena.
     pub(crate) process: &'a [Staging],
-    pub(crate) totals: &'a Totals,
+    pub(crate) totals: &'a StageTotals,
     pub(crate) fill: [Fill; ENCODERS],
     pub(crate) seconds: f64,
     pub(crate) watch: &'a Watch,
@@ -270,13 +275,12 @@ pub(crate) struct RunRecordInputs<'a> {
 }
 
 impl RunRecordInputs<'_> {
-    /// Returns the run record without what `Results::finish` enters.
+    /// Returns the run record without what `ResultsWriter::finish` enters.
     pub(crate) fn record(self) -> Result<RunRecord, RuntimeError> {
         let totals = self.totals;
         let spent = &totals.seconds;
         let shape = self.method.shape();
         let settings = &self.options.settings;
-        let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
         let mut seconds = SecondsRecord {
             total: self.seconds,
             starting: self.seconds - spent.streaming,
@@ -291,15 +295,15 @@ impl RunRecordInputs<'_> {
         let mut fills = BTreeMap::new();
         for (i, encoder) in shape.encoders.iter().enumerate() {
             let fill = self.fill[i];
-            seconds.models.insert(encoder.plan.replace(' ', "_"), spent.encoders[i]);
+            seconds.models.insert(encoder.seconds_key, spent.encoders[i]);
             tokens.insert(encoder.key, totals.tokens[i]);
-            rates.insert(encoder.key, rate(totals.tokens[i], spent.encoders[i]));
+            rates.insert(encoder.key, tokens_per_second(totals.tokens[i], spent.encoders[i]));
             fills.insert(encoder.key.to_owned(), fill.all());
             fills.insert(format!("{}_but_last", encoder.key), fill.but_last());
         }
-        rates.insert("all", rate(totals.tokens.iter().sum(), self.seconds));
+        rates.insert("all", tokens_per_second(totals.tokens.iter().sum(), self.seconds));
         if shape.head.is_some() {
-            seconds.models.insert(HEAD.to_owned(), spent.head);
+            seconds.models.insert(HEAD, spent.head);
         }
         let first = self.devices.first();
         Ok(RunRecord {
@@ -327,9 +331,9 @@ impl RunRecordInputs<'_> {
             plan: self.program.map(price::report).transpose()?,
             plan_of_nucleotide_stage: self.before,
             process: self.process.to_vec(),
-            windows_from_journal: totals.kept,
+            windows_from_journal: totals.windows_from_journal,
             sequences: SequenceCounts {
-                computed: BTreeMap::from([(shape.words.sequences, totals.sequences)]),
+                computed: BTreeMap::from([(shape.names.sequences_key, totals.sequences)]),
                 failed: totals.failed,
                 records: totals.records,
             },
@@ -346,4 +350,9 @@ impl RunRecordInputs<'_> {
             outputs: None,
         })
     }
+}
+
+/// Tokens per second; 0 for an encoder that ran no step.
+fn tokens_per_second(tokens: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }

@@ -1,9 +1,9 @@
 //! The front end: one thread reads records and cuts them into jobs, worker threads tokenize the windows of the jobs, and the
 //! engine receives the results in input order. Invariant: number and size of the jobs in flight are bounded (see
-//! `QueueSizes::held`), whatever the records look like.
+//! `QueueSizes::bytes_held`), whatever the records look like.
 
 use crate::methods::{CutWindow, WindowBases, WindowSource, WindowTokenizer};
-use crate::options::Shard;
+use crate::options::WindowShard;
 use crate::output::{HitsFormat, Note, RecordText};
 use crate::pipeline::journal::Coverage;
 use crate::pipeline::letters::WindowLetters;
@@ -26,13 +26,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Most files of a method's own that its tokenizers write texts for.
+/// Maximum number of files of a method's own that its tokenizers write texts for.
 pub(crate) const TEXTS: usize = 3;
 
 /// Settings of the front end.
-pub(crate) struct InputPipeline {
+pub(crate) struct InputPipelineSettings {
     /// The part of the method that cuts and tokenizes.
-    pub(crate) source: Arc<dyn WindowSource>,
+    pub(crate) window_source: Arc<dyn WindowSource>,
     /// Output format of records called virus; if set, the end of a record carries its text.
     pub(crate) hits: Option<HitsFormat>,
     /// Number of threads that tokenize.
@@ -41,16 +41,16 @@ pub(crate) struct InputPipeline {
     pub(crate) prefetch: usize,
     /// Size limits of jobs.
     pub(crate) queues: QueueSizes,
-    /// Windows with known results; they are passed on without sequences.
-    pub(crate) kept: Arc<Coverage>,
+    /// Windows whose results are in a journal; they are passed on without sequences.
+    pub(crate) journaled: Arc<Coverage>,
     /// Shard to compute; windows of other shards are skipped.
-    pub(crate) shard: Option<Shard>,
+    pub(crate) shard: Option<WindowShard>,
     /// Upper bounds for records that were not measured beforehand.
-    pub(crate) most: Option<Extent>,
+    pub(crate) limits: Option<Extent>,
 }
 
 /// An event of the input, in input order.
-pub(crate) enum Event {
+pub(crate) enum InputEvent {
     /// A window of a record. Its sequences are the next `sequences` of the job.
     Window { number: u64, record: Arc<str>, chunk: Chunk, sequences: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
@@ -73,8 +73,8 @@ pub(crate) struct SequenceTokens {
 
 /// A tokenized job.
 #[derive(Default)]
-pub(crate) struct Batch {
-    pub(crate) events: Vec<Event>,
+pub(crate) struct WindowBatch {
+    pub(crate) events: Vec<InputEvent>,
     pub(crate) sequences: Vec<SequenceTokens>,
     /// Tokens of all sequences, by encoder.
     pub(crate) tokens: [Vec<i32>; ENCODERS],
@@ -86,7 +86,7 @@ pub(crate) struct Batch {
 
 /// Consecutive windows and events of the input, which one worker thread tokenizes.
 #[derive(Default)]
-struct Job {
+struct WindowJob {
     /// Windows and events in input order.
     parts: Vec<JobPart>,
     /// Bases of the windows; neighbouring windows share the bases of their overlap.
@@ -97,28 +97,28 @@ struct Job {
 
 /// A window or an event of a job.
 enum JobPart {
-    /// A window, whose bases are the range `bases` of [`Job::bases`].
+    /// A window, whose bases are the range `bases` of [`WindowJob::bases`].
     Window { number: u64, record: Arc<str>, cut: CutWindow, bases: Range<usize> },
     /// An event that is passed on unchanged.
-    Event(Event),
+    Event(InputEvent),
 }
 
 /// The running front end. Dropping it does not join the threads, because the reader may be blocked on a silent pipe for
 /// hours.
-pub(crate) struct Stream {
-    batches: OrderedResults<Batch>,
+pub(crate) struct BatchStream {
+    batches: OrderedResults<WindowBatch>,
     reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
     /// Total bytes of input, if known.
     pub(crate) bytes_total: Option<u64>,
 }
 
-impl BatchSource for Stream {
-    type Batch = Batch;
+impl BatchSource for BatchStream {
+    type Batch = WindowBatch;
 
     fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
-    ) -> Result<Option<Batch>, RuntimeError> {
+    ) -> Result<Option<WindowBatch>, RuntimeError> {
         self.batches.next(wait)
     }
 
@@ -127,7 +127,7 @@ impl BatchSource for Stream {
     }
 }
 
-impl Stream {
+impl BatchStream {
     /// Returns the inputs with their digests, or the error of the reader.
     pub(crate) fn finish(self) -> Result<Vec<Input>, RuntimeError> {
         drop(self.batches);
@@ -139,10 +139,10 @@ impl Stream {
 }
 
 /// Starts the threads. They end at the end of the input, or after the stream was dropped.
-pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
-    let input = Records::open(&front, inputs)?;
-    let front = Arc::new(front);
-    let bytes_total = input.total_bytes();
+pub(crate) fn start(settings: InputPipelineSettings, inputs: &[PathBuf]) -> Result<BatchStream, RuntimeError> {
+    let records = RecordReader::open(&settings, inputs)?;
+    let settings = Arc::new(settings);
+    let bytes_total = records.total_bytes();
     let names = match bytes_total {
         Some(_) => {
             let inputs = inputs.to_vec();
@@ -150,34 +150,31 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
         }
         None => RecordNames::of_pipe(),
     };
-    let worker = |_| -> JobWorker<Job, Batch> {
-        let front = Arc::clone(&front);
-        let mut tokenizer = front.source.tokenizer();
-        Box::new(move |job| tokenize(&front, job, &mut *tokenizer))
+    let mut workers: Vec<JobWorker<WindowJob, WindowBatch>> = vec![];
+    for _ in 0..settings.workers {
+        let settings = Arc::clone(&settings);
+        let mut tokenizer = settings.window_source.tokenizer();
+        workers.push(Box::new(move |job| tokenize(&settings, job, &mut *tokenizer)));
+    }
+    let (feed, batches) = ordered::start(workers, settings.workers * settings.prefetch)?;
+    let cutter = RecordCutter {
+        settings,
+        job: WindowJob::default(),
+        feed,
+        names,
+        bytes: [0; 2],
+        windows: 0,
+        file: None,
+        records: vec![],
+        unknown: UnknownLetters::default(),
     };
-    let workers = (0..front.workers).map(worker).collect();
-    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
-    let reader = move || {
-        let (job, source) = (Job::default(), None);
-        let mut cutter = Cutter {
-            front,
-            job,
-            feed,
-            names,
-            bytes: [0; 2],
-            windows: 0,
-            source,
-            records: vec![],
-            unknown: UnknownLetters::default(),
-        };
-        cutter.read(input)
-    };
-    let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
-    Ok(Stream { batches, reader, bytes_total })
+    let reader = spawn("reader", move || cutter.read(records)).map_err(RuntimeError::thread("reader"))?;
+    Ok(BatchStream { batches, reader, bytes_total })
 }
 
-/// The records of the inputs: of one file after another, or, of pairs of files, of the two files in turn.
-struct Records {
+/// Reader of the records of all inputs: of one file after another, or, of pairs of files, of the two files in turn.
+struct RecordReader {
+    /// One reader for all files, or one for the files of first mates and one for the files of second mates.
     readers: Vec<Reader>,
     /// Index of the reader of the current record.
     turn: usize,
@@ -187,20 +184,25 @@ struct Records {
     records: u64,
 }
 
-impl Records {
-    fn open(front: &InputPipeline, inputs: &[PathBuf]) -> Result<Self, DataError> {
-        let paired = front.source.is_paired();
-        let files = match paired && inputs.len() > 1 {
-            true => {
-                let of_mate = |mate| inputs.iter().skip(mate).step_by(2).cloned().collect::<Vec<_>>();
-                vec![of_mate(0), of_mate(1)]
-            }
-            false => vec![inputs.to_vec()],
+/// File and line of a record.
+type RecordLine = (PathBuf, u64);
+
+impl RecordReader {
+    fn open(settings: &InputPipelineSettings, inputs: &[PathBuf]) -> Result<Self, DataError> {
+        let paired = settings.window_source.is_paired();
+        let mut readers = if paired && inputs.len() > 1 {
+            // Files are given in pairs: A_1 A_2 B_1 B_2.
+            let first_mates = inputs.iter().step_by(2);
+            let second_mates = inputs.iter().skip(1).step_by(2);
+            vec![Reader::open(first_mates.cloned())?, Reader::open(second_mates.cloned())?]
+        } else {
+            vec![Reader::open(inputs.to_vec())?]
         };
-        let mut readers = files.into_iter().map(Reader::open).collect::<Result<Vec<_>, _>>()?;
         for reader in &mut readers {
-            reader.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
-            front.most.iter().for_each(|most| reader.hold_to(most.clone()));
+            reader.keep_qualities(settings.hits.is_some_and(HitsFormat::has_qualities));
+            if let Some(limits) = &settings.limits {
+                reader.hold_to(limits.clone());
+            }
         }
         Ok(Self { readers, turn: 0, paired, records: 0 })
     }
@@ -211,45 +213,35 @@ impl Records {
     /// Those of [`Reader::read_into`]; a record without a mate.
     fn read_into(&mut self, record: &mut Record) -> Result<bool, DataError> {
         self.turn = self.records as usize % self.readers.len();
+        let has_two_readers = self.readers.len() == 2;
         let is_second = self.paired && self.records % 2 == 1;
         // The place of the first mate, before its file is closed at its end.
-        let first = is_second.then(|| self.place_of(0)).flatten();
-        let more = self.readers[self.turn].read_into(record)?;
-        let alone = |(path, line): (PathBuf, u64)| {
-            let what = format!(
-                "this record has no mate, because the other file, or the input, ends before it; give both files of the \
-                 pairs, or one file with the mates one after another, or omit {}",
-                Setting::Paired
-            );
-            DataError::at(path, DataErrorKind::Malformed(what)).with_line(line)
-        };
-        let no_mate = || DataError::new(DataErrorKind::Malformed("a record has no mate".to_owned()));
-        match more {
-            true if is_second && self.readers.len() == 2 => {
-                let [first_files, second_files] = [0, 1].map(|reader| self.readers[reader].inputs().len());
-                if first_files != second_files {
-                    // The reader of the file with more records is still at that file.
-                    self.turn = usize::from(second_files < first_files);
-                    let place = if self.turn == 1 { self.place_of(1) } else { first };
-                    return Err(place.map_or_else(no_mate, alone));
-                }
-                self.records += 1;
-            }
-            true => self.records += 1,
-            false if is_second => {
-                return Err(first.map_or_else(no_mate, alone));
+        let first = if is_second { self.place_of(0) } else { None };
+        if !self.readers[self.turn].read_into(record)? {
+            if is_second {
+                return Err(without_mate(first));
             }
             // The files of a pair must end at the same record.
-            false if self.readers.len() == 2 && self.readers[1].read_into(record)? => {
+            if has_two_readers && self.readers[1].read_into(record)? {
                 self.turn = 1;
-                return Err(self.place_of(1).map_or_else(no_mate, alone));
+                return Err(without_mate(self.place_of(1)));
             }
-            false => {}
+            return Ok(false);
         }
-        Ok(more)
+        if is_second && has_two_readers {
+            let [first_files, second_files] = [0, 1].map(|reader| self.readers[reader].inputs().len());
+            if first_files != second_files {
+                // The reader of the file with more records is still at that file.
+                self.turn = usize::from(second_files < first_files);
+                return Err(without_mate(if self.turn == 1 { self.place_of(1) } else { first }));
+            }
+        }
+        self.records += 1;
+        Ok(true)
     }
 
-    fn place_of(&self, reader: usize) -> Option<(PathBuf, u64)> {
+    /// Place of the record that a reader read last; `None` before its first record.
+    fn place_of(&self, reader: usize) -> Option<RecordLine> {
         self.readers[reader].position().map(|(path, line)| (path.to_owned(), line))
     }
 
@@ -270,9 +262,12 @@ impl Records {
 
     /// The inputs with their digests, in the order of the command, after the last record.
     fn inputs(&self) -> Vec<Input> {
-        let most = self.readers.iter().map(|reader| reader.inputs().len()).max().unwrap_or(0);
-        let of_file = |file| self.readers.iter().filter_map(move |reader| reader.inputs().get(file).cloned());
-        (0..most).flat_map(of_file).collect()
+        let files = self.readers.iter().map(|reader| reader.inputs().len()).max().unwrap_or(0);
+        let mut inputs = vec![];
+        for file in 0..files {
+            inputs.extend(self.readers.iter().filter_map(|reader| reader.inputs().get(file).cloned()));
+        }
+        inputs
     }
 
     fn bytes_read(&self) -> u64 {
@@ -284,12 +279,24 @@ impl Records {
     }
 }
 
+/// The error for a record without a mate.
+fn without_mate(place: Option<RecordLine>) -> DataError {
+    let Some((path, line)) = place else {
+        return DataError::new(DataErrorKind::Malformed("a record has no mate".to_owned()));
+    };
+    let what = format!(
+        "this record has no mate, because the other file, or the input, ends before it; give both files of the \
+         pairs, or one file with the mates one after another, or omit {}",
+        Setting::Paired
+    );
+    DataError::at(path, DataErrorKind::Malformed(what)).with_line(line)
+}
+
 /// A record with its place in the input.
 #[derive(Default)]
 struct PlacedRecord {
     record: Record,
-    /// File and line.
-    position: Option<(PathBuf, u64)>,
+    position: Option<RecordLine>,
     /// Number of its file, from 1.
     file: usize,
     /// Number of the record in the file, from 1.
@@ -312,28 +319,29 @@ struct RenamedRecord<'a> {
 }
 
 /// The reader thread: reads records and cuts them into jobs.
-struct Cutter {
-    front: Arc<InputPipeline>,
-    job: Job,
-    feed: JobSender<Job, Batch>,
+struct RecordCutter {
+    settings: Arc<InputPipelineSettings>,
+    job: WindowJob,
+    feed: JobSender<WindowJob, WindowBatch>,
     names: RecordNames,
     /// Stored bytes of the input before and after the current record or pair.
     bytes: [u64; 2],
     /// Number of windows so far.
     windows: u64,
     /// File of the current record.
-    source: Option<PathBuf>,
+    file: Option<PathBuf>,
     /// Number of records read of each file.
     records: Vec<u64>,
     /// Letters of all records that the models do not know.
     unknown: UnknownLetters,
 }
 
-impl Cutter {
+impl RecordCutter {
     /// Reads all records and sends their jobs. Returns the inputs with their digests; an empty list after an error,
     /// which the engine receives in input order, or if the engine has ended.
-    fn read(&mut self, mut records: Records) -> Result<Vec<Input>, RuntimeError> {
-        let (mut current, mut first) = (PlacedRecord::default(), PlacedRecord::default());
+    fn read(mut self, mut records: RecordReader) -> Result<Vec<Input>, RuntimeError> {
+        let mut current = PlacedRecord::default();
+        let mut first = PlacedRecord::default();
         loop {
             let next = self.next(&mut records, &mut current);
             for note in records.take_notes() {
@@ -359,19 +367,18 @@ impl Cutter {
                 continue;
             }
             self.bytes = [self.bytes[1], records.bytes_read()];
-            let sent = match records.paired {
-                false => {
-                    self.announce(records.reader());
-                    self.cut(&mut current)
-                }
-                true => match self.name_pair(&mut first, &mut current) {
+            let sent = if records.paired {
+                match self.name_pair(&mut first, &mut current) {
                     Ok(name) => self.cut_pair(&records, name, [&mut first, &mut current]),
                     Err(error) => {
                         let _ = self.flush();
                         self.feed.fail(error.into());
                         return Ok(vec![]);
                     }
-                },
+                }
+            } else {
+                self.announce_file(records.reader());
+                self.cut(&mut current)
             };
             if sent.and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
@@ -380,7 +387,7 @@ impl Cutter {
     }
 
     /// Reads and checks the next record; false at the end of the input.
-    fn next(&mut self, records: &mut Records, current: &mut PlacedRecord) -> Result<bool, DataError> {
+    fn next(&mut self, records: &mut RecordReader, current: &mut PlacedRecord) -> Result<bool, DataError> {
         if !records.read_into(&mut current.record)? {
             return Ok(false);
         }
@@ -398,12 +405,12 @@ impl Cutter {
     }
 
     /// Emits an event if the current record comes from a different file than the previous one.
-    fn announce(&mut self, reader: &Reader) {
+    fn announce_file(&mut self, reader: &Reader) {
         let Some((path, _)) = reader.position() else { return };
-        if self.source.as_deref() != Some(path) {
-            self.source = Some(path.to_owned());
+        if self.file.as_deref() != Some(path) {
+            self.file = Some(path.to_owned());
             let name: Arc<str> = path.display().to_string().into();
-            self.job.parts.push(JobPart::Event(Event::Source(name)));
+            self.job.parts.push(JobPart::Event(InputEvent::Source(name)));
         }
     }
 
@@ -433,12 +440,12 @@ impl Cutter {
             });
         };
         let id = name.to_owned();
-        let given = self.names.name(&id, RecordPlace { file: first.file, record: first.number });
-        if let Some(why) = given.renaming {
-            let named = RenamedRecord { id: &id, name: &given.name, what: "pair" };
-            self.note_name(named, why, &first.place());
+        let place = RecordPlace { file: first.file, record: first.number };
+        let ResultName { name, renaming } = self.names.name(&id, place);
+        if let Some(why) = renaming {
+            let renamed = RenamedRecord { id: &id, name: &name, what: "pair" };
+            self.note_name(renamed, why, &first.place());
         }
-        let name = given.name;
         first.record.id = format!("{name}/1");
         second.record.id = format!("{name}/2");
         Ok(name.into())
@@ -447,15 +454,15 @@ impl Cutter {
     /// Appends both mates of a pair to the job.
     fn cut_pair(
         &mut self,
-        records: &Records,
+        records: &RecordReader,
         pair: Arc<str>,
         mates: [&mut PlacedRecord; 2],
     ) -> Result<(), Gone> {
         for (number, mate) in mates.into_iter().enumerate() {
-            self.announce(&records.readers[number % records.readers.len()]);
-            let of_pair = Mate { pair: Arc::clone(&pair), is_second: number == 1 };
+            self.announce_file(&records.readers[number % records.readers.len()]);
             let place = mate.place();
-            self.cut_named(&mut mate.record, &place, Some(of_pair))?;
+            let in_pair = Mate { pair: Arc::clone(&pair), is_second: number == 1 };
+            self.cut_named(&mut mate.record, &place, Some(in_pair))?;
         }
         Ok(())
     }
@@ -474,36 +481,37 @@ impl Cutter {
     /// Appends a note to the job.
     fn note(&mut self, name: &str, kind: &'static str, detail: String, action: &'static str) {
         let note = Note { seq_name: name.to_owned(), kind, detail, action };
-        self.job.parts.push(JobPart::Event(Event::Note(note)));
+        self.job.parts.push(JobPart::Event(InputEvent::Note(note)));
     }
 
     /// Appends a note of a record or pair that has another name in the results. The note is filed under that name, and
     /// its detail has the id.
-    fn note_name(&mut self, named: RenamedRecord<'_>, why: Renaming, place: &str) {
-        let RenamedRecord { id, name, what } = named;
-        let kind = match why {
-            Renaming::Repeated => "duplicate_id",
-            Renaming::Empty | Renaming::Reserved | Renaming::Escaped => "renamed",
-        };
-        let (filed, detail) = match why {
+    fn note_name(&mut self, renamed: RenamedRecord<'_>, why: Renaming, place: &str) {
+        let RenamedRecord { id, name, what } = renamed;
+        let action = "computed under another name";
+        match why {
             Renaming::Repeated => {
-                (id, format!("{place}: the id occurs before; in the tables this {what} is named {name}"))
+                let detail =
+                    format!("{place}: the id occurs before; in the tables this {what} is named {name}");
+                self.note(id, "duplicate_id", detail, action);
             }
-            Renaming::Empty => (name, format!("{place}: the {what} has no name")),
+            Renaming::Empty => {
+                self.note(name, "renamed", format!("{place}: the {what} has no name"), action);
+            }
             Renaming::Reserved | Renaming::Escaped => {
-                (name, format!("{place}: the id '{}' {}", printable::Name(id), why.reason()))
+                let detail = format!("{place}: the id '{}' {}", printable::Name(id), why.reason());
+                self.note(name, "renamed", detail, action);
             }
-        };
-        self.note(filed, kind, detail, "computed under another name");
+        }
     }
 
     /// Rejects FASTA records if the output format needs qualities.
     fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
-        let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
-        let (true, Some(Format::Fasta), Some((path, line))) = (wanted, reader.format(), reader.position())
-        else {
+        if !self.settings.hits.is_some_and(HitsFormat::has_qualities) || reader.format() != Some(Format::Fasta)
+        {
             return Ok(());
-        };
+        }
+        let Some((path, line)) = reader.position() else { return Ok(()) };
         let what = format!(
             "FASTA has no qualities, which {} writes; use {}",
             Setting::HitsFormat.to("fastq"),
@@ -516,8 +524,8 @@ impl Cutter {
     fn cut(&mut self, current: &mut PlacedRecord) -> Result<(), Gone> {
         let place = current.place();
         let PlacedRecord { record, file, number, .. } = current;
-        let place_of = RecordPlace { file: *file, record: *number };
-        let ResultName { name, renaming } = self.names.name(&record.id, place_of);
+        let ordinal = RecordPlace { file: *file, record: *number };
+        let ResultName { name, renaming } = self.names.name(&record.id, ordinal);
         if let Some(why) = renaming {
             let id = std::mem::replace(&mut record.id, name);
             self.note_name(RenamedRecord { id: &id, name: &record.id, what: "record" }, why, &place);
@@ -528,35 +536,29 @@ impl Cutter {
     /// Appends the windows, notes and end of a record to the job, and sends the job whenever it is full.
     /// `place` is the position of the record in the input, for notes.
     fn cut_named(&mut self, record: &mut Record, place: &str, mate: Option<Mate>) -> Result<(), Gone> {
-        let name = record.id.clone();
-        let notes = self.front.source.notes();
-        let note = |kind: &'static str, detail: String, action: &'static str| {
-            JobPart::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
-        };
+        let notes = self.settings.window_source.notes();
+        let id: Arc<str> = record.id.as_str().into();
         if record.seq.is_empty() {
-            self.job.parts.push(note("empty", place.to_owned(), "skipped"));
-            let record = record.id.as_str().into();
-            self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None, mate }));
+            self.note(&id, "empty", place.to_owned(), "skipped");
+            self.job.parts.push(JobPart::Event(InputEvent::End { record: id, length: 0, text: None, mate }));
             return Ok(());
         }
         let unknown = Alphabet::Nucleotides.count_unknown(&record.seq);
         self.unknown.count(unknown, || record.id.clone());
         // Only the job's copy is changed: a record called virus is written with its original letters.
-        let uracil = if self.front.source.keeps_uracil() { 0 } else { count_uracil(&record.seq) };
+        let uracil = if self.settings.window_source.keeps_uracil() { 0 } else { count_uracil(&record.seq) };
         if uracil > 0 {
-            let detail = format!("{place}: {uracil} letters are U");
-            self.job.parts.push(note("rna", detail, "U is read as T"));
+            self.note(&id, "rna", format!("{place}: {uracil} letters are U"), "U is read as T");
         }
         if let Some(detail) = odd_characters(&record.seq) {
-            self.job.parts.push(note("non_iupac", detail, notes.non_iupac));
+            self.note(&id, "non_iupac", detail, notes.non_iupac);
         }
-        let id: Arc<str> = record.id.as_str().into();
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.
-        let mut held: Option<(usize, usize)> = None;
+        let mut copied: Option<(usize, usize)> = None;
         // Letters in no window beside runs of unknown letters that are too long for a window.
-        let (mut gaps, mut left_out) = (0, 0u64);
-        let front = Arc::clone(&self.front);
-        for cut in front.source.windows(&record.seq) {
+        let mut gaps = 0;
+        let mut left_out = 0u64;
+        for cut in self.settings.window_source.cut(&record.seq) {
             let chunk = cut.chunk;
             if cut.left_out.letters as usize > notes.longest_gap {
                 gaps += 1;
@@ -566,21 +568,23 @@ impl Cutter {
             // in the merge.
             let number = self.windows;
             self.windows += 1;
-            if self.front.shard.is_some_and(|shard| !shard.contains(number)) {
+            if self.settings.shard.is_some_and(|shard| !shard.contains(number)) {
                 continue;
             }
-            if self.job.bases.len() >= self.front.queues.job_bases {
+            if self.job.bases.len() >= self.settings.queues.job_bases {
                 self.flush()?;
                 // The new job has none of the record's bases yet.
-                held = None;
+                copied = None;
             }
             let end = self.job.bases.len();
             // `bases[base..end]` holds the bases `from..from + (end - base)` of the record. Windows overlap, so
             // only the bases after these are appended; after a skipped window (another shard) there is a gap
             // and the copy starts anew.
-            let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
-            let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
-            held = Some((from, base));
+            let (from, base) = match copied {
+                Some((from, base)) if from + (end - base) >= chunk.start => (from, base),
+                Some(_) | None => (chunk.start, end),
+            };
+            copied = Some((from, base));
             self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
             if uracil > 0 {
                 uracil_to_thymine(&mut self.job.bases[end..]);
@@ -594,27 +598,31 @@ impl Cutter {
         }
         if gaps > 0 {
             let places = if gaps == 1 { "place" } else { "places" };
-            let detail = format!("{place}: {left_out} letters, in {gaps} {places}");
-            self.job.parts.push(note("unknown_run", detail, notes.gap));
+            self.note(
+                &id,
+                "unknown_run",
+                format!("{place}: {left_out} letters, in {gaps} {places}"),
+                notes.gap,
+            );
         }
         let length = record.seq.len();
-        let text = self.front.hits.map(|_| {
+        let text = self.settings.hits.map(|_| {
             let description = std::mem::take(&mut record.description);
             let sequence = std::mem::take(&mut record.seq);
             Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
         });
         self.job.bytes_read = self.bytes[1];
-        self.job.parts.push(JobPart::Event(Event::End { record: id, length, text, mate }));
+        self.job.parts.push(JobPart::Event(InputEvent::End { record: id, length, text, mate }));
         Ok(())
     }
 
     /// Sends the job if it is full. Called after every record, also after skipped ones, because notes take memory too.
     fn flush_full(&mut self) -> Result<(), Gone> {
-        let QueueSizes { job_bases, job_parts, .. } = self.front.queues;
-        match self.job.bases.len() >= job_bases || self.job.parts.len() >= job_parts {
-            true => self.flush(),
-            false => Ok(()),
+        let QueueSizes { job_bases, job_parts, .. } = self.settings.queues;
+        if self.job.bases.len() < job_bases && self.job.parts.len() < job_parts {
+            return Ok(());
         }
+        self.flush()
     }
 
     /// Sends the job unless it is empty, and starts another.
@@ -638,19 +646,19 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
         }
         table
     };
-    let odd = |b: &&u8| !IUPAC[usize::from(**b)];
-    let count = sequence.iter().filter(odd).count();
-    let first = sequence.iter().find(odd)?;
+    let mut odd = sequence.iter().filter(|letter| !IUPAC[usize::from(**letter)]);
+    let first = odd.next()?;
+    let count = 1 + odd.count();
     Some(format!("{count} characters, the first is {:?}", char::from(*first)))
 }
 
-/// Tokenizes a job. Windows with known results get no sequences, but letters and texts.
+/// Tokenizes a job. Windows whose results are in a journal get no sequences, but letters and texts.
 fn tokenize(
-    front: &InputPipeline,
-    job: Job,
+    settings: &InputPipelineSettings,
+    job: WindowJob,
     tokenizer: &mut dyn WindowTokenizer,
-) -> Result<Batch, RuntimeError> {
-    let mut batch = Batch { bytes_read: job.bytes_read, ..Batch::default() };
+) -> Result<WindowBatch, RuntimeError> {
+    let mut batch = WindowBatch { bytes_read: job.bytes_read, ..WindowBatch::default() };
     for part in job.parts {
         match part {
             JobPart::Event(event) => batch.events.push(event),
@@ -658,19 +666,19 @@ fn tokenize(
                 let bases = &job.bases[bases];
                 let chunk = cut.chunk;
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
-                    batch.events.push(Event::Note(Note {
+                    batch.events.push(InputEvent::Note(Note {
                         seq_name: record.to_string(),
                         kind: "all_n",
                         detail: format!("window {}", chunk.index + 1),
-                        action: front.source.notes().all_n,
+                        action: settings.window_source.notes().all_n,
                     }));
                 }
                 let before = batch.sequences.len();
-                let is_known = front.kept.contains(number);
-                let window = WindowBases { record: &record, cut: &cut, bases, is_known };
+                let is_journaled = settings.journaled.contains(number);
+                let window = WindowBases { record: &record, cut: &cut, bases, is_journaled };
                 let letters = tokenizer.tokenize(&window, &mut batch)?;
                 let sequences = batch.sequences.len() - before;
-                batch.events.push(Event::Window { number, record, chunk, sequences, letters });
+                batch.events.push(InputEvent::Window { number, record, chunk, sequences, letters });
             }
         }
     }
@@ -690,23 +698,23 @@ mod tests {
         let job_parts = QueueSizes::USUAL.job_parts;
         let folder = Folder::new("skipped");
         let path = folder.write("empty.fa", ">empty\n".repeat(10 * job_parts));
-        let front = InputPipeline {
-            source: Arc::new(GcWindows { length: 500 }),
+        let settings = InputPipelineSettings {
+            window_source: Arc::new(GcWindows { length: 500 }),
             hits: None,
             workers: 2,
             prefetch: 2,
             queues: QueueSizes::USUAL,
-            kept: Arc::default(),
+            journaled: Arc::default(),
             shard: None,
-            most: None,
+            limits: None,
         };
-        let mut stream = start(front, std::slice::from_ref(&path)).expect("started");
+        let mut stream = start(settings, std::slice::from_ref(&path)).expect("started");
         let (mut notes, mut ends) = (0, 0);
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
             // An empty record adds at most three events: two notes and its end.
             assert!(batch.events.len() < job_parts + 3, "{}", batch.events.len());
-            ends += batch.events.iter().filter(|e| matches!(e, Event::End { length: 0, .. })).count();
-            notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
+            ends += batch.events.iter().filter(|e| matches!(e, InputEvent::End { length: 0, .. })).count();
+            notes += batch.events.iter().filter(|e| matches!(e, InputEvent::Note(_))).count();
         }
         assert_eq!((notes, ends), (2 * 10 * job_parts - 1, 10 * job_parts), "all but the first have its id");
         stream.finish().expect("ended");

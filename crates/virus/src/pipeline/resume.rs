@@ -3,30 +3,32 @@
 
 use crate::VirusError;
 use crate::methods::Method;
-use crate::pipeline::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
+use crate::options::WindowShard;
+use crate::pipeline::journal::{CommitLimits, InputStamps, JournalReader, JournalWriter, ScannedJournal};
 use crate::pipeline::record;
 use crate::pipeline::stage::PredictStage;
-use crate::{Options, folder};
+use crate::{PredictOptions, folder};
 use plimsoll_data::journal::{Blocks, Journal};
 use plimsoll_data::sequence::Input;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Name of the journal of finished results.
-pub(crate) const RESULTS: &str = "progress.journal";
+pub(crate) const RESULTS_JOURNAL: &str = "progress.journal";
 /// Name of the journal of the rows of the first encoder, used if the encoders do not fit in memory together.
-pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
+pub(crate) const EMBEDDINGS_JOURNAL: &str = "nucleotide.journal";
 
 /// Identifies the journals that a run may use.
-pub(crate) struct Keys {
+pub(crate) struct JournalKeys {
     /// The output folder, which holds the journals.
     dir: PathBuf,
     /// Key of the run's journals: version, identity, shard, and whether the run replaces results.
     key: Value,
     /// Interval between two commits.
-    every: std::time::Duration,
+    commit_every: Duration,
     watch: InputStamps,
 }
 
@@ -40,17 +42,17 @@ pub(crate) struct JournalForm {
 }
 
 /// A journal opened for a run.
-pub(crate) struct OpenedJournal {
+pub(crate) struct StageJournal {
     /// Reader of the results that the journal already has.
     pub(crate) reader: JournalReader,
     /// Writer for the remaining windows; `None` if the journal is complete.
     pub(crate) writer: Option<JournalWriter>,
 }
 
-impl Keys {
+impl JournalKeys {
     /// Builds the keys of a run on `inputs`; `watch` must have been created before the inputs were hashed.
     pub(crate) fn new(
-        options: &Options,
+        options: &PredictOptions,
         method: &dyn Method,
         inputs: &[Input],
         watch: InputStamps,
@@ -64,13 +66,12 @@ impl Keys {
             // `difference`.
             "replaces": options.force,
         });
-        let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Ok(Self { dir, key, every, watch })
+        Ok(Self { dir: options.output_dir.clone(), key, commit_every: options.commit_every, watch })
     }
 
     /// Whether the journal is of an interrupted run with `--force` that is otherwise identical to this run.
     pub(crate) fn replaces(&self) -> Result<bool, VirusError> {
-        let path = self.dir.join(RESULTS);
+        let path = self.dir.join(RESULTS_JOURNAL);
         let Some(blocks) = open(&path)? else { return Ok(false) };
         let found = parse(&path, blocks.key())?;
         Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
@@ -82,48 +83,46 @@ impl Keys {
         stage: PredictStage,
         form: JournalForm,
         observer: &mut dyn Observer,
-    ) -> Result<OpenedJournal, VirusError> {
+    ) -> Result<StageJournal, VirusError> {
         let JournalForm { width, block } = form;
-        let (path, what) = match stage {
-            PredictStage::Whole | PredictStage::Rest => (self.dir.join(RESULTS), "windows are finished"),
-            PredictStage::First => (self.dir.join(EMBEDDINGS), "windows have passed the first encoder"),
+        let limits = CommitLimits { block_bytes: block, interval: self.commit_every };
+        let (name, what) = match stage {
+            PredictStage::Whole | PredictStage::Rest => (RESULTS_JOURNAL, "windows are finished"),
+            PredictStage::First => (EMBEDDINGS_JOURNAL, "windows have passed the first encoder"),
         };
-        let Some(blocks) = self.of_this_run(&path)? else {
+        let path = self.dir.join(name);
+        let Some(blocks) = self.existing(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let writer = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
-            return Ok(OpenedJournal { reader: JournalReader::default(), writer });
+            let writer = JournalWriter::new(journal, self.watch.clone(), limits, 0);
+            return Ok(StageJournal { reader: JournalReader::default(), writer: Some(writer) });
         };
-        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-        let count = looked.coverage.count();
-        let (reader, journal) = looked.open(width)?;
+        let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+        let count = scanned.coverage.count();
+        let (reader, journal) = scanned.open(width)?;
         if count > 0 {
             let text = format!("{count} {what} ({}): resuming after them", path.display());
             observer.say(Level::Info, &text);
         }
-        let writer =
-            journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), self.every, count, block));
-        Ok(OpenedJournal { reader, writer })
+        let writer = journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), limits, count));
+        Ok(StageJournal { reader, writer })
     }
 
     /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another
     /// run, since nothing is lost by replacing it.
-    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
+    fn existing(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
-        let (mut rest, mut block) = (blocks, vec![]);
-        match rest.next_into(&mut block).map_err(|e| unusable(e.into()))? {
-            false => Ok(None),
-            true => Err(refused),
-        }
+        let mut blocks = blocks;
+        if blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? { Err(refused) } else { Ok(None) }
     }
 
     /// Opens the complete rows of the first encoder left by the preceding stage.
     pub(crate) fn first_rows(&self, width: usize) -> Result<JournalReader, VirusError> {
-        let path = self.dir.join(EMBEDDINGS);
+        let path = self.dir.join(EMBEDDINGS_JOURNAL);
         let Some(blocks) = open(&path)? else { return Ok(JournalReader::default()) };
         same_run(&path, blocks.key(), &self.key)?;
-        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-        JournalReader::of([(path.as_path(), looked.coverage)], width)
+        let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+        JournalReader::of([(path.as_path(), scanned.coverage)], width)
     }
 
     /// Opens the journals of all shards, and returns how they were computed. Every shard must be complete and belong to
@@ -133,10 +132,11 @@ impl Keys {
         folders: &[PathBuf],
         width: usize,
     ) -> Result<(JournalReader, Value), VirusError> {
-        let (mut all, mut shards) = (vec![], vec![]);
+        let mut journals = vec![];
+        let mut shards = vec![];
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
-            let path = folder.join(RESULTS);
+            let path = folder.join(RESULTS_JOURNAL);
             let Some(blocks) = open(&path)? else {
                 return Err(VirusError::NoShard { path });
             };
@@ -148,26 +148,23 @@ impl Keys {
             let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
             wanted["identity"]["arithmetic"] = computed.clone();
             same_run(&path, blocks.key(), &wanted)?;
-            let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
-            if !looked.complete {
+            let scanned = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+            if !scanned.complete {
                 let shard = found["shard"].as_str().unwrap_or("1/1").to_owned();
                 return Err(VirusError::ShardIncomplete { folder: folder.clone(), shard });
             }
-            shards.extend(found["shard"].as_str().and_then(|shard| {
-                let (number, of) = shard.split_once('/')?;
-                Some((number.parse::<u64>().ok()?, of.parse::<u64>().ok()?))
-            }));
-            all.push(looked);
+            shards.extend(found["shard"].as_str().and_then(parse_shard));
+            journals.push(scanned);
         }
-        all_there(&shards)?;
-        let journals = all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
+        check_shards(&shards)?;
+        let journals = journals.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
         Ok((JournalReader::of(journals, width)?, arithmetic.unwrap_or_default()))
     }
 
     /// Removes journals of exactly this run that were left next to its complete results. Others are kept: they may
     /// belong to an interrupted run with `--force`.
-    pub(crate) fn remove_left(&self) -> Result<(), VirusError> {
-        for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
+    pub(crate) fn remove_leftovers(&self) -> Result<(), VirusError> {
+        for path in [RESULTS_JOURNAL, EMBEDDINGS_JOURNAL].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
                 plimsoll_runtime::lock::remove(&path)?;
@@ -184,12 +181,12 @@ impl Keys {
 
 /// Checks all journals in the output folder, including those that the run will only remove at its end; an error if one
 /// holds results of another run.
-pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
-    // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
-    if crate::among(&options.output_dir, &options.merge) {
+pub(crate) fn check_journals(options: &PredictOptions, keys: Option<&JournalKeys>) -> Result<(), VirusError> {
+    // A merge into the folder of one of its shards: the journal there is an input, which `JournalKeys::merge` checks.
+    if crate::contains_folder(&options.merge, &options.output_dir) {
         return Ok(());
     }
-    for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {
+    for path in [RESULTS_JOURNAL, EMBEDDINGS_JOURNAL].map(|name| options.output_dir.join(name)) {
         let Some(mut blocks) = open(&path)? else { continue };
         let other = match keys {
             Some(keys) => same_run(&path, blocks.key(), &keys.key),
@@ -203,23 +200,28 @@ pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(
     Ok(())
 }
 
-/// Checks that all shards are present; `shards` are pairs of number and count. The error names the missing shards.
-fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
-    let Some(&(_, of)) = shards.first() else { return Ok(()) };
-    if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
-        return Err(VirusError::ShardsDiffer { of, number: *number, other: *other });
+/// Parses the shard in the key of a journal, such as `2/3`.
+fn parse_shard(text: &str) -> Option<WindowShard> {
+    let (number, of) = text.split_once('/')?;
+    Some(WindowShard { number: number.parse().ok()?, of: of.parse().ok()? })
+}
+
+/// Checks that all shards are present. The error names the missing shards.
+fn check_shards(shards: &[WindowShard]) -> Result<(), VirusError> {
+    let Some(&WindowShard { of, .. }) = shards.first() else { return Ok(()) };
+    if let Some(shard) = shards.iter().find(|shard| shard.of != of) {
+        return Err(VirusError::ShardsDiffer { of, number: shard.number, other: shard.of });
     }
-    let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
+    let missing = (1..=of).filter(|number| !shards.iter().any(|shard| shard.number == *number));
     let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(VirusError::ShardsMissing { missing }),
-    }
+    if missing.is_empty() { Ok(()) } else { Err(VirusError::ShardsMissing { missing }) }
 }
 
 /// Removes the journals in `dir`, whichever run they belong to.
 pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
-    Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| plimsoll_runtime::lock::remove(&dir.join(name)))?)
+    Ok([RESULTS_JOURNAL, EMBEDDINGS_JOURNAL]
+        .iter()
+        .try_for_each(|name| plimsoll_runtime::lock::remove(&dir.join(name)))?)
 }
 
 /// Opens a journal for reading; `None` if it does not exist or has no complete key.

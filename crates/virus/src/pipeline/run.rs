@@ -2,19 +2,19 @@
 //! Invariant: however the run ends, finished windows are in the journal, and no result file gets its name before all of them
 //! are complete.
 
-use crate::methods::{Finished, Method, Results, ResultsOptions};
-use crate::output::Counts;
-use crate::pipeline::compute::Compute;
-use crate::pipeline::engine::{Engine, Parts, Pass, Totals};
+use crate::methods::{FinishedResults, Method, ResultsOptions, ResultsWriter};
+use crate::output::ResultCounts;
+use crate::pipeline::compute::ModelRunner;
+use crate::pipeline::engine::{EngineParts, InputPass, PredictEngine, StageTotals};
 use crate::pipeline::journal::{JournalReader, JournalWriter, changed};
-use crate::pipeline::queues::QueueSizes;
+use crate::pipeline::queues::{QueueCandidate, QueueSizes};
 use crate::pipeline::record::{self, PredictRecord, RunRecordInputs, ShardRecord, ShardSeconds};
-use crate::pipeline::records::{self, InputPipeline};
-use crate::pipeline::resume::{self, JournalForm, Keys, OpenedJournal};
+use crate::pipeline::records::{self, InputPipelineSettings};
+use crate::pipeline::resume::{self, JournalForm, JournalKeys, StageJournal};
 use crate::pipeline::shape::ENCODERS;
 use crate::pipeline::stage::PredictStage;
-use crate::planned;
-use crate::{Options, PredictReport, VirusError, Warm};
+use crate::planned::{self, StageSearch};
+use crate::{PredictOptions, PredictReport, VirusError, WarmExecutors};
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
@@ -33,26 +33,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A prediction whose output folder has been checked.
-pub(crate) struct Run<'a> {
-    pub(crate) options: &'a Options,
+pub(crate) struct PredictRun<'a> {
+    pub(crate) options: &'a PredictOptions,
     pub(crate) method: &'a dyn Method,
     pub(crate) budget: Budget,
     /// Maximum number of CPU replicas.
     pub(crate) replicas: usize,
     /// Keys of the journals; `None` if the input can be read only once, so that the run cannot be resumed.
-    pub(crate) keys: Option<Keys>,
+    pub(crate) keys: Option<JournalKeys>,
     /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
-    /// Candidate queue sizes, largest first, each with the memory lines of the process.
-    pub(crate) hosts: Vec<(QueueSizes, Vec<Staging>)>,
+    /// Candidate queue sizes, largest first.
+    pub(crate) hosts: Vec<QueueCandidate>,
     /// Index of the candidate in use; set when the plan is made.
     pub(crate) chosen: Cell<usize>,
 }
 
 /// Components and statistics of a stage after its last window.
-struct Done<'a> {
-    parts: Parts<'a>,
-    totals: Totals,
+struct FinishedStage<'a> {
+    parts: EngineParts<'a>,
+    totals: StageTotals,
     fill: [Fill; ENCODERS],
     inputs: Vec<Input>,
 }
@@ -67,7 +67,7 @@ struct PlannedStage<'a> {
 }
 
 /// Facts for the run record and the report, at the end of a run.
-struct Ending {
+struct RunEnding {
     start: Instant,
     /// Plan of the preceding stage, if there was one.
     before: Option<PlanReport>,
@@ -77,13 +77,13 @@ struct Ending {
     arithmetic: Value,
 }
 
-impl Run<'_> {
+impl PredictRun<'_> {
     /// Computes the prediction, in as many stages as the memory budget requires.
     pub(crate) fn stages(
         &self,
         start: Instant,
         watch: &mut Watch,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         observer: &mut dyn Observer,
     ) -> Result<PredictReport, VirusError> {
         if self.keys.is_none() && self.options.shard.is_some() {
@@ -96,7 +96,7 @@ impl Run<'_> {
         let shape = self.method.shape();
         let planned = if shape.encoders.is_empty() {
             // Of a method without models, only the memory of the process is planned.
-            self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
+            self.chosen.set(planned::queues_without_models(&self.hosts, &self.budget, "the prediction")?);
             None
         } else {
             Some(self.plan(observer)?)
@@ -104,12 +104,12 @@ impl Run<'_> {
         watch.end_stage("planned", None);
         self.start_over()?;
         let stages = match &planned {
-            Some(planned) => planned::stages(planned, shape),
+            Some(planned) => planned::stages_of(planned, shape),
             None => &[PredictStage::Whole],
         };
         let last = stages.len() - 1;
         let mut before = None;
-        let mut earlier = Totals::default();
+        let mut earlier = StageTotals::default();
         let mut held = Bytes::ZERO;
         if let Some(planned) = &planned {
             for (number, program) in planned.programs()[..last].iter().enumerate() {
@@ -122,10 +122,10 @@ impl Run<'_> {
         }
         let stage = stages[last];
         let width = shape.journal_width(stage, self.method.saves_rows());
-        let OpenedJournal { reader, writer } = self.journal(stage, width, observer)?;
+        let StageJournal { reader, writer } = self.journal(stage, width, observer)?;
         // Without a writer the journal of the shard is already complete, and the journal is the result.
         if self.options.shard.is_some() && writer.is_none() {
-            return Ok(self.shard(&Totals::default(), start, true));
+            return Ok(self.shard(&StageTotals::default(), start, true));
         }
         let first_rows = match (stage, &self.keys) {
             (PredictStage::Rest, Some(keys)) => Some(keys.first_rows(shape.widths()[0])?),
@@ -134,7 +134,7 @@ impl Run<'_> {
         let mut memory_line = String::new();
         let mut compute = None;
         if let Some(planned) = &planned {
-            memory_line = planned.memory_line(last, shape.words.rows);
+            memory_line = planned.memory_line(last, shape.names.rows);
             compute =
                 Some(self.compute(PlannedStage { planned, number: last, stage }, warm, watch, observer)?);
         }
@@ -144,7 +144,7 @@ impl Run<'_> {
             Some(_) => None,
             None => Some(self.results(&arithmetic)?),
         };
-        let parts = Parts {
+        let parts = EngineParts {
             compute,
             merges: false,
             journal: reader,
@@ -152,7 +152,7 @@ impl Run<'_> {
             writer,
             results,
             strict: self.options.strict,
-            pass: Pass { number: last as u64, of: stages.len() as u64 },
+            pass: InputPass { number: last as u64, count: stages.len() as u64 },
         };
         let mut done = self.stream(parts, watch, observer)?;
         watch.end_stage("computed", None);
@@ -167,21 +167,21 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        self.finish(done, warm, watch, Ending { start, before, memory_line, arithmetic })
+        self.finish(done, warm, watch, RunEnding { start, before, memory_line, arithmetic })
     }
 
     /// Computes the rows of the first encoder for all sequences into their journal, unless it is already complete.
     fn encode_first(
         &self,
         stage: PlannedStage<'_>,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Totals, VirusError> {
+    ) -> Result<StageTotals, VirusError> {
         let width = self.method.shape().journal_width(stage.stage, false);
-        let OpenedJournal { reader, writer } = self.journal(stage.stage, width, observer)?;
-        let Some(writer) = writer else { return Ok(Totals::default()) };
-        let parts = Parts {
+        let StageJournal { reader, writer } = self.journal(stage.stage, width, observer)?;
+        let Some(writer) = writer else { return Ok(StageTotals::default()) };
+        let parts = EngineParts {
             compute: Some(self.compute(stage, warm, watch, observer)?),
             merges: false,
             journal: reader,
@@ -189,12 +189,12 @@ impl Run<'_> {
             writer: Some(writer),
             results: None,
             strict: self.options.strict,
-            pass: Pass { number: 0, of: 2 },
+            pass: InputPass { number: 0, count: 2 },
         };
-        let Done { parts, totals, .. } = self.stream(parts, watch, observer)?;
+        let FinishedStage { parts, totals, .. } = self.stream(parts, watch, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
-        *warm = parts.compute.map(Compute::into_executors);
+        *warm = parts.compute.map(ModelRunner::into_executors);
         Ok(totals)
     }
 
@@ -208,11 +208,11 @@ impl Run<'_> {
         let Some(keys) = &self.keys else {
             return Err(VirusError::MergeOfPipe);
         };
-        self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
+        self.chosen.set(planned::queues_without_models(&self.hosts, &self.budget, "the merge")?);
         let width = self.method.shape().journal_width(PredictStage::Whole, self.method.saves_rows());
         let (journal, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
-        let parts = Parts {
+        let parts = EngineParts {
             compute: None,
             merges: true,
             journal,
@@ -220,19 +220,19 @@ impl Run<'_> {
             writer: None,
             results: Some(self.results(&arithmetic)?),
             strict: self.options.strict,
-            pass: Pass { number: 0, of: 1 },
+            pass: InputPass { number: 0, count: 1 },
         };
         let done = self.stream(parts, watch, observer)?;
         watch.end_stage("merged", None);
-        let ending = Ending { start, before: None, memory_line: String::new(), arithmetic };
+        let ending = RunEnding { start, before: None, memory_line: String::new(), arithmetic };
         self.finish(done, &mut None, watch, ending)
     }
 
     /// With `--force`, removes the journals of an earlier run. Called only after the run is known to be able to start;
     /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
-        let Options { force, output_dir, merge, .. } = self.options;
-        if *force && !crate::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
+        let PredictOptions { force, output_dir, merge, .. } = self.options;
+        if *force && !crate::contains_folder(merge, output_dir) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// Opens the journal of a stage; empty if the input can be read only once.
@@ -241,15 +241,15 @@ impl Run<'_> {
         stage: PredictStage,
         width: usize,
         observer: &mut dyn Observer,
-    ) -> Result<OpenedJournal, VirusError> {
+    ) -> Result<StageJournal, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, JournalForm { width, block: self.queues().block }, observer),
-            None => Ok(OpenedJournal { reader: JournalReader::default(), writer: None }),
+            None => Ok(StageJournal { reader: JournalReader::default(), writer: None }),
         }
     }
 
     /// Creates the result files of a run that computes, or whose shards were computed, with `arithmetic`.
-    fn results(&self, arithmetic: &Value) -> Result<Box<dyn Results>, VirusError> {
+    fn results(&self, arithmetic: &Value) -> Result<Box<dyn ResultsWriter>, VirusError> {
         let run = ResultsOptions {
             options: self.options,
             folder: &self.options.output_dir,
@@ -259,15 +259,23 @@ impl Run<'_> {
         Ok(self.method.results(&run)?)
     }
 
+    /// The search for stages and queue sizes.
+    fn search(&self) -> StageSearch<'_, '_> {
+        StageSearch {
+            shape: self.method.shape(),
+            hosts: &self.hosts,
+            settings: &self.options.settings,
+            replicas: self.replicas,
+            reread: self.keys.is_some(),
+        }
+    }
+
     /// Plans the stages: one stage for all models, or the first encoder first if they do not fit together.
     fn plan(&self, observer: &mut dyn Observer) -> Result<PlannedStages<'_>, VirusError> {
-        let settings = &self.options.settings;
-        let shape = self.method.shape();
-        let reread = self.keys.is_some();
-        let planned = planned::choose(&self.hosts, settings, &self.budget, shape, self.replicas, reread)?;
+        let planned = self.search().plan(&self.budget)?;
         self.chosen.set(planned.budget());
         if planned.programs().len() > 1 {
-            let first = &shape.encoders[0];
+            let first = &self.method.shape().encoders[0];
             let bytes = Bytes(first.width as u64 * 4);
             let text = format!(
                 "the models do not fit under {} together: the {} runs first, and its {} wait on disk ({bytes} for each \
@@ -275,7 +283,7 @@ impl Run<'_> {
                 self.budget.bytes,
                 first.plan,
                 first.rows,
-                self.options.output_dir.join(resume::EMBEDDINGS).display()
+                self.options.output_dir.join(resume::EMBEDDINGS_JOURNAL).display()
             );
             observer.say(Level::Info, &text);
         }
@@ -284,10 +292,7 @@ impl Run<'_> {
 
     /// Returns the setting with which the run would need less memory.
     fn remedies(&self, planned: &PlannedStages<'_>) -> Vec<Remedy> {
-        let settings = &self.options.settings;
-        let shape = self.method.shape();
-        let reread = self.keys.is_some();
-        planned.remedies(|budget| planned::choose(&self.hosts, settings, budget, shape, self.replicas, reread))
+        planned.remedies(|budget| self.search().plan(budget))
     }
 
     /// Starts the models of a stage. Warm executors with the same program are reused with their weights; the devices of other
@@ -295,10 +300,10 @@ impl Run<'_> {
     fn compute<'a>(
         &'a self,
         stage: PlannedStage<'a>,
-        warm: &mut Warm,
+        warm: &mut WarmExecutors,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Compute<'a>, RuntimeError> {
+    ) -> Result<ModelRunner<'a>, RuntimeError> {
         let PlannedStage { planned, number, stage } = stage;
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
         let shape = self.method.shape();
@@ -306,55 +311,54 @@ impl Run<'_> {
         let encoders = models.encoders.into_iter().enumerate().filter(|(i, _)| stage.runs(*i));
         let mut weights: Vec<&dyn WeightSource> = encoders.map(|(_, encoder)| encoder).collect();
         weights.extend(models.head.filter(|_| shape.scores(stage)));
-        let kept = shape.words.rows;
         let saves_rows = self.method.saves_rows();
         let running = warm.take().unwrap_or_default();
-        let start = StageStart { order, weights, running, kept };
+        let start = StageStart { order, weights, running, kept: shape.names.rows };
         let session = RunHarness { watch, observer }.start_session(planned, number, start)?;
-        Compute::new(session, stage, shape, saves_rows)
+        ModelRunner::new(session, stage, shape, saves_rows)
     }
 
     /// Queue sizes in use.
     fn queues(&self) -> QueueSizes {
-        self.hosts.get(self.chosen.get()).map_or(QueueSizes::USUAL, |(queues, _)| *queues)
+        self.hosts.get(self.chosen.get()).map_or(QueueSizes::USUAL, |host| host.queues)
     }
 
     /// Memory lines of the process with these queue sizes.
     fn process(&self) -> &[Staging] {
-        self.hosts.get(self.chosen.get()).map_or(&[], |(_, process)| process)
+        self.hosts.get(self.chosen.get()).map_or(&[], |host| &host.process)
     }
 
     /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
     fn stream<'a>(
         &self,
-        parts: Parts<'a>,
+        parts: EngineParts<'a>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Done<'a>, VirusError> {
-        let front = self.front(&parts);
-        let mut engine = Engine::new(parts, self.queues());
+    ) -> Result<FinishedStage<'a>, VirusError> {
+        let input = self.input_settings(&parts);
+        let mut engine = PredictEngine::new(parts, self.queues());
         let start = Instant::now();
-        let poured = self.pump(front, &mut engine, watch, observer);
+        let inputs = self.pump(input, &mut engine, watch, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
-        match poured {
+        match inputs {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
                 if let Some(text) = parts.results.as_ref().and_then(|results| results.warning()) {
                     observer.say(Level::Warning, &text);
                 }
-                Ok(Done { parts, totals, fill, inputs })
+                Ok(FinishedStage { parts, totals, fill, inputs })
             }
             Err(VirusError::Runtime(RuntimeError::Interrupted { signal, .. })) => {
-                let kept = self.kept_windows(engine.commit()?);
+                let kept = self.resume_hint(engine.commit()?);
                 Err(RuntimeError::Interrupted { signal, kept }.into())
             }
             Err(error) => {
                 // The first error is the one to report.
                 if let Ok(count @ 1..) = engine.commit() {
-                    let kept = self.kept_windows(count);
+                    let hint = self.resume_hint(count);
                     let text = format!(
-                        "{kept}; if the input was changed, give {} or another folder with {}",
+                        "{hint}; if the input was changed, give {} or another folder with {}",
                         Setting::Force,
                         Setting::Output
                     );
@@ -366,7 +370,7 @@ impl Run<'_> {
     }
 
     /// Describes how many windows are in the journal and how to resume the run.
-    fn kept_windows(&self, count: u64) -> String {
+    fn resume_hint(&self, count: u64) -> String {
         let dir = self.options.output_dir.display();
         match self.keys {
             Some(_) if !self.options.merge.is_empty() => {
@@ -384,24 +388,24 @@ impl Run<'_> {
     }
 
     /// Returns the settings of the front end. Texts of records are kept only if results are written.
-    fn front(&self, parts: &Parts<'_>) -> InputPipeline {
+    fn input_settings(&self, parts: &EngineParts<'_>) -> InputPipelineSettings {
         let writes_results = parts.results.is_some();
-        InputPipeline {
-            source: self.method.windows(self.options, writes_results),
+        InputPipelineSettings {
+            window_source: self.method.window_source(self.options, writes_results),
             hits: (self.method.is_trained() && writes_results).then_some(self.options.hits_format),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
             queues: self.queues(),
-            kept: Arc::clone(&parts.journal.coverage),
+            journaled: Arc::clone(&parts.journal.coverage),
             shard: self.options.shard,
-            most: self.most(),
+            limits: self.record_limits(),
         }
     }
 
     /// Upper bounds on the records of a pipe, if host memory has a budget. Files need none, because they were
     /// measured.
-    fn most(&self) -> Option<Extent> {
-        let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
+    fn record_limits(&self) -> Option<Extent> {
+        let billed = self.hosts.iter().any(|host| !host.process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }
 
@@ -413,18 +417,18 @@ impl Run<'_> {
     /// of the run.
     fn pump(
         &self,
-        front: InputPipeline,
-        engine: &mut Engine<'_>,
+        input: InputPipelineSettings,
+        engine: &mut PredictEngine<'_>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
         watch.begin("computing", observer);
-        let mut stream = records::start(front, &self.options.inputs)?;
+        let mut stream = records::start(input, &self.options.inputs)?;
         let mut harness = RunHarness { watch, observer };
         harness.stream(&mut stream, engine, "")?;
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
-        self.same_inputs(&inputs)?;
+        self.check_inputs_unchanged(&inputs)?;
         let bytes = inputs.iter().map(|i| i.bytes).sum();
         harness.show(&engine.progress_after(Some(bytes), total));
         observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
@@ -432,30 +436,31 @@ impl Run<'_> {
     }
 
     /// Checks that the inputs are the same as at the start of the run.
-    fn same_inputs(&self, read: &[Input]) -> Result<(), VirusError> {
-        let Some(before) = &self.inputs else { return Ok(()) };
-        match before.iter().zip(read).find(|(a, b)| a != b) {
-            None => Ok(()),
-            Some((input, _)) => Err(changed(&input.path)),
+    fn check_inputs_unchanged(&self, read: &[Input]) -> Result<(), VirusError> {
+        for (at_start, at_end) in self.inputs.iter().flatten().zip(read) {
+            if at_start != at_end {
+                return Err(changed(&at_start.path));
+            }
         }
+        Ok(())
     }
 
     /// Writes the results and run.json, then removes the journals.
     fn finish(
         &self,
-        done: Done<'_>,
-        warm: &mut Warm,
+        done: FinishedStage<'_>,
+        warm: &mut WarmExecutors,
         watch: &Watch,
-        ending: Ending,
+        ending: RunEnding,
     ) -> Result<PredictReport, VirusError> {
-        let Ending { start, before, memory_line, arithmetic } = ending;
-        let Done { parts, totals, fill, inputs } = done;
+        let RunEnding { start, before, memory_line, arithmetic } = ending;
+        let FinishedStage { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
-        let story = RunRecordInputs {
+        let record_inputs = RunRecordInputs {
             options: self.options,
             method: self.method,
-            program: parts.compute.as_ref().map(Compute::program),
-            devices: parts.compute.as_ref().map_or(&[], Compute::usage),
+            program: parts.compute.as_ref().map(ModelRunner::program),
+            devices: parts.compute.as_ref().map_or(&[], ModelRunner::usage),
             before,
             budget: self.budget.bytes,
             process: self.process(),
@@ -466,16 +471,16 @@ impl Run<'_> {
             inputs: &inputs,
             identity: record::identity(self.options, self.method, &inputs, arithmetic),
         };
-        let mut run_record = story.record()?;
-        let Finished { counts, calls } = match parts.results {
+        let mut run_record = record_inputs.record()?;
+        let FinishedResults { counts, calls } = match parts.results {
             Some(results) => results.finish(&mut run_record)?,
-            None => Finished { counts: Counts::default(), calls: None },
+            None => FinishedResults { counts: ResultCounts::default(), calls: None },
         };
         // Only after run.json is on disk: until then the journals are needed to resume.
         if let Some(keys) = &self.keys {
             keys.done()?;
         }
-        *warm = parts.compute.map(Compute::into_executors);
+        *warm = parts.compute.map(ModelRunner::into_executors);
         let mut report = self.report(&totals, seconds);
         report.run_record = PredictRecord::Run(Box::new(run_record));
         report.counts = counts;
@@ -487,18 +492,18 @@ impl Run<'_> {
     }
 
     /// Builds the report of a shard, whose result is its journal.
-    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> PredictReport {
+    fn shard(&self, totals: &StageTotals, start: Instant, already_complete: bool) -> PredictReport {
         let mut report = self.report(totals, start.elapsed().as_secs_f64());
         report.already_complete = already_complete;
         report.shard = self.options.shard;
         let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
-        let journal = self.options.output_dir.join(resume::RESULTS);
+        let journal = self.options.output_dir.join(resume::RESULTS_JOURNAL);
         let encoders = self.method.shape().encoders.iter().zip(totals.tokens);
         report.run_record = PredictRecord::Shard(ShardRecord {
             version: env!("CARGO_PKG_VERSION"),
             shard,
             journal: journal.display().to_string(),
-            windows_from_journal: totals.kept,
+            windows_from_journal: totals.windows_from_journal,
             tokens: encoders.map(|(encoder, tokens)| (encoder.key, tokens)).collect(),
             seconds: ShardSeconds { total: report.seconds },
         });
@@ -508,7 +513,7 @@ impl Run<'_> {
     }
 
     /// Builds a report with the fields that runs and shards have in common.
-    fn report(&self, totals: &Totals, seconds: f64) -> PredictReport {
+    fn report(&self, totals: &StageTotals, seconds: f64) -> PredictReport {
         let tokens: u64 = totals.tokens.iter().sum();
         PredictReport {
             already_complete: false,
@@ -516,7 +521,7 @@ impl Run<'_> {
             failed: totals.failed,
             notes: 0,
             run_record: PredictRecord::Existing(Value::Null),
-            counts: Counts::default(),
+            counts: ResultCounts::default(),
             output_dir: self.options.output_dir.clone(),
             trained: self.method.is_trained(),
             calls: None,

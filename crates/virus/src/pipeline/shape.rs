@@ -5,15 +5,18 @@ use crate::pipeline::stage::PredictStage;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
 use plimsoll_models::{HeadConfig, mlp_head};
-use plimsoll_plan::{Policy, Precision, Program, Staging};
+use plimsoll_plan::{Policy, Precision, Staging};
 use plimsoll_runtime::session::bounds::{copies, in_flight_target, tokens};
 use plimsoll_runtime::session::{self, PlanPart};
 
-/// Most encoders of a method.
+/// Maximum number of encoders of a method.
 pub(crate) const ENCODERS: usize = 2;
 
-/// Most sequences of a window: one for each reading frame.
+/// Maximum number of sequences of a window: one for each reading frame.
 pub(crate) const SEQUENCES: usize = 6;
+
+/// Number of classes of a head: others and virus. Every entry of the journal has this number of scores.
+pub(crate) const HEAD_CLASSES: usize = 2;
 
 /// Name of the head's plan.
 pub(crate) const HEAD: &str = "head";
@@ -34,10 +37,12 @@ pub(crate) struct EncoderShape {
     pub(crate) plan: &'static str,
     /// Key of the encoder in run.json.
     pub(crate) key: &'static str,
-    /// What its rows are, such as `protein embeddings`.
+    /// Key of the seconds of its steps in run.json.
+    pub(crate) seconds_key: &'static str,
+    /// Name of its rows, such as `protein embeddings`.
     pub(crate) rows: &'static str,
-    /// Name of the head's input that takes its rows; empty for a method without a head.
-    pub(crate) head_input: &'static str,
+    /// Name of the head's input that takes its rows; `None` for a method without a head.
+    pub(crate) head_input: Option<&'static str>,
     /// Number of values of a row.
     pub(crate) width: usize,
     /// Maximum number of tokens of a sequence.
@@ -49,8 +54,8 @@ pub(crate) struct EncoderShape {
     pub(crate) expected_tokens: fn(usize) -> f64,
 }
 
-/// The models of a method and what plans need to know of it.
-pub(crate) struct Shape {
+/// Description of a method for plans: its models, their sizes, and the host memory beside them.
+pub(crate) struct MethodShape {
     /// The encoders, at most [`ENCODERS`]. Without any, results follow from the records alone.
     pub(crate) encoders: Vec<EncoderShape>,
     /// The head, which scores the rows of all encoders; without one, the rows of the encoders are the results.
@@ -63,39 +68,49 @@ pub(crate) struct Shape {
     pub(crate) window_lengths: fn(usize, usize) -> Vec<usize>,
     /// Number of sequences of a window; `None` if it depends on its bases.
     pub(crate) sequences_of_window: Option<u64>,
-    pub(crate) words: Words,
+    pub(crate) names: MethodNames,
     pub(crate) host: HostCosts,
 }
 
 /// Names of the parts of a method, for messages and run.json.
 #[derive(Clone, Copy)]
-pub(crate) struct Words {
-    /// The stages in the order of [`PredictStage`]; the first alone if there is one encoder.
-    pub(crate) stages: &'static [&'static str],
+pub(crate) struct MethodNames {
+    pub(crate) stages: StageNames,
+    /// Name of a sequence.
+    pub(crate) sequence: &'static str,
     /// Key of the number of sequences in run.json.
-    pub(crate) sequences: &'static str,
+    pub(crate) sequences_key: &'static str,
     /// Name of the rows of all encoders.
     pub(crate) rows: &'static str,
+}
+
+/// Names of the models that run in each stage.
+#[derive(Clone, Copy)]
+pub(crate) struct StageNames {
+    /// All models.
+    pub(crate) whole: &'static str,
+    /// The models of the first and of the second pass; `None` for a method that always has one pass.
+    pub(crate) split: Option<[&'static str; 2]>,
 }
 
 /// Host memory that a method needs beside its models.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct HostCosts {
     /// Bytes of the tokens of a base, in vectors that grow by doubling.
-    pub(crate) tokens_of_base: u64,
+    pub(crate) token_bytes_per_base: u64,
     /// Bytes of text of a base for the method's own files, in vectors that grow by doubling.
-    pub(crate) text_of_base: u64,
+    pub(crate) text_bytes_per_base: u64,
     /// Number of records that wait for a later one.
     pub(crate) waiting_records: u64,
     /// Bytes of each window of a record, held until the record ends.
-    pub(crate) of_window: u64,
+    pub(crate) bytes_per_window: u64,
     /// Number of sorted files.
-    pub(crate) sorts: u64,
+    pub(crate) sorted_files: u64,
     /// Bytes that the method's own writers hold.
-    pub(crate) writers: u64,
+    pub(crate) writer_bytes: u64,
 }
 
-impl Shape {
+impl MethodShape {
     /// Ways to divide the models into stages, in order of preference.
     pub(crate) fn alternatives(&self) -> &'static [&'static [PredictStage]] {
         if self.encoders.len() > 1 {
@@ -108,7 +123,12 @@ impl Shape {
 
     /// Describes a stage in words.
     pub(crate) fn about(&self, stage: PredictStage) -> &'static str {
-        self.words.stages.get(stage as usize).copied().unwrap_or_default()
+        let StageNames { whole, split } = self.names.stages;
+        match (stage, split) {
+            (PredictStage::Whole, _) | (_, None) => whole,
+            (PredictStage::First, Some([first, _])) => first,
+            (PredictStage::Rest, Some([_, rest])) => rest,
+        }
     }
 
     /// Whether the head runs in a stage.
@@ -126,49 +146,53 @@ impl Shape {
     }
 
     /// The encoders that run in a stage.
-    fn running(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+    fn running_encoders(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
         self.encoders.iter().enumerate().filter(move |(i, _)| stage.runs(*i)).map(|(_, encoder)| encoder)
     }
 
     /// The encoders whose rows a stage holds.
-    fn held(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
+    fn encoders_with_rows(&self, stage: PredictStage) -> impl Iterator<Item = &EncoderShape> {
         self.encoders.iter().enumerate().filter(move |(i, _)| self.holds(stage, *i)).map(|(_, encoder)| encoder)
     }
 
-    /// Whether a stage holds the rows of the encoder with this index: those of encoders that run, and for the head also those of
-    /// an earlier stage.
+    /// Whether a stage holds the rows of the encoder with this index: a running encoder, and, for the head, an encoder of an
+    /// earlier stage.
     pub(crate) fn holds(&self, stage: PredictStage, encoder: usize) -> bool {
         encoder < self.encoders.len() && (self.scores(stage) || stage.runs(encoder))
     }
 
-    /// Number of sequences in flight for steps of `tokens` tokens, with `open` steps in flight on all devices together.
-    pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
-        (SLOTS_PER_SEQUENCE + open as u64 - 1) * (self.sequences)(tokens).max(64)
+    /// Number of sequences in flight for steps of `tokens` tokens, with `in_flight` steps on all devices together.
+    pub(crate) fn slots(&self, tokens: u64, in_flight: usize) -> u64 {
+        // Every further step in flight holds one more pack of sequences.
+        (SLOTS_PER_SEQUENCE + in_flight as u64 - 1) * (self.sequences)(tokens).max(64)
     }
 
     /// Returns the exact host memory of waiting data, as f32: rows of sequences, `copies` times the output rows of a step, and
-    /// input rows for `open` steps of the head.
-    pub(crate) fn waiting(&self, stage: PredictStage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
-        let wait =
-            |label: String, rows: u64, width: usize| Staging { label, bytes: Bytes(rows * width as u64 * 4) };
-        let slots = self.slots(tokens, open);
-        let mut waiting: Vec<Staging> =
-            self.held(stage).map(|encoder| wait(encoder.rows.to_owned(), slots, encoder.width)).collect();
-        let widest = self.running(stage).map(|encoder| encoder.width).max();
+    /// input rows for `in_flight` steps of the head.
+    pub(crate) fn waiting(
+        &self,
+        stage: PredictStage,
+        tokens: u64,
+        in_flight: usize,
+        copies: u64,
+    ) -> Vec<Staging> {
+        let slots = self.slots(tokens, in_flight);
+        let mut waiting: Vec<Staging> = self
+            .encoders_with_rows(stage)
+            .map(|encoder| rows_in_host(encoder.rows.to_owned(), slots, encoder.width))
+            .collect();
+        let widest = self.running_encoders(stage).map(|encoder| encoder.width).max();
         let step = (self.sequences)(tokens) * copies;
-        waiting.push(wait(format!("{} of a step", self.words.rows), step, widest.unwrap_or(0)));
+        waiting.push(rows_in_host(format!("{} of a step", self.names.rows), step, widest.unwrap_or(0)));
         if self.scores(stage) {
             let width = self.widths().iter().sum();
-            waiting.push(wait("rows of the head".to_owned(), HEAD_ROWS * open as u64, width));
+            waiting.push(rows_in_host("rows of the head".to_owned(), HEAD_ROWS * in_flight as u64, width));
         }
         waiting
     }
 
     /// Describes a stage for the session planner.
     pub(crate) fn planned(&self, stage: PredictStage, precision: Precision) -> session::SearchStage<'_> {
-        let beside = move |program: &Program, steps: usize, copies: u64| {
-            self.waiting(stage, tokens(program), steps, copies)
-        };
         session::SearchStage {
             parts: self.parts(stage, precision),
             longest: self.longest(stage),
@@ -177,11 +201,12 @@ impl Shape {
                 if !program.target().arena_in_host() {
                     return program;
                 }
-                let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
+                let waiting =
+                    self.waiting(stage, tokens(&program), in_flight_target(replicas), copies(replicas));
                 program.host_extra(waiting)
             }),
             kept: Box::new(move |program, steps| {
-                beside(program, steps, steps as u64).iter().map(|wait| wait.bytes).sum()
+                self.waiting(stage, tokens(program), steps, steps as u64).iter().map(|rows| rows.bytes).sum()
             }),
         }
     }
@@ -189,7 +214,7 @@ impl Shape {
     /// The models of a stage. The head's weights are always resident, in f32.
     fn parts(&self, stage: PredictStage, precision: Precision) -> Vec<PlanPart<'_>> {
         let mut parts: Vec<PlanPart<'_>> = self
-            .running(stage)
+            .running_encoders(stage)
             .map(|encoder| PlanPart {
                 name: encoder.plan.to_owned(),
                 graph: Box::new(|tokens| (encoder.graph)(tokens)),
@@ -207,7 +232,7 @@ impl Shape {
 
     /// Maximum number of tokens of a sequence in a stage.
     fn longest(&self, stage: PredictStage) -> u64 {
-        self.running(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
+        self.running_encoders(stage).map(|encoder| encoder.longest).max().unwrap_or(0)
     }
 
     /// Number of values that the journal of a stage stores for each sequence: its rows if they are the results of the stage,
@@ -216,6 +241,11 @@ impl Shape {
         if self.scores(stage) && !saves_rows {
             return 0;
         }
-        self.held(stage).map(|encoder| encoder.width).sum()
+        self.encoders_with_rows(stage).map(|encoder| encoder.width).sum()
     }
+}
+
+/// The memory line of `rows` rows of `width` f32 values.
+fn rows_in_host(label: String, rows: u64, width: usize) -> Staging {
+    Staging { label, bytes: Bytes(rows * width as u64 * 4) }
 }

@@ -8,9 +8,9 @@ use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, Failure, Machine, Settings};
 use plimsoll_testing::cards::Card;
 use plimsoll_testing::{Folder, fixture};
-use plimsoll_virus::caller::{Calibration, Limits, Threshold};
+use plimsoll_virus::caller::{Calibration, CallLimits, Threshold};
 use plimsoll_virus::output::HitsFormat;
-use plimsoll_virus::{CallerOptions, MethodOptions, Options, Shard, VirusError, predict};
+use plimsoll_virus::{CallerOptions, MethodOptions, PredictOptions, VirusError, WindowShard, predict};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A prediction of `input` with the golden caller, windows of 1000 bases, in f32.
-fn calling(input: &Path, output: &Path) -> Options {
+fn calling(input: &Path, output: &Path) -> PredictOptions {
     let caller = CallerOptions::usual(Some(fixture("goldens/caller")));
     let usual = builtin(input, output);
-    Options { method: MethodOptions::Caller(caller), length: 1000, ..usual }
+    PredictOptions { method: MethodOptions::Caller(caller), length: 1000, ..usual }
 }
 
 /// Returns the options with changed options of the caller.
-fn with(options: Options, change: impl FnOnce(&mut CallerOptions)) -> Options {
+fn with(options: PredictOptions, change: impl FnOnce(&mut CallerOptions)) -> PredictOptions {
     let mut options = options;
     match &mut options.method {
         MethodOptions::Caller(caller) => change(caller),
@@ -70,7 +70,7 @@ fn fasta(records: &[(String, String)]) -> String {
     records.iter().map(|(name, bases)| format!(">{name}\n{bases}\n")).collect()
 }
 
-fn ran(options: &Options) -> plimsoll_virus::PredictReport {
+fn ran(options: &PredictOptions) -> plimsoll_virus::PredictReport {
     run(options).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -211,7 +211,7 @@ fn records_without_a_call_have_a_reason() {
             random.replace('T', "U"),
         ),
     );
-    let reasons = |options: &Options| -> Vec<(String, String)> {
+    let reasons = |options: &PredictOptions| -> Vec<(String, String)> {
         ran(options);
         rows(&options.output_dir.join("predictions.tsv"))
             .into_iter()
@@ -236,9 +236,9 @@ fn records_without_a_call_have_a_reason() {
     let windows = rows(&out.join("windows.tsv"));
     assert_eq!((&*windows[0]["margin"], &*windows[0]["virus_score"]), ("NA", "NA"));
     let loose = with(options, |caller| {
-        caller.limits = Limits { min_length: Some(100), max_n: 0.5, min_complexity: 0.0 };
+        caller.limits = CallLimits { min_length: Some(100), max_n: 0.5, min_complexity: 0.0 };
     });
-    let loose = Options { output_dir: folder.path("loose"), ..loose };
+    let loose = PredictOptions { output_dir: folder.path("loose"), ..loose };
     assert_eq!(reasons(&loose), wanted(["NA", "NA", "NA"]));
 }
 
@@ -398,11 +398,11 @@ fn results_do_not_depend_on_how_they_are_computed() {
     let folder = Folder::new("caller-invariance");
     let input = folder.write("in.fa", fasta(&records()));
     let first = folder.path("first");
-    let with_source = |out: &Path| Options { source: true, ..calling(&input, out) };
+    let with_source = |out: &Path| PredictOptions { source: true, ..calling(&input, out) };
     ran(&with_source(&first));
     let wanted = results(&first);
     assert!(wanted.keys().any(|name| name == "predictions.tsv"));
-    let vary = |name: &str, change: &dyn Fn(&mut Options)| {
+    let vary = |name: &str, change: &dyn Fn(&mut PredictOptions)| {
         let mut options = with_source(&folder.path(name));
         change(&mut options);
         ran(&options);
@@ -468,12 +468,12 @@ fn shards_merge_to_the_same_bytes() {
     let options = |out: &str| calling(&input, &folder.path(out));
     ran(&options("whole"));
     for number in 1..=2 {
-        let shard = Some(Shard { number, of: 2 });
-        let report = ran(&Options { shard, ..options(&format!("shard{number}")) });
+        let shard = Some(WindowShard { number, of: 2 });
+        let report = ran(&PredictOptions { shard, ..options(&format!("shard{number}")) });
         assert!(report.shard.is_some() && report.calls.is_none());
     }
     let merge = vec![folder.path("shard1"), folder.path("shard2")];
-    let report = ran(&Options { merge, ..options("merged") });
+    let report = ran(&PredictOptions { merge, ..options("merged") });
     assert!(report.calls.is_some());
     same(&folder.path("merged"), &results(&folder.path("whole")));
 }
@@ -501,7 +501,7 @@ fn mates_get_one_call() {
     let both = folder.write("both.fq", both);
     let paired = |inputs: &[PathBuf], out: &str| {
         let options = with(calling(&both, &folder.path(out)), |caller| caller.paired = true);
-        ran(&Options { inputs: inputs.to_vec(), hits_format: HitsFormat::Fastq, ..options })
+        ran(&PredictOptions { inputs: inputs.to_vec(), hits_format: HitsFormat::Fastq, ..options })
     };
     paired(&files, "two");
     paired(std::slice::from_ref(&both), "interleaved");
@@ -550,7 +550,7 @@ fn several_pairs_of_files_are_read_in_turn() {
     ];
     let options = |inputs: Vec<PathBuf>, out: &str| {
         let options = with(calling(&inputs[0], &folder.path(out)), |caller| caller.paired = true);
-        Options { inputs, ..options }
+        PredictOptions { inputs, ..options }
     };
     ran(&options(files.to_vec(), "out"));
     let table = rows(&folder.path("out/predictions.tsv"));
@@ -591,7 +591,7 @@ fn records_that_are_no_mates_are_refused() {
     let folder = Folder::new("caller-no-mates");
     let refused = |inputs: Vec<PathBuf>, says: &str| {
         let options = with(calling(&inputs[0], &folder.path("out")), |caller| caller.paired = true);
-        let error = run(&Options { inputs, ..options }).expect_err("refused").to_string();
+        let error = run(&PredictOptions { inputs, ..options }).expect_err("refused").to_string();
         assert!(error.contains(says), "{error}");
         assert!(!folder.path("out").exists());
     };
@@ -687,7 +687,7 @@ fn a_caller_is_its_files() {
 fn windows_shorter_than_the_shortest_are_refused() {
     let folder = Folder::new("caller-refused");
     let input = folder.write("in.fa", ">a\nACGT\n");
-    let short = Options { length: 99, ..calling(&input, &folder.path("out")) };
+    let short = PredictOptions { length: 99, ..calling(&input, &folder.path("out")) };
     let error = run(&short).expect_err("refused");
     assert!(error.to_string().contains("length=99"), "{error}");
     assert!(matches!(error, VirusError::ShortWindows { .. }));

@@ -68,8 +68,8 @@ fn reads(folder: &Folder) -> PathBuf {
     folder.write("reads.fa", copies)
 }
 
-fn options(input: &Path, output: &Path, settings: Settings) -> plimsoll_virus::Options {
-    plimsoll_virus::Options {
+fn options(input: &Path, output: &Path, settings: Settings) -> plimsoll_virus::PredictOptions {
+    plimsoll_virus::PredictOptions {
         commit_every: Duration::ZERO,
         settings,
         ..virnucpro(golden(input, output), |method| method.save_embeddings = Some(EmbeddingFormat::Npy))

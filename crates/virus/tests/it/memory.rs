@@ -32,13 +32,13 @@ impl Observer for Listener {
 }
 
 /// A prediction of the golden input on a test device with the given memory.
-fn on(memory: &Arc<CardMemory>, output: &Path) -> plimsoll_virus::Options {
+fn on(memory: &Arc<CardMemory>, output: &Path) -> plimsoll_virus::PredictOptions {
     let card = Arc::new(Card::new(0).with(Arc::clone(memory))) as Arc<dyn Machine>;
     let device = Device::machines(vec![card]).unwrap_or_else(|e| panic!("{e}"));
     let budget = Some(Bytes(1 << 30));
     let settings =
         Settings { device, precision: Some(Precision::F32), threads: 1, budget, ..Settings::default() };
-    plimsoll_virus::Options { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
+    plimsoll_virus::PredictOptions { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
 }
 
 /// Returns the plan's peak in bytes according to the run record.

@@ -7,19 +7,19 @@ use plimsoll_cpu::Isa;
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Failure, Precision, Settings};
 use plimsoll_testing::Folder;
-use plimsoll_virus::{Options, predict};
+use plimsoll_virus::{PredictOptions, predict};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Difference of the f32 scores of both classes below which a label may differ.
 const CLOSE: f32 = 0.3;
 
-fn bf16(mut options: Options) -> Options {
+fn bf16(mut options: PredictOptions) -> PredictOptions {
     options.settings.precision = Some(Precision::Bf16);
     options
 }
 
-fn int8(mut options: Options) -> Options {
+fn int8(mut options: PredictOptions) -> PredictOptions {
     options.settings.precision = Some(Precision::Int8);
     options
 }
@@ -39,14 +39,14 @@ fn labels(out: &Path) -> BTreeMap<String, (String, f32, f32)> {
 fn labels_are_those_of_f32_where_its_scores_are_clear() {
     let folder = Folder::new("narrow-labels");
     for length in [300, 500] {
-        let of = |name: &str, narrow: fn(Options) -> Options| {
+        let of = |name: &str, narrow: fn(PredictOptions) -> PredictOptions| {
             let out = folder.path(&format!("{name}{length}"));
-            let report =
-                run(&narrow(Options { length, ..golden(&reads(), &out) })).unwrap_or_else(|e| panic!("{e}"));
+            let report = run(&narrow(PredictOptions { length, ..golden(&reads(), &out) }))
+                .unwrap_or_else(|e| panic!("{e}"));
             (labels(&out), to_json(&report.run_record))
         };
         let (wide, _) = of("wide", |options| options);
-        for (name, narrow) in [("bf16", bf16 as fn(Options) -> Options), ("int8", int8)] {
+        for (name, narrow) in [("bf16", bf16 as fn(PredictOptions) -> PredictOptions), ("int8", int8)] {
             let (narrow, record) = of(name, narrow);
             assert_eq!(record["precision"], name);
             assert!(wide.keys().eq(narrow.keys()), "rows differ");
@@ -85,7 +85,7 @@ fn a_run_in_bf16_gives_the_same_bytes_however_it_is_computed() {
     assert!(kept(&report) > 0, "nothing was kept");
     same(&broken.output_dir, &wanted);
     let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
-    let probe = Options { inputs: vec![short], ..bf16(options(&folder.path("probe"))) };
+    let probe = PredictOptions { inputs: vec![short], ..bf16(options(&folder.path("probe"))) };
     let mut stages = bf16(options(&folder.path("stages")));
     stages.settings.budget = tight(&probe).settings.budget;
     let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));

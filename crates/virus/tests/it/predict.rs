@@ -4,7 +4,7 @@
 use crate::rig::{builtin, golden, method, read, run, virnucpro};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_testing::{Folder, fixture};
-use plimsoll_virus::Options;
+use plimsoll_virus::PredictOptions;
 use plimsoll_virus::output::EmbeddingFormat;
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,7 +54,7 @@ fn against_the_original(length: usize) {
     let saving = virnucpro(golden(&reads(), &out), |method| {
         method.save_embeddings = Some(EmbeddingFormat::Safetensors);
     });
-    let options = Options { length, ..saving };
+    let options = PredictOptions { length, ..saving };
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(report.failed, 0);
     let expected = fixture("goldens/pipeline").join(format!("expected_{length}"));
@@ -93,7 +93,7 @@ fn results_do_not_depend_on_how_they_are_computed() {
     let first = folder.path("first");
     run(&golden(&reads(), &first)).unwrap_or_else(|e| panic!("{e}"));
     let wanted = all_results(&first);
-    let vary = |name: &str, change: &dyn Fn(&mut Options)| {
+    let vary = |name: &str, change: &dyn Fn(&mut PredictOptions)| {
         let out = folder.path(name);
         let mut options = golden(&reads(), &out);
         change(&mut options);
@@ -158,13 +158,13 @@ fn a_second_run_finds_the_result() {
     let again = run(&options).unwrap_or_else(|e| panic!("{e}"));
     assert!(!first.already_complete && again.already_complete);
     assert_eq!(first.counts.records, again.counts.records);
-    let other = run(&Options { length: 300, ..options.clone() }).expect_err("another run");
+    let other = run(&PredictOptions { length: 300, ..options.clone() }).expect_err("another run");
     assert!(other.to_string().contains("another run") && other.to_string().contains("length"), "{other}");
     assert_eq!(before, all_results(&out));
     let input = folder.write("other.fa", ">x\nACGT\n");
     let other = run(&golden(&input, &out)).expect_err("another input");
     assert!(other.to_string().contains("input"), "{other}");
-    run(&Options { length: 300, force: true, ..options }).unwrap_or_else(|e| panic!("{e}"));
+    run(&PredictOptions { length: 300, force: true, ..options }).unwrap_or_else(|e| panic!("{e}"));
     assert_ne!(before, all_results(&out));
 }
 
@@ -245,9 +245,9 @@ fn what_is_odd_is_noted() {
     assert_eq!(names, ["a", "empty", "a#1.3", "n", "odd"]);
     assert!(table.contains("empty\t0\t0\t0\t0\tNA\tskipped\n"), "{table}");
     // The complete result has notes, so a strict run that finds it fails too.
-    let error = run(&Options { strict: true, ..options.clone() }).expect_err("strict");
+    let error = run(&PredictOptions { strict: true, ..options.clone() }).expect_err("strict");
     assert!(error.to_string().contains("5 notes"), "{error}");
-    let strict = Options { strict: true, output_dir: folder.path("strict"), ..options };
+    let strict = PredictOptions { strict: true, output_dir: folder.path("strict"), ..options };
     let error = run(&strict).expect_err("strict");
     assert!(error.to_string().contains("strict"), "{error}");
     assert!(!folder.path("strict").exists());
@@ -288,7 +288,7 @@ fn a_poisoned_sequence_is_listed() {
     let mut options = golden(&reads(), &out);
     method(&mut options).models.protein = Some(model.display().to_string());
     // Few slots and short windows: frames fail while others are still being admitted.
-    let mut crowded = Options { length: 9, output_dir: folder.path("crowded"), ..options.clone() };
+    let mut crowded = PredictOptions { length: 9, output_dir: folder.path("crowded"), ..options.clone() };
     crowded.settings.tokens = Some(64);
     method(&mut crowded).save_embeddings = Some(EmbeddingFormat::Npy);
     let report = run(&crowded).unwrap_or_else(|e| panic!("{e}"));
@@ -354,7 +354,7 @@ fn short_and_strange_inputs_run() {
 fn every_frame_is_scored_when_slots_are_few() {
     let folder = Folder::new("slots");
     let out = folder.path("out");
-    let mut options = Options { length: 9, ..golden(&reads(), &out) };
+    let mut options = PredictOptions { length: 9, ..golden(&reads(), &out) };
     options.settings.tokens = Some(16);
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
     let orfs = read(out.join("protein.faa")).lines().filter(|l| l.starts_with('>')).count() as u64;

@@ -55,8 +55,8 @@ fn on_cpu() -> Settings {
     Settings { precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
 }
 
-fn prediction(output: &Path, settings: Settings) -> plimsoll_virus::Options {
-    plimsoll_virus::Options {
+fn prediction(output: &Path, settings: Settings) -> plimsoll_virus::PredictOptions {
+    plimsoll_virus::PredictOptions {
         commit_every: Duration::ZERO,
         settings,
         ..virnucpro(golden(&fixture("goldens/pipeline/reads.fa"), output), |method| {

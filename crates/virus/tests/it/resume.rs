@@ -8,7 +8,7 @@ use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
 use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
-use plimsoll_virus::{Options, PredictReport, Shard, VirusError, predict};
+use plimsoll_virus::{PredictOptions, PredictReport, VirusError, WindowShard, predict};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,8 +22,8 @@ pub fn reads() -> PathBuf {
 
 /// A prediction with small steps that commits every finished window at once, so that an interruption leaves a
 /// journal with some of the windows.
-pub fn options(output: &Path) -> Options {
-    let mut options = Options {
+pub fn options(output: &Path) -> PredictOptions {
+    let mut options = PredictOptions {
         commit_every: Duration::ZERO,
         ..virnucpro(golden(&reads(), output), |method| method.save_embeddings = Some(EmbeddingFormat::Npy))
     };
@@ -81,7 +81,7 @@ impl Observer for Stopper {
 }
 
 /// Interrupts a run at the call number `steps` of `Observer::stop`; returns the error.
-fn break_off(options: &Options, steps: usize) -> VirusError {
+fn break_off(options: &PredictOptions, steps: usize) -> VirusError {
     let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
     assert_eq!(error.exit_code(), 143, "{error}");
     error
@@ -89,7 +89,7 @@ fn break_off(options: &Options, steps: usize) -> VirusError {
 
 /// Interrupts a run repeatedly, each time later, until its journal has results. The call of `stop` at which
 /// that happens is not fixed, because waiting on a busy machine calls `stop` too.
-pub fn break_off_with_results(options: &Options) -> VirusError {
+pub fn break_off_with_results(options: &PredictOptions) -> VirusError {
     let journal = options.output_dir.join("progress.journal");
     for steps in (8..).step_by(2) {
         let error = break_off(options, steps);
@@ -110,7 +110,7 @@ fn a_broken_run_goes_on_and_ends_with_the_same_bytes() {
     let folder = Folder::new("broken");
     run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
     let wanted = results(&folder.path("whole"));
-    let go_on = |broken: &Options| {
+    let go_on = |broken: &PredictOptions| {
         let mut observer = Stopper::never();
         let report = predict(broken, &mut observer).unwrap_or_else(|e| panic!("{e}"));
         same(&broken.output_dir, &wanted);
@@ -150,22 +150,22 @@ fn a_journal_of_another_run_is_refused() {
     let first = options(&out);
     break_off_with_results(&first);
     let before = results(&out);
-    let refused = |options: &Options, says: &str| {
+    let refused = |options: &PredictOptions, says: &str| {
         let error = run(options).expect_err("another run");
         assert_eq!(error.exit_code(), 3, "{error}");
         assert!(error.to_string().contains(says), "{error}");
         assert_eq!(results(&out), before, "it was touched");
     };
-    refused(&Options { length: 300, ..first.clone() }, "length");
-    refused(&Options { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
+    refused(&PredictOptions { length: 300, ..first.clone() }, "length");
+    refused(&PredictOptions { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
     let mut models = first.clone();
     method(&mut models).models.head = Some(folder.path("head.safetensors"));
     let weights = Weights::open(&fixture("goldens/head.pth")).expect("the head");
     copy_changed(&weights, &folder.path("head.safetensors"), |_, _, data| data[0] += 0.5);
     refused(&models, "weights");
-    refused(&Options { shard: Some(Shard { number: 1, of: 2 }), ..first.clone() }, "shard");
+    refused(&PredictOptions { shard: Some(WindowShard { number: 1, of: 2 }), ..first.clone() }, "shard");
     // A run with --force discards the journal.
-    let forced = Options { length: 300, force: true, ..first };
+    let forced = PredictOptions { length: 300, force: true, ..first };
     let report = run(&forced).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(kept(&report), 0);
 }
@@ -190,7 +190,7 @@ fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
     let folder = Folder::new("nothing");
     let whole = "@a\nACGTACGTACGT\n+\nIIIIIIIIIIII\n@b\nACGT\n+\nIIII\n";
     let input = folder.write("cut.fq", &whole[..whole.len() - 3]);
-    let options = Options { inputs: vec![input], ..options(&folder.path("out")) };
+    let options = PredictOptions { inputs: vec![input], ..options(&folder.path("out")) };
     assert_eq!(run(&options).expect_err("cut short").exit_code(), 1);
     // A run that fails before its first window leaves no folder; a killed run leaves a journal that holds only
     // a key.
@@ -207,8 +207,8 @@ fn the_same_input_under_another_name_is_another_result() {
     let folder = Folder::new("renamed");
     let (a, b) = (folder.write("a.fa", ">x\nACGTACGTACGT\n"), folder.write("b.fa", ">x\nACGTACGTACGT\n"));
     let out = folder.path("out");
-    run(&Options { inputs: vec![a], ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
-    let error = run(&Options { inputs: vec![b], ..options(&out) }).expect_err("its tables name a.fa");
+    run(&PredictOptions { inputs: vec![a], ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    let error = run(&PredictOptions { inputs: vec![b], ..options(&out) }).expect_err("its tables name a.fa");
     assert_eq!(error.exit_code(), 3, "{error}");
     assert!(error.to_string().contains("under another name"), "{error}");
 }
@@ -217,7 +217,7 @@ fn the_same_input_under_another_name_is_another_result() {
 fn ids_that_tables_show_alike_are_told_apart() {
     let folder = Folder::new("alike");
     let input = folder.write("alike.fa", ">a\u{1b}\nACGTACGTACGT\n>a\\u{1b}\nTTGTACGTACGT\n");
-    let report = run(&Options { inputs: vec![input], ..options(&folder.path("out")) });
+    let report = run(&PredictOptions { inputs: vec![input], ..options(&folder.path("out")) });
     assert_eq!(report.unwrap_or_else(|e| panic!("{e}")).counts.records, 2);
     // The record whose id is the escaped form keeps it.
     let notes = read(folder.path("out/notes.tsv"));
@@ -232,9 +232,9 @@ fn ids_that_tables_show_alike_are_told_apart() {
 fn a_forced_run_that_was_broken_goes_on_without_force() {
     let folder = Folder::new("forced");
     let out = folder.path("out");
-    run(&Options { length: 300, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    run(&PredictOptions { length: 300, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
     let old = results(&out);
-    let forced = Options { force: true, ..options(&out) };
+    let forced = PredictOptions { force: true, ..options(&out) };
     let error = break_off_with_results(&forced);
     assert!(error.to_string().contains("without force"), "{error}");
     assert_eq!(results(&out)["predictions.tsv"], old["predictions.tsv"], "the old results stay until the end");
@@ -248,30 +248,31 @@ fn a_forced_run_that_was_broken_goes_on_without_force() {
 fn what_another_run_has_kept_is_only_lost_to_force() {
     let folder = Folder::new("foreign");
     let out = folder.path("out");
-    let other = |name: &str| Options { length: 300, ..options(&folder.path(name)) };
+    let other = |name: &str| PredictOptions { length: 300, ..options(&folder.path(name)) };
     let journal = out.join("progress.journal");
     // A forced run is interrupted next to complete results of another run. A call for these results returns
     // them, and the forced run can still be resumed.
     run(&other("out")).unwrap_or_else(|e| panic!("{e}"));
-    break_off_with_results(&Options { force: true, ..options(&out) });
+    break_off_with_results(&PredictOptions { force: true, ..options(&out) });
     let left = fs::read(&journal).expect("a journal");
     assert!(run(&other("out")).unwrap_or_else(|e| panic!("{e}")).already_complete);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
     assert!(kept(&run(&options(&out)).unwrap_or_else(|e| panic!("{e}"))) > 0);
     // A forced run that is refused for its budget leaves the journal unchanged.
-    break_off_with_results(&Options { force: true, ..other("out") });
+    break_off_with_results(&PredictOptions { force: true, ..other("out") });
     let left = fs::read(&journal).expect("a journal");
-    let mut narrow = Options { force: true, ..options(&out) };
+    let mut narrow = PredictOptions { force: true, ..options(&out) };
     narrow.settings.budget = Some(plimsoll_graph::Bytes(1));
     assert_eq!(run(&narrow).expect_err("no room").exit_code(), 4);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
     // A merge opens no journal in its output folder, and a run in one stage does not open the nucleotide
     // journal of a run in two stages: journals of another run are refused all the same.
-    let shard = Options { shard: Some(Shard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
+    let shard =
+        PredictOptions { shard: Some(WindowShard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
     run(&shard).unwrap_or_else(|e| panic!("{e}"));
     let merge = |name: &str, force: bool| {
         let merge = vec![folder.path("shard")];
-        run(&Options { merge, force, ..options(&folder.path(name)) })
+        run(&PredictOptions { merge, force, ..options(&folder.path(name)) })
     };
     for name in ["progress.journal", "nucleotide.journal"] {
         fs::remove_dir_all(&out).expect("removed");
@@ -286,7 +287,7 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
         assert_eq!(fs::read(out.join(name)).expect("a journal"), found);
     }
     fs::remove_dir_all(&out).expect("removed");
-    let merging = Options { merge: vec![folder.path("shard")], ..options(&out) };
+    let merging = PredictOptions { merge: vec![folder.path("shard")], ..options(&out) };
     assert!(break_off(&merging, 4).to_string().contains("shards are unchanged"));
     // A forced merge into the folder of a shard replaces results, and not the journal of the shard, which is
     // its input.
@@ -325,7 +326,7 @@ fn damage_to_a_journal_is_met() {
     assert_eq!(error.exit_code(), 3, "{error}");
     assert!(error.to_string().contains("progress.journal"), "{error}");
     assert_eq!(fs::read(&path).expect("a journal"), damaged);
-    run(&Options { force: true, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    run(&PredictOptions { force: true, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
     same(&out, &wanted);
 }
 
@@ -334,7 +335,7 @@ fn shards_put_together_are_one_run() {
     let folder = Folder::new("shards");
     let base = |name: &str| {
         let out = folder.path(name);
-        let mut options = Options { length: 30, ..options(&out) };
+        let mut options = PredictOptions { length: 30, ..options(&out) };
         options.settings.tokens = None;
         options
     };
@@ -342,11 +343,11 @@ fn shards_put_together_are_one_run() {
     let wanted = results(&folder.path("whole"));
     let windows = read(folder.path("whole/windows.tsv")).lines().count();
     assert!(windows > 3 * 256, "{windows} windows are too few for three shards");
-    let shard = |number| Options {
-        shard: Some(Shard { number, of: 3 }),
+    let shard = |number| PredictOptions {
+        shard: Some(WindowShard { number, of: 3 }),
         ..virnucpro(base(&format!("s{number}")), |method| method.keep_intermediate = false)
     };
-    let merge = |shards: &[u64]| Options {
+    let merge = |shards: &[u64]| PredictOptions {
         merge: shards.iter().map(|n| folder.path(&format!("s{n}"))).collect(),
         ..virnucpro(base("merged"), |method| method.keep_intermediate = false)
     };
@@ -384,12 +385,12 @@ fn shards_put_together_are_one_run() {
 
 /// Returns the options with the largest budget under which a prediction takes two stages, because both encoders
 /// do not fit together.
-pub fn tight(options: &Options) -> Options {
+pub fn tight(options: &PredictOptions) -> PredictOptions {
     let planned = |budget: u64| {
         let mut options = options.clone();
         options.settings.budget = Some(plimsoll_graph::Bytes(budget));
         let out = options.output_dir.with_extension("probe");
-        let done = run(&Options { output_dir: out.clone(), ..options });
+        let done = run(&PredictOptions { output_dir: out.clone(), ..options });
         let _ = fs::remove_dir_all(out);
         done.map(|report| to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null())
     };
@@ -413,7 +414,7 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
     let wanted = results(&folder.path("whole"));
     let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
-    let mut probe = Options { inputs: vec![short], ..options(&folder.path("probe")) };
+    let mut probe = PredictOptions { inputs: vec![short], ..options(&folder.path("probe")) };
     probe.settings.tokens = Some(502);
     let line = tight(&probe).settings.budget;
     let mut stages = options(&folder.path("stages"));
@@ -454,7 +455,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
         }
     });
     let poisoned = |name: &str| {
-        let mut options = Options { length: 60, ..options(&folder.path(name)) };
+        let mut options = PredictOptions { length: 60, ..options(&folder.path(name)) };
         method(&mut options).models.dna = Some(model.display().to_string());
         options
     };
@@ -462,7 +463,8 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
     assert!(whole.failed > 0 && whole.counts.orfs > 0, "{} failed", whole.failed);
     let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
     let mut stages = poisoned("stages");
-    stages.settings.budget = tight(&Options { inputs: vec![short], ..poisoned("probe") }).settings.budget;
+    stages.settings.budget =
+        tight(&PredictOptions { inputs: vec![short], ..poisoned("probe") }).settings.budget;
     let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));
     assert!(!to_json(&report.run_record)["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert_eq!(report.failed, whole.failed);
@@ -471,11 +473,11 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
 
 /// Returns the smallest budget in bytes under which a prediction runs. Smaller budgets must be refused with
 /// exit code 4.
-pub fn smallest(options: &Options) -> u64 {
+pub fn smallest(options: &PredictOptions) -> u64 {
     let fits = |budget: u64| {
         let mut options = options.clone();
         options.settings.budget = Some(plimsoll_graph::Bytes(budget));
-        match run(&Options { force: true, ..options }) {
+        match run(&PredictOptions { force: true, ..options }) {
             Ok(_) => true,
             Err(error) => {
                 assert_eq!(error.exit_code(), 4, "{error}");
@@ -497,7 +499,7 @@ fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
     run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
     let wanted = results(&folder.path("whole"));
     let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
-    let line = smallest(&Options { inputs: vec![short], ..options(&folder.path("probe")) });
+    let line = smallest(&PredictOptions { inputs: vec![short], ..options(&folder.path("probe")) });
     let mut streamed = options(&folder.path("streamed"));
     streamed.settings.budget = Some(plimsoll_graph::Bytes(line));
     let mut observer = Stopper::never();
@@ -519,7 +521,7 @@ fn an_input_that_changes_is_refused() {
     let folder = Folder::new("changes");
     let input = folder.write("reads.fa", read(reads()));
     let out = folder.path("out");
-    let changing = Options { inputs: vec![input.clone()], ..options(&out) };
+    let changing = PredictOptions { inputs: vec![input.clone()], ..options(&out) };
     break_off_with_results(&changing);
     folder.write("reads.fa", format!("{}>more\nACGTACGT\n", read(reads())));
     let error = run(&changing).expect_err("another input");
@@ -549,7 +551,7 @@ fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_
     let long = || folder.write("long.fa", read(reads()) + &(0..200).map(empty).collect::<String>());
     let more = || folder.write("more.fa", ">m\nACGTACGTACGT\n");
     let (a, b) = (long(), more());
-    let two = |name: &str| Options {
+    let two = |name: &str| PredictOptions {
         inputs: vec![a.clone(), b.clone()],
         ..virnucpro(options(&folder.path(name)), |method| method.save_embeddings = None)
     };
@@ -615,15 +617,16 @@ fn results_by_input_are_those_of_the_inputs() {
     let folder = Folder::new("each");
     let text = read(reads());
     let (a, b) = (folder.write("a.fa", &text), folder.write("b.fq", "@x\nACGTACGTACGT\n+\nIIIIIIIIIIII\n"));
-    let all = Options { inputs: vec![a.clone(), b.clone()], ..options(&folder.path("all")) };
+    let all = PredictOptions { inputs: vec![a.clone(), b.clone()], ..options(&folder.path("all")) };
     let reports = plimsoll_virus::predict_each(&all, &mut Stopper::never()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(reports.len(), 2);
     for (input, name) in [(&a, "a"), (&b, "b")] {
-        let alone = Options { inputs: vec![input.clone()], ..options(&folder.path(&format!("alone-{name}"))) };
+        let alone =
+            PredictOptions { inputs: vec![input.clone()], ..options(&folder.path(&format!("alone-{name}"))) };
         run(&alone).unwrap_or_else(|e| panic!("{e}"));
         same(&folder.path("all").join(name), &results(&alone.output_dir));
     }
-    let twins = Options { inputs: vec![a.clone(), folder.write("a.fq", "@x\nACGT\n+\nIIII\n")], ..all };
+    let twins = PredictOptions { inputs: vec![a.clone(), folder.write("a.fq", "@x\nACGT\n+\nIIII\n")], ..all };
     let error = plimsoll_virus::predict_each(&twins, &mut Stopper::never()).expect_err("one folder");
     assert!(error.to_string().contains("both"), "{error}");
 }
@@ -634,7 +637,7 @@ fn tables_can_name_the_source() {
     let (a, b) =
         (folder.write("a.fa", ">a\nACGTACGTACGT\n"), folder.write("b.fa", ">b\nACGTACGTACGT\n>n\nNNN\n"));
     let out = folder.path("out");
-    let options = Options { inputs: vec![a.clone(), b.clone()], source: true, ..options(&out) };
+    let options = PredictOptions { inputs: vec![a.clone(), b.clone()], source: true, ..options(&out) };
     run(&options).unwrap_or_else(|e| panic!("{e}"));
     for file in ["predictions.tsv", "windows.tsv"] {
         let text = read(out.join(file));

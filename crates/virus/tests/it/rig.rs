@@ -2,13 +2,15 @@
 
 use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_testing::fixture;
-use plimsoll_virus::{MethodOptions, Models, Options, PredictReport, VirNucProOptions, VirusError, predict};
+use plimsoll_virus::{
+    MethodOptions, Models, PredictOptions, PredictReport, VirNucProOptions, VirusError, predict,
+};
 use std::fs;
 use std::path::Path;
 
 /// A prediction of `input` into `output` with the golden models, windows of 500 bases, in f32 like the golden
 /// results.
-pub fn golden(input: &Path, output: &Path) -> Options {
+pub fn golden(input: &Path, output: &Path) -> PredictOptions {
     let model = |name: &str| Some(fixture("goldens").join(name).display().to_string());
     let models =
         Models { dna: model("dnabert_s"), protein: model("esm2"), head: Some(fixture("goldens/head.pth")) };
@@ -16,17 +18,20 @@ pub fn golden(input: &Path, output: &Path) -> Options {
 }
 
 /// A prediction with the built-in, untrained models in f32.
-pub fn builtin(input: &Path, output: &Path) -> Options {
+pub fn builtin(input: &Path, output: &Path) -> PredictOptions {
     let method = MethodOptions::VirNucPro(VirNucProOptions {
         keep_intermediate: true,
         ..VirNucProOptions::usual(Models::default())
     });
     let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
-    Options { workers: 2, ..Options::usual(vec![input.to_owned()], output.to_owned(), method, settings) }
+    PredictOptions {
+        workers: 2,
+        ..PredictOptions::usual(vec![input.to_owned()], output.to_owned(), method, settings)
+    }
 }
 
 /// The options of VirNucPro's method.
-pub fn method(options: &mut Options) -> &mut VirNucProOptions {
+pub fn method(options: &mut PredictOptions) -> &mut VirNucProOptions {
     match &mut options.method {
         MethodOptions::VirNucPro(method) => method,
         MethodOptions::Caller(_) => panic!("a caller"),
@@ -34,13 +39,13 @@ pub fn method(options: &mut Options) -> &mut VirNucProOptions {
 }
 
 /// Returns the options with changed options of VirNucPro's method.
-pub fn virnucpro(mut options: Options, change: impl FnOnce(&mut VirNucProOptions)) -> Options {
+pub fn virnucpro(mut options: PredictOptions, change: impl FnOnce(&mut VirNucProOptions)) -> PredictOptions {
     change(method(&mut options));
     options
 }
 
 /// Runs a prediction without an observer.
-pub fn run(options: &Options) -> Result<PredictReport, VirusError> {
+pub fn run(options: &PredictOptions) -> Result<PredictReport, VirusError> {
     predict(options, &mut Silent)
 }
 

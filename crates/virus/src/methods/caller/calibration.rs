@@ -52,7 +52,7 @@ const MAX_LENGTHS: usize = 1000;
 
 /// A named operating point of the classifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Preset {
+pub enum ThresholdPreset {
     /// A balance between found viruses and false calls.
     #[default]
     Default,
@@ -62,8 +62,8 @@ pub enum Preset {
     Conservative,
 }
 
-impl Preset {
-    /// All presets, in the order of [`AtLength::points`].
+impl ThresholdPreset {
+    /// All presets, in the order of [`LengthCalibration::points`].
     pub const ALL: [Self; 3] = [Self::Default, Self::Relaxed, Self::Conservative];
 
     /// Name on the command line and in calibration.json.
@@ -76,7 +76,7 @@ impl Preset {
     }
 }
 
-/// What was measured at one threshold.
+/// Error rates measured at a threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperatingPoint {
     /// Least probability, at equal priors, of a record that is called virus.
@@ -89,7 +89,7 @@ pub struct OperatingPoint {
 
 /// The calibration of records of one length.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AtLength {
+pub struct LengthCalibration {
     /// Factor of the margin.
     pub slope: f64,
     /// Log odds of a margin of 0.
@@ -98,7 +98,7 @@ pub struct AtLength {
     pub auroc: f64,
     /// Measured expected calibration error.
     pub ece: f64,
-    /// The operating points of the presets, in the order of [`Preset::ALL`].
+    /// The operating points of the presets, in the order of [`ThresholdPreset::ALL`].
     pub points: [OperatingPoint; 3],
 }
 
@@ -136,7 +136,7 @@ pub struct Calibration {
     /// Length in bases of the windows of long records for which everything was measured.
     pub window: u64,
     /// Rows by ascending length.
-    rows: Vec<(u64, AtLength)>,
+    rows: Vec<(u64, LengthCalibration)>,
     /// Divisor of the logits of the task `class`.
     pub class_temperature: f64,
     /// Parameters of regions.
@@ -147,14 +147,14 @@ pub struct Calibration {
     pub json: Value,
 }
 
-impl AtLength {
+impl LengthCalibration {
     /// Log odds at equal priors of a record with this margin.
     pub fn log_odds(&self, margin: f64) -> f64 {
         self.slope * margin + self.intercept
     }
 
     /// The operating point of a preset.
-    pub fn point(&self, preset: Preset) -> OperatingPoint {
+    pub fn point(&self, preset: ThresholdPreset) -> OperatingPoint {
         self.points[preset as usize]
     }
 
@@ -177,21 +177,25 @@ impl AtLength {
 
     /// Linear interpolation of every number between two rows; `t` is 0 at `self` and 1 at `other`.
     fn between(&self, other: &Self, t: f64) -> Self {
-        let mix = |a: f64, b: f64| a + (b - a) * t;
         let mut points = self.points;
         for (point, next) in points.iter_mut().zip(&other.points) {
-            point.threshold = mix(point.threshold, next.threshold);
-            point.tpr = mix(point.tpr, next.tpr);
-            point.fpr = mix(point.fpr, next.fpr);
+            point.threshold = lerp(point.threshold, next.threshold, t);
+            point.tpr = lerp(point.tpr, next.tpr, t);
+            point.fpr = lerp(point.fpr, next.fpr, t);
         }
         Self {
-            slope: mix(self.slope, other.slope),
-            intercept: mix(self.intercept, other.intercept),
-            auroc: mix(self.auroc, other.auroc),
-            ece: mix(self.ece, other.ece),
+            slope: lerp(self.slope, other.slope, t),
+            intercept: lerp(self.intercept, other.intercept, t),
+            auroc: lerp(self.auroc, other.auroc, t),
+            ece: lerp(self.ece, other.ece, t),
             points,
         }
     }
+}
+
+/// Linear interpolation from `a` at `t` = 0 to `b` at `t` = 1.
+fn lerp(a: f64, b: f64, t: f64) -> f64 {
+    a + (b - a) * t
 }
 
 impl Calibration {
@@ -218,39 +222,42 @@ impl Calibration {
 
     /// Reads and checks a text; `path` is named in errors.
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, VirusError> {
-        let refuse = |what| VirusError::Calibration { path: path.to_owned(), what };
-        let json: Value =
-            serde_json::from_str(text).map_err(|error| refuse(format!("it is not JSON: {error}")))?;
-        let mut calibration = Self::of(&json).map_err(refuse)?;
+        Self::from_text(text).map_err(|what| VirusError::Calibration { path: path.to_owned(), what })
+    }
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let json: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+        let mut calibration = Self::of(&json)?;
         calibration.sha256 = hex(&Sha256::digest(text.as_bytes()));
         calibration.json = json;
         Ok(calibration)
     }
 
+    /// Reads and checks the keys; the digest and the JSON are left empty.
     fn of(json: &Value) -> Result<Self, String> {
-        let keys = Keys::of(
+        let keys = CalibrationKeys::of(
             json,
             String::new(),
             &["format", "version", "window", "class_temperature", "lengths", "regions"],
         )?;
         let format = keys.get("format")?;
         if format != FORMAT {
-            return Err(format!("`format` must be \"{FORMAT}\", found {}", shown(format)));
+            return Err(format!("`format` must be \"{FORMAT}\", found {}", excerpt(format)));
         }
         let version = keys.get("version")?;
         if !version.as_u64().is_some_and(|version| VERSIONS.contains(&version)) {
             let [before, latest] = VERSIONS;
             return Err(format!(
                 "`version` must be {before} or {latest}, found {}; use the version of plimsoll that the caller was made for",
-                shown(version)
+                excerpt(version)
             ));
         }
         let lengths = keys.get("lengths")?.as_array().filter(|l| (1..=MAX_LENGTHS).contains(&l.len()));
         let lengths = lengths
             .ok_or_else(|| format!("`lengths` must be a list of 1 to {MAX_LENGTHS} objects, by length"))?;
-        let mut rows: Vec<(u64, AtLength)> = vec![];
+        let mut rows: Vec<(u64, LengthCalibration)> = vec![];
         for (number, row) in lengths.iter().enumerate() {
-            let (length, row) = row_of(row, &format!("lengths[{number}]"))?;
+            let (length, row) = parse_row(row, &format!("lengths[{number}]"))?;
             if rows.last().is_some_and(|(before, _)| *before >= length) {
                 return Err(format!("`lengths[{number}].length` must be above the length before it"));
             }
@@ -260,7 +267,7 @@ impl Calibration {
             ["background", "background_limit", "offset", "min_score", "min_length", "merge_gap", "x_drop"];
         let has_drop = version != VERSIONS[0];
         let known = if has_drop { &all[..] } else { &all[..all.len() - 1] };
-        let regions = Keys::of(keys.get("regions")?, "regions.".to_owned(), known)?;
+        let regions = CalibrationKeys::of(keys.get("regions")?, "regions.".to_owned(), known)?;
         Ok(Self {
             window: keys.count("window")?,
             rows,
@@ -290,7 +297,7 @@ impl Calibration {
     }
 
     /// The calibration of records of `length` bases.
-    pub fn at(&self, length: u64) -> AtLength {
+    pub fn at(&self, length: u64) -> LengthCalibration {
         let above = self.rows.partition_point(|(l, _)| *l < length);
         match (above.checked_sub(1).map(|i| &self.rows[i]), self.rows.get(above)) {
             (Some((shorter, a)), Some((longer, b))) => {
@@ -299,7 +306,7 @@ impl Calibration {
             }
             (Some((_, row)), None) | (None, Some((_, row))) => *row,
             // Does not occur: there is at least one row.
-            (None, None) => AtLength {
+            (None, None) => LengthCalibration {
                 slope: 1.0,
                 intercept: 0.0,
                 auroc: 0.5,
@@ -311,14 +318,18 @@ impl Calibration {
 }
 
 /// Reads a row of `lengths`.
-fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
+fn parse_row(value: &Value, place: &str) -> Result<(u64, LengthCalibration), String> {
     let known = ["length", "slope", "intercept", "auroc", "ece", "presets"];
-    let keys = Keys::of(value, format!("{place}."), &known)?;
-    let presets = Keys::of(keys.get("presets")?, format!("{place}.presets."), &Preset::ALL.map(Preset::name))?;
+    let keys = CalibrationKeys::of(value, format!("{place}."), &known)?;
+    let presets = CalibrationKeys::of(
+        keys.get("presets")?,
+        format!("{place}.presets."),
+        &ThresholdPreset::ALL.map(ThresholdPreset::name),
+    )?;
     let mut points = [OperatingPoint { threshold: 0.5, tpr: 0.0, fpr: 0.0 }; 3];
-    for (preset, point) in Preset::ALL.into_iter().zip(&mut points) {
+    for (preset, point) in ThresholdPreset::ALL.into_iter().zip(&mut points) {
         let place = format!("{place}.presets.{}.", preset.name());
-        let keys = Keys::of(presets.get(preset.name())?, place, &["threshold", "tpr", "fpr"])?;
+        let keys = CalibrationKeys::of(presets.get(preset.name())?, place, &["threshold", "tpr", "fpr"])?;
         point.threshold = keys.number("threshold", 0.0, 1.0)?;
         point.tpr = keys.number("tpr", 0.0, 1.0)?;
         point.fpr = keys.number("fpr", 0.0, 1.0)?;
@@ -326,17 +337,16 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
     // Both rates fall with the threshold. A table that contradicts this was not measured on one set of records.
     let mut sorted = points;
     sorted.sort_by(|a, b| a.threshold.total_cmp(&b.threshold));
-    let contradicts = |pair: &[OperatingPoint]| {
-        pair[1].threshold > pair[0].threshold && (pair[1].tpr > pair[0].tpr || pair[1].fpr > pair[0].fpr)
-    };
-    if sorted.windows(2).any(contradicts) {
-        return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
+    for (lower, higher) in sorted.iter().zip(&sorted[1..]) {
+        if higher.threshold > lower.threshold && (higher.tpr > lower.tpr || higher.fpr > lower.fpr) {
+            return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
+        }
     }
     let length = keys.count("length")?;
     if length == 0 {
         return Err(format!("`{place}.length` must be at least 1"));
     }
-    let row = AtLength {
+    let row = LengthCalibration {
         slope: keys.number("slope", 1e-6, 1e6)?,
         intercept: keys.number("intercept", -1e3, 1e3)?,
         auroc: keys.number("auroc", 0.0, 1.0)?,
@@ -347,13 +357,13 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
 }
 
 /// The keys of an object at `place`.
-struct Keys<'a> {
+struct CalibrationKeys<'a> {
     object: &'a Map<String, Value>,
     /// Path of the object with a dot at its end; empty for the root.
     place: String,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> CalibrationKeys<'a> {
     /// Checks that `value` is an object without keys other than `known`.
     fn of(value: &'a Value, place: String, known: &[&str]) -> Result<Self, String> {
         let Some(object) = value.as_object() else {
@@ -378,12 +388,12 @@ impl<'a> Keys<'a> {
         self.object.get(key).ok_or_else(|| format!("`{}{key}` is missing", self.place))
     }
 
-    /// A number from `least` to `most`.
-    fn number(&self, key: &str, least: f64, most: f64) -> Result<f64, String> {
+    /// A number from `min` to `max`.
+    fn number(&self, key: &str, min: f64, max: f64) -> Result<f64, String> {
         let value = self.get(key)?;
-        let number = value.as_f64().filter(|x| (least..=most).contains(x));
+        let number = value.as_f64().filter(|x| (min..=max).contains(x));
         number.ok_or_else(|| {
-            format!("`{}{key}` must be a number from {least} to {most}, found {}", self.place, shown(value))
+            format!("`{}{key}` must be a number from {min} to {max}, found {}", self.place, excerpt(value))
         })
     }
 
@@ -392,13 +402,13 @@ impl<'a> Keys<'a> {
         let value = self.get(key)?;
         let number = value.as_u64().filter(|&n| n <= 1 << 40);
         number.ok_or_else(|| {
-            format!("`{}{key}` must be a whole number of bases, found {}", self.place, shown(value))
+            format!("`{}{key}` must be a whole number of bases, found {}", self.place, excerpt(value))
         })
     }
 }
 
 /// The start of a JSON value, for messages.
-fn shown(value: &Value) -> String {
+fn excerpt(value: &Value) -> String {
     Name(&value.to_string()).to_string()
 }
 
@@ -409,22 +419,23 @@ pub(crate) mod tests {
 
     /// A calibration with the given rows of length, slope and intercept.
     pub(crate) fn table(rows: &[(u64, f64, f64)]) -> Value {
-        let row = |&(length, slope, intercept): &(u64, f64, f64)| {
-            json!({
+        let mut lengths = vec![];
+        for &(length, slope, intercept) in rows {
+            lengths.push(json!({
                 "length": length, "slope": slope, "intercept": intercept, "auroc": 0.9, "ece": 0.02,
                 "presets": {
                     "default": {"threshold": 0.5, "tpr": 0.8, "fpr": 0.1},
                     "relaxed": {"threshold": 0.25, "tpr": 0.9, "fpr": 0.25},
                     "conservative": {"threshold": 0.75, "tpr": 0.5, "fpr": 0.01},
                 },
-            })
-        };
+            }));
+        }
         json!({
             "format": "plimsoll_calibration",
             "version": 3,
             "window": 1000,
             "class_temperature": 2.0,
-            "lengths": rows.iter().map(row).collect::<Vec<_>>(),
+            "lengths": lengths,
             "regions": {
                 "background": 0.0, "background_limit": 0.0, "offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0,
                 "x_drop": 1000.0,

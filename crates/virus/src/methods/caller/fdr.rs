@@ -5,13 +5,13 @@
 //! Only records whose score makes them virus are part of the mean, so that the rate of the last call is the expected share of
 //! false calls. Every other record gets the mean as if it were called too.
 
-use crate::output::sorted::{Limits, Sorter};
+use crate::output::sorted::{SortLimits, Sorter};
 use plimsoll_data::{DataError, DataErrorKind};
 use std::path::Path;
 
 /// Computes the false discovery rates of records.
 #[derive(Debug)]
-pub(crate) struct Ranking {
+pub(crate) struct FdrRanking {
     by_score: Sorter,
     by_number: Sorter,
     /// Sum of 1 - p over the called records, in units of 2^-52: integers, so that a sum less its parts is exact.
@@ -22,11 +22,17 @@ pub(crate) struct Ranking {
     records: u64,
 }
 
-impl Ranking {
+impl FdrRanking {
     /// Ranks with temporary files in `folder`; each of the two sorts holds `bytes` bytes of lines in memory.
     pub(crate) fn new(folder: &Path, bytes: usize) -> Self {
-        let sorter = || Sorter::new(folder, Limits { run_bytes: bytes, ..Limits::default() });
-        Self { by_score: sorter(), by_number: sorter(), wrong: 0, called: 0, records: 0 }
+        let limits = SortLimits { run_bytes: bytes, ..SortLimits::default() };
+        Self {
+            by_score: Sorter::new(folder, limits),
+            by_number: Sorter::new(folder, limits),
+            wrong: 0,
+            called: 0,
+            records: 0,
+        }
     }
 
     /// Adds the next record with its probability; `called` tells whether its score makes it virus.
@@ -43,46 +49,53 @@ impl Ranking {
         self.by_score.push(line.as_bytes())
     }
 
-    /// Calls `each` with the rate of every record in input order; `None` for records without a score.
+    /// Calls `on_rate` with the rate of every record in input order; `None` for records without a score.
     pub(crate) fn finish<E: From<DataError>>(
         self,
-        mut each: impl FnMut(Option<f64>) -> Result<(), E>,
+        mut on_rate: impl FnMut(Option<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Self { by_score, mut by_number, mut wrong, mut called, records } = self;
         // Lines come by ascending probability: before the first record of a probability, `wrong` and `called` are those of
-        // all called records with this or a higher one.
-        let (mut current, mut of_current) = (None, (wrong, called));
+        // all called records with this or a higher one. Records with the same probability must share these sums, so they are
+        // kept while the sums go on to the next probability.
+        let mut current_bits = None;
+        let mut current_wrong = wrong;
+        let mut current_called = called;
         by_score.finish(|line| {
-            let (bits, number, is_called) = (hex(line, 0)?, hex(line, 16)?, line.get(32) == Some(&b'1'));
+            let bits = hex(line, 0)?;
+            let number = hex(line, 16)?;
+            let is_called = line.get(32) == Some(&b'1');
             let own = units(1.0 - f64::from_bits(bits));
-            if current != Some(bits) {
-                (current, of_current) = (Some(bits), (wrong, called));
+            if current_bits != Some(bits) {
+                current_bits = Some(bits);
+                current_wrong = wrong;
+                current_called = called;
             }
-            let (sum, count) = match is_called {
-                true => of_current,
-                false => (of_current.0 + own, of_current.1 + 1),
+            let rate = if is_called {
+                wrong -= own;
+                called -= 1;
+                current_wrong as f64 / UNIT / current_called as f64
+            } else {
+                (current_wrong + own) as f64 / UNIT / (current_called + 1) as f64
             };
-            if is_called {
-                (wrong, called) = (wrong - own, called - 1);
-            }
-            let rate = sum as f64 / UNIT / count as f64;
             by_number.push(format!("{number:016x}{:016x}", rate.to_bits()).as_bytes())
         })?;
         let mut next = 0;
         by_number.finish(|line| {
             let number = hex(line, 0)?;
+            // Records without a score have no line.
             while next < number {
                 next += 1;
-                each(None)?;
+                on_rate(None)?;
             }
             next += 1;
-            each(Some(f64::from_bits(hex(line, 16)?)))
+            on_rate(Some(f64::from_bits(hex(line, 16)?)))
         })?;
-        (next..records).try_for_each(|_| each(None))
+        (next..records).try_for_each(|_| on_rate(None))
     }
 }
 
-/// Units of a probability in [`Ranking::wrong`].
+/// Units of a probability in [`FdrRanking::wrong`].
 const UNIT: f64 = (1u64 << 52) as f64;
 
 /// A probability in units, rounded.
@@ -107,7 +120,7 @@ mod tests {
 
     fn rates(records: &[(Option<f64>, bool)], bytes: usize) -> Vec<Option<f64>> {
         let folder = Folder::new("rates");
-        let mut ranking = Ranking::new(&folder.0, bytes);
+        let mut ranking = FdrRanking::new(&folder.0, bytes);
         for &(p, counts) in records {
             ranking.add(p, counts).expect("added");
         }

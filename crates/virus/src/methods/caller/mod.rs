@@ -10,29 +10,31 @@ pub(crate) mod results;
 pub(crate) mod score;
 pub(crate) mod windows;
 
-pub use calibration::{AtLength, Calibration, ErrorBounds, OperatingPoint, Preset, RegionParameters};
-pub use score::{Limits, Threshold};
+pub use calibration::{
+    Calibration, ErrorBounds, LengthCalibration, OperatingPoint, RegionParameters, ThresholdPreset,
+};
+pub use score::{CallLimits, Threshold};
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodDigests, MethodWeights, PlannedMethod, PlannedModel, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::{CallerOptions, Options};
+use crate::options::{CallerOptions, PredictOptions};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{CallingRecord, MethodRecord, ModelsRecord};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{EncoderShape, HostCosts, Shape, Words};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{EncoderShape, HostCosts, MethodNames, MethodShape, StageNames};
 use calibration::CALIBRATION;
 use plimsoll_data::codons::{VOCABULARY, encode_known, frame_of, tokens_of};
 use plimsoll_data::hex::hex;
 use plimsoll_graph::Bounds;
 use plimsoll_models::{CallerConfig, FRAMES};
 use plimsoll_runtime::{CallerModel, RuntimeError, identity};
-use regions::BYTES_OF_WINDOW;
-use results::{CallerResultOptions, CallerResults, LogitLayout};
-use score::Rules;
+use regions::BYTES_PER_WINDOW;
+use results::{CallerResultOptions, CallerWriter, LogitLayout};
+use score::CallRules;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -46,13 +48,13 @@ pub(crate) struct Caller {
     calibration: Calibration,
     layout: LogitLayout,
     options: CallerOptions,
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl Caller {
     /// Opens a caller, checks that it has the tasks of a prediction and that no option contradicts it, and hashes its files.
-    pub(crate) fn open(caller: &CallerOptions, options: &Options) -> Result<Self, VirusError> {
+    pub(crate) fn open(caller: &CallerOptions, options: &PredictOptions) -> Result<Self, VirusError> {
         if let Some(length) = caller.limits.min_length.filter(|&length| length < SHORTEST_WINDOW as u64) {
             return Err(VirusError::ShortMinLength { length, shortest: SHORTEST_WINDOW });
         }
@@ -66,14 +68,14 @@ impl Caller {
             (CALIBRATION, calibration.sha256.clone()),
         ];
         let files = identity::digests(&model.weights, &described).map_err(RuntimeError::from)?;
-        let digests = ModelDigests::from([("caller", files)]);
+        let digests = MethodDigests::from([("caller", files)]);
         let shape = shape(caller, model.config.clone(), options.length);
         Ok(Self { model, calibration, layout, options: caller.clone(), shape, digests })
     }
 }
 
 impl Method for Caller {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -81,7 +83,7 @@ impl Method for Caller {
         MethodWeights { encoders: vec![&self.model], head: None }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -90,7 +92,7 @@ impl Method for Caller {
         true
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         let CallerOptions { threshold, max_fdr, prevalence, paired, limits, .. } = &self.options;
         json!({
             "length": options.length,
@@ -125,21 +127,21 @@ impl Method for Caller {
         MethodRecord { models: Some(ModelsRecord { names, trained: true }), calling: Some(calling) }
     }
 
-    fn windows(&self, options: &Options, _writes_results: bool) -> Arc<dyn WindowSource> {
+    fn window_source(&self, options: &PredictOptions, _writes_results: bool) -> Arc<dyn WindowSource> {
         Arc::new(CodonWindows { length: options.length, paired: self.options.paired })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
         let CallerOptions { threshold, max_fdr, prevalence, limits, .. } = self.options;
         let options = CallerResultOptions {
-            rules: Rules::new(self.calibration.clone(), threshold, prevalence, limits),
+            rules: CallRules::new(self.calibration.clone(), threshold, prevalence, limits),
             max_fdr,
             hits_format: run.options.hits_format,
             source: run.options.source,
             layout: self.layout.clone(),
             sort_bytes: run.sort_bytes,
         };
-        Ok(Box::new(CallerResults::create(run.folder, options)?))
+        Ok(Box::new(CallerWriter::create(run.folder, options)?))
     }
 }
 
@@ -156,30 +158,21 @@ fn open_for_windows(caller: &CallerOptions, length: usize) -> Result<(CallerMode
 }
 
 /// Opens a caller and its calibration; without a folder, the built-in ones.
-fn open_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
+pub(crate) fn open_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
     match folder {
-        // The model first: of the folder of another model, its family is what is wrong.
+        // The model before its calibration: for the folder of another kind of model, the error must name its family, not a
+        // missing calibration.
         Some(folder) => Ok((CallerModel::open(folder)?, Calibration::open(folder)?)),
         None => Ok((CallerModel::builtin()?, Calibration::builtin()?)),
     }
 }
 
-/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
-/// built-in caller.
-///
-/// # Errors
-/// A folder that is not that of a caller with its calibration.
-pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
-    let (_, calibration) = open_files(folder)?;
-    Ok(calibration.window as usize)
-}
-
 /// Finds the tasks of a prediction in a caller's logits.
 fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
-    let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };
     let vocabulary = caller.config.vocab_size;
     if vocabulary != VOCABULARY as u64 {
-        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}")));
+        let what = format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}");
+        return Err(unsuitable(caller, what));
     }
     let mut first = 0;
     let mut virus = None;
@@ -189,31 +182,41 @@ fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
         first = logits.end;
         match &*task.name {
             "virus" => {
-                let position = |name: &str| task.classes.iter().position(|class| class == name);
-                let found = position("other").zip(position("virus")).filter(|_| task.classes.len() == 2);
-                let (other, is_virus) = found.ok_or_else(|| {
-                    refuse("the classes of its task `virus` are not `other` and `virus`".to_owned())
-                })?;
-                virus = Some((logits.start + other, logits.start + is_virus));
+                // Training may have put the two classes in either order.
+                let order: Vec<&str> = task.classes.iter().map(String::as_str).collect();
+                virus = match order[..] {
+                    ["other", "virus"] => Some((logits.start, logits.start + 1)),
+                    ["virus", "other"] => Some((logits.start + 1, logits.start)),
+                    _ => {
+                        let what = "the classes of its task `virus` are not `other` and `virus`";
+                        return Err(unsuitable(caller, what));
+                    }
+                };
             }
             "class" => classes = Some((logits, task.classes.clone())),
             _ => {}
         }
     }
-    let (other, virus) = virus.ok_or_else(|| refuse("its config.json has no task `virus`".to_owned()))?;
+    let (other, virus) = virus.ok_or_else(|| unsuitable(caller, "its config.json has no task `virus`"))?;
     let (classes, names) = classes.unwrap_or_default();
     Ok(LogitLayout { other, virus, classes, names })
 }
 
+/// The error for a caller that cannot be used for a prediction.
+fn unsuitable(caller: &CallerModel, what: impl Into<String>) -> VirusError {
+    VirusError::CallerModel { model: caller.name.clone(), what: what.into() }
+}
+
 /// Describes a caller for plans of windows of `length` bases.
-fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Shape {
+fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> MethodShape {
     let longest = tokens_of(length) as u64;
-    Shape {
+    MethodShape {
         encoders: vec![EncoderShape {
             plan: "caller",
             key: "caller",
+            seconds_key: "caller",
             rows: "logits",
-            head_input: "",
+            head_input: None,
             width: config.logits() as usize,
             longest,
             graph: Box::new(move |tokens| {
@@ -233,16 +236,21 @@ fn shape(options: &CallerOptions, config: CallerConfig, length: usize) -> Shape 
         sequences,
         window_lengths: |record, window| window_lengths(record, window).collect(),
         sequences_of_window: Some(1),
-        words: Words { stages: &["the caller"], sequences: "windows", rows: "logits" },
+        names: MethodNames {
+            stages: StageNames { whole: "the caller", split: None },
+            sequence: "window",
+            sequences_key: "windows",
+            rows: "logits",
+        },
         host: HostCosts {
             // One i32 token for each codon of six frames, in vectors that grow by doubling.
-            tokens_of_base: 2 * 4 * 2,
+            token_bytes_per_base: 2 * 4 * 2,
             // Both mates of a pair are held until the pair is scored.
             waiting_records: if options.paired { 2 } else { 0 },
             // See `RegionFinder::add`.
-            of_window: BYTES_OF_WINDOW,
+            bytes_per_window: BYTES_PER_WINDOW,
             // By score and by number.
-            sorts: 2,
+            sorted_files: 2,
             ..HostCosts::default()
         },
     }
@@ -271,7 +279,7 @@ struct CodonWindows {
 }
 
 impl WindowSource for CodonWindows {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         Box::new(windows(record, self.length))
     }
 
@@ -297,20 +305,25 @@ impl WindowSource for CodonWindows {
 struct CodonTokenizer;
 
 impl WindowTokenizer for CodonTokenizer {
-    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
-        let (before, new) = window.bases.split_at(window.cut.overlap);
-        let before = LetterCounts::of(before);
+    fn tokenize(
+        &mut self,
+        window: &WindowBases<'_>,
+        batch: &mut WindowBatch,
+    ) -> Result<WindowLetters, RuntimeError> {
+        // The overlap was counted with the window before: the counts of all windows must add up to those of the record.
+        let (overlap, new) = window.bases.split_at(window.cut.overlap);
+        let overlap = LetterCounts::of(overlap);
         let new = LetterCounts::of(new);
-        if !window.is_known {
+        if !window.is_journaled {
             encode(window.bases, batch);
         }
-        Ok(WindowLetters { new, left_out: window.cut.left_out, known: before.known() + new.known() })
+        Ok(WindowLetters { new, left_out: window.cut.left_out, known: overlap.known() + new.known() })
     }
 }
 
 /// Appends the tokens of a window to the batch; nothing if it is shorter than the shortest window or a frame of it has fewer
 /// known codons.
-fn encode(bases: &[u8], batch: &mut Batch) {
+fn encode(bases: &[u8], batch: &mut WindowBatch) {
     if bases.len() < SHORTEST_WINDOW {
         return;
     }

@@ -14,7 +14,7 @@ use super::calibration::RegionParameters;
 
 /// A region of a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Region {
+pub struct ViralRegion {
     /// First base, from 0.
     pub start: u64,
     /// Base after the last.
@@ -53,8 +53,9 @@ impl Edges {
 /// A window of a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionWindow {
-    /// First base, from 0, and the base after the last.
+    /// First base, from 0.
     pub(crate) start: u64,
+    /// Base after the last.
     pub(crate) end: u64,
     /// Number of its known letters that are not in the window before it; the score counts by their share of a window.
     pub(crate) known: f64,
@@ -75,20 +76,20 @@ pub(crate) struct RegionFinder {
 /// Neighbouring windows, as in the algorithm: from number `first` to number `last`, with the cumulative score before the first
 /// (`left`) and after the last (`right`).
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct RegionCandidate {
     first: usize,
     last: usize,
     left: f64,
     right: f64,
     /// Index of the last candidate before this one with a smaller `left`; usize::MAX without one. The search follows these
     /// links, so it takes linear time over all windows together.
-    below: usize,
+    smaller_left: usize,
 }
 
 /// Bytes of memory for each window of a record: the window, its log odds for the median, and half a candidate (neighbours with
 /// a score above zero are one), each in a vector that grows by doubling and holds the old and the new memory meanwhile.
-pub(crate) const BYTES_OF_WINDOW: u64 =
-    3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<Candidate>() / 2) as u64;
+pub(crate) const BYTES_PER_WINDOW: u64 =
+    3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<RegionCandidate>() / 2) as u64;
 
 impl RegionFinder {
     /// Adds the next window of a record whose windows have at most `size` bases. Short neighbours, which runs of unknown
@@ -100,7 +101,8 @@ impl RegionFinder {
         {
             let known = last.known + window.known;
             last.log_odds = (last.known * last.log_odds + window.known * window.log_odds) / known;
-            (last.known, last.end) = (known, window.end);
+            last.known = known;
+            last.end = window.end;
             last.windows += window.windows;
             return;
         }
@@ -111,32 +113,41 @@ impl RegionFinder {
     /// is shorter. Subsequences below the least score are dropped, because many of them, each of a window or two, would add up
     /// to long regions without a virus. Neighbours are merged if they are near each other and the region of both, with the
     /// windows between them, still has the least score.
-    pub(crate) fn finish(&mut self, parameters: &RegionParameters, size: u64) -> Vec<Region> {
+    pub(crate) fn finish(&mut self, parameters: &RegionParameters, size: u64) -> Vec<ViralRegion> {
         let RegionParameters { min_score, min_length, merge_gap, x_drop, .. } = *parameters;
         let level = parameters.offset + background(&self.windows, parameters);
-        let mut merged: Vec<Candidate> = vec![];
-        let is_near = |a: usize, b: usize| self.windows[b].start <= self.windows[a].end + merge_gap;
+        let mut merged: Vec<RegionCandidate> = vec![];
         let scores = self.windows.iter().map(|window| window.score(level, size));
         for next in maximal(scores, x_drop).into_iter().filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
-                Some(last) if is_near(last.last, next.first) && next.right - last.left >= min_score => {
-                    (last.last, last.right) = (next.last, next.right);
+                Some(last)
+                    if self.windows[next.first].start <= self.windows[last.last].end + merge_gap
+                        && next.right - last.left >= min_score =>
+                {
+                    last.last = next.last;
+                    last.right = next.right;
                 }
                 _ => merged.push(next),
             }
         }
-        let region = |c: &Candidate| {
-            let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
-            let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
-            let (start, end) = (self.windows[c.first].start, self.windows[c.last].end);
-            let edges = Edges { start: c.first == 0, end: c.last + 1 == self.windows.len() };
-            let windows = windows.iter().map(|w| w.windows).sum();
-            Region { start, end, score, windows, log_odds, edges }
-        };
-        let found =
-            merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
+        let mut regions: Vec<ViralRegion> = merged.iter().map(|candidate| self.region(candidate)).collect();
+        regions.retain(|region| region.end - region.start >= min_length);
         self.windows.clear();
-        found
+        regions
+    }
+
+    /// The region of a candidate.
+    fn region(&self, candidate: &RegionCandidate) -> ViralRegion {
+        let RegionCandidate { first, last, left, right, .. } = *candidate;
+        let windows = &self.windows[first..=last];
+        ViralRegion {
+            start: self.windows[first].start,
+            end: self.windows[last].end,
+            score: right - left,
+            windows: windows.iter().map(|w| w.windows).sum(),
+            log_odds: windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64,
+            edges: Edges { start: first == 0, end: last + 1 == self.windows.len() },
+        }
     }
 }
 
@@ -164,42 +175,46 @@ fn background(windows: &[RegionWindow], parameters: &RegionParameters) -> f64 {
 }
 
 /// The maximal scoring subsequences of scores, in order, none of which contains a drop of the sum by more than `x_drop`.
-fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<Candidate> {
-    let mut candidates: Vec<Candidate> = vec![];
+fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidate> {
+    let mut candidates: Vec<RegionCandidate> = vec![];
     // No candidate from here on may be extended to one before this index: the sum has dropped too far between them.
-    let mut open = 0;
-    let mut total = 0.0;
-    let mut low = 0.0;
-    let mut high = 0.0;
+    let mut first_extendable = 0;
+    let mut sum = 0.0;
+    let mut lowest = 0.0;
+    let mut highest = 0.0;
     for (number, score) in scores.enumerate() {
-        let left = total;
-        total += score;
-        if total <= low {
+        let left = sum;
+        sum += score;
+        if sum <= lowest {
             // No subsequence extends across a new lowest sum, because the part of it before would have a sum below zero.
-            (low, high) = (total, total);
+            lowest = sum;
+            highest = sum;
         }
-        high = total.max(high);
-        if high - total > x_drop {
-            (open, low, high) = (candidates.len(), total, total);
+        highest = sum.max(highest);
+        if highest - sum > x_drop {
+            first_extendable = candidates.len();
+            lowest = sum;
+            highest = sum;
         }
         if score <= 0.0 {
             continue;
         }
-        let below = usize::MAX;
-        let mut new = Candidate { first: number, last: number, left, right: total, below };
+        let mut new =
+            RegionCandidate { first: number, last: number, left, right: sum, smaller_left: usize::MAX };
         loop {
-            new.below = candidates.len().wrapping_sub(1);
-            // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
-            while let Some(candidate) = candidates.get(new.below).filter(|c| c.left >= new.left) {
-                new.below = candidate.below;
+            new.smaller_left = candidates.len().wrapping_sub(1);
+            // Candidates between `smaller_left` and this one have no smaller `left` than it, so none smaller than `new.left`.
+            while let Some(candidate) = candidates.get(new.smaller_left).filter(|c| c.left >= new.left) {
+                new.smaller_left = candidate.smaller_left;
             }
-            match candidates.get(new.below) {
-                Some(j) if j.right < new.right && new.below >= open => {
-                    new = Candidate { first: j.first, left: j.left, ..new };
+            match candidates.get(new.smaller_left) {
+                Some(j) if j.right < new.right && new.smaller_left >= first_extendable => {
+                    new = RegionCandidate { first: j.first, left: j.left, ..new };
                 }
                 Some(_) | None => break,
             }
-            candidates.truncate(new.below);
+            // The joined candidate replaces candidate j and all after it, and may itself be joined with one before.
+            candidates.truncate(new.smaller_left);
         }
         candidates.push(new);
     }
@@ -225,7 +240,7 @@ mod tests {
         RegionWindow { start, end, known: 100.0, log_odds, is_callable: true, windows: 1 }
     }
 
-    fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {
+    fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<ViralRegion> {
         let mut finder = RegionFinder::default();
         for (i, &score) in scores.iter().enumerate() {
             // A base between windows, so that windows that are neighbours are not merged by their ends.
@@ -234,7 +249,7 @@ mod tests {
         finder.finish(parameters, 100)
     }
 
-    fn windows(regions: &[Region]) -> Vec<(u64, u64, f64)> {
+    fn windows(regions: &[ViralRegion]) -> Vec<(u64, u64, f64)> {
         regions.iter().map(|r| (r.start / 101, r.windows, r.score)).collect()
     }
 
@@ -327,7 +342,7 @@ mod tests {
             finder.add(window(100 * i, 100 * i + 100, log_odds), 100);
         }
         let edges = Edges::default();
-        let region = Region { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0, edges };
+        let region = ViralRegion { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0, edges };
         assert_eq!(finder.finish(&half, 100), [region]);
     }
 
@@ -414,7 +429,7 @@ mod tests {
         assert_eq!(finder.finish(&ALL, 100).len(), 1);
         finder.add(RegionWindow { known: 50.0, ..window(0, 50, 2.0) }, 100);
         let edges = Edges { start: true, end: true };
-        let region = Region { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0, edges };
+        let region = ViralRegion { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0, edges };
         assert_eq!(finder.finish(&ALL, 50), [region]);
     }
 }

@@ -23,7 +23,7 @@ pub struct RegionRow {
     pub in_second_mate: bool,
 }
 
-/// What `run.json` says of the regions.
+/// Facts of `run.json` about the regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionFacts {
     /// Whether records are pairs of mates.
@@ -65,9 +65,13 @@ impl RegionReader {
     fn advance(&mut self) -> Result<(), DataError> {
         let paired = self.facts.paired;
         self.next = self.table.next(|[name, start, end, score]| {
-            let (start, end) = (whole("start", start)?, whole("end", end)?);
-            let in_second_mate = paired && name.ends_with("/2");
-            Ok((name.to_owned(), RegionRow { start, end, score: finite("score", score)?, in_second_mate }))
+            let region = RegionRow {
+                start: whole("start", start)?,
+                end: whole("end", end)?,
+                score: finite("score", score)?,
+                in_second_mate: paired && name.ends_with("/2"),
+            };
+            Ok((name.to_owned(), region))
         })?;
         self.count += u64::from(self.next.is_some());
         Ok(())
@@ -76,7 +80,7 @@ impl RegionReader {
     /// Replaces `found` by the regions of the next record, which is named `name` and has `length` bases.
     pub fn take(&mut self, name: &str, length: u64, found: &mut Vec<RegionRow>) -> Result<(), DataError> {
         found.clear();
-        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.facts.paired)) {
+        while let Some((_, region)) = self.next.take_if(|(cell, _)| is_row_of(cell, name, self.facts.paired)) {
             if region.start == 0 || region.end < region.start || region.end > length {
                 let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
                 return Err(self.table.error(text));
@@ -100,7 +104,8 @@ impl RegionReader {
                     format!("bases {} to {} are not in a mate of a pair of {length}", region.start, region.end);
                 return Err(self.table.error(text));
             };
-            (region.start, region.end) = (region.start + before, end);
+            region.start += before;
+            region.end = end;
         }
         Ok(())
     }
@@ -129,7 +134,7 @@ impl RegionReader {
 }
 
 /// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
-pub fn is_of(cell: &str, name: &str, paired: bool) -> bool {
+pub fn is_row_of(cell: &str, name: &str, paired: bool) -> bool {
     cell.strip_prefix(name).is_some_and(|rest| rest.is_empty() || paired && matches!(rest, "/1" | "/2"))
 }
 

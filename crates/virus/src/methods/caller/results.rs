@@ -22,21 +22,21 @@
 //! - A *provirus* is a region of a record that is not called virus, named `RECORD:START-END` as in `regions.fna`; its
 //!   `virus_score` is the probability that belongs to the mean log odds of its windows at equal priors.
 //! - `reaches` says which ends of its record a region reaches: `none`, `start`, `end` or `both`.
-//! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`Reason`].
+//! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`NoCallReason`].
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
 
-use crate::methods::caller::fdr::Ranking;
-use crate::methods::caller::regions::{Edges, Region, RegionFinder};
+use crate::methods::caller::fdr::FdrRanking;
+use crate::methods::caller::regions::{Edges, RegionFinder, ViralRegion};
 use crate::methods::caller::score::{
-    FirstCall, LengthThreshold, Reason, RecordSums, Rules, Threshold, largest,
+    CallRules, LengthThreshold, NoCallReason, PreliminaryCall, RecordSums, Threshold, largest,
 };
 use crate::methods::caller::sigmoid;
-use crate::methods::{Finished, FinishedWindow, Results};
+use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
 use crate::output::sorted::unlinked;
-use crate::output::table::{Field, PlainField, Table};
+use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
-    CommonResults, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
+    CommonResults, Hit, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
     RecordText, WINDOWS, commit,
 };
 use crate::pipeline::mates::Mate;
@@ -83,7 +83,7 @@ impl LogitLayout {
 /// Options of the writers.
 #[derive(Clone, Debug)]
 pub(crate) struct CallerResultOptions {
-    pub(crate) rules: Rules,
+    pub(crate) rules: CallRules,
     /// Largest false discovery rate of a record that is called virus.
     pub(crate) max_fdr: Option<f64>,
     /// Format of the file of records called virus.
@@ -128,8 +128,8 @@ pub struct CallsSummary {
     pub viruses: Vec<VirusRow>,
 }
 
-/// Number of viruses and proviruses that a summary lists.
-pub const LISTED: usize = 20;
+/// Maximum number of viruses and proviruses that a summary lists.
+const LISTED: usize = 20;
 
 /// A row of `viruses.tsv`.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,8 +148,8 @@ pub struct VirusRow {
     pub fdr: Option<f64>,
 }
 
-/// Writer of all result files of a caller. If it is dropped without [`Results::finish`], it leaves no files.
-pub(crate) struct CallerResults {
+/// Writer of all result files of a caller. If it is dropped without [`ResultsWriter::finish`], it leaves no files.
+pub(crate) struct CallerWriter {
     folder: PathBuf,
     options: CallerResultOptions,
     common: CommonResults,
@@ -158,24 +158,24 @@ pub(crate) struct CallerResults {
     sums: RecordSums,
     finder: RegionFinder,
     /// Number of regions of the current record or pair.
-    found: u64,
+    regions_found: u64,
     /// Least and largest number of known letters of the ranked records.
     lengths: Option<[u64; 2]>,
     /// The first mate of the current pair, after its end.
-    first: Option<FirstMate>,
-    windows: Table,
-    regions: Table,
-    bed: Table,
+    first_mate: Option<FirstMate>,
+    windows: TableWriter,
+    regions: TableWriter,
+    bed: TableWriter,
     regions_fasta: AtomicFile,
     /// Rows of `predictions.tsv` without `fdr`, `prediction` and `reason`.
     rows: RowSpool,
     /// Texts of the records that may be called virus, and of regions.
     texts: TextSpool,
-    ranking: Ranking,
+    ranking: FdrRanking,
 }
 
-/// The end of a record, or of a pair, that gets a row.
-struct EndOfRow<'a> {
+/// A record, or a pair of mates, that gets a row in `predictions.tsv`.
+struct RankedRecord<'a> {
     name: &'a str,
     /// Number of letters.
     length: usize,
@@ -183,34 +183,45 @@ struct EndOfRow<'a> {
     known: u64,
     /// The column `source`.
     source: &'a str,
+    /// The sequence of the record, or of each mate.
+    sequences: &'a [RankedSequence<'a>],
+}
+
+/// A sequence of a [`RankedRecord`].
+struct RankedSequence<'a> {
+    id: &'a str,
+    length: usize,
+    /// `None` for an empty sequence.
+    text: Option<&'a RecordText>,
 }
 
 /// The first mate of a pair.
 struct FirstMate {
     id: String,
     length: usize,
-    /// Number of its letters, and of known ones.
+    /// Number of its letters.
     letters: u64,
+    /// Number of its known letters.
     known: u64,
     text: RecordText,
     /// The column `source` of the pair.
     source: String,
 }
 
-impl CallerResults {
+impl CallerWriter {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
-    /// folder remain unchanged until [`Results::finish`] replaces them.
+    /// folder remain unchanged until [`ResultsWriter::finish`] replaces them.
     pub(crate) fn create(folder: &Path, options: CallerResultOptions) -> Result<Self, OutputError> {
         let common = CommonResults::create(folder, options.source)?;
         let regions = "seq_name start end length score n_windows reaches".replace(' ', "\t");
         Ok(Self {
             windows: common.table(folder, WINDOWS, "seq_name start end margin virus_score class")?,
-            regions: Table::create(folder, REGIONS, &regions)?,
-            bed: Table::bare(folder, REGIONS_BED)?,
+            regions: TableWriter::create(folder, REGIONS, &regions)?,
+            bed: TableWriter::bare(folder, REGIONS_BED)?,
             regions_fasta: AtomicFile::create(folder.join(REGIONS_FASTA))?,
             rows: RowSpool::create(folder)?,
             texts: TextSpool::create(folder)?,
-            ranking: Ranking::new(folder, options.sort_bytes),
+            ranking: FdrRanking::new(folder, options.sort_bytes),
             folder: folder.to_owned(),
             options,
             common,
@@ -218,9 +229,9 @@ impl CallerResults {
             record: OpenRecord { has_gaps: true, ..OpenRecord::default() },
             sums: RecordSums::default(),
             finder: RegionFinder::default(),
-            found: 0,
+            regions_found: 0,
             lengths: None,
-            first: None,
+            first_mate: None,
         })
     }
 
@@ -231,62 +242,67 @@ impl CallerResults {
     /// written.
     fn end_record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.record.end(record)?;
-        let before = self.first.as_ref().map_or(0, |first| first.letters);
-        let counted = self.sums.letters.letters() - before;
+        // The sums of a pair go on from the first mate to the second.
+        let of_first_mate = self.first_mate.as_ref().map_or(0, |first| first.letters);
+        let counted = self.sums.letters.letters() - of_first_mate;
         if counted != record.length as u64 {
             let what = format!("its windows count {counted} letters of {}", record.length);
             return Err(OutputError::mismatch(record.id, what));
         }
         let calibration = self.options.rules.calibration();
         let size = calibration.window.min(record.length as u64);
-        let found = self.finder.finish(&calibration.regions, size);
-        for region in found {
-            self.region(record, &region)?;
+        for region in self.finder.finish(&calibration.regions, size) {
+            self.write_region(record, &region)?;
         }
         self.record.clear();
         match record.mate {
-            None => {
-                let source = self.common.source().to_owned();
-                let known = self.sums.letters.known();
-                let texts = [(record.id, record.text, record.length)];
-                self.end(&EndOfRow { name: record.id, length: record.length, known, source: &source }, &texts)
-            }
+            None => self.rank(&RankedRecord {
+                name: record.id,
+                length: record.length,
+                known: self.sums.letters.known(),
+                source: &self.common.source().to_owned(),
+                sequences: &[RankedSequence { id: record.id, length: record.length, text: record.text }],
+            }),
             Some(mate) if !mate.is_second => {
-                let text = record.text.cloned().unwrap_or_default();
-                let (id, length, source) =
-                    (record.id.to_owned(), record.length, self.common.source().to_owned());
-                let (letters, known) = (self.sums.letters.letters(), self.sums.letters.known());
-                self.first = Some(FirstMate { id, length, letters, known, text, source });
+                self.first_mate = Some(FirstMate {
+                    id: record.id.to_owned(),
+                    length: record.length,
+                    letters: self.sums.letters.letters(),
+                    known: self.sums.letters.known(),
+                    text: record.text.cloned().unwrap_or_default(),
+                    source: self.common.source().to_owned(),
+                });
                 Ok(())
             }
             Some(Mate { pair, .. }) => {
-                let Some(first) = self.first.take() else {
+                let Some(first) = self.first_mate.take() else {
                     return Err(OutputError::mismatch(record.id, "its mate was not written before it"));
                 };
-                let texts =
-                    [(&*first.id, Some(&first.text), first.length), (record.id, record.text, record.length)];
-                let length = first.length + record.length;
-                // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured
-                // for; that of a record of their total length would be more certain than it is.
-                let known = first.known.max(self.sums.letters.known() - first.known);
-                self.end(&EndOfRow { name: pair, length, known, source: &first.source }, &texts)
+                self.rank(&RankedRecord {
+                    name: pair,
+                    length: first.length + record.length,
+                    // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was
+                    // measured for; that of a record of their total length would be more certain than it is.
+                    known: first.known.max(self.sums.letters.known() - first.known),
+                    source: &first.source,
+                    sequences: &[
+                        RankedSequence { id: &first.id, length: first.length, text: Some(&first.text) },
+                        RankedSequence { id: record.id, length: record.length, text: record.text },
+                    ],
+                })
             }
         }
     }
 
-    /// Scores a record, or a pair of mates, and puts its row and its texts to the temporary files.
-    fn end(
-        &mut self,
-        row: &EndOfRow<'_>,
-        texts: &[(&str, Option<&RecordText>, usize)],
-    ) -> Result<(), OutputError> {
-        let EndOfRow { name, length, known, source } = *row;
+    /// Scores a record, or a pair of mates, and adds it to the ranking, its row and its texts to the temporary files.
+    fn rank(&mut self, record: &RankedRecord<'_>) -> Result<(), OutputError> {
+        let RankedRecord { name, length, known, source, sequences } = *record;
         let CallerResultOptions { rules, layout, .. } = &self.options;
         let score = rules.score(known, &self.sums);
         let call = rules.call(known, &self.sums, score.as_ref());
         if score.is_some() && call.is_ranked() {
-            let [least, most] = self.lengths.unwrap_or([known; 2]);
-            self.lengths = Some([least.min(known), most.max(known)]);
+            let [shortest, longest] = self.lengths.unwrap_or([known; 2]);
+            self.lengths = Some([shortest.min(known), longest.max(known)]);
             let errors = rules.errors(known);
             self.summary.ranked += 1;
             for bound in 0..2 {
@@ -294,7 +310,7 @@ impl CallerResults {
                 self.summary.fpr[bound] += errors.fpr[bound];
             }
         }
-        self.ranking.add(score.map(|score| score.probability), call == FirstCall::Virus)?;
+        self.ranking.add(score.map(|score| score.probability), call == PreliminaryCall::Virus)?;
         let mut start = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
         // Writing to a String cannot fail.
         let _ = match score {
@@ -314,15 +330,11 @@ impl CallerResults {
             };
         }
         rest += source;
-        let has_texts = call == FirstCall::Virus || self.found > 0;
+        let has_texts = call == PreliminaryCall::Virus || self.regions_found > 0;
         let probability = score.map_or(0.0, |score| score.probability);
-        self.rows.push(&Row { call, probability, has_texts, start, threshold, rest })?;
-        if call == FirstCall::Virus {
-            for (id, text, length) in texts {
-                // An empty mate has no text.
-                if *length == 0 {
-                    continue;
-                }
+        self.rows.push(&SpooledRow { call, probability, has_texts, start, threshold, rest })?;
+        if call == PreliminaryCall::Virus {
+            for RankedSequence { id, text, .. } in sequences.iter().filter(|sequence| sequence.length > 0) {
                 let Some(text) = text else {
                     return Err(OutputError::mismatch(
                         id,
@@ -336,15 +348,17 @@ impl CallerResults {
             self.texts.end_row()?;
         }
         self.common.counts.records += 1;
-        self.found = 0;
+        self.regions_found = 0;
         self.sums.clear();
         Ok(())
     }
 
     /// Writes a region of the current record, and keeps its text in case the record is not called virus.
-    fn region(&mut self, record: &RecordEnd<'_>, region: &Region) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges } = *region;
-        let (name, first, length) = (Field(record.id), start + 1, end - start);
+    fn write_region(&mut self, record: &RecordEnd<'_>, region: &ViralRegion) -> Result<(), OutputError> {
+        let ViralRegion { start, end, score, windows, log_odds, edges } = *region;
+        let name = Field(record.id);
+        let first = start + 1;
+        let length = end - start;
         let reaches = edges.name();
         self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}\t{reaches}"))?;
         // An integer from 0 to 1000 after rounding, so the cast is exact.
@@ -361,7 +375,7 @@ impl CallerResults {
             .and_then(|()| write_lines(out, bases));
         written.map_err(|e| self.regions_fasta.error(e))?;
         self.texts.push_region(record.id, region, text, place)?;
-        self.found += 1;
+        self.regions_found += 1;
         self.summary.regions += 1;
         Ok(())
     }
@@ -371,10 +385,10 @@ impl CallerResults {
     ///
     /// # Errors
     /// A last record that was not ended; a file that cannot be written.
-    fn complete(self, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
-        let Self { folder, options, common, mut summary, record, first, .. } = self;
+    fn complete(self, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
+        let Self { folder, options, common, mut summary, record, first_mate, .. } = self;
         let mut counts = common.counts;
-        if record.windows > 0 || first.is_some() {
+        if record.windows > 0 || first_mate.is_some() {
             return Err(OutputError::mismatch(&record.id, "its windows were given, it or its mate was not"));
         }
         let classes: String = options.layout.names.iter().map(|name| format!(" p_{name}")).collect();
@@ -384,52 +398,61 @@ impl CallerResults {
         let mut predictions = common.table(&folder, PREDICTIONS, &columns)?;
         let mut viruses = VirusTable::create(&folder, &common)?;
         let mut hits = Hits::create(&folder, options.hits_format)?;
-        let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
+        let mut rows = self.rows.read()?;
+        let mut texts = self.texts.read()?;
+        // Sum of 1 - p over the records called virus.
         let mut wrong = 0.0;
         self.ranking.finish(|fdr| {
             let row = rows.next()?;
             let call = match (row.call, fdr, options.max_fdr) {
-                (FirstCall::Virus, Some(fdr), Some(most)) if fdr > most => FirstCall::None(Reason::Fdr),
+                (PreliminaryCall::Virus, Some(fdr), Some(max_fdr)) if fdr > max_fdr => {
+                    PreliminaryCall::None(NoCallReason::Fdr)
+                }
                 (call, _, _) => call,
             };
             let prediction = match call {
-                FirstCall::Virus => {
+                PreliminaryCall::Virus => {
                     counts.virus += 1;
                     wrong += 1.0 - row.probability;
                     "virus"
                 }
-                FirstCall::Other => {
+                PreliminaryCall::Other => {
                     counts.other += 1;
                     "other"
                 }
-                FirstCall::None(reason) => {
+                PreliminaryCall::None(reason) => {
                     *summary.reasons.entry(reason.name()).or_default() += 1;
-                    *(if reason == Reason::Empty { &mut counts.skipped } else { &mut counts.no_call }) += 1;
+                    if reason == NoCallReason::Empty {
+                        counts.skipped += 1;
+                    } else {
+                        counts.no_call += 1;
+                    }
                     "no_call"
                 }
             };
             let reason = match call {
-                FirstCall::None(reason) => reason.name(),
-                FirstCall::Virus | FirstCall::Other => "NA",
+                PreliminaryCall::None(reason) => reason.name(),
+                PreliminaryCall::Virus | PreliminaryCall::Other => "NA",
             };
-            let fdr = fdr.filter(|_| call == FirstCall::Virus);
+            let fdr = fdr.filter(|_| call == PreliminaryCall::Virus);
             let shown_fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
-            let Row { start, threshold, rest, probability, has_texts, .. } = row;
+            let SpooledRow { start, threshold, rest, probability, has_texts, .. } = row;
             predictions
                 .row(format_args!("{start}\t{shown_fdr}\t{threshold}\t{prediction}\t{reason}\t{rest}"))?;
             // The last column, with the tab before it.
             let source = rest.rfind('\t').filter(|_| options.source).map_or("", |at| &rest[at..]);
-            if call == FirstCall::Virus {
+            if call == PreliminaryCall::Virus {
                 viruses.virus(&start, probability, fdr, source)?;
             }
             while has_texts && texts.next()? {
                 match &texts.region {
-                    None if call == FirstCall::Virus => {
-                        hits.write(&texts.id, &texts.text, &format!("{probability:.6}"), prediction)?;
+                    None if call == PreliminaryCall::Virus => {
+                        let score = &format!("{probability:.6}");
+                        hits.write(&Hit { id: &texts.id, text: &texts.text, score, call: prediction })?;
                     }
-                    Some((record, region)) if call != FirstCall::Virus => {
-                        let score = sigmoid(region.log_odds);
-                        hits.write(&texts.id, &texts.text, &format!("{score:.6}"), "provirus")?;
+                    Some((record, region)) if call != PreliminaryCall::Virus => {
+                        let score = &format!("{:.6}", sigmoid(region.log_odds));
+                        hits.write(&Hit { id: &texts.id, text: &texts.text, score, call: "provirus" })?;
                         viruses.provirus(&texts.id, record, region, source)?;
                         summary.proviruses += 1;
                     }
@@ -441,12 +464,12 @@ impl CallerResults {
         })?;
         summary.viruses = viruses.listed;
         summary.prevalence = options.rules.prevalence();
-        summary.preset = match options.rules.chosen() {
+        summary.preset = match options.rules.call_threshold() {
             Threshold::Preset(preset) => Some(preset.name()),
             Threshold::Score(_) => None,
         };
-        if let Some([least, most]) = self.lengths {
-            summary.thresholds = options.rules.thresholds(least, most);
+        if let Some([shortest, longest]) = self.lengths {
+            summary.thresholds = options.rules.thresholds(shortest, longest);
         }
         summary.false_calls = (counts.virus > 0).then(|| wrong / counts.virus as f64);
         for rate in summary.tpr.iter_mut().chain(&mut summary.fpr) {
@@ -454,15 +477,15 @@ impl CallerResults {
         }
         run_record.calls = Some(summary.clone());
         let tables = [predictions, viruses.table, self.windows, self.regions, self.bed, common.into_notes()];
-        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(TableWriter::into_file).collect();
         files.push(hits.into_file()?);
         files.push(self.regions_fasta);
         commit(&folder, files, run_record, counts)?;
-        Ok(Finished { counts, calls: Some(summary) })
+        Ok(FinishedResults { counts, calls: Some(summary) })
     }
 }
 
-impl Results for CallerResults {
+impl ResultsWriter for CallerWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
@@ -502,14 +525,14 @@ impl Results for CallerResults {
         self.end_record(record)
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
         self.complete(run_record)
     }
 }
 
 /// Writer of `viruses.tsv`.
 struct VirusTable {
-    table: Table,
+    table: TableWriter,
     /// The first [`LISTED`] rows.
     listed: Vec<VirusRow>,
 }
@@ -524,8 +547,7 @@ impl VirusTable {
     /// Adds a record called virus, given the first columns of its row in `predictions.tsv`.
     fn virus(&mut self, row: &str, score: f64, fdr: Option<f64>, source: &str) -> Result<(), OutputError> {
         let mut cells = row.split('\t');
-        let mut cell = || cells.next().unwrap_or_default();
-        let [name, length, windows] = [cell(), cell(), cell()];
+        let [name, length, windows] = std::array::from_fn(|_| cells.next().unwrap_or_default());
         let shown = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
         self.table.row(format_args!(
             "{name}\t{name}\tvirus\t1\t{length}\t{length}\tNA\t{score:.6}\t{shown}\t{windows}{source}"
@@ -536,8 +558,14 @@ impl VirusTable {
     }
 
     /// Adds a region of a record that is not called virus.
-    fn provirus(&mut self, name: &str, record: &str, region: &Region, source: &str) -> Result<(), OutputError> {
-        let Region { start, end, windows, log_odds, edges, .. } = *region;
+    fn provirus(
+        &mut self,
+        name: &str,
+        record: &str,
+        region: &ViralRegion,
+        source: &str,
+    ) -> Result<(), OutputError> {
+        let ViralRegion { start, end, windows, log_odds, edges, .. } = *region;
         let name = Field(name).to_string();
         let record = Field(record);
         let first = start + 1;
@@ -559,12 +587,12 @@ impl VirusTable {
 }
 
 /// A temporary file that was unlinked when it was created.
-struct Scratch {
+struct UnlinkedFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
-impl Scratch {
+impl UnlinkedFile {
     fn create(folder: &Path) -> Result<Self, OutputError> {
         let (path, file) = unlinked(folder)?;
         Ok(Self { path, file: BufWriter::with_capacity(64 << 10, file) })
@@ -589,11 +617,11 @@ impl Scratch {
 }
 
 /// Rows of `predictions.tsv` in input order.
-struct RowSpool(Scratch);
+struct RowSpool(UnlinkedFile);
 
 /// A row of `predictions.tsv` without the columns that depend on the false discovery rate.
-struct Row {
-    call: FirstCall,
+struct SpooledRow {
+    call: PreliminaryCall,
     probability: f64,
     /// Whether texts of the row follow in [`TextSpool`].
     has_texts: bool,
@@ -609,14 +637,14 @@ const SEPARATOR: &str = "\u{1f}";
 
 impl RowSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
-        Ok(Self(Scratch::create(folder)?))
+        Ok(Self(UnlinkedFile::create(folder)?))
     }
 
-    fn push(&mut self, row: &Row) -> Result<(), OutputError> {
+    fn push(&mut self, row: &SpooledRow) -> Result<(), OutputError> {
         let call = match row.call {
-            FirstCall::Virus => "virus",
-            FirstCall::Other => "other",
-            FirstCall::None(reason) => reason.name(),
+            PreliminaryCall::Virus => "virus",
+            PreliminaryCall::Other => "other",
+            PreliminaryCall::None(reason) => reason.name(),
         };
         let numbers = format!("{:016x}{SEPARATOR}{}", row.probability.to_bits(), u8::from(row.has_texts));
         let texts = [call, &numbers, &row.start, &row.threshold, &row.rest].join(SEPARATOR);
@@ -638,7 +666,7 @@ struct RowReader {
 }
 
 impl RowReader {
-    fn next(&mut self) -> Result<Row, OutputError> {
+    fn next(&mut self) -> Result<SpooledRow, OutputError> {
         self.line.clear();
         let read = self.file.read_line(&mut self.line);
         read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
@@ -646,23 +674,25 @@ impl RowReader {
         row.ok_or_else(|| OutputError::mismatch(PREDICTIONS, "a temporary file changed while it was read"))
     }
 
-    fn parse(line: &str) -> Option<Row> {
+    fn parse(line: &str) -> Option<SpooledRow> {
         let mut parts = line.split(SEPARATOR);
         let call = match parts.next()? {
-            "virus" => FirstCall::Virus,
-            "other" => FirstCall::Other,
-            name => FirstCall::None(Reason::ALL.into_iter().find(|reason| reason.name() == name)?),
+            "virus" => PreliminaryCall::Virus,
+            "other" => PreliminaryCall::Other,
+            name => PreliminaryCall::None(NoCallReason::ALL.into_iter().find(|reason| reason.name() == name)?),
         };
         let probability = f64::from_bits(u64::from_str_radix(parts.next()?, 16).ok()?);
         let has_texts = parts.next()? == "1";
-        let mut text = || parts.next().map(str::to_owned);
-        Some(Row { call, probability, has_texts, start: text()?, threshold: text()?, rest: text()? })
+        let start = parts.next()?.to_owned();
+        let threshold = parts.next()?.to_owned();
+        let rest = parts.next()?.to_owned();
+        Some(SpooledRow { call, probability, has_texts, start, threshold, rest })
     }
 }
 
 /// Texts of records and regions in input order. Each begins with [`RECORD`] or [`REGION`], each of its parts has its length
 /// before it, and a row ends with [`END_OF_ROW`].
-struct TextSpool(Scratch);
+struct TextSpool(UnlinkedFile);
 
 const END_OF_ROW: u64 = 0;
 const RECORD: u64 = 1;
@@ -670,7 +700,7 @@ const REGION: u64 = 2;
 
 impl TextSpool {
     fn create(folder: &Path) -> Result<Self, OutputError> {
-        Ok(Self(Scratch::create(folder)?))
+        Ok(Self(UnlinkedFile::create(folder)?))
     }
 
     fn push_record(&mut self, id: &str, text: &RecordText) -> Result<(), OutputError> {
@@ -682,11 +712,11 @@ impl TextSpool {
     fn push_region(
         &mut self,
         id: &str,
-        region: &Region,
+        region: &ViralRegion,
         text: &RecordText,
         place: Range<usize>,
     ) -> Result<(), OutputError> {
-        let Region { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
+        let ViralRegion { start, end, score, windows, log_odds, edges: Edges { start: at_start, end: at_end } } =
             *region;
         let [score, log_odds] = [score, log_odds].map(f64::to_bits);
         self.numbers(&[REGION, start, end, score, windows, log_odds, at_start.into(), at_end.into()])?;
@@ -727,7 +757,7 @@ struct TextReader {
     id: String,
     text: RecordText,
     /// The region, if the text is one, with the id of its record.
-    region: Option<(String, Region)>,
+    region: Option<(String, ViralRegion)>,
 }
 
 impl TextReader {
@@ -742,7 +772,7 @@ impl TextReader {
             return Ok(false);
         }
         let region = if kind == REGION { Some(self.region()?) } else { None };
-        let utf8 = |bytes| String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
+        // The buffers of the last text are used again.
         let mut id = std::mem::take(&mut self.id).into_bytes();
         self.part(&mut id)?;
         self.id = utf8(id)?;
@@ -762,13 +792,13 @@ impl TextReader {
         Ok(true)
     }
 
-    fn region(&mut self) -> io::Result<Region> {
+    fn region(&mut self) -> io::Result<ViralRegion> {
         let [start, end] = [self.number()?, self.number()?];
         let score = f64::from_bits(self.number()?);
         let windows = self.number()?;
         let log_odds = f64::from_bits(self.number()?);
         let edges = Edges { start: self.number()? == 1, end: self.number()? == 1 };
-        Ok(Region { start, end, score, windows, log_odds, edges })
+        Ok(ViralRegion { start, end, score, windows, log_odds, edges })
     }
 
     fn number(&mut self) -> io::Result<u64> {
@@ -782,9 +812,15 @@ impl TextReader {
     }
 }
 
+/// The text in a part.
+fn utf8(part: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(part).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
 /// Reads a part of `length` bytes into `part`.
 fn read_part(file: &mut BufReader<File>, length: u64, part: &mut Vec<u8>) -> io::Result<()> {
     part.clear();
+    // `take` rather than a vector of `length` zeros: a damaged file must not decide how much memory is allocated.
     let read = file.take(length).read_to_end(part)?;
     if read as u64 == length { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -2,7 +2,7 @@
 //! shift to another prevalence, and the call with its reason. Invariant: all results are pure functions of the windows'
 //! logits in their order, the calibration and the options.
 
-use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
+use super::calibration::{Calibration, ErrorBounds, LengthCalibration, ThresholdPreset};
 use super::regions::RegionWindow;
 use super::{logit, sigmoid};
 use crate::pipeline::letters::{LetterTotals, WindowLetters};
@@ -10,17 +10,17 @@ use serde::Serialize;
 
 /// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
 /// for the standard error.
-const FEWEST_WINDOWS: u64 = 5;
+const MIN_WINDOWS: u64 = 5;
 
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const DEVIATIONS: f64 = 1.96;
 
-/// What decides whether a record is called virus.
+/// Threshold on the score, from which on a record is called virus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
     /// The operating point of a preset. It is a point on the scale of probabilities at equal priors, so that the measured
     /// error rates hold at every prevalence.
-    Preset(Preset),
+    Preset(ThresholdPreset),
     /// Least `virus_score`, at the prevalence of the run.
     Score(f64),
 }
@@ -36,14 +36,14 @@ impl Threshold {
 
     /// Parses the text of [`Self::name`]; `None` for any other text.
     pub fn of_name(name: &str) -> Option<Self> {
-        let preset = Preset::ALL.into_iter().find(|preset| preset.name() == name).map(Self::Preset);
+        let preset = ThresholdPreset::ALL.into_iter().find(|preset| preset.name() == name).map(Self::Preset);
         preset.or_else(|| name.parse().ok().map(Self::Score))
     }
 }
 
 /// Limits on records that can be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct CallLimits {
     /// Least length in bases; `None` is the shortest length of the calibration.
     pub min_length: Option<u64>,
     /// Largest share of unknown letters.
@@ -52,7 +52,7 @@ pub struct Limits {
     pub min_complexity: f64,
 }
 
-impl Default for Limits {
+impl Default for CallLimits {
     fn default() -> Self {
         Self { min_length: None, max_n: 0.3, min_complexity: 0.5 }
     }
@@ -60,7 +60,7 @@ impl Default for Limits {
 
 /// Why a record has no call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum NoCallReason {
     /// The record has no letters.
     Empty,
     /// The record is shorter than the limit.
@@ -77,7 +77,7 @@ pub enum Reason {
     Fdr,
 }
 
-impl Reason {
+impl NoCallReason {
     /// All reasons.
     pub const ALL: [Self; 7] = [
         Self::Empty,
@@ -105,20 +105,20 @@ impl Reason {
 
 /// The call of a record before the false discovery rate is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstCall {
+pub enum PreliminaryCall {
     /// The score is at least the threshold; a false discovery rate above the limit can still prevent the call.
     Virus,
     /// The score is below the threshold.
     Other,
     /// No call.
-    None(Reason),
+    None(NoCallReason),
 }
 
-impl FirstCall {
+impl PreliminaryCall {
     /// Whether the record counts in the false discovery rate: its score may lead to a call.
     pub fn is_ranked(self) -> bool {
         match self {
-            Self::Virus | Self::Other | Self::None(Reason::Uncertain | Reason::Fdr) => true,
+            Self::Virus | Self::Other | Self::None(NoCallReason::Uncertain | NoCallReason::Fdr) => true,
             Self::None(_) => false,
         }
     }
@@ -126,7 +126,7 @@ impl FirstCall {
 
 /// Probability of virus, and the interval in which it lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Score {
+pub struct CalibratedScore {
     /// Log odds at the prevalence of the run.
     pub log_odds: f64,
     /// The probability.
@@ -139,13 +139,13 @@ pub struct Score {
 
 /// Rules of a run: calibration, prevalence, threshold and limits.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct CallRules {
     calibration: Calibration,
     threshold: Threshold,
     prevalence: f64,
     /// Log odds of the prevalence, which are added to log odds at equal priors.
     shift: f64,
-    limits: Limits,
+    limits: CallLimits,
 }
 
 /// Least score of a record of some length that is called virus.
@@ -185,11 +185,12 @@ impl RecordSums {
         self.windows += 1;
         self.scored += 1;
         let weight = bases as f64;
-        let before = self.margins / self.bases.max(1.0);
+        // `max(1.0)`: a window may have no new known letter; its weight is then 0, and so is every term that it adds.
+        let mean_before = self.margins / self.bases.max(1.0);
         self.bases += weight;
         self.squared_weights += weight * weight;
         self.margins += weight * margin;
-        self.squares += weight * (margin - before) * (margin - self.margins / self.bases.max(1.0));
+        self.squares += weight * (margin - mean_before) * (margin - self.margins / self.bases.max(1.0));
         self.classes.resize(classes.len(), 0.0);
         for (sum, &logit) in self.classes.iter_mut().zip(classes) {
             *sum += weight * f64::from(logit);
@@ -207,9 +208,9 @@ impl RecordSums {
         (self.scored > 0).then(|| self.margins / self.bases)
     }
 
-    /// Standard error of the mean margin; 0 with fewer than [`FEWEST_WINDOWS`] windows, whose spread tells too little.
+    /// Standard error of the mean margin; 0 with fewer than [`MIN_WINDOWS`] windows, whose spread tells too little.
     fn standard_error(&self) -> f64 {
-        if self.scored < FEWEST_WINDOWS {
+        if self.scored < MIN_WINDOWS {
             return 0.0;
         }
         // The number of windows of equal weight with the same information (Kish 1965).
@@ -236,6 +237,7 @@ impl RecordSums {
 
 /// Softmax of finite values.
 pub(crate) fn softmax(values: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
+    // Less the largest value, so that no power overflows.
     let largest = values.clone().fold(f64::NEG_INFINITY, f64::max);
     let powers: Vec<f64> = values.map(|x| (x - largest).exp()).collect();
     let sum: f64 = powers.iter().sum();
@@ -253,9 +255,9 @@ pub(crate) fn largest<T: PartialOrd + Copy>(values: &[T]) -> Option<usize> {
     best.map(|(i, _)| i)
 }
 
-impl Rules {
+impl CallRules {
     /// Rules of a run; `prevalence` is above 0 and below 1.
-    pub fn new(calibration: Calibration, threshold: Threshold, prevalence: f64, limits: Limits) -> Self {
+    pub fn new(calibration: Calibration, threshold: Threshold, prevalence: f64, limits: CallLimits) -> Self {
         Self { calibration, threshold, prevalence, shift: logit(prevalence), limits }
     }
 
@@ -264,8 +266,8 @@ impl Rules {
         self.prevalence
     }
 
-    /// What decides whether a record is called virus.
-    pub fn chosen(&self) -> Threshold {
+    /// The threshold from which on a record is called virus.
+    pub fn call_threshold(&self) -> Threshold {
         self.threshold
     }
 
@@ -277,8 +279,12 @@ impl Rules {
             lengths.extend(self.calibration.lengths().filter(|l| (shortest + 1..longest).contains(l)));
             lengths.extend((longest > shortest).then_some(longest));
         }
-        let at = |length| self.threshold(&self.calibration.at(length)) + self.shift;
-        lengths.into_iter().map(|length| LengthThreshold { length, threshold: sigmoid(at(length)) }).collect()
+        let mut thresholds = vec![];
+        for length in lengths {
+            let log_odds = self.threshold(&self.calibration.at(length)) + self.shift;
+            thresholds.push(LengthThreshold { length, threshold: sigmoid(log_odds) });
+        }
+        thresholds
     }
 
     /// The calibration.
@@ -296,8 +302,8 @@ impl Rules {
         sigmoid(self.calibration.at(known).log_odds(margin) + self.shift)
     }
 
-    /// What a window tells about regions: its log odds at equal priors, because the prevalence of viral records says nothing
-    /// about the windows within one record, and whether it can have a call by its letters.
+    /// The window as input of the search for regions: its log odds at equal priors, because the prevalence of viral records says
+    /// nothing about the windows within one record, and whether it can have a call by its letters.
     pub(crate) fn region_window(
         &self,
         start: u64,
@@ -318,18 +324,18 @@ impl Rules {
     }
 
     /// Why letters like these have no call.
-    fn refused(&self, letters: &LetterTotals) -> Option<Reason> {
+    fn refused(&self, letters: &LetterTotals) -> Option<NoCallReason> {
         if letters.unknown() > self.limits.max_n {
-            Some(Reason::UnknownLetters)
+            Some(NoCallReason::UnknownLetters)
         } else if letters.complexity() < self.limits.min_complexity {
-            Some(Reason::LowComplexity)
+            Some(NoCallReason::LowComplexity)
         } else {
             None
         }
     }
 
     /// Threshold on the log odds at equal priors for records with the calibration `at`.
-    fn threshold(&self, at: &AtLength) -> f64 {
+    fn threshold(&self, at: &LengthCalibration) -> f64 {
         match self.threshold {
             Threshold::Preset(preset) => logit(at.point(preset).threshold),
             Threshold::Score(score) => logit(score) - self.shift,
@@ -347,13 +353,12 @@ impl Rules {
     /// The interval is one of log odds and has two parts on either side. The mean margin of five or more windows is uncertain
     /// by its standard error, of which the interval covers 1.96. The calibration is off by `ece` on average: that is taken for
     /// an error of the log odds that moves a probability of 1/2 by `ece`, and other probabilities by less.
-    pub fn score(&self, length: u64, sums: &RecordSums) -> Option<Score> {
+    pub fn score(&self, length: u64, sums: &RecordSums) -> Option<CalibratedScore> {
         let margin = sums.margin()?;
         let at = self.calibration.at(length);
-        let equal = at.log_odds(margin);
         let width = DEVIATIONS * at.slope * sums.standard_error() + logit(0.5 + at.ece.min(0.5));
-        let log_odds = equal + self.shift;
-        Some(Score {
+        let log_odds = at.log_odds(margin) + self.shift;
+        Some(CalibratedScore {
             log_odds,
             probability: sigmoid(log_odds),
             interval: [log_odds - width, log_odds + width],
@@ -363,29 +368,31 @@ impl Rules {
 
     /// The call of a record with this score. `known` is the number of its known letters, of a pair that of the mate with the
     /// most; the letters of `sums` are those of the record or of both mates.
-    pub fn call(&self, known: u64, sums: &RecordSums, score: Option<&Score>) -> FirstCall {
+    pub fn call(&self, known: u64, sums: &RecordSums, score: Option<&CalibratedScore>) -> PreliminaryCall {
         let refused = self.refused(&sums.letters);
         let reason = if known == 0 && sums.letters.letters() == 0 {
-            Some(Reason::Empty)
-        } else if refused == Some(Reason::UnknownLetters) {
+            Some(NoCallReason::Empty)
+        } else if refused == Some(NoCallReason::UnknownLetters) {
             refused
         } else if known < self.min_length() {
-            Some(Reason::Short)
+            Some(NoCallReason::Short)
         } else {
             refused
         };
         match (reason, score) {
-            (Some(reason), _) => FirstCall::None(reason),
+            (Some(reason), _) => PreliminaryCall::None(reason),
             // A record of 100 known letters in a row has a window that is computed, so its values were not finite.
-            (None, None) => FirstCall::None(if sums.failed > 0 { Reason::Failed } else { Reason::Short }),
+            (None, None) => {
+                PreliminaryCall::None(if sums.failed > 0 { NoCallReason::Failed } else { NoCallReason::Short })
+            }
             (None, Some(score)) => {
                 let [low, high] = score.interval;
-                let is_virus = score.log_odds >= score.threshold;
-                let spans = low < score.threshold && score.threshold <= high;
-                match (spans, is_virus) {
-                    (true, _) => FirstCall::None(Reason::Uncertain),
-                    (false, true) => FirstCall::Virus,
-                    (false, false) => FirstCall::Other,
+                if low < score.threshold && score.threshold <= high {
+                    PreliminaryCall::None(NoCallReason::Uncertain)
+                } else if score.log_odds >= score.threshold {
+                    PreliminaryCall::Virus
+                } else {
+                    PreliminaryCall::Other
                 }
             }
         }
@@ -398,12 +405,12 @@ mod tests {
     use super::*;
     use crate::pipeline::letters::LetterCounts;
 
-    fn rules(threshold: Threshold, prevalence: f64) -> Rules {
+    fn rules(threshold: Threshold, prevalence: f64) -> CallRules {
         let calibration = parsed(&table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)])).expect("read");
-        Rules::new(calibration, threshold, prevalence, Limits::default())
+        CallRules::new(calibration, threshold, prevalence, CallLimits::default())
     }
 
-    const DEFAULT: Threshold = Threshold::Preset(Preset::Default);
+    const DEFAULT: Threshold = Threshold::Preset(ThresholdPreset::Default);
 
     fn sums(windows: &[(u64, f64)]) -> RecordSums {
         let mut sums = RecordSums::default();
@@ -462,7 +469,7 @@ mod tests {
         close(score.log_odds, (500.0 * 2.0 + 1000.0) / 501.0);
     }
 
-    fn call(rules: &Rules, length: u64, margin: f64, sequence: &[u8]) -> FirstCall {
+    fn call(rules: &CallRules, length: u64, margin: f64, sequence: &[u8]) -> PreliminaryCall {
         let mut sums = sums(&[(length, margin)]);
         sums.letters.add(LetterCounts::of(sequence));
         let score = rules.score(length, &sums);
@@ -473,44 +480,47 @@ mod tests {
     fn calls_and_their_reasons() {
         let rules = rules(DEFAULT, 0.5);
         let plain = b"ACGTTGCATCAGGACT";
-        assert_eq!(call(&rules, 100, 2.0, plain), FirstCall::Virus);
-        assert_eq!(call(&rules, 100, -2.0, plain), FirstCall::Other);
+        assert_eq!(call(&rules, 100, 2.0, plain), PreliminaryCall::Virus);
+        assert_eq!(call(&rules, 100, -2.0, plain), PreliminaryCall::Other);
         // The log odds are known to 0.08, which 0.02 around 0.5 is.
         for (margin, wanted) in [
-            (0.05, FirstCall::None(Reason::Uncertain)),
-            (-0.05, FirstCall::None(Reason::Uncertain)),
-            (0.1, FirstCall::Virus),
-            (-0.1, FirstCall::Other),
+            (0.05, PreliminaryCall::None(NoCallReason::Uncertain)),
+            (-0.05, PreliminaryCall::None(NoCallReason::Uncertain)),
+            (0.1, PreliminaryCall::Virus),
+            (-0.1, PreliminaryCall::Other),
         ] {
             assert_eq!(call(&rules, 100, margin, plain), wanted, "{margin}");
         }
-        assert_eq!(call(&rules, 99, 9.0, plain), FirstCall::None(Reason::Short));
-        assert_eq!(call(&rules, 100, 9.0, b"ACGTNNNN"), FirstCall::None(Reason::UnknownLetters));
-        assert_eq!(call(&rules, 99, 9.0, b"ACGTNNNN"), FirstCall::None(Reason::UnknownLetters));
-        assert_eq!(call(&rules, 100, 9.0, &b"AT".repeat(50)), FirstCall::None(Reason::LowComplexity));
+        assert_eq!(call(&rules, 99, 9.0, plain), PreliminaryCall::None(NoCallReason::Short));
+        assert_eq!(call(&rules, 100, 9.0, b"ACGTNNNN"), PreliminaryCall::None(NoCallReason::UnknownLetters));
+        assert_eq!(call(&rules, 99, 9.0, b"ACGTNNNN"), PreliminaryCall::None(NoCallReason::UnknownLetters));
+        assert_eq!(
+            call(&rules, 100, 9.0, &b"AT".repeat(50)),
+            PreliminaryCall::None(NoCallReason::LowComplexity)
+        );
         let nothing = RecordSums::default();
-        assert_eq!(rules.call(0, &nothing, None), FirstCall::None(Reason::Empty));
+        assert_eq!(rules.call(0, &nothing, None), PreliminaryCall::None(NoCallReason::Empty));
         let mut failed = RecordSums::default();
         failed.add_without_score(true);
-        assert_eq!(rules.call(100, &failed, None), FirstCall::None(Reason::Failed));
+        assert_eq!(rules.call(100, &failed, None), PreliminaryCall::None(NoCallReason::Failed));
     }
 
     #[test]
     fn a_preset_calls_the_same_records_at_every_prevalence_and_a_score_does_not() {
         for prevalence in [0.01, 0.5, 0.9] {
             let preset = rules(DEFAULT, prevalence);
-            assert_eq!(call(&preset, 100, 2.0, b""), FirstCall::Virus, "{prevalence}");
-            assert_eq!(call(&preset, 100, -2.0, b""), FirstCall::Other, "{prevalence}");
+            assert_eq!(call(&preset, 100, 2.0, b""), PreliminaryCall::Virus, "{prevalence}");
+            assert_eq!(call(&preset, 100, -2.0, b""), PreliminaryCall::Other, "{prevalence}");
             let same = preset.errors(100);
             assert_eq!(same, ErrorBounds { tpr: [0.8, 0.8], fpr: [0.1, 0.1] });
         }
         let score = rules(Threshold::Score(0.5), 0.01);
-        assert_eq!(call(&score, 100, 2.0, b""), FirstCall::Other);
-        assert_eq!(call(&score, 100, 6.0, b""), FirstCall::Virus);
+        assert_eq!(call(&score, 100, 2.0, b""), PreliminaryCall::Other);
+        assert_eq!(call(&score, 100, 6.0, b""), PreliminaryCall::Virus);
         // At a prevalence of 1 % a score of 0.5 is 0.99 at equal priors, above all presets.
         assert_eq!(score.errors(100), ErrorBounds { tpr: [0.0, 0.5], fpr: [0.0, 0.01] });
-        assert_eq!(call(&rules(Threshold::Score(1.0), 0.5), 100, 20.0, b""), FirstCall::Other);
-        assert_eq!(call(&rules(Threshold::Score(0.0), 0.5), 100, -20.0, b""), FirstCall::Virus);
+        assert_eq!(call(&rules(Threshold::Score(1.0), 0.5), 100, 20.0, b""), PreliminaryCall::Other);
+        assert_eq!(call(&rules(Threshold::Score(0.0), 0.5), 100, -20.0, b""), PreliminaryCall::Virus);
     }
 
     #[test]

@@ -21,12 +21,12 @@ pub(crate) struct CallerWindows<'a> {
     size: usize,
     /// Number of windows so far.
     count: usize,
-    /// First letter that no window has counted.
+    /// End of the last window: the letters before it have been counted.
     counted: usize,
     /// The piece that is being cut.
     piece: Option<Range<usize>>,
     /// Number of windows of the piece so far.
-    of_piece: usize,
+    windows_of_piece: usize,
 }
 
 /// Returns the windows of a record, of at most `size` bases each. The windows of a piece follow one another, and the last one
@@ -35,9 +35,9 @@ pub(crate) struct CallerWindows<'a> {
 /// record or has `size` bases; an empty record has none.
 pub(crate) fn windows(sequence: &[u8], size: usize) -> CallerWindows<'_> {
     let size = size.max(1);
-    let whole = 0..sequence.len().min(size);
-    let piece = next_piece(sequence, 0).or((!sequence.is_empty()).then_some(whole));
-    CallerWindows { sequence, size, count: 0, counted: 0, piece, of_piece: 0 }
+    let fallback = 0..sequence.len().min(size);
+    let piece = next_piece(sequence, 0).or((!sequence.is_empty()).then_some(fallback));
+    CallerWindows { sequence, size, count: 0, counted: 0, piece, windows_of_piece: 0 }
 }
 
 /// Returns the lengths of the windows of a record of `length` known letters.
@@ -53,14 +53,14 @@ impl Iterator for CallerWindows<'_> {
         let Self { sequence, size, .. } = *self;
         let piece = self.piece.clone()?;
         let length = piece.len().min(size);
-        let wanted = piece.start + self.of_piece * size;
-        let start = wanted.min(piece.end - length);
+        // The last window ends with the piece and overlaps the window before it, so that it has the full length too.
+        let start = (piece.start + self.windows_of_piece * size).min(piece.end - length);
         let chunk = Chunk { index: self.count, start, len: length };
         let is_last = chunk.end() == piece.end;
-        self.of_piece += 1;
+        self.windows_of_piece += 1;
         if is_last {
             self.piece = next_piece(sequence, piece.end);
-            self.of_piece = 0;
+            self.windows_of_piece = 0;
         }
         let next = match &self.piece {
             Some(piece) if is_last => piece.start,
@@ -95,7 +95,9 @@ fn next_piece(sequence: &[u8], from: usize) -> Option<Range<usize>> {
     let mut at = from;
     loop {
         let start = at + sequence[at..].iter().position(|&letter| !is_unknown(letter))?;
-        let (mut end, mut known) = (start, 0);
+        // The piece so far is `start..end`: `end` stays behind its last known letter while `at` runs through unknown ones.
+        let mut end = start;
+        let mut known = 0;
         at = start;
         while at < sequence.len() && at - end <= LONGEST_GAP {
             if !is_unknown(sequence[at]) {

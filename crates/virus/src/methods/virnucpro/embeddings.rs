@@ -2,19 +2,19 @@
 //! embedding. Invariant: rows and names are in input order and equal in number, and every value is finite.
 
 use crate::output::OutputError;
-use crate::output::table::{PlainField, Table};
+use crate::output::table::{PlainField, TableWriter};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
 /// The matrix in numpy format.
-pub const NPY: &str = "embeddings.npy";
+pub(crate) const NPY: &str = "embeddings.npy";
 /// The names of the matrix's rows, one per line.
-pub const NPY_IDS: &str = "embeddings.ids.txt";
+pub(crate) const NPY_IDS: &str = "embeddings.ids.txt";
 /// Matrix and names in safetensors format.
-pub const SAFETENSORS: &str = "embeddings.safetensors";
+pub(crate) const SAFETENSORS: &str = "embeddings.safetensors";
 /// Names, lengths and rows as a Parquet table.
-pub const PARQUET: &str = "embeddings.parquet";
+pub(crate) const PARQUET: &str = "embeddings.parquet";
 
 /// File formats for embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,39 +42,38 @@ impl EmbeddingFormat {
 }
 
 /// Writer of the embedding files.
-pub enum Embeddings {
+pub(crate) enum EmbeddingFiles {
     /// Writers of the matrix and of the names.
-    Npy(Box<NpyWriter>, Table),
+    Npy(Box<NpyWriter>, TableWriter),
     /// Writer of matrix and names in one file, and its metadata.
     Safetensors(Box<SafetensorsWriter>, Vec<(&'static str, String)>),
     /// Writer of the Parquet table.
     Parquet(Box<ParquetWriter>),
 }
 
-impl Embeddings {
+impl EmbeddingFiles {
     /// Creates the files in `folder`, for rows of `width` values. The formats with metadata have `metadata`; for an array
     /// of numpy, run.json has it.
-    pub fn create(
+    pub(crate) fn create(
         folder: &Path,
         format: EmbeddingFormat,
         width: usize,
         metadata: &[(&'static str, String)],
     ) -> Result<Self, OutputError> {
-        let row = [width];
         Ok(match format {
             EmbeddingFormat::Npy => {
-                let matrix = NpyWriter::create(folder.join(NPY), &row)?;
-                Embeddings::Npy(Box::new(matrix), Table::bare(folder, NPY_IDS)?)
+                let matrix = NpyWriter::create(folder.join(NPY), &[width])?;
+                EmbeddingFiles::Npy(Box::new(matrix), TableWriter::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
-                let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?;
-                Embeddings::Safetensors(Box::new(writer), metadata.to_vec())
+                let writer = SafetensorsWriter::matrix(folder.join(SAFETENSORS), &[width])?;
+                EmbeddingFiles::Safetensors(Box::new(writer), metadata.to_vec())
             }
             EmbeddingFormat::Parquet => {
                 let columns = ["embedding".to_owned()];
                 let metadata = texts(metadata);
                 let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &metadata)?;
-                Embeddings::Parquet(Box::new(table))
+                EmbeddingFiles::Parquet(Box::new(table))
             }
         })
     }
@@ -83,26 +82,26 @@ impl Embeddings {
     ///
     /// # Errors
     /// A value that is not finite, a row of a different width, a file that cannot be written.
-    pub fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
+    pub(crate) fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         if !values.iter().all(|x| x.is_finite()) {
             return Err(OutputError::Embedding { orf: orf.to_owned() });
         }
         match self {
-            Embeddings::Npy(matrix, ids) => {
+            EmbeddingFiles::Npy(matrix, ids) => {
                 matrix.row(values).map_err(|e| e.with_id(orf))?;
                 ids.row(format_args!("{}", PlainField(orf)))
             }
-            Embeddings::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
-            Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
+            EmbeddingFiles::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
+            EmbeddingFiles::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
         }
     }
 
     /// Completes the files and returns them, ready to be committed.
-    pub fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
+    pub(crate) fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
         Ok(match self {
-            Embeddings::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
-            Embeddings::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],
-            Embeddings::Parquet(writer) => vec![writer.into_file()?],
+            EmbeddingFiles::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
+            EmbeddingFiles::Safetensors(writer, metadata) => vec![writer.into_file(&texts(&metadata))?],
+            EmbeddingFiles::Parquet(writer) => vec![writer.into_file()?],
         })
     }
 }

@@ -7,28 +7,28 @@ use std::io::Write;
 use std::path::Path;
 
 /// Name of the file with the windows.
-pub const CHUNKED: &str = "chunked.fa";
+pub(crate) const CHUNKED: &str = "chunked.fa";
 /// Name of the file with the nucleotide sequences of the open reading frames.
-pub const NUCLEOTIDE: &str = "nucleotide.fa";
+pub(crate) const NUCLEOTIDE: &str = "nucleotide.fa";
 /// Name of the file with the protein sequences of the open reading frames.
-pub const PROTEIN: &str = "protein.faa";
+pub(crate) const PROTEIN: &str = "protein.faa";
 
 /// Writer of the three files.
 #[derive(Debug)]
-pub struct Intermediate {
+pub(crate) struct IntermediateFiles {
     files: [AtomicFile; 3],
 }
 
-impl Intermediate {
+impl IntermediateFiles {
     /// Creates the files in `folder`.
-    pub fn create(folder: &Path) -> Result<Self, OutputError> {
+    pub(crate) fn create(folder: &Path) -> Result<Self, OutputError> {
         let [chunked, nucleotide, protein] =
             [CHUNKED, NUCLEOTIDE, PROTEIN].map(|name| AtomicFile::create(folder.join(name)));
-        Ok(Intermediate { files: [chunked?, nucleotide?, protein?] })
+        Ok(IntermediateFiles { files: [chunked?, nucleotide?, protein?] })
     }
 
     /// Appends a text to each of `chunked.fa`, `nucleotide.fa` and `protein.faa`.
-    pub fn append(&mut self, texts: &[Vec<u8>; 3]) -> Result<(), OutputError> {
+    pub(crate) fn append(&mut self, texts: &[Vec<u8>; 3]) -> Result<(), OutputError> {
         for (file, text) in self.files.iter_mut().zip(texts) {
             file.write_all(text).map_err(|e| file.error(e))?;
         }

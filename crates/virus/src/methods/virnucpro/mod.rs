@@ -2,23 +2,25 @@
 //! computed by a DNA model and a protein model and scored by a classifier over both embeddings, the head. Source: the
 //! repository VirNucPro of Li and others, whose files and scores it reproduces.
 
-pub mod embeddings;
-pub mod intermediate;
-pub mod results;
-pub mod tables;
+pub(crate) mod embeddings;
+pub(crate) mod intermediate;
+pub(crate) mod results;
+pub(crate) mod tables;
 pub mod verdict;
 
 use crate::VirusError;
 use crate::methods::{
-    CutWindow, Method, MethodWeights, ModelDigests, PlannedMethod, PlannedModel, Results, ResultsOptions,
-    WindowBases, WindowNotes, WindowSource, WindowTokenizer,
+    CutWindow, Method, MethodDigests, MethodWeights, PlannedMethod, PlannedModel, ResultsOptions,
+    ResultsWriter, WindowBases, WindowNotes, WindowSource, WindowTokenizer,
 };
-use crate::options::{Options, VirNucProOptions};
+use crate::options::{PredictOptions, VirNucProOptions};
 use crate::output::OutputError;
 use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, ModelsRecord};
-use crate::pipeline::records::{Batch, SequenceTokens};
-use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
+use crate::pipeline::records::{SequenceTokens, WindowBatch};
+use crate::pipeline::shape::{
+    BuildGraph, EncoderShape, HEAD_CLASSES, HostCosts, MethodNames, MethodShape, StageNames,
+};
 use embeddings::EmbeddingFormat;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
@@ -31,7 +33,7 @@ use plimsoll_runtime::{
     EncoderModel, HeadModel, Level, Observer, RuntimeError, Silent, Tokenizer, identity, price,
 };
 use plimsoll_setting::Setting;
-use results::{ResultOptions, VirNucProResults};
+use results::{ResultOptions, VirNucProWriter};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,16 +46,16 @@ const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 const HIDDEN: u64 = 512;
 
 /// Window length in bases above which a run warns, because windows are longer than most genes.
-const MAX_GENES: usize = 1500;
+const LONG_WINDOW: usize = 1500;
 
 /// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
-const BASES_OF_TOKEN: f64 = 4.6;
+const BASES_PER_TOKEN: f64 = 4.6;
 
 /// Number of special tokens that each encoder adds to a sequence.
-const ENDS: u64 = 2;
+const SPECIAL_TOKENS: u64 = 2;
 
 /// Bytes of one row group of embeddings, as values and encoded.
-const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);
+const EMBEDDING_BUFFER_BYTES: u64 = 3 * (16 << 20);
 
 /// VirNucPro's method with its models.
 pub(crate) struct VirNucPro {
@@ -61,15 +63,15 @@ pub(crate) struct VirNucPro {
     protein: EncoderModel,
     head: HeadModel,
     options: VirNucProOptions,
-    shape: Shape,
-    digests: ModelDigests,
+    shape: MethodShape,
+    digests: MethodDigests,
 }
 
 impl VirNucPro {
     /// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
     pub(crate) fn open(
         method: &VirNucProOptions,
-        options: &Options,
+        options: &PredictOptions,
         observer: &mut dyn Observer,
     ) -> Result<Self, VirusError> {
         let env = HubEnv::from_process();
@@ -84,11 +86,11 @@ impl VirNucPro {
         };
         check_family(&dna.name, &dna.encoder, "DNABERT-S")?;
         check_family(&protein.name, &protein.encoder, "ESM-2")?;
-        let of_dna = dna.encoder.hidden_size();
-        let of_protein = protein.encoder.hidden_size();
+        let dna_width = dna.encoder.hidden_size();
+        let protein_width = protein.encoder.hidden_size();
         let head = match &models.head {
-            Some(path) => HeadModel::open(path, of_dna, of_protein)?,
-            None => HeadModel::builtin(of_dna, of_protein)?,
+            Some(path) => HeadModel::open(path, dna_width, protein_width)?,
+            None => HeadModel::builtin(dna_width, protein_width)?,
         };
         if !head.trained {
             let text = format!(
@@ -100,7 +102,7 @@ impl VirNucPro {
         if let Some(of) = head.named_length().filter(|&l| l != options.length) {
             return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
         }
-        let digests = ModelDigests::from([
+        let digests = MethodDigests::from([
             ("dna", identity::digests(&dna.weights, &dna.described_by).map_err(RuntimeError::from)?),
             (
                 "protein",
@@ -108,7 +110,7 @@ impl VirNucPro {
             ),
             ("head", identity::digests(&head.weights, &[]).map_err(RuntimeError::from)?),
         ]);
-        if options.length > MAX_GENES {
+        if options.length > LONG_WINDOW {
             let text = format!(
                 "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
                     the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
@@ -122,7 +124,7 @@ impl VirNucPro {
 }
 
 impl Method for VirNucPro {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &MethodShape {
         &self.shape
     }
 
@@ -130,7 +132,7 @@ impl Method for VirNucPro {
         MethodWeights { encoders: vec![&self.dna, &self.protein], head: Some(&self.head) }
     }
 
-    fn digests(&self) -> &ModelDigests {
+    fn digests(&self) -> &MethodDigests {
         &self.digests
     }
 
@@ -138,7 +140,7 @@ impl Method for VirNucPro {
         self.head.trained
     }
 
-    fn parameters(&self, options: &Options) -> Value {
+    fn parameters(&self, options: &PredictOptions) -> Value {
         let method = &self.options;
         json!({
             "length": options.length,
@@ -162,8 +164,8 @@ impl Method for VirNucPro {
         self.options.save_embeddings.is_some()
     }
 
-    fn windows(&self, options: &Options, writes_results: bool) -> Arc<dyn WindowSource> {
-        Arc::new(Frames {
+    fn window_source(&self, options: &PredictOptions, writes_results: bool) -> Arc<dyn WindowSource> {
+        Arc::new(FrameWindows {
             length: options.length,
             dna: self.dna.tokenizer.clone(),
             protein: self.protein.tokenizer.clone(),
@@ -172,16 +174,16 @@ impl Method for VirNucPro {
         })
     }
 
-    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn Results>, OutputError> {
-        let fact = |name: &'static str| (name, run.arithmetic[name].as_str().unwrap_or_default().to_owned());
+    fn results(&self, run: &ResultsOptions<'_>) -> Result<Box<dyn ResultsWriter>, OutputError> {
+        let mut metadata = vec![
+            ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
+            ("model_sha256", to_json(&self.digests).to_string()),
+        ];
+        for name in ["precision", "device", "instructions"] {
+            metadata.push((name, run.arithmetic[name].as_str().unwrap_or_default().to_owned()));
+        }
         let options = ResultOptions {
-            metadata: vec![
-                ("plimsoll", env!("CARGO_PKG_VERSION").to_owned()),
-                ("model_sha256", to_json(&self.digests).to_string()),
-                fact("precision"),
-                fact("device"),
-                fact("instructions"),
-            ],
+            metadata,
             trained: self.head.trained,
             threshold: self.options.threshold,
             keep_intermediate: self.options.keep_intermediate,
@@ -192,7 +194,7 @@ impl Method for VirNucPro {
             length: run.options.length,
             sort_bytes: run.sort_bytes,
         };
-        Ok(Box::new(VirNucProResults::create(run.folder, options)?))
+        Ok(Box::new(VirNucProWriter::create(run.folder, options)?))
     }
 }
 
@@ -206,34 +208,36 @@ fn check_family(name: &str, encoder: &Encoder, wanted: &'static str) -> Result<(
 }
 
 /// Describes the models for plans; `encoders` are the DNA model and the protein model.
-fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> Shape {
+fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, length: usize) -> MethodShape {
     let [dna, protein] = encoders;
     // A DNA token has at least one base, and a residue is one token.
-    let longest_dna = length as u64 + ENDS;
-    let longest_protein = length as u64 / 3 + ENDS;
-    Shape {
+    let longest_dna = length as u64 + SPECIAL_TOKENS;
+    let longest_protein = length as u64 / 3 + SPECIAL_TOKENS;
+    MethodShape {
         encoders: vec![
             EncoderShape {
                 plan: "nucleotide encoder",
                 key: "nucleotide",
+                seconds_key: "nucleotide_encoder",
                 rows: "nucleotide embeddings",
-                head_input: "dna",
+                head_input: Some("dna"),
                 width: head.dna as usize,
                 longest: longest_dna,
                 graph: graph_of(dna, longest_dna),
                 streams: true,
-                expected_tokens: |bases| bases as f64 / BASES_OF_TOKEN + ENDS as f64,
+                expected_tokens: |bases| bases as f64 / BASES_PER_TOKEN + SPECIAL_TOKENS as f64,
             },
             EncoderShape {
                 plan: "protein encoder",
                 key: "protein",
+                seconds_key: "protein_encoder",
                 rows: "protein embeddings",
-                head_input: "protein",
+                head_input: Some("protein"),
                 width: head.protein as usize,
                 longest: longest_protein,
                 graph: graph_of(protein, longest_protein),
                 streams: true,
-                expected_tokens: |bases| bases as f64 / 3.0 + ENDS as f64,
+                expected_tokens: |bases| bases as f64 / 3.0 + SPECIAL_TOKENS as f64,
             },
         ],
         head: Some(head),
@@ -241,23 +245,23 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         sequences: |tokens| bounds(tokens, 1).sequences,
         window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
         sequences_of_window: None,
-        words: Words {
-            stages: &[
-                "both encoders and the head",
-                "the nucleotide encoder",
-                "the protein encoder and the head",
-            ],
-            sequences: "orfs",
+        names: MethodNames {
+            stages: StageNames {
+                whole: "both encoders and the head",
+                split: Some(["the nucleotide encoder", "the protein encoder and the head"]),
+            },
+            sequence: "open reading frame",
+            sequences_key: "orfs",
             rows: "embeddings",
         },
         host: HostCosts {
             // Every base is in six frames, with up to one i32 token (4 bytes) per base for the DNA model and one per three
             // bases (4/3 bytes, rounded up to 2) for the protein model. The factor 2 covers vectors that grow by doubling.
-            tokens_of_base: 6 * (4 + 2) * 2,
+            token_bytes_per_base: 6 * (4 + 2) * 2,
             // One byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also doubled.
-            text_of_base: if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 },
-            sorts: 1,
-            writers: if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 },
+            text_bytes_per_base: if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 },
+            sorted_files: 1,
+            writer_bytes: if options.save_embeddings.is_some() { EMBEDDING_BUFFER_BYTES } else { 0 },
             ..HostCosts::default()
         },
     }
@@ -271,25 +275,27 @@ fn graph_of(encoder: Encoder, longest: u64) -> BuildGraph {
 /// Describes VirNucPro's method for plans of windows of `length` bases, with its own models for those not given.
 pub(crate) fn plan(options: &VirNucProOptions, length: usize) -> Result<PlannedMethod, VirusError> {
     let models = &options.models;
-    let named = |model: &Option<String>, id: &str| model.clone().unwrap_or_else(|| id.to_owned());
-    let dna_name = named(&models.dna, DNA_ID);
-    let protein_name = named(&models.protein, PROTEIN_ID);
+    let dna_name = models.dna.clone().unwrap_or_else(|| DNA_ID.to_owned());
+    let protein_name = models.protein.clone().unwrap_or_else(|| PROTEIN_ID.to_owned());
     let dna = price::encoder(&dna_name)?;
     check_family(&dna_name, &dna, "DNABERT-S")?;
     let protein = price::encoder(&protein_name)?;
     check_family(&protein_name, &protein, "ESM-2")?;
-    let of_dna = dna.hidden_size();
-    let of_protein = protein.hidden_size();
+    let dna_width = dna.hidden_size();
+    let protein_width = protein.hidden_size();
     let (head, head_name) = match &models.head {
-        Some(path) => (HeadModel::open(path, of_dna, of_protein)?.config, path.display().to_string()),
+        Some(path) => (HeadModel::open(path, dna_width, protein_width)?.config, path.display().to_string()),
         None => {
-            let config = HeadConfig { dna: of_dna, protein: of_protein, hidden: HIDDEN, classes: 2 };
+            let classes = HEAD_CLASSES as u64;
+            let config = HeadConfig { dna: dna_width, protein: protein_width, hidden: HIDDEN, classes };
             (config, format!("a head of {HIDDEN} hidden units"))
         }
     };
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
-    let open = |name: &String| EncoderModel::open(name, &offline, &mut Silent).ok();
-    let opened: Vec<EncoderModel> = [&dna_name, &protein_name].into_iter().filter_map(open).collect();
+    let mut opened: Vec<EncoderModel> = vec![];
+    for name in [&dna_name, &protein_name] {
+        opened.extend(EncoderModel::open(name, &offline, &mut Silent).ok());
+    }
     Ok(PlannedMethod {
         models: vec![
             PlannedModel { key: "dna", what: "DNA model", name: dna_name },
@@ -303,7 +309,7 @@ pub(crate) fn plan(options: &VirNucProOptions, length: usize) -> Result<PlannedM
 
 /// Windows whose sequences are their open reading frames, tokenized for both encoders. The label of a sequence is the index of
 /// its frame.
-struct Frames {
+struct FrameWindows {
     /// Bases per window.
     length: usize,
     dna: Tokenizer,
@@ -313,8 +319,8 @@ struct Frames {
     writes_texts: bool,
 }
 
-impl WindowSource for Frames {
-    fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
+impl WindowSource for FrameWindows {
+    fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
         let windows = chunks(record.len(), self.length);
         Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
     }
@@ -355,8 +361,12 @@ struct FrameTokenizer {
 }
 
 impl WindowTokenizer for FrameTokenizer {
-    fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
-        let WindowBases { record, cut, bases, is_known } = *window;
+    fn tokenize(
+        &mut self,
+        window: &WindowBases<'_>,
+        batch: &mut WindowBatch,
+    ) -> Result<WindowLetters, RuntimeError> {
+        let WindowBases { record, cut, bases, is_journaled } = *window;
         let index = cut.chunk.index;
         let Self { dna, protein, writes_texts, scratch, name } = self;
         if *writes_texts {
@@ -364,7 +374,7 @@ impl WindowTokenizer for FrameTokenizer {
             // Writing to a Vec cannot fail.
             let _ = write_chunk(&mut batch.texts[0], name, bases);
         }
-        if is_known && !*writes_texts {
+        if is_journaled && !*writes_texts {
             return Ok(WindowLetters::default());
         }
         let mut failed = None;
@@ -375,7 +385,7 @@ impl WindowTokenizer for FrameTokenizer {
                 let _ = write_nucleotide(&mut batch.texts[1], name, &orf);
                 let _ = write_protein(&mut batch.texts[2], name, &orf);
             }
-            if is_known {
+            if is_journaled {
                 return;
             }
             if let Err(error) = encode(&orf, dna, protein, batch) {
@@ -390,7 +400,12 @@ impl WindowTokenizer for FrameTokenizer {
 }
 
 /// Appends the tokens of an open reading frame to the batch.
-fn encode(orf: &Orf<'_>, dna: &Tokenizer, protein: &Tokenizer, batch: &mut Batch) -> Result<(), RuntimeError> {
+fn encode(
+    orf: &Orf<'_>,
+    dna: &Tokenizer,
+    protein: &Tokenizer,
+    batch: &mut WindowBatch,
+) -> Result<(), RuntimeError> {
     let [dna_tokens, protein_tokens] = &mut batch.tokens;
     let starts = [dna_tokens.len(), protein_tokens.len()];
     dna.encode(orf.nucleotide, dna_tokens)?;

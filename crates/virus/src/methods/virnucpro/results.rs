@@ -24,15 +24,15 @@
 //!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
 //!   `skipped` remain.
 
-use super::embeddings::{EmbeddingFormat, Embeddings};
-use super::intermediate::Intermediate;
+use super::embeddings::{EmbeddingFiles, EmbeddingFormat};
+use super::intermediate::IntermediateFiles;
 use super::tables::VirNucProTables;
 use super::verdict::{Call, Consensus, RecordScore};
-use crate::methods::{Finished, FinishedWindow, Results};
-use crate::output::table::{Field, PlainField, Table};
+use crate::methods::{FinishedResults, FinishedWindow, ResultsWriter};
+use crate::output::table::{Field, PlainField, TableWriter};
 use crate::output::{
-    CommonResults, Counts, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, WINDOWS,
-    commit,
+    CommonResults, Hit, Hits, HitsFormat, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, ResultCounts,
+    WINDOWS, commit,
 };
 use crate::pipeline::queue::{SequenceResult, SequenceState};
 use crate::pipeline::record::RunRecord;
@@ -97,7 +97,7 @@ pub(crate) struct ScoredWindow<'a> {
 }
 
 /// Writer of all result files of a run.
-pub(crate) struct VirNucProResults {
+pub(crate) struct VirNucProWriter {
     folder: PathBuf,
     options: ResultOptions,
     common: CommonResults,
@@ -108,20 +108,20 @@ pub(crate) struct VirNucProResults {
     score: RecordScore,
     /// Reused buffer for the name of a chunk.
     name: String,
-    predictions: Table,
-    windows: Table,
-    bed: Table,
+    predictions: TableWriter,
+    windows: TableWriter,
+    bed: TableWriter,
     /// `None` with untrained weights.
     virus: Option<Hits>,
     /// `None` with untrained weights.
     virnucpro: Option<VirNucProTables>,
-    intermediate: Option<Intermediate>,
-    embeddings: Option<Embeddings>,
+    intermediate: Option<IntermediateFiles>,
+    embeddings: Option<EmbeddingFiles>,
 }
 
-impl VirNucProResults {
+impl VirNucProWriter {
     /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
-    /// folder remain unchanged until [`Results::finish`] replaces them.
+    /// folder remain unchanged until [`ResultsWriter::finish`] replaces them.
     ///
     /// # Errors
     /// A folder or file that cannot be created.
@@ -129,8 +129,7 @@ impl VirNucProResults {
         let common = CommonResults::create(folder, options.source)?;
         let embeddings = options
             .save_embeddings
-            .map(|format| Embeddings::create(folder, format, options.width, &options.metadata));
-        let tables = || VirNucProTables::create(folder, options.sort_bytes);
+            .map(|format| EmbeddingFiles::create(folder, format, options.width, &options.metadata));
         Ok(Self {
             predictions: common.table(
                 folder,
@@ -142,10 +141,13 @@ impl VirNucProResults {
                 WINDOWS,
                 "seq_name window start end n_orfs best_frame score_other score_virus prediction",
             )?,
-            bed: Table::bare(folder, BED)?,
+            bed: TableWriter::bare(folder, BED)?,
             virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
-            virnucpro: options.trained.then(tables).transpose()?,
-            intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
+            virnucpro: options
+                .trained
+                .then(|| VirNucProTables::create(folder, options.sort_bytes))
+                .transpose()?,
+            intermediate: options.keep_intermediate.then(|| IntermediateFiles::create(folder)).transpose()?,
             embeddings: embeddings.transpose()?,
             folder: folder.to_owned(),
             options,
@@ -170,29 +172,32 @@ impl VirNucProResults {
         self.common.counts.windows += 1;
         self.common.counts.orfs += window.orfs.len() as u64;
         let ScoredWindow { record, index, start, end, orfs } = *window;
-        let (name, number) = (Field(record), index + 1);
-        let place = format_args!("{name}\t{number}\t{}\t{end}\t{}", start + 1, orfs.len());
-        let Some(said) = consensus else {
-            let (call, source) = (Call::NoCall.name(), self.common.source());
+        let number = index + 1;
+        let place = format_args!("{}\t{number}\t{}\t{end}\t{}", Field(record), start + 1, orfs.len());
+        let Some(consensus) = consensus else {
+            let call = Call::NoCall.name();
+            let source = self.common.source();
             return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
         };
         self.common.counts.scored_windows += 1;
+        let source = self.common.source();
+        let chrom = PlainField(record);
         if !self.options.trained {
-            let (call, source) = (Call::Untrained.name(), self.common.source());
+            let call = Call::Untrained.name();
             self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
-            let name = PlainField(record);
-            return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
+            return self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t.\t."));
         }
-        let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
-        let (best, source) = (said.best.name(), self.common.source());
+        let [other, virus] = consensus.maxima.map(NumpyF32);
+        let call = Call::of(consensus.is_virus()).name();
+        let best = consensus.best.name();
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
-        let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
-        let chrom = PlainField(record);
+        let score = (1000.0 * consensus.virus_score()).round() as u32;
+        let strand = consensus.best.strand();
         self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
             chunk_name(record, index, &mut self.name);
-            files.chunk(&self.name, orfs, &said)?;
+            files.chunk(&self.name, orfs, &consensus)?;
         }
         Ok(())
     }
@@ -224,14 +229,16 @@ impl VirNucProResults {
             let Some(text) = record.text else {
                 return Err(OutputError::mismatch(record.id, "called virus, and its sequence is not there"));
             };
-            hits.write(record.id, text, &mean, call.name())?;
+            hits.write(&Hit { id: record.id, text, score: &mean, call: call.name() })?;
         }
         let RecordScore { windows, scored, virus, .. } = score;
         let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
-        let (name, length, prediction) = (Field(record.id), record.length, call.name());
-        let source = self.common.source();
         self.predictions.row(format_args!(
-            "{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}{source}"
+            "{}\t{}\t{windows}\t{scored}\t{virus}\t{mean}\t{}{}",
+            Field(record.id),
+            record.length,
+            call.name(),
+            self.common.source()
         ))?;
         self.common.counts.records += 1;
         *match call {
@@ -259,22 +266,22 @@ impl VirNucProResults {
         Ok(())
     }
 
-    /// See [`Results::finish`].
+    /// See [`ResultsWriter::finish`].
     ///
     /// # Errors
     /// A last record that was not ended, a frame without embedding, two results for one window, a file that
     /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
-    fn complete(mut self, run_record: &mut RunRecord) -> Result<Counts, OutputError> {
+    fn complete(mut self, run_record: &mut RunRecord) -> Result<ResultCounts, OutputError> {
         self.check_complete()?;
         let counts = self.common.counts;
         let tables = [self.predictions, self.windows, self.bed, self.common.into_notes()];
-        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(TableWriter::into_file).collect();
         files.extend(self.virus.take().map(Hits::into_file).transpose()?);
         if let Some(virnucpro) = self.virnucpro {
             files.extend(virnucpro.finish()?);
         }
-        files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
-        files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
+        files.extend(self.intermediate.into_iter().flat_map(IntermediateFiles::into_files));
+        files.extend(self.embeddings.map_or(Ok(vec![]), EmbeddingFiles::into_files)?);
         commit(&self.folder, files, run_record, counts)?;
         Ok(counts)
     }
@@ -291,7 +298,7 @@ impl VirNucProResults {
     }
 }
 
-impl Results for VirNucProResults {
+impl ResultsWriter for VirNucProWriter {
     fn common(&mut self) -> &mut CommonResults {
         &mut self.common
     }
@@ -339,7 +346,7 @@ impl Results for VirNucProResults {
 
     /// Warns if the input has windows and none of them could be scored.
     fn warning(&self) -> Option<String> {
-        let Counts { windows, scored_windows, .. } = self.common.counts;
+        let ResultCounts { windows, scored_windows, .. } = self.common.counts;
         (windows > 0 && scored_windows == 0).then(|| {
             format!(
                 "none of the {windows} windows of at most {} bases has an open reading frame (a frame without a stop codon \
@@ -350,8 +357,8 @@ impl Results for VirNucProResults {
         })
     }
 
-    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<Finished, OutputError> {
-        Ok(Finished { counts: self.complete(run_record)?, calls: None })
+    fn finish(self: Box<Self>, run_record: &mut RunRecord) -> Result<FinishedResults, OutputError> {
+        Ok(FinishedResults { counts: self.complete(run_record)?, calls: None })
     }
 }
 
@@ -367,9 +374,8 @@ fn check_scores(window: &ScoredWindow<'_>) -> Result<(), OutputError> {
         let what = format!("frames of window {} are doubled or out of order", window.index + 1);
         return Err(OutputError::mismatch(window.record, what));
     }
-    let is_good = |x: f32| x.is_finite() && x >= 0.0;
     for &OrfScore { frame, scores } in window.orfs {
-        if !scores.into_iter().all(is_good) || scores == [0.0, 0.0] {
+        if scores.iter().any(|x| !x.is_finite() || *x < 0.0) || scores == [0.0, 0.0] {
             let mut orf = String::new();
             orf_name(window.record, window.index, frame, &mut orf);
             return Err(OutputError::Score { orf, scores });

@@ -38,7 +38,7 @@ fn frames(scores: &[[f32; 2]]) -> Vec<OrfScore> {
 }
 
 /// Writes a record with windows of ten bases, given as lists of scores of their frames; returns its call.
-fn record(outputs: &mut VirNucProResults, id: &str, windows: &[&[[f32; 2]]]) -> Call {
+fn record(outputs: &mut VirNucProWriter, id: &str, windows: &[&[[f32; 2]]]) -> Call {
     let length = 10 * windows.len();
     for (index, scores) in windows.iter().enumerate() {
         let (start, end, orfs) = (10 * index, 10 * index + 10, frames(scores));
@@ -54,9 +54,9 @@ fn record_of(version: &'static str) -> RunRecord {
 }
 
 /// Creates outputs in a temporary folder, runs `f` on them and finishes them.
-fn written(options: ResultOptions, f: impl FnOnce(&mut VirNucProResults)) -> (Folder, Counts) {
+fn written(options: ResultOptions, f: impl FnOnce(&mut VirNucProWriter)) -> (Folder, ResultCounts) {
     let folder = Folder::new("output");
-    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
+    let mut outputs = VirNucProWriter::create(&folder.0, options).unwrap();
     f(&mut outputs);
     let counts = outputs.complete(&mut record_of("0")).unwrap();
     (folder, counts)
@@ -89,7 +89,7 @@ fn parse(text: &str) -> Rows {
 }
 
 /// Writes all records of `rows`, each with all chunks up to the last chunk that has a frame.
-fn replay(rows: &Rows, outputs: &mut VirNucProResults) {
+fn replay(rows: &Rows, outputs: &mut VirNucProWriter) {
     for (id, chunks) in rows {
         let count = chunks.keys().max().unwrap() + 1;
         for index in 0..count {
@@ -148,7 +148,7 @@ fn the_real_results() {
 
 /// Writes four records: a virus; a record called other with a window whose scores tie; a record without a
 /// scored frame; an empty record.
-fn four_records(outputs: &mut VirNucProResults) {
+fn four_records(outputs: &mut VirNucProWriter) {
     record(outputs, "r1", &[&[[0.25, 0.75], [0.1, 0.9]], &[]]);
     record(outputs, "r2", &[&[[0.75, 0.25]], &[[0.5, 0.5], [0.5, 0.5]], &[[0.5, 0.25]]]);
     record(outputs, "r3", &[&[]]);
@@ -189,9 +189,16 @@ fn the_tables_of_a_trained_model() {
     assert_eq!(folder.read(NOTES), "seq_name\tkind\tdetail\taction\n");
     let run = folder.read(RUN_RECORD);
     assert!(run.starts_with("{\n  \"arithmetic\": ") && run.ends_with("\n}\n"), "{run}");
-    assert_eq!(Counts::from_record(&serde_json::from_str(&run).unwrap()), counts);
-    let sums = Counts { records: 4, windows: 6, scored_windows: 4, orfs: 6, virus: 1, ..Counts::default() };
-    assert_eq!(counts, Counts { other: 1, no_call: 1, skipped: 1, ..sums });
+    assert_eq!(ResultCounts::from_record(&serde_json::from_str(&run).unwrap()), counts);
+    let sums = ResultCounts {
+        records: 4,
+        windows: 6,
+        scored_windows: 4,
+        orfs: 6,
+        virus: 1,
+        ..ResultCounts::default()
+    };
+    assert_eq!(counts, ResultCounts { other: 1, no_call: 1, skipped: 1, ..sums });
 }
 
 #[test]
@@ -249,7 +256,7 @@ fn an_interrupted_run_leaves_nothing() {
     let folder = Folder::new("output");
     let options =
         ResultOptions { keep_intermediate: true, save_embeddings: Some(EmbeddingFormat::Safetensors), ..PLAIN };
-    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
+    let mut outputs = VirNucProWriter::create(&folder.0, options).unwrap();
     four_records(&mut outputs);
     assert!(!folder.names().is_empty(), "temporaries");
     drop(outputs);
@@ -269,9 +276,9 @@ fn a_second_run_replaces_the_first_at_its_end() {
     folder.write("mine.txt", "mine");
     folder.write(intermediate::CHUNKED, "edited");
     let options = ResultOptions { trained: false, ..PLAIN };
-    drop(VirNucProResults::create(&folder.0, options.clone()).unwrap());
+    drop(VirNucProWriter::create(&folder.0, options.clone()).unwrap());
     assert_eq!(folder.names().len(), FILES.len() + 1);
-    let outputs = VirNucProResults::create(&folder.0, options).unwrap();
+    let outputs = VirNucProWriter::create(&folder.0, options).unwrap();
     assert_eq!(folder.read(RUN_RECORD), old);
     outputs.complete(&mut RunRecord::default()).unwrap();
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
@@ -333,7 +340,7 @@ fn intermediate_files_hold_what_was_given() {
 /// Checks the last line of the report `name` for a run of four records and a failed frame on the input `input`.
 fn check_report(name: &str, input: &str, expected: &str) {
     let folder = Folder::new("output");
-    let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
+    let mut outputs = VirNucProWriter::create(&folder.0, PLAIN).unwrap();
     four_records(&mut outputs);
     let inputs = [input, "b.fa"].map(str::to_owned).to_vec();
     let sequences = SequenceCounts { failed: 1, ..SequenceCounts::default() };
@@ -365,7 +372,7 @@ fn every_file_and_column_is_documented() {
 #[test]
 fn a_run_of_nothing_has_headers() {
     let (folder, counts) = written(PLAIN, |_| {});
-    assert_eq!(counts, Counts::default());
+    assert_eq!(counts, ResultCounts::default());
     assert_eq!(folder.read(tables::CONSENSUS), "Modified_ID\tIs_Virus\n");
     assert_eq!((folder.read(HitsFormat::Fasta.file()), folder.read(BED)), (String::new(), String::new()));
 }
@@ -391,10 +398,10 @@ fn a_long_virus_is_wrapped_as_it_is() {
 
 /// Checks that `f` fails with a message that contains `expected`, after a valid window of bases 0..10 of record
 /// `r`.
-fn check_refused(f: impl FnOnce(&mut VirNucProResults) -> Result<(), OutputError>, expected: &str) {
+fn check_refused(f: impl FnOnce(&mut VirNucProWriter) -> Result<(), OutputError>, expected: &str) {
     let folder = Folder::new("output");
     let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
+    let mut outputs = VirNucProWriter::create(&folder.0, options).unwrap();
     let orfs = frames(&[[0.0, 1.0]]);
     outputs.add_window(&ScoredWindow { record: "r", index: 0, start: 0, end: 10, orfs: &orfs }).unwrap();
     let error = f(&mut outputs).unwrap_err().to_string();
@@ -404,7 +411,7 @@ fn check_refused(f: impl FnOnce(&mut VirNucProResults) -> Result<(), OutputError
 #[test]
 fn results_out_of_place_are_refused() {
     let next = |record, index, start, end| {
-        move |o: &mut VirNucProResults| o.add_window(&ScoredWindow { record, index, start, end, orfs: &[] })
+        move |o: &mut VirNucProWriter| o.add_window(&ScoredWindow { record, index, start, end, orfs: &[] })
     };
     check_refused(next("s", 0, 0, 10), "'s': its window comes before 'r' has ended");
     check_refused(next("r", 0, 0, 10), "window 1 of bases 0..10 follows 1 windows up to base 10");
@@ -412,9 +419,7 @@ fn results_out_of_place_are_refused() {
     check_refused(next("r", 1, 11, 20), "window 2 of bases 11..20");
     check_refused(next("r", 1, 10, 10), "window 2 of bases 10..10");
     let end = |id, length| {
-        move |o: &mut VirNucProResults| {
-            o.end_record(&RecordEnd { id, length, text: None, mate: None }).map(drop)
-        }
+        move |o: &mut VirNucProWriter| o.end_record(&RecordEnd { id, length, text: None, mate: None }).map(drop)
     };
     check_refused(end("s", 10), "'s': it ends after windows of 'r'");
     check_refused(end("r", 11), "'r': its windows end at base 10 of 11");
@@ -424,7 +429,7 @@ fn results_out_of_place_are_refused() {
 #[test]
 fn bad_scores_and_embeddings_are_refused() {
     let scored = |orfs: Vec<OrfScore>| {
-        move |o: &mut VirNucProResults| {
+        move |o: &mut VirNucProWriter| {
             o.add_window(&ScoredWindow { record: "r", index: 1, start: 10, end: 20, orfs: &orfs })
         }
     };
@@ -434,7 +439,7 @@ fn bad_scores_and_embeddings_are_refused() {
     check_refused(scored(frames(&[[0.0, 0.0]])), "the scores are 0 and 0");
     let twice = OrfScore { frame: Frame::F2, scores: [0.5, 0.5] };
     check_refused(scored(vec![twice, twice]), "frames of window 2 are doubled");
-    let row = |values: &'static [f32]| move |o: &mut VirNucProResults| o.embedding("r_chunk_1F1", 3, values);
+    let row = |values: &'static [f32]| move |o: &mut VirNucProWriter| o.embedding("r_chunk_1F1", 3, values);
     check_refused(row(&[1.0, f32::NAN]), "'r_chunk_1F1': its embedding contains a NaN or infinite value");
     check_refused(row(&[1.0]), "a row of 1 values in a file of 2 columns");
 }
@@ -443,8 +448,8 @@ fn bad_scores_and_embeddings_are_refused() {
 fn an_incomplete_run_is_refused() {
     let folder = Folder::new("output");
     let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let open = |options: &ResultOptions| VirNucProResults::create(&folder.0, options.clone()).unwrap();
-    let check = |outputs: VirNucProResults, expected: &str| {
+    let open = |options: &ResultOptions| VirNucProWriter::create(&folder.0, options.clone()).unwrap();
+    let check = |outputs: VirNucProWriter, expected: &str| {
         let error = outputs.complete(&mut RunRecord::default()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(folder.names(), Vec::<String>::new());
@@ -474,7 +479,7 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         let before = ["run.json", "predictions.tsv"].map(|name| folder.read(name));
         let write = |block: Option<&str>| {
             let options = ResultOptions { save_embeddings: Some(format), ..PLAIN };
-            let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
+            let mut outputs = VirNucProWriter::create(&folder.0, options).unwrap();
             record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
             outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
             block.iter().for_each(|name| fs::create_dir(folder.path(name)).unwrap());
@@ -491,7 +496,7 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         assert!(folder.names().iter().any(|name| name.starts_with("embeddings.")), "{format:?}");
         assert!(folder.names().iter().all(|name| !name.ends_with(".part")), "{:?}", folder.names());
         // The next run writes no embeddings, and those of this run go.
-        let mut outputs = VirNucProResults::create(&folder.0, PLAIN).unwrap();
+        let mut outputs = VirNucProWriter::create(&folder.0, PLAIN).unwrap();
         record(&mut outputs, "last", &[&[[0.9, 0.1]]]);
         outputs.complete(&mut record_of("2")).unwrap();
         assert!(folder.names().iter().all(|name| !name.starts_with("embeddings.")), "{:?}", folder.names());
@@ -506,7 +511,7 @@ fn a_folder_claims_nothing_between_two_results() {
         record(outputs, "old", &[&[[0.1, 0.9]]]);
     });
     let options = ResultOptions { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = VirNucProResults::create(&folder.0, options).unwrap();
+    let mut outputs = VirNucProWriter::create(&folder.0, options).unwrap();
     record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
     outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
     fs::create_dir(folder.path("embeddings.npy")).unwrap();

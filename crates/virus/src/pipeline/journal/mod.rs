@@ -5,11 +5,11 @@ mod reader;
 mod writer;
 
 pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
-pub(crate) use writer::{InputStamps, JournalWriter, changed};
+pub(crate) use writer::{CommitLimits, InputStamps, JournalWriter, changed};
 
 use crate::VirusError;
 use crate::pipeline::queue::{SequenceResult, SequenceState};
-use crate::pipeline::shape::SEQUENCES;
+use crate::pipeline::shape::{HEAD_CLASSES, SEQUENCES};
 
 /// Journaled results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,7 +53,7 @@ impl JournalEntry {
         block.extend_from_slice(&self.number.to_le_bytes());
         block.extend_from_slice(&self.index.to_le_bytes());
         if before == Some(&self.record) {
-            block.extend_from_slice(&SAME.to_le_bytes());
+            block.extend_from_slice(&SAME_RECORD.to_le_bytes());
         } else {
             block.extend_from_slice(&(self.record.len() as u32).to_le_bytes());
             block.extend_from_slice(self.record.as_bytes());
@@ -62,10 +62,10 @@ impl JournalEntry {
         for SequenceResult { label, bases, state } in &self.sequences {
             let (code, scores) = match state {
                 // Does not occur: only complete windows are journaled. `decode` refuses the code.
-                SequenceState::Waiting => (0, [0.0; 2]),
+                SequenceState::Waiting => (0, [0.0; HEAD_CLASSES]),
                 SequenceState::Scored(scores) => (1, *scores),
-                SequenceState::Failed => (2, [0.0; 2]),
-                SequenceState::Encoded => (3, [0.0; 2]),
+                SequenceState::Failed => (2, [0.0; HEAD_CLASSES]),
+                SequenceState::Encoded => (3, [0.0; HEAD_CLASSES]),
             };
             block.extend_from_slice(&[*label, code]);
             block.extend_from_slice(&bases.to_le_bytes());
@@ -76,14 +76,14 @@ impl JournalEntry {
 
     /// Decodes the next entry of a block into `self`, which must hold the preceding entry. Returns false at the end of
     /// the block and `None` if the bytes are not a valid entry. Rows have `width` values.
-    fn decode(&mut self, bytes: &mut Bytes<'_>, width: usize) -> Option<bool> {
+    fn decode(&mut self, bytes: &mut UnreadBytes<'_>, width: usize) -> Option<bool> {
         if bytes.0.is_empty() {
             return Some(false);
         }
         self.number = bytes.u64()?;
         self.index = bytes.u64()?;
         match bytes.u32()? {
-            SAME => {}
+            SAME_RECORD => {}
             length => self.record = String::from_utf8(bytes.take(length as usize)?.to_vec()).ok()?,
         }
         self.sequences.clear();
@@ -103,6 +103,8 @@ impl JournalEntry {
             self.sequences.push(SequenceResult { label, bases, state });
         }
         self.rows.clear();
+        // The number of rows is not stored, because it follows from the states decoded above; their width follows from the
+        // models, which the journal's key identifies.
         let values = bytes.take(self.with_rows() * width * 4)?;
         self.rows.extend(values.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
         Some(true)
@@ -110,15 +112,15 @@ impl JournalEntry {
 }
 
 /// Value of the length field that stands for the record of the preceding entry.
-const SAME: u32 = u32::MAX;
+const SAME_RECORD: u32 = u32::MAX;
 
 /// Block that marks a complete journal. It cannot be mistaken for a block of entries, because an entry is longer.
-const END: &[u8] = b"end";
+const END_BLOCK: &[u8] = b"end";
 
 /// The unread bytes of a block.
-struct Bytes<'a>(&'a [u8]);
+struct UnreadBytes<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> UnreadBytes<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -149,8 +151,8 @@ mod tests {
 
     fn entries() -> Vec<JournalEntry> {
         let entry = |number, record: &str, index, sequences: Vec<(u8, SequenceState)>| {
-            let kept = |(i, (label, state))| SequenceResult { label, bases: 301 + i as u32, state };
-            let sequences = sequences.into_iter().enumerate().map(kept).collect();
+            let result = |(i, (label, state))| SequenceResult { label, bases: 301 + i as u32, state };
+            let sequences = sequences.into_iter().enumerate().map(result).collect();
             let mut entry = JournalEntry { number, record: record.to_owned(), index, sequences, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
             entry
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn entries_come_back() {
         let block = block();
-        let (mut bytes, mut entry) = (Bytes(&block), JournalEntry::default());
+        let (mut bytes, mut entry) = (UnreadBytes(&block), JournalEntry::default());
         for wanted in entries() {
             assert_eq!(entry.decode(&mut bytes, 2), Some(true));
             assert_eq!(entry, wanted);
@@ -187,7 +189,7 @@ mod tests {
     fn half_an_entry_is_none() {
         let block = block();
         for cut in 1..block.len() {
-            let (mut bytes, mut entry) = (Bytes(&block[..cut]), JournalEntry::default());
+            let (mut bytes, mut entry) = (UnreadBytes(&block[..cut]), JournalEntry::default());
             let mut read = 0;
             let last = loop {
                 match entry.decode(&mut bytes, 2) {

@@ -1,7 +1,7 @@
 //! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
 //! time; a window's results are returned only for the record and index they were written for.
 
-use super::{Bytes, END, JournalEntry, inconsistent};
+use super::{END_BLOCK, JournalEntry, UnreadBytes, inconsistent};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
@@ -36,6 +36,7 @@ impl Coverage {
     }
 
     fn union(mut self, other: Self) -> Self {
+        // Shards have interleaved ranges; `contains` searches for the last range that starts at or before a number.
         self.ranges.extend(other.ranges);
         self.ranges.sort_by_key(|r| r.start);
         let mut ranges: Vec<Range<u64>> = vec![];
@@ -52,7 +53,7 @@ impl Coverage {
 /// Reads several journals window by window.
 #[derive(Default)]
 pub(crate) struct JournalReader {
-    sources: Vec<Source>,
+    cursors: Vec<JournalCursor>,
     /// Windows that at least one of the journals has.
     pub(crate) coverage: Arc<Coverage>,
 }
@@ -61,7 +62,7 @@ pub(crate) struct JournalReader {
 pub(crate) struct ScannedJournal {
     pub(crate) path: PathBuf,
     pub(crate) coverage: Coverage,
-    /// Whether the journal ends with the block [`END`].
+    /// Whether the journal ends with the block [`END_BLOCK`].
     pub(crate) complete: bool,
     /// The reader, after the last block.
     blocks: Blocks,
@@ -70,15 +71,17 @@ pub(crate) struct ScannedJournal {
 impl ScannedJournal {
     /// Scans a journal whose rows have `width` values; the caller has checked its key.
     pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
-        let (mut coverage, mut complete) = (Coverage::default(), false);
-        let (mut block, mut entry) = (vec![], JournalEntry::default());
+        let mut coverage = Coverage::default();
+        let mut complete = false;
+        let mut block = vec![];
+        let mut entry = JournalEntry::default();
         let mut next = 0;
         while blocks.next_into(&mut block)? {
-            if block == END {
+            if block == END_BLOCK {
                 complete = true;
                 continue;
             }
-            let mut bytes = Bytes(&block);
+            let mut bytes = UnreadBytes(&block);
             while entry.decode(&mut bytes, width).ok_or_else(|| inconsistent(path, "it holds no results"))? {
                 if entry.number < next {
                     return Err(inconsistent(path, "its windows are out of order"));
@@ -109,7 +112,7 @@ impl JournalReader {
         let mut all = Coverage::default();
         for (path, coverage) in journals {
             all = all.union(coverage);
-            reader.sources.extend(Source::open(path, width)?);
+            reader.cursors.extend(JournalCursor::open(path, width)?);
         }
         reader.coverage = Arc::new(all);
         Ok(reader)
@@ -126,31 +129,31 @@ impl JournalReader {
         if !self.coverage.contains(number) {
             return Ok(None);
         }
-        // Several journals can have the window. Each source is advanced past smaller numbers, because numbers
+        // Several journals can have the window. Each cursor is advanced past smaller numbers, because numbers
         // ascend.
-        for source in &mut self.sources {
-            while source.head.as_ref().is_some_and(|e| e.number < number) {
-                source.advance()?;
+        for cursor in &mut self.cursors {
+            while cursor.head.as_ref().is_some_and(|e| e.number < number) {
+                cursor.advance()?;
             }
-            let Some(entry) = source.head.take_if(|e| e.number == number) else { continue };
+            let Some(entry) = cursor.head.take_if(|e| e.number == number) else { continue };
             if entry.record != record || entry.index != index as u64 {
                 let what = format!(
                     "window {number} belongs to '{}' in the journal, but to '{record}' in the \
                     input",
                     entry.record
                 );
-                return Err(inconsistent(&source.path, &what));
+                return Err(inconsistent(&cursor.path, &what));
             }
-            source.advance()?;
+            cursor.advance()?;
             return Ok(Some(entry));
         }
-        let path = self.sources.first().map_or(Path::new("journal"), |s| s.path.as_path());
+        let path = self.cursors.first().map_or(Path::new("journal"), |s| s.path.as_path());
         Err(inconsistent(path, &format!("window {number} is not in it any more")))
     }
 }
 
-/// One journal being read, with its next entry.
-struct Source {
+/// Read position in a journal, with the next entry decoded.
+struct JournalCursor {
     path: PathBuf,
     blocks: Blocks,
     /// Number of values of a row.
@@ -158,39 +161,46 @@ struct Source {
     /// The current block.
     block: Vec<u8>,
     /// Number of bytes of the block that were decoded.
-    at: usize,
+    decoded: usize,
     /// Record id of the entry decoded last: an entry of the same record does not repeat it.
     record: String,
     /// The next entry; `None` at the end of the journal, and after it was taken.
     head: Option<JournalEntry>,
 }
 
-impl Source {
+impl JournalCursor {
     /// Opens a journal and decodes its first entry; `None` if the file does not exist or has no complete key.
     fn open(path: &Path, width: usize) -> Result<Option<Self>, VirusError> {
         let Some(blocks) = Blocks::open(path)? else { return Ok(None) };
-        let (path, block, record) = (path.to_owned(), vec![], String::new());
-        let mut source = Self { path, blocks, width, block, at: 0, record, head: None };
-        source.advance()?;
-        Ok(Some(source))
+        let mut cursor = Self {
+            path: path.to_owned(),
+            blocks,
+            width,
+            block: vec![],
+            decoded: 0,
+            record: String::new(),
+            head: None,
+        };
+        cursor.advance()?;
+        Ok(Some(cursor))
     }
 
     /// Decodes the next entry into `head`, which is `None` at the end of the journal.
     fn advance(&mut self) -> Result<(), VirusError> {
         self.head = None;
-        while self.at == self.block.len() || self.block == END {
-            self.at = 0;
+        while self.decoded == self.block.len() || self.block == END_BLOCK {
+            self.decoded = 0;
             if !self.blocks.next_into(&mut self.block)? {
                 return Ok(());
             }
         }
-        let mut bytes = Bytes(&self.block[self.at..]);
+        let mut bytes = UnreadBytes(&self.block[self.decoded..]);
         let mut entry = JournalEntry { record: std::mem::take(&mut self.record), ..JournalEntry::default() };
         match entry.decode(&mut bytes, self.width) {
             Some(true) => {}
             Some(false) | None => return Err(inconsistent(&self.path, "it changed while it was read")),
         }
-        self.at = self.block.len() - bytes.0.len();
+        self.decoded = self.block.len() - bytes.0.len();
         self.record.clone_from(&entry.record);
         self.head = Some(entry);
         Ok(())

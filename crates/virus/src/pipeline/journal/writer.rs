@@ -3,7 +3,7 @@
 //! nothing read from an input after it changed is committed, because the journal's key identifies the original
 //! input.
 
-use super::{END, JournalEntry};
+use super::{END_BLOCK, JournalEntry};
 use crate::VirusError;
 use plimsoll_data::journal::Journal;
 pub(crate) use plimsoll_runtime::identity::InputStamps;
@@ -14,6 +14,15 @@ pub(crate) fn changed(path: &std::path::Path) -> VirusError {
     VirusError::InputChanged { path: path.to_owned() }
 }
 
+/// When a journal commits the entries of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct CommitLimits {
+    /// Size in bytes at which a block is committed without waiting for the next regular commit.
+    pub(crate) block_bytes: usize,
+    /// Time between two regular commits.
+    pub(crate) interval: Duration,
+}
+
 /// Writes windows to the journal in blocks.
 pub(crate) struct JournalWriter {
     journal: Journal,
@@ -22,12 +31,9 @@ pub(crate) struct JournalWriter {
     block: Vec<u8>,
     /// Record of the last entry in the block.
     record: String,
-    /// Size in bytes at which a block is committed without waiting for the next regular commit.
-    most: usize,
-    /// Time between two commits.
-    every: Duration,
+    limits: CommitLimits,
     /// Time of the last commit.
-    last: Instant,
+    last_commit: Instant,
     /// Number of entries on disk.
     pub(crate) committed: u64,
     /// Number of entries in the block.
@@ -35,15 +41,18 @@ pub(crate) struct JournalWriter {
 }
 
 impl JournalWriter {
-    pub(crate) fn new(
-        journal: Journal,
-        watch: InputStamps,
-        every: Duration,
-        committed: u64,
-        most: usize,
-    ) -> Self {
-        let (block, record, last) = (vec![], String::new(), Instant::now());
-        Self { journal, watch, block, record, most, every, last, committed, waiting: 0 }
+    /// Creates a writer that appends to a journal with `committed` entries.
+    pub(crate) fn new(journal: Journal, watch: InputStamps, limits: CommitLimits, committed: u64) -> Self {
+        Self {
+            journal,
+            watch,
+            block: vec![],
+            record: String::new(),
+            limits,
+            last_commit: Instant::now(),
+            committed,
+            waiting: 0,
+        }
     }
 
     /// Appends the results of a window.
@@ -52,17 +61,17 @@ impl JournalWriter {
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);
         self.waiting += 1;
-        if self.block.len() >= self.most { self.commit() } else { Ok(()) }
+        if self.block.len() >= self.limits.block_bytes { self.commit() } else { Ok(()) }
     }
 
     /// Commits the pending entries if the interval has passed.
     pub(crate) fn commit_if_due(&mut self) -> Result<(), VirusError> {
-        if self.last.elapsed() >= self.every { self.commit() } else { Ok(()) }
+        if self.last_commit.elapsed() >= self.limits.interval { self.commit() } else { Ok(()) }
     }
 
     /// Commits the pending entries.
     pub(crate) fn commit(&mut self) -> Result<(), VirusError> {
-        self.last = Instant::now();
+        self.last_commit = Instant::now();
         if self.waiting == 0 {
             return Ok(());
         }
@@ -79,6 +88,6 @@ impl JournalWriter {
     /// Commits the pending entries and marks the journal as complete.
     pub(crate) fn finish(mut self) -> Result<(), VirusError> {
         self.commit()?;
-        Ok(self.journal.append(END)?)
+        Ok(self.journal.append(END_BLOCK)?)
     }
 }
