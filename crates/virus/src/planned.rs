@@ -194,7 +194,7 @@ pub fn plan(request: &PredictPlanRequest) -> Result<PlannedPrediction, VirusErro
     let hosts = hosts(
         work,
         &budget,
-        || Process::of(settings),
+        || ProcessMemory::of(settings),
         || {
             if !options.inputs.is_empty() {
                 return extent(&options.inputs, &|| Ok(()));
