@@ -8,7 +8,7 @@
 use plimsoll_cpu::attention::{
     Attention, Gradients, SavedForward, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
 };
-use plimsoll_cpu::gemm::{self, Act, Epilogue};
+use plimsoll_cpu::matmul::linear_f32::{self, Act, Epilogue};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use plimsoll_graph::ops::Mask;
 use std::time::Instant;
@@ -115,17 +115,17 @@ impl Product {
 
     fn new() -> Self {
         let (m, n, k) = Self::SHAPE;
-        Self { x: numbers(m * k), w: numbers(gemm::packed_len(n, k)), y: vec![0.0; m * n] }
+        Self { x: numbers(m * k), w: numbers(linear_f32::packed_len(n, k)), y: vec![0.0; m * n] }
     }
 
     /// Runs it four times and returns the number of operations.
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
-        let mut scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+        let mut scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
         let e = Epilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
             let (x, y) = (Rows::new(&self.x, m, k, k), RowsMut::new(&mut self.y, m, n, n));
-            gemm::linear(cpu, x, &self.w, e, y, &mut scratch);
+            linear_f32::linear(cpu, x, &self.w, e, y, &mut scratch);
         }
         8.0 * (m * n * k) as f64
     }

@@ -5,7 +5,7 @@
 //! `cargo run --release -p plimsoll-cpu --example attention_bf16 [-- threads [turns]]`
 
 use plimsoll_cpu::attention::{Attention, Rope, attention, attention_bf16, workspace_bytes};
-use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rope};
+use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rows::rope};
 use plimsoll_graph::ops::{Mask, alibi_slopes};
 use std::time::Instant;
 

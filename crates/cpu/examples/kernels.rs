@@ -7,10 +7,10 @@
 //! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs.
 
 use plimsoll_cpu::attention::{self, Attention, Rope, attention};
-use plimsoll_cpu::gemm::{self, Act, Epilogue};
+use plimsoll_cpu::matmul::linear_f32::{self, Act, Epilogue};
 use plimsoll_cpu::{
-    Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8,
-    norm, peak, rope,
+    Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, matmul::linear_bf16,
+    matmul::linear_int8, peak, rows::elementwise, rows::norm, rows::rope,
 };
 use plimsoll_exec::tiles;
 use plimsoll_graph::ops::Mask;
@@ -120,16 +120,16 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Times one f32 GEMM. `plain` has the best instruction set without tiles.
 fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
-    let mut packed = vec![0.0; gemm::packed_len(n, k)];
-    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
-        gemm::pack_panel(rows, k, out);
+    let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
+    for (rows, out) in w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k)) {
+        linear_f32::pack_panel(rows, k, out);
     }
     let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
-    let scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+    let scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
     let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| scratch.clone());
     let ours = |cpu: &Cpu, act, y: &mut [f32], scratch: &mut [f32]| {
         let e = Epilogue { bias: Some(&bias), act, residual: None };
-        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
+        linear_f32::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
     let (mut raws, mut amxs) = (Vec::new(), Vec::new());
@@ -163,9 +163,9 @@ fn products_of_bf16(cpu: &Cpu) {
 
 fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residual: bool) {
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
-    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), gemm_bf16::packed(&numbers(n * k), k));
+    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), linear_bf16::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
-    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = raw();
@@ -173,7 +173,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
         let residual = residual.then(|| Rows::new(&r, m, n, n));
         let e = Epilogue { bias: Some(&bias[..]), act, residual };
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        linear_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
         let after = raw();
         if turn > 0 {
@@ -210,13 +210,13 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let codes = |n| numbers(n).into_iter().map(|x| (127.0 * x) as i8 as u8).collect::<Vec<_>>();
     let panels = n.div_ceil(tiles::STEP);
-    let (x, w, bias, r) = (halves(m * k), gemm_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
+    let (x, w, bias, r) = (halves(m * k), linear_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
     let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
     let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
     let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
-    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
     let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
     let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -224,10 +224,10 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     for _ in 0..TURNS {
         raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
         let start = Instant::now();
-        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        linear_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         int8 = int8.max(rate(start));
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
+        linear_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
         bf16 = bf16.max(rate(start));
     }
     println!(

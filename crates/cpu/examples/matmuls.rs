@@ -4,9 +4,9 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example matmuls [-- threads [rows]]`
 
-use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
-use plimsoll_cpu::gemm::{self, Epilogue};
-use plimsoll_cpu::matmul::{self, Operand, matmul};
+use plimsoll_cpu::matmul::linear_f32::{self, Epilogue};
+use plimsoll_cpu::matmul::row_major::{self, Operand, matmul};
+use plimsoll_cpu::training::cross_entropy::{Gradients, Head, gradients, loss};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
     let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
     let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
-    let units = matmul::WORKSPACE_BYTES / 4 * cpu.threads();
+    let units = row_major::WORKSPACE_BYTES / 4 * cpu.threads();
     let mut scratch = vec![0.0; units + 512 * (v + k + 2)];
     let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
     let mut seconds = [const { Vec::new() }; 2];
@@ -62,11 +62,11 @@ fn numbers(n: usize) -> Vec<f32> {
 
 fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
     let (x, w, dy) = (numbers(m * k), numbers(n * k), numbers(m * n));
-    let mut packed = vec![0.0; gemm::packed_len(n, k)];
-    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
-        gemm::pack_panel(rows, k, out);
+    let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
+    for (rows, out) in w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k)) {
+        linear_f32::pack_panel(rows, k, out);
     }
-    let most = gemm::workspace_bytes(cpu.isa()).max(matmul::WORKSPACE_BYTES);
+    let most = linear_f32::workspace_bytes(cpu.isa()).max(row_major::WORKSPACE_BYTES);
     let mut scratch = vec![0.0; most / 4 * cpu.threads()];
     let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
     let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));
@@ -76,7 +76,7 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
         for (side, seconds) in seconds.iter_mut().enumerate() {
             let start = Instant::now();
             match side {
-                0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut scratch),
+                0 => linear_f32::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut scratch),
                 1 => {
                     let (a, b) = (Operand::Stored(xs), Operand::Transposed(ws));
                     matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut scratch);

@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
 
-use plimsoll_cpu::adafactor::{Factored, adafactor};
-use plimsoll_cpu::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
-use plimsoll_cpu::optimizer_8bit::{Moment, adamw_8bit};
-use plimsoll_cpu::optimizer_state::{Gradient, OptimizerState};
-use plimsoll_cpu::{Cpu, Rows, RowsMut, elementwise};
+use plimsoll_cpu::training::adafactor::{Factored, adafactor};
+use plimsoll_cpu::training::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
+use plimsoll_cpu::training::optimizer_8bit::{Moment, adamw_8bit};
+use plimsoll_cpu::training::optimizer_state::{Gradient, OptimizerState};
+use plimsoll_cpu::{Cpu, Rows, RowsMut, rows::elementwise};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 use std::time::Instant;
 

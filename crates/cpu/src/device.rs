@@ -3,8 +3,8 @@
 //! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch. Copies from and to the
 //! scratch file run in threads of their own; everything else is synchronous.
 
-use super::operands::Operands;
-use super::{Bf16, Cpu, Isa, launch, reduce, widening};
+use crate::launch::operands::Operands;
+use crate::{Bf16, Cpu, Isa, launch, launch::widening, rows::reduce};
 use plimsoll_exec::arena::{Arena, Weights};
 use plimsoll_exec::host::Clock;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};

@@ -1,6 +1,6 @@
 //! The host CPU as an `plimsoll_exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
 
-use super::{CpuDevice, Isa};
+use crate::{CpuDevice, Isa};
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Machine, memory};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Precision, Target};

@@ -1,11 +1,11 @@
 //! Measures the peak arithmetic rate of this machine, the reference for the speed of kernels. Invariant: all threads
 //! of a `Cpu` are busy for the whole measurement, with its instruction set, and no operand comes from beyond L1.
 
-use super::Cpu;
+use crate::Cpu;
 #[cfg(target_arch = "x86_64")]
-use super::amx::{SIDE, TILE, TileUnit, Tiles};
-use super::isa::Kernel;
-use super::simd::{LANES, Simd};
+use crate::simd::amx::{SIDE, TILE, TileUnit, Tiles};
+use crate::simd::isa::Kernel;
+use crate::simd::{LANES, Simd};
 use std::hint::black_box;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;

@@ -6,16 +6,16 @@
 //! share only the packed keys. All arithmetic is f32 whatever the element types of q, k, v and o are; o is rounded
 //! once.
 
-use super::super::Cpu;
-use super::super::element::Element;
-use super::super::isa::Kernel;
-use super::super::math::{exp, log_sum_exp};
-use super::super::simd::{LANES, Simd};
-use super::super::tile::{Begin, PANEL, strip};
-use super::super::view::{Rows, RowsMut};
 use super::pack::{Head, gather, rotate, transpose};
 use super::workspace_bytes;
 use super::{Attention, QueryBlock, ROW, STRIP, View, blocks, keys_of, show};
+use crate::Cpu;
+use crate::element::Element;
+use crate::matmul::register_tile::{Begin, PANEL, strip};
+use crate::simd::isa::Kernel;
+use crate::simd::math::{exp, log_sum_exp};
+use crate::simd::{LANES, Simd};
+use crate::view::{Rows, RowsMut};
 
 /// Distance, in rows, by which rows of v are prefetched.
 const AHEAD: usize = 16;

@@ -8,15 +8,15 @@
 //! task adds to its gradients: dk and dv are summed over heads, blocks and queries in order, dq over key tiles in
 //! order.
 
-use super::super::Cpu;
-use super::super::isa::Kernel;
-use super::super::math::exp;
-use super::super::simd::{LANES, Simd};
-use super::super::tile::{Begin, PANEL, strip};
-use super::super::view::{Rows, RowsMut};
 use super::grad_workspace_bytes;
 use super::pack::{Head, copy, gather, rotate, transpose, turn_back};
 use super::{Attention, ROW, STRIP, View, keys_of, queries_of, show};
+use crate::Cpu;
+use crate::matmul::register_tile::{Begin, PANEL, strip};
+use crate::simd::isa::Kernel;
+use crate::simd::math::exp;
+use crate::simd::{LANES, Simd};
+use crate::view::{Rows, RowsMut};
 
 /// Keys per tile, and the row stride of ds with queries as rows.
 const KEYS: usize = 192;

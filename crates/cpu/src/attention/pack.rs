@@ -3,11 +3,11 @@
 //! Invariant: in every layout an element has the value that `rotate` computes: its bits do not depend on where it is
 //! stored.
 
-use super::super::element::Element;
-use super::super::simd::{LANES, Simd};
-use super::super::tile::PANEL;
-use super::super::view::Rows;
 use super::{ROW, Rope};
+use crate::element::Element;
+use crate::matmul::register_tile::PANEL;
+use crate::simd::{LANES, Simd};
+use crate::view::Rows;
 
 /// Distance, in rows, by which rows of q, k or v are prefetched: rows of one head lie far apart in memory.
 const AHEAD: usize = 16;

@@ -1,15 +1,15 @@
 //! Launches of attention and its gradient. Invariant: every precondition of a kernel is checked here.
 
-use super::super::attention::{self, Gradients, Rope, SavedForward};
-use super::super::operands::Operands;
-use super::super::{Cpu, Element, Rows};
+use crate::attention::{self, Gradients, Rope, SavedForward};
+use crate::launch::operands::Operands;
+use crate::{Cpu, Element, Rows};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
 /// Maximum number of heads of a launch. Fixed, so that the ALiBi slopes fit on the stack without an allocation.
 const MAX_HEADS: usize = plimsoll_plan::MAX_HEADS as usize;
 
-pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+pub(crate) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
     let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
     let spans = l.spans(op.operands(), q.rows())?;
@@ -17,7 +17,7 @@ pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attentio
     Ok(())
 }
 
-pub(in super::super) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+pub(crate) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
     let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
     let spans = l.spans(op.operands(), q.rows())?;
@@ -25,11 +25,7 @@ pub(in super::super) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attenti
     Ok(())
 }
 
-pub(in super::super) fn attention_grad(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &AttentionGrad,
-) -> Result<(), DeviceError> {
+pub(crate) fn attention_grad(l: &Operands<'_>, cpu: &Cpu, op: &AttentionGrad) -> Result<(), DeviceError> {
     let op = &op.forward;
     let [q, k, v] = qkv(l, op, 1)?;
     let (o, lse) = (l.input(1 + op.inputs())?, l.input(2 + op.inputs())?);

@@ -1,27 +1,27 @@
 //! Launches of norms, gated activations and other small inference ops. Invariant: every precondition of a kernel is
 //! checked here.
 
-use super::super::operands::Operands;
-use super::super::quantize::{self, Of};
-use super::super::{Bf16, Cpu, Element, elementwise, embed, norm, reduce, rope};
 use super::Launched;
 use super::backward::gate;
+use crate::launch::operands::Operands;
+use crate::rows::quantize::{self, Of};
+use crate::{Bf16, Cpu, Element, rows::elementwise, rows::embed, rows::norm, rows::reduce, rows::rope};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::*;
 
-pub(in super::super) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
+pub(crate) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
     elementwise::add::<E>(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) -> Launched {
+pub(crate) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) -> Launched {
     let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
     let norm = norm::BatchNorm { gamma, beta, mean, var, eps: op.eps };
     norm::batch_norm(cpu, l.input(0)?, norm, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
+pub(crate) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
     let mut y = l.output::<E>(0)?;
     let mut column = 0;
     for i in 0..l.launch.ins.len() {
@@ -32,7 +32,7 @@ pub(in super::super) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Conc
     Ok(())
 }
 
-pub(in super::super) fn embed<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Embed) -> Launched {
+pub(crate) fn embed<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Embed) -> Launched {
     let table = l.input::<E>(1)?;
     let ids = l.ids(0, table.rows())?;
     let y = l.output(0)?;
@@ -47,17 +47,17 @@ pub(in super::super) fn embed<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Embe
     Ok(())
 }
 
-pub(in super::super) fn gelu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
+pub(crate) fn gelu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
     elementwise::gelu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn glu<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
+pub(crate) fn glu<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
     elementwise::glu::<E>(cpu, gate(op.activation), l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+pub(crate) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
     match params_in_bf16(l) {
         true => layer_norm_by::<E, Bf16>(l, cpu, op),
         false => layer_norm_by::<E, f32>(l, cpu, op),
@@ -76,7 +76,7 @@ fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Layer
     Ok(())
 }
 
-pub(in super::super) fn quantize<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Quantize) -> Launched {
+pub(crate) fn quantize<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Quantize) -> Launched {
     let of = match op.of {
         Quantized::Rows => Of::Rows,
         Quantized::Gelu(_) => Of::Gelu,
@@ -102,12 +102,12 @@ fn quantize_as<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, of: Of<'_, P
     Ok(())
 }
 
-pub(in super::super) fn relu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launched {
+pub(crate) fn relu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launched {
     elementwise::relu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+pub(crate) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
     match params_in_bf16(l) {
         true => rms_norm_by::<E, Bf16>(l, cpu, op),
         false => rms_norm_by::<E, f32>(l, cpu, op),
@@ -122,26 +122,26 @@ fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm
     Ok(())
 }
 
-pub(in super::super) fn rotary_table(l: &Operands<'_>, _: &RotaryTable) -> Launched {
+pub(crate) fn rotary_table(l: &Operands<'_>, _: &RotaryTable) -> Launched {
     let inv_freq = l.vector(0)?;
     let (cos, sin) = (l.flat_out(0)?, l.flat_out(1)?);
     rope::table(inv_freq, cos.len() / inv_freq.len().max(1), cos, sin);
     Ok(())
 }
 
-pub(in super::super) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
+pub(crate) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
     elementwise::scale::<E>(cpu, op.factor, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
+pub(crate) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
     let x = l.input::<E>(0)?;
     let (first, last) = (op.skip_first as usize, op.skip_last as usize);
     reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn select_rows<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
+pub(crate) fn select_rows<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
     let x = l.input::<E>(0)?;
     embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
     Ok(())

@@ -1,19 +1,15 @@
 //! Launches of matmuls whose operands change in every step: gradients of linear layers, expert matmuls and the fused
 //! cross-entropy loss. Invariant: every precondition of a kernel is checked here.
 
-use super::super::cross_entropy::{self, Gradients, Head};
-use super::super::gemm::Epilogue;
-use super::super::matmul::{Operand, column_sums, matmul};
-use super::super::operands::Operands;
-use super::super::{Cpu, grouped};
+use crate::launch::operands::Operands;
+use crate::matmul::linear_f32::Epilogue;
+use crate::matmul::row_major::{Operand, column_sums, matmul};
+use crate::training::cross_entropy::{self, Gradients, Head};
+use crate::{Cpu, matmul::grouped};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 
-pub(in super::super) fn grouped_linear(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &GroupedLinear,
-) -> Result<(), DeviceError> {
+pub(crate) fn grouped_linear(l: &Operands<'_>, cpu: &Cpu, op: &GroupedLinear) -> Result<(), DeviceError> {
     let x = l.input(0)?;
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let offsets = offsets(l, 2 + usize::from(op.bias), x.rows())?;
@@ -21,7 +17,7 @@ pub(in super::super) fn grouped_linear(
     Ok(())
 }
 
-pub(in super::super) fn grouped_linear_input_grad(
+pub(crate) fn grouped_linear_input_grad(
     l: &Operands<'_>,
     cpu: &Cpu,
     _: &GroupedLinearInputGrad,
@@ -32,7 +28,7 @@ pub(in super::super) fn grouped_linear_input_grad(
     Ok(())
 }
 
-pub(in super::super) fn grouped_linear_weight_grad(
+pub(crate) fn grouped_linear_weight_grad(
     l: &Operands<'_>,
     cpu: &Cpu,
     op: &GroupedLinearWeightGrad,
@@ -45,7 +41,7 @@ pub(in super::super) fn grouped_linear_weight_grad(
     Ok(())
 }
 
-pub(in super::super) fn linear_cross_entropy(
+pub(crate) fn linear_cross_entropy(
     l: &Operands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropy,
@@ -62,7 +58,7 @@ pub(in super::super) fn linear_cross_entropy(
     Ok(())
 }
 
-pub(in super::super) fn linear_cross_entropy_grad(
+pub(crate) fn linear_cross_entropy_grad(
     l: &Operands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropyGrad,
@@ -76,17 +72,13 @@ pub(in super::super) fn linear_cross_entropy_grad(
     Ok(())
 }
 
-pub(in super::super) fn linear_input_grad(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    _: &LinearInputGrad,
-) -> Result<(), DeviceError> {
+pub(crate) fn linear_input_grad(l: &Operands<'_>, cpu: &Cpu, _: &LinearInputGrad) -> Result<(), DeviceError> {
     let (dy, w) = (Operand::Stored(l.input(0)?), Operand::Stored(l.input(1)?));
     matmul(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn linear_weight_grad(
+pub(crate) fn linear_weight_grad(
     l: &Operands<'_>,
     cpu: &Cpu,
     op: &LinearWeightGrad,

@@ -2,19 +2,19 @@
 //! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index, and packs cover all
 //! tokens.
 
-use super::super::operands::Operands;
-use super::super::packs::{self, Packs};
-use super::super::{Cpu, dispatch, route, router_loss};
+use crate::launch::operands::Operands;
+use crate::packs::{self, Packs};
+use crate::{Cpu, moe::dispatch, moe::route, moe::router_loss};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 use plimsoll_graph::packs::TOKENS;
 
-pub(in super::super) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
+pub(crate) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
     dispatch::combine(cpu, op.top_k as usize, l.input(0)?, l.vector(1)?, l.slots(3)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
+pub(crate) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
     let (order, places) = (l.slots(3)?, l.slots(4)?);
     let of =
         dispatch::Combined { top_k: op.top_k as usize, rows: l.input(1)?, gates: l.vector(2)?, order, places };
@@ -23,21 +23,17 @@ pub(in super::super) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGr
     Ok(())
 }
 
-pub(in super::super) fn dispatch(l: &Operands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
+pub(crate) fn dispatch(l: &Operands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
     dispatch::dispatch(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn dispatch_grad(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &DispatchGrad,
-) -> Result<(), DeviceError> {
+pub(crate) fn dispatch_grad(l: &Operands<'_>, cpu: &Cpu, op: &DispatchGrad) -> Result<(), DeviceError> {
     dispatch::dispatch_grad(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
+pub(crate) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
     let logits = l.input(0)?;
     if i32::try_from(logits.rows() * op.top_k as usize).is_err() {
         return Err(l.refuse(format!("{} tokens with {} experts each", logits.rows(), op.top_k)));
@@ -65,7 +61,7 @@ pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result
     Ok(())
 }
 
-pub(in super::super) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
+pub(crate) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
     let logits = l.input(1)?;
     let (experts, places) = (l.ids(2, logits.cols())?, l.slots(3)?);
     let chosen = route::Chosen { renormalise: op.renormalise, logits, experts, places };
@@ -73,7 +69,7 @@ pub(in super::super) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) 
     Ok(())
 }
 
-pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
+pub(crate) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
     let weights = router_loss::Weights { balance: op.balance, z: op.z };
     let losses = router_loss::router_loss(cpu, weights, choices(l, 0)?, l.workspace()?);
     for (k, value) in [losses.sum, losses.balance, losses.z].into_iter().enumerate() {
@@ -84,11 +80,7 @@ pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss
     Ok(())
 }
 
-pub(in super::super) fn router_loss_grad(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &RouterLossGrad,
-) -> Result<(), DeviceError> {
+pub(crate) fn router_loss_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouterLossGrad) -> Result<(), DeviceError> {
     let weights = router_loss::Weights { balance: op.balance, z: op.z };
     let dloss = l.vector(0)?[0];
     router_loss::router_loss_grad(cpu, weights, dloss, choices(l, 1)?, l.output(0)?, l.workspace()?);

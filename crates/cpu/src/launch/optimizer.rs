@@ -1,19 +1,19 @@
 //! Launches of optimizer ops: gradient accumulation, gradient scaling and parameter updates. Invariant: every
 //! precondition of a kernel is checked here. Element types follow the kernel table, shapes the rules of the ops.
 
-use super::super::Cpu;
-use super::super::accumulate::{Accumulator, accumulate as add};
-use super::super::adafactor::{Factored, adafactor as factored};
-use super::super::cast::Half;
-use super::super::operands::Operands;
-use super::super::optimizer::{self, Scale};
-use super::super::optimizer_8bit::{self, Moment};
-use super::super::optimizer_state::{Gradient, OptimizerState};
+use crate::Cpu;
+use crate::launch::operands::Operands;
+use crate::rows::cast::Half;
+use crate::training::accumulate::{Accumulator, accumulate as add};
+use crate::training::adafactor::{Factored, adafactor as factored};
+use crate::training::optimizer::{self, Scale};
+use crate::training::optimizer_8bit::{self, Moment};
+use crate::training::optimizer_state::{Gradient, OptimizerState};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::*;
 
-pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) -> Result<(), DeviceError> {
+pub(crate) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) -> Result<(), DeviceError> {
     let acc = match l.launch.ins[0].spec.dtype {
         DType::F32 => Accumulator::F32(place(l, 0, 0, DType::F32)?),
         DType::Bf16 => Accumulator::Half(Half::Bf16, place(l, 0, 0, DType::Bf16)?),
@@ -26,7 +26,7 @@ pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) 
     Ok(())
 }
 
-pub(in super::super) fn adafactor(l: &Operands<'_>, cpu: &Cpu, op: &Adafactor) -> Result<(), DeviceError> {
+pub(crate) fn adafactor(l: &Operands<'_>, cpu: &Cpu, op: &Adafactor) -> Result<(), DeviceError> {
     let p = place(l, 0, 0, DType::F32)?;
     let matrix = l.launch.ins[0].spec.shape.len() == 2;
     let row = matrix.then(|| place(l, 2, 1, DType::F32)).transpose()?;
@@ -37,13 +37,13 @@ pub(in super::super) fn adafactor(l: &Operands<'_>, cpu: &Cpu, op: &Adafactor) -
     Ok(())
 }
 
-pub(in super::super) fn adamw(l: &Operands<'_>, cpu: &Cpu, op: &AdamW) -> Result<(), DeviceError> {
+pub(crate) fn adamw(l: &Operands<'_>, cpu: &Cpu, op: &AdamW) -> Result<(), DeviceError> {
     let states = [place(l, 0, 0, DType::F32)?, place(l, 2, 1, DType::F32)?, place(l, 3, 2, DType::F32)?];
     optimizer::adamw(cpu, op, gradient(l, 1)?, states, scale(l, 4)?, numbers(l, 5)?);
     Ok(())
 }
 
-pub(in super::super) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) -> Result<(), DeviceError> {
+pub(crate) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) -> Result<(), DeviceError> {
     let p = place(l, 0, 0, DType::F32)?;
     let moment = |i: usize, k: usize| {
         Ok(Moment { codes: place(l, i, k, DType::U8)?, absmax: place(l, i + 1, k + 1, DType::F32)? })
@@ -53,13 +53,13 @@ pub(in super::super) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) 
     Ok(())
 }
 
-pub(in super::super) fn ema(l: &Operands<'_>, cpu: &Cpu, op: &Ema) -> Result<(), DeviceError> {
+pub(crate) fn ema(l: &Operands<'_>, cpu: &Cpu, op: &Ema) -> Result<(), DeviceError> {
     let [steps] = numbers(l, 3)?;
     optimizer::ema(cpu, op, gradient(l, 1)?, place(l, 0, 0, DType::F32)?, scale(l, 2)?, steps);
     Ok(())
 }
 
-pub(in super::super) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<(), DeviceError> {
+pub(crate) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<(), DeviceError> {
     let ([steps], scale) = (numbers(l, 0)?, scale(l, 1)?);
     if let Some(out) = l.vector_out(0)? {
         out[0] = if scale.ok { (steps + 1.0).min(CountSteps::MOST) } else { steps };
@@ -67,7 +67,7 @@ pub(in super::super) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<
     Ok(())
 }
 
-pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
+pub(crate) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
     let last = l.launch.ins.len() - 1;
     // Checks all gradients first: the iterator below, which avoids an allocation, cannot return an error.
     (0..last).try_for_each(|i| gradient(l, i).map(drop))?;
@@ -82,7 +82,7 @@ pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) 
     Ok(())
 }
 
-pub(in super::super) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(), DeviceError> {
+pub(crate) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(), DeviceError> {
     let (p, g) = (place(l, 0, 0, DType::F32)?, gradient(l, 1)?);
     if op.momentum == 0.0 {
         let [lr] = numbers(l, 3)?;

@@ -7,7 +7,7 @@ mod tiles;
 
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::attention::*;
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, rope};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::rope};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 use plimsoll_graph::ops::Mask;
 

@@ -1,7 +1,7 @@
 //! Tests of the 16-bit format conversions against the reference, for every number and around every rounding boundary.
 
 use super::{machines, numbers};
-use crate::cast::{Half, exchange, narrow, widen};
+use crate::rows::cast::{Half, exchange, narrow, widen};
 use plimsoll_exec::reference::half::{self, BF16, F16};
 
 const FORMATS: [(Half, half::Half); 2] = [(Half::Bf16, BF16), (Half::F16, F16)];

@@ -1,6 +1,6 @@
 //! Tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
-use crate::amx::{SIDE, STEP, STRIP, TileUnit};
+use crate::simd::amx::{SIDE, STEP, STRIP, TileUnit};
 
 /// The accumulators as bits, the rows of A, and for each pair of k one line of B with its 32 columns. For int8, a
 /// pair is four values.

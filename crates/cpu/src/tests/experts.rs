@@ -1,10 +1,10 @@
 //! Tests of routing with ties and invalid logits, of gradients written over their inputs, and of packs that are joined.
 
 use super::{machines, numbers, same_bits};
-use crate::dispatch::{Combined, combine_grad};
+use crate::moe::dispatch::{Combined, combine_grad};
+use crate::moe::route::{Capacity, Choice, Routed, route, scratch_words};
+use crate::moe::router_loss::{Choices, Weights, router_loss, router_loss_grad};
 use crate::packs::{Packs, whole};
-use crate::route::{Capacity, Choice, Routed, route, scratch_words};
-use crate::router_loss::{Choices, Weights, router_loss, router_loss_grad};
 use crate::{Cpu, Rows, RowsMut};
 use plimsoll_graph::packs::{TARGETS, TOKENS, WORDS};
 

@@ -1,9 +1,9 @@
 //! Tests of exp, GELU, SiLU and their derivatives on dense grids, and of the agreement of lanes.
 
 use super::{machines, numbers, same_bits};
-use crate::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
-use crate::isa::Kernel;
-use crate::math::{exp, gelu_bf16, silu_bf16};
+use crate::rows::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
+use crate::simd::isa::Kernel;
+use crate::simd::math::{exp, gelu_bf16, silu_bf16};
 use crate::simd::{LANES, Simd};
 use crate::{Cpu, Isa, Rows, RowsMut};
 use plimsoll_exec::half::bf16_to_f32;

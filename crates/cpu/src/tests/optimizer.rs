@@ -2,12 +2,12 @@
 //! element type. Their values are compared with the reference in the op cases.
 
 use super::{machines, numbers, same_bits};
-use crate::accumulate::{Accumulator, accumulate};
-use crate::adafactor::{Factored, adafactor};
-use crate::cast::{Half, narrow, widen};
-use crate::optimizer::{Scale, adamw, grad_scale, sgd, sgd_momentum};
-use crate::optimizer_8bit::{Moment, adamw_8bit};
-use crate::optimizer_state::{Gradient, OptimizerState};
+use crate::rows::cast::{Half, narrow, widen};
+use crate::training::accumulate::{Accumulator, accumulate};
+use crate::training::adafactor::{Factored, adafactor};
+use crate::training::optimizer::{Scale, adamw, grad_scale, sgd, sgd_momentum};
+use crate::training::optimizer_8bit::{Moment, adamw_8bit};
+use crate::training::optimizer_state::{Gradient, OptimizerState};
 use crate::{Cpu, Isa};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 

@@ -1,8 +1,8 @@
 //! Tests of the views of packs, and of dropout by packs.
 
 use super::{machines, numbers, same_bits};
-use crate::dropout::{Dropout, dropout};
 use crate::packs::{Packs, PacksError};
+use crate::training::dropout::{Dropout, dropout};
 use crate::{Cpu, Rows, RowsMut};
 use core::ops::Range;
 use plimsoll_graph::packs::{NUMBER, SEQUENCES, TOKENS, WORDS};

@@ -1,4 +1,4 @@
-//! Matmul of the `gemm` crate: the oracle of the matmul tests and the competitor in the kernels example, which
+//! Matmul of the `linear_f32` crate: the oracle of the matmul tests and the competitor in the kernels example, which
 //! includes this file. Invariant: safe to call with any slices; sizes are checked.
 
 /// Computes `y = x W^T` on `threads` threads with the crate's best instruction set: x (m, k), w (n, k), y (m, n), all

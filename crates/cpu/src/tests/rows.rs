@@ -1,8 +1,8 @@
 //! Tests of norms, softmax, means, embeddings and element-wise ops.
 
 use super::{close, machines, numbers, same_bits};
-use crate::norm::{BatchNorm, batch_norm, layer_norm};
-use crate::{Cpu, Rows, RowsMut, elementwise, embed, reduce, rope};
+use crate::rows::norm::{BatchNorm, batch_norm, layer_norm};
+use crate::{Cpu, Rows, RowsMut, rows::elementwise, rows::embed, rows::reduce, rows::rope};
 
 const EPS: f64 = f32::EPSILON as f64;
 

@@ -3,9 +3,9 @@
 
 use super::math::for_bf16;
 use super::{machines, numbers};
-use crate::elementwise::Gate;
-use crate::norm::{layer_norm, rms_norm};
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
+use crate::rows::elementwise::Gate;
+use crate::rows::norm::{layer_norm, rms_norm};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::elementwise, rows::embed, rows::reduce};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];

@@ -2,8 +2,8 @@
 //! must be ignored. Their values are compared with the reference in the op cases.
 
 use super::{numbers, same_bits, workspace};
-use crate::cross_entropy::{Gradients, Head, gradients, loss};
-use crate::{Cpu, Isa, Rows, RowsMut, grouped, matmul};
+use crate::training::cross_entropy::{Gradients, Head, gradients, loss};
+use crate::{Cpu, Isa, Rows, RowsMut, matmul::grouped, matmul::row_major};
 
 const ROWS: usize = 130;
 const CLASSES: usize = 700;
@@ -15,7 +15,7 @@ fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
     let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
     let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
     let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
-    let mut scratch = workspace(cpu, matmul::WORKSPACE_BYTES);
+    let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
     scratch.resize(scratch.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
     let [mut lse, mut dx, mut dw, mut db] =
         [ROWS, ROWS * WIDTH, CLASSES * WIDTH, CLASSES].map(|n| vec![f32::NAN; n]);
@@ -76,7 +76,7 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let run = |cpu: &Cpu| {
         let [mut y, mut dx, mut dw, mut db] =
             [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
-        let mut scratch = workspace(cpu, matmul::WORKSPACE_BYTES);
+        let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
         grouped::linear(cpu, xs, ws, None, &offsets, RowsMut::new(&mut y, rows, n, n), &mut scratch);
         grouped::input_grad(cpu, dys, ws, &offsets, RowsMut::new(&mut dx, rows, k, k), &mut scratch);
         let to = RowsMut::new(&mut dw, experts * n, k, k);
@@ -86,10 +86,11 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let one = run(&Cpu::new(1));
     one.iter().zip(&run(&Cpu::new(3))).for_each(|(a, b)| same_bits(a, b, "threads"));
     let cpu = Cpu::new(2);
-    let mut scratch = workspace(&cpu, matmul::WORKSPACE_BYTES);
+    let mut scratch = workspace(&cpu, row_major::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
-    let (a, b) = (matmul::Operand::Stored(xs.part(3, 287)), matmul::Operand::Transposed(ws.part(2 * n, n)));
-    matmul::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut scratch);
+    let (a, b) =
+        (row_major::Operand::Stored(xs.part(3, 287)), row_major::Operand::Transposed(ws.part(2 * n, n)));
+    row_major::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut scratch);
     same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
     assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));
 }

@@ -10,7 +10,7 @@ use core::arch::x86_64::*;
 
 /// Eight emulated registers: each is either held in `own` (the result of a product or of `zero`), or in memory at
 /// address and row stride `at`.
-pub(in super::super::super) struct Dots {
+pub(crate) struct Dots {
     own: [Lines; 8],
     at: [Option<(*const u8, isize)>; 8],
     /// Number of pairs per row of register 2 as a left factor: the queries of a narrow head.

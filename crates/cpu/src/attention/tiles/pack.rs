@@ -8,12 +8,12 @@
 //! four by four; `columns` undoes this order. Heads of 16 columns are packed in twos where possible, so that every
 //! cache line of q, k and v is read once and all SIMD lanes are used.
 
-use super::super::super::element::Bf16;
-use super::super::super::simd::Simd;
-use super::super::super::simd_x86::Avx512;
 use super::super::Rope;
 use super::super::pack::Head;
 use super::{LINE, SIDE, STEP, TILE};
+use crate::element::Bf16;
+use crate::simd::Simd;
+use crate::simd::x86::Avx512;
 use core::arch::x86_64::*;
 
 /// How the columns of a head are split, and how many heads are packed together: two heads of 16 columns fill a cache

@@ -4,14 +4,14 @@
 //! Invariant: a register is 16 rows of 64 bytes, except those that `Shape` restricts for heads packed together; `amx`
 //! defines the product of two registers.
 
-use super::super::super::amx::{Config, Tiles};
+use crate::simd::amx::{Config, Tiles};
 use core::arch::asm;
 
 /// Sizes of registers 2, 3 and 5: the queries have `pairs` pairs per row (register 2), the keys `pairs` rows
 /// (registers 3 and 5). Less than full size for heads packed together only.
 #[derive(Clone, Copy)]
-pub(in super::super::super) struct Shape {
-    pub(in super::super::super) pairs: usize,
+pub(crate) struct Shape {
+    pub(crate) pairs: usize,
 }
 
 /// Configures this thread's AMX tiles in the given shape.
@@ -28,7 +28,7 @@ pub(super) unsafe fn configure(shape: Shape) -> Tiles {
 }
 
 /// Eight tile registers of the current thread, addressed by number.
-pub(in super::super::super) trait Registers {
+pub(crate) trait Registers {
     /// Loads row r from `from + r * stride`.
     ///
     /// # Safety

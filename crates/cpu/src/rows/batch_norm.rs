@@ -1,0 +1,276 @@
+//! Batch norm in training: the forward pass with batch statistics, and the gradients of batch norm with batch or
+//! running statistics.
+//!
+//! Invariant: a column's results depend on that column alone. Sums over rows are added in the order of `columns`;
+//! the variance is computed in two passes, from differences to the mean.
+
+use crate::Cpu;
+use crate::rows::columns::{self, Terms};
+use crate::simd::isa::Kernel;
+use crate::simd::{LANES, Simd};
+use crate::view::{Rows, RowsMut};
+
+/// Inputs and attributes of batch norm in training. The vectors have one value per column.
+#[derive(Clone, Copy)]
+pub struct BatchNormTrain<'a> {
+    /// Rows to normalise (N, C), at least two.
+    pub x: Rows<'a>,
+    /// Scale.
+    pub gamma: &'a [f32],
+    /// Shift.
+    pub beta: &'a [f32],
+    /// Running mean and running variance before this step.
+    pub running: [&'a [f32]; 2],
+    /// Added to the variance.
+    pub eps: f32,
+    /// Weight of this batch's statistics in the new running statistics.
+    pub momentum: f32,
+}
+
+/// Batch norm in training: y = (x - mean) rstd gamma + beta, with the mean and the biased variance of each column
+/// (Ioffe and Szegedy, 2015) and rstd = 1 / sqrt(var + eps). `statistics` are the outputs mean, rstd, new running
+/// mean and new running variance, which uses the unbiased variance; each is written if given. Panics if there are
+/// fewer than two rows or the shapes do not match.
+pub fn batch_norm_train(
+    cpu: &Cpu,
+    norm: BatchNormTrain<'_>,
+    y: Option<RowsMut<'_>>,
+    statistics: [Option<&mut [f32]>; 4],
+) {
+    let (rows, cols) = (norm.x.rows(), norm.x.cols());
+    assert!(rows >= 2, "the variance of a batch needs two rows");
+    assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
+    let read = [norm.gamma, norm.beta, norm.running[0], norm.running[1]];
+    assert!(read.iter().all(|v| v.len() == cols), "vectors of {cols} columns");
+    let outs = statistics.map(|out| columns::start_of(out, cols));
+    by_columns(cpu, cols, &|columns| cpu.isa().run(Train { norm, y: y.as_ref(), outs, columns }));
+}
+
+/// Inputs of the gradient of batch norm. The vectors have one value per column.
+#[derive(Clone, Copy)]
+pub struct BatchNormGrad<'a> {
+    /// Gradient of the output (N, C).
+    pub dy: Rows<'a>,
+    /// Input of the batch norm (N, C).
+    pub x: Rows<'a>,
+    /// Scale.
+    pub gamma: &'a [f32],
+    /// Mean that was subtracted.
+    pub mean: &'a [f32],
+    /// Statistics that the columns were divided by.
+    pub spread: BatchStatistics<'a>,
+}
+
+/// Standard deviation of each column, from the batch or from running statistics.
+#[derive(Clone, Copy)]
+pub enum BatchStatistics<'a> {
+    /// rstd = 1 / sqrt(var + eps) of this batch. Mean and rstd are functions of x, so dx has their terms too.
+    Batch(&'a [f32]),
+    /// Running variance and eps. Mean and variance are constants with respect to x.
+    Running(&'a [f32], f32),
+}
+
+/// Computes the gradients of batch norm. With h = (x - mean) rstd: dgamma = sum dy h and dbeta = sum dy over rows; dx
+/// = gamma rstd dy for running statistics and gamma rstd (dy - mean(dy) - h mean(dy h)) for batch statistics. Each
+/// output is written if given. Panics if the shapes do not match.
+pub fn batch_norm_grad(
+    cpu: &Cpu,
+    norm: BatchNormGrad<'_>,
+    dx: Option<RowsMut<'_>>,
+    dgamma: Option<&mut [f32]>,
+    dbeta: Option<&mut [f32]>,
+) {
+    let (rows, cols) = (norm.dy.rows(), norm.dy.cols());
+    assert!(norm.x.rows() == rows && norm.x.cols() == cols, "x is ({rows}, {cols})");
+    assert!(dx.as_ref().is_none_or(|dx| dx.rows() == rows && dx.cols() == cols), "dx is ({rows}, {cols})");
+    let (BatchStatistics::Batch(spread) | BatchStatistics::Running(spread, _)) = norm.spread;
+    assert!([norm.gamma, norm.mean, spread].iter().all(|v| v.len() == cols), "vectors of {cols} columns");
+    let outs = [dgamma, dbeta].map(|out| columns::start_of(out, cols));
+    by_columns(cpu, cols, &|columns| cpu.isa().run(Grad { norm, dx: dx.as_ref(), outs, columns }));
+}
+
+/// Runs `work` in parallel, one task for each group of at most [`LANES`] columns.
+fn by_columns(cpu: &Cpu, cols: usize, work: &(dyn Fn(Columns) + Sync)) {
+    cpu.pool().run(cols.div_ceil(LANES), &|task, _| {
+        let j = task * LANES;
+        work(Columns { j, n: LANES.min(cols - j) });
+    });
+}
+
+/// The columns `j..j + n` of one task; `n` is at most [`LANES`].
+#[derive(Clone, Copy)]
+struct Columns {
+    j: usize,
+    n: usize,
+}
+
+impl Columns {
+    /// Loads the elements of `v`, a vector with one element per column; zeros in the lanes past `n`.
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, v: &[f32]) -> S::V {
+        let v = &v[self.j..self.j + self.n];
+        // SAFETY: the slice has n elements.
+        unsafe { s.load_n(v.as_ptr(), self.n) }
+    }
+
+    /// Loads these columns of row `r`; zeros in the lanes past `n`.
+    ///
+    /// # Safety
+    /// `x` must have the row and the columns.
+    #[inline(always)]
+    unsafe fn row<S: Simd>(self, s: S, x: Rows<'_>, r: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { s.load_n(x.row(r).add(self.j), self.n) }
+    }
+
+    /// Stores these columns of a per-column output that starts at address `out`; does nothing if `out` is 0.
+    ///
+    /// # Safety
+    /// `out` is 0 or the start of an output with one element per column, of which only this task accesses these
+    /// columns.
+    #[inline(always)]
+    unsafe fn put<S: Simd>(self, s: S, out: usize, v: S::V) {
+        if out != 0 {
+            // SAFETY: guaranteed by the caller.
+            unsafe { s.store_n((out as *mut f32).add(self.j), v, self.n) };
+        }
+    }
+}
+
+/// Terms of mean and variance: x - mean and (x - mean)^2. `mean` holds the values of the task's columns.
+#[derive(Clone, Copy)]
+struct Moments<'a> {
+    x: Rows<'a>,
+    mean: [f32; LANES],
+}
+
+impl Terms for Moments<'_> {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2] {
+        // SAFETY: the caller promises the row and the columns; the mean has all lanes.
+        unsafe {
+            let d = s.sub(s.load_n(self.x.row(r).add(j), n), s.load(self.mean.as_ptr()));
+            [d, s.mul(d, d)]
+        }
+    }
+}
+
+/// Forward pass for the columns of one task, for `Isa::run`. An output with address 0 is not written.
+struct Train<'a> {
+    norm: BatchNormTrain<'a>,
+    y: Option<&'a RowsMut<'a>>,
+    outs: [usize; 4],
+    columns: Columns,
+}
+
+impl Kernel for Train<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (norm, columns) = (self.norm, self.columns);
+        let rows = norm.x.rows();
+        let moments = |mean: [f32; LANES]| {
+            // SAFETY: the columns exist in every row of x.
+            unsafe { columns::sum(s, &Moments { x: norm.x, mean }, rows, columns.j, columns.n) }
+        };
+        let over = |sum: S::V, n: usize| s.div(sum, s.splat(n as f32));
+        // With a mean of zero, the first term is x itself.
+        let mean = over(moments([0.0; LANES])[0], rows);
+        let mut centre = [0.0; LANES];
+        // SAFETY: the array holds sixteen f32.
+        unsafe { s.store(centre.as_mut_ptr(), mean) };
+        let squares = moments(centre)[1];
+        let rstd = s.div(s.splat(1.0), s.sqrt(s.add(over(squares, rows), s.splat(norm.eps))));
+        let moved = |old: &[f32], new: S::V| {
+            let (keep, take) = (s.splat(1.0 - norm.momentum), s.splat(norm.momentum));
+            s.fma(take, new, s.mul(keep, columns.of(s, old)))
+        };
+        let new_mean = moved(norm.running[0], mean);
+        let new_var = moved(norm.running[1], over(squares, rows - 1));
+        for (out, v) in self.outs.into_iter().zip([mean, rstd, new_mean, new_var]) {
+            // SAFETY: each output has one element per column, and only this task accesses these columns.
+            unsafe { columns.put(s, out, v) };
+        }
+        let Some(y) = self.y else { return };
+        let (gamma, beta) = (columns.of(s, norm.gamma), columns.of(s, norm.beta));
+        for r in 0..rows {
+            // SAFETY: row r of x and y has these columns, which only this task writes.
+            unsafe {
+                let h = s.mul(s.sub(columns.row(s, norm.x, r), mean), rstd);
+                s.store_n(y.row(r).add(columns.j), s.fma(h, gamma, beta), columns.n);
+            }
+        }
+    }
+}
+
+/// Terms of dgamma and dbeta: dy h and dy, with h = (x - mean) rstd. `mean` and `rstd` hold the values of the task's
+/// columns.
+#[derive(Clone, Copy)]
+struct Scaled<'a> {
+    dy: Rows<'a>,
+    x: Rows<'a>,
+    mean: [f32; LANES],
+    rstd: [f32; LANES],
+}
+
+impl Terms for Scaled<'_> {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2] {
+        // SAFETY: the caller promises the row and the columns; the vectors have all lanes.
+        unsafe {
+            let dy = s.load_n(self.dy.row(r).add(j), n);
+            let d = s.sub(s.load_n(self.x.row(r).add(j), n), s.load(self.mean.as_ptr()));
+            [s.mul(dy, s.mul(d, s.load(self.rstd.as_ptr()))), dy]
+        }
+    }
+}
+
+/// Gradients of the columns of one task, for `Isa::run`. An output with address 0 is not written.
+struct Grad<'a> {
+    norm: BatchNormGrad<'a>,
+    dx: Option<&'a RowsMut<'a>>,
+    outs: [usize; 2],
+    columns: Columns,
+}
+
+impl Kernel for Grad<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (norm, columns, rows) = (self.norm, self.columns, self.norm.dy.rows());
+        let one = s.splat(1.0);
+        let (mean, rstd) = match norm.spread {
+            BatchStatistics::Batch(rstd) => (columns.of(s, norm.mean), columns.of(s, rstd)),
+            BatchStatistics::Running(var, eps) => {
+                let deviation = s.sqrt(s.add(columns.of(s, var), s.splat(eps)));
+                (columns.of(s, norm.mean), s.div(one, deviation))
+            }
+        };
+        let mut scaled = Scaled { dy: norm.dy, x: norm.x, mean: [0.0; LANES], rstd: [0.0; LANES] };
+        // SAFETY: the arrays hold sixteen f32 each; the columns exist in every row of dy and x.
+        let [dgamma, dbeta] = unsafe {
+            s.store(scaled.mean.as_mut_ptr(), mean);
+            s.store(scaled.rstd.as_mut_ptr(), rstd);
+            columns::sum(s, &scaled, rows, columns.j, columns.n)
+        };
+        for (out, v) in self.outs.into_iter().zip([dgamma, dbeta]) {
+            // SAFETY: each output has one element per column, and only this task accesses these columns.
+            unsafe { columns.put(s, out, v) };
+        }
+        let Some(dx) = self.dx else { return };
+        let k = s.mul(columns.of(s, norm.gamma), rstd);
+        let (mean_dy, minus_dyh) = match norm.spread {
+            BatchStatistics::Batch(_) => {
+                let n = s.splat(rows as f32);
+                (s.div(dbeta, n), s.sub(s.splat(0.0), s.div(dgamma, n)))
+            }
+            BatchStatistics::Running(..) => (s.splat(0.0), s.splat(0.0)),
+        };
+        for r in 0..rows {
+            // SAFETY: row r of dy, x and dx has these columns, which only this task writes.
+            unsafe {
+                let h = s.mul(s.sub(columns.row(s, norm.x, r), mean), rstd);
+                let d = s.fma(h, minus_dyh, s.sub(columns.row(s, norm.dy, r), mean_dy));
+                s.store_n(dx.row(r).add(columns.j), s.mul(k, d), columns.n);
+            }
+        }
+    }
+}

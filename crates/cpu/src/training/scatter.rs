@@ -1,0 +1,128 @@
+//! Scatter-add of rows by index: the gradients of embeddings and of `select_rows`.
+//!
+//! Invariant: each element of the result adds its rows in ascending order. Tasks divide the columns, so no two tasks
+//! write the same element, and a frequent token costs no more than a rare one.
+
+use crate::Cpu;
+use crate::simd::isa::Kernel;
+use crate::simd::{LANES, Simd};
+use crate::view::{Rows, RowsMut};
+use crate::{rows::columns, rows::elementwise};
+
+/// Weights of tokens under ESM's token dropout, as in `embed::gather_esm`.
+#[derive(Clone, Copy)]
+pub struct TokenDropout<'a> {
+    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them have weight 0.
+    pub spans: &'a [[u32; 2]],
+    /// Id of the mask token, whose weight is 0.
+    pub mask_id: u32,
+    /// Share of tokens that were not masked in training.
+    pub keep: f32,
+}
+
+/// Scatter-add: `y[ids[i]] += x[i]` for every i in order, starting from zeros.
+pub fn scatter(cpu: &Cpu, ids: &[u32], x: Rows<'_>, y: RowsMut<'_>) {
+    embed_grad(cpu, ids, x, None, Some(y), None);
+}
+
+/// Gradient of an embedding: `dtable[ids[t]] += scale dx[t]` for every t in order, starting from zeros, and drow
+/// is the sum of `scale dx[t]`, where scale is the token's weight. Panics if the shapes do not match or an id is
+/// out of range.
+pub fn embed_grad(
+    cpu: &Cpu,
+    ids: &[u32],
+    dx: Rows<'_>,
+    dropout: Option<TokenDropout<'_>>,
+    mut dtable: Option<RowsMut<'_>>,
+    drow: Option<&mut [f32]>,
+) {
+    let cols = dx.cols();
+    assert_eq!(dx.rows(), ids.len(), "one row per token");
+    assert!(dtable.as_ref().is_none_or(|table| table.cols() == cols), "columns of the table");
+    let rows = dtable.as_ref().map_or(usize::MAX, RowsMut::rows);
+    assert!(ids.iter().all(|&id| (id as usize) < rows), "an index outside of {rows} rows");
+    if let Some(dropout) = dropout {
+        crate::check_spans(dropout.spans, ids.len());
+    }
+    if let Some(table) = &mut dtable {
+        elementwise::fill(cpu, 0.0, table.columns(0, cols));
+    }
+    let drow = columns::start_of(drow, cols);
+    cpu.pool().run(cols.div_ceil(WIDTH), &|task, _| {
+        let (dtable, drow) = (dtable.as_ref(), drow as *mut f32);
+        let columns = [task * WIDTH, cols.min((task + 1) * WIDTH)];
+        cpu.isa().run(Scatter { ids, dx, dropout, dtable, drow, columns });
+    });
+}
+
+/// Columns per task: two cache lines.
+const WIDTH: usize = 2 * LANES;
+
+/// Tokens per partial sum of the added row, if no sequences are given.
+const BLOCK: usize = 64;
+
+/// The columns `columns[0]..columns[1]` of the gradient, for `Isa::run`. A null `drow` is not computed.
+struct Scatter<'a> {
+    ids: &'a [u32],
+    dx: Rows<'a>,
+    dropout: Option<TokenDropout<'a>>,
+    dtable: Option<&'a RowsMut<'a>>,
+    drow: *mut f32,
+    columns: [usize; 2],
+}
+
+impl Kernel for Scatter<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let [first, end] = self.columns;
+        for j in (first..end).step_by(LANES) {
+            let n = LANES.min(end - j);
+            let zero = s.splat(0.0);
+            let mut total = zero;
+            match self.dropout {
+                Some(dropout) => {
+                    for span in dropout.spans {
+                        let span = span[0] as usize..span[1] as usize;
+                        let masks = self.ids[span.clone()].iter().filter(|&&id| id == dropout.mask_id).count();
+                        let scale = dropout.keep / (1.0 - masks as f32 / span.len() as f32);
+                        let mut sum = zero;
+                        for t in span.filter(|&t| self.ids[t] != dropout.mask_id) {
+                            sum = self.add(s, t, scale, [j, n], sum);
+                        }
+                        total = s.add(total, sum);
+                    }
+                }
+                None => {
+                    for start in (0..self.ids.len()).step_by(BLOCK) {
+                        let mut sum = zero;
+                        for t in start..self.ids.len().min(start + BLOCK) {
+                            sum = self.add(s, t, 1.0, [j, n], sum);
+                        }
+                        total = s.add(total, sum);
+                    }
+                }
+            }
+            if !self.drow.is_null() {
+                // SAFETY: one element per column; these columns belong to this task.
+                unsafe { s.store_n(self.drow.add(j), total, n) };
+            }
+        }
+    }
+}
+
+impl Scatter<'_> {
+    /// Adds token `t`, times `scale`, to its row of the table and to `sum`.
+    #[inline(always)]
+    fn add<S: Simd>(&self, s: S, t: usize, scale: f32, [j, n]: [usize; 2], sum: S::V) -> S::V {
+        // SAFETY: columns j..j + n exist in row t of dx and in the table, whose indices were checked; only this task
+        // writes them.
+        unsafe {
+            let v = s.mul(s.load_n(self.dx.row(t).add(j), n), s.splat(scale));
+            if let Some(table) = self.dtable {
+                let to = table.row(self.ids[t] as usize).add(j);
+                s.store_n(to, s.add(s.load_n(to, n), v), n);
+            }
+            s.add(sum, v)
+        }
+    }
+}
