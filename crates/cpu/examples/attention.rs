@@ -43,7 +43,9 @@ fn numbers(n: usize) -> Vec<f32> {
 }
 
 fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, usize, usize, usize, Mask)) {
-    let (t, d, kv) = (len * sequences, heads * hd, kv_heads * hd);
+    let t = len * sequences;
+    let d = heads * hd;
+    let kv = kv_heads * hd;
     let config = Attention {
         heads,
         kv_heads,
@@ -56,12 +58,15 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
     let [q, gradient] = [t * d; 2].map(numbers);
     let [k, v] = [t * kv; 2].map(numbers);
-    let (mut o, mut lse) = (vec![0.0; t * d], vec![0.0; t * heads]);
+    let mut o = vec![0.0; t * d];
+    let mut lse = vec![0.0; t * heads];
     let [q, gradient] = [&q, &gradient].map(|x| Rows::new(x, t, d, d));
     let [k, v] = [&k, &v].map(|x| Rows::new(x, t, kv, kv));
     let mut scratch = vec![0.0; workspace_bytes(hd) / 4 * cpu.threads()];
     let mut grad_space = vec![0.0; grad_workspace_bytes(hd) / 4 * cpu.threads()];
-    let (mut dq, mut dk, mut dv) = (vec![0.0; t * d], vec![0.0; t * kv], vec![0.0; t * kv]);
+    let mut dq = vec![0.0; t * d];
+    let mut dk = vec![0.0; t * kv];
+    let mut dv = vec![0.0; t * kv];
     let mut product = Product::new();
     let mut seconds = [const { Vec::new() }; 3];
     for turn in 0..TURNS + 1 {
@@ -69,7 +74,8 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let flops = product.run(cpu);
         let gemm = start.elapsed().as_secs_f64() / flops;
         let start = Instant::now();
-        let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, heads, heads));
+        let out = RowsMut::new(&mut o, t, d, d);
+        let sums = RowsMut::new(&mut lse, t, heads, heads);
         attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut scratch);
         let forward = start.elapsed().as_secs_f64();
         let given = SavedForward {
@@ -124,7 +130,8 @@ impl Product {
         let mut scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
         let e = Epilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
-            let (x, y) = (Rows::new(&self.x, m, k, k), RowsMut::new(&mut self.y, m, n, n));
+            let x = Rows::new(&self.x, m, k, k);
+            let y = RowsMut::new(&mut self.y, m, n, n);
             linear_f32::linear(cpu, x, &self.w, e, y, &mut scratch);
         }
         8.0 * (m * n * k) as f64

@@ -27,7 +27,8 @@ const SHAPES: [(usize, usize, usize, usize); 11] = [
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
-    let (threads, turns) = (args.next().unwrap_or(2), args.next().unwrap_or(7));
+    let threads = args.next().unwrap_or(2);
+    let turns = args.next().unwrap_or(7);
     let best = Cpu::new(threads);
     let lanes = Isa::available().find(|isa| !isa.has_tiles()).expect("portable code");
     let lanes = Cpu::with_isa(threads, lanes);
@@ -46,7 +47,9 @@ fn time(
     turns: usize,
     raw: Option<f64>,
 ) {
-    let (t, d, alibi) = (len * sequences, heads * hd, heads == 12);
+    let t = len * sequences;
+    let d = heads * hd;
+    let alibi = heads == 12;
     let frequencies: Vec<f32> = (0..hd / 2).map(|j| 1e4f32.powf(-2.0 * j as f32 / hd as f32)).collect();
     let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; len * hd / 2]);
     rope::table(&frequencies, len, &mut cos, &mut sin);
@@ -65,7 +68,8 @@ fn time(
     let wide = Aligned::new(3 * t * d, number);
     let narrow = Aligned::new(3 * t * d, |i| Bf16((number(i).to_bits() >> 16) as u16));
     let mut scratch = Aligned::new(workspace_bytes(hd) / 4 * cpus[0].threads(), |_| 0.0f32);
-    let (mut o, mut o_wide) = (Aligned::new(t * d, |_| Bf16(0)), Aligned::new(t * d, |_| 0.0f32));
+    let mut o = Aligned::new(t * d, |_| Bf16(0));
+    let mut o_wide = Aligned::new(t * d, |_| 0.0f32);
     let mut seconds = [const { Vec::new() }; 3];
     for turn in 0..turns + 1 {
         for (way, seconds) in seconds.iter_mut().enumerate() {

@@ -119,7 +119,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Times one f32 GEMM. `plain` has the best instruction set without tiles.
 fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
-    let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
+    let x = numbers(m * k);
+    let w = numbers(n * k);
+    let bias = numbers(n);
     let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
     for (rows, out) in w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k)) {
         linear_f32::pack_panel(rows, k, out);
@@ -132,7 +134,8 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         linear_f32::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
-    let (mut raws, mut amxs) = (Vec::new(), Vec::new());
+    let mut raws = Vec::new();
+    let mut amxs = Vec::new();
     let [_, _, seconds @ ..] = by_turns([
         &mut || raws.push(raw(cpu, flops)),
         &mut || amxs.push(raw_amx(cpu, flops)),
@@ -142,7 +145,8 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         &mut || ours(cpu, Act::Gelu, &mut gelu, &mut gelu_space),
     ]);
     let [peer, plain, ours, gelu] = seconds.map(|s: f64| flops / s / 1e9);
-    let (raw, amx) = (median(raws), median(amxs));
+    let raw = median(raws);
+    let amx = median(amxs);
     print!("{m:>8},{n:>6},{k:>6}");
     [raw, amx, peer, plain, ours, gelu].iter().for_each(|r| print!(" {r:>7.1}"));
     println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
@@ -163,11 +167,16 @@ fn products_of_bf16(cpu: &Cpu) {
 
 fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residual: bool) {
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
-    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), linear_bf16::packed(&numbers(n * k), k));
+    let x = halves(m * k);
+    let bias = halves(n);
+    let r = halves(m * n);
+    let w = linear_bf16::packed(&numbers(n * k), k);
     let mut y = vec![Bf16::default(); m * n];
     let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
-    let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let mut raws = Vec::new();
+    let mut rates = Vec::new();
+    let mut shares = Vec::new();
     let mut before = raw();
     for turn in 0..TURNS + 1 {
         let residual = residual.then(|| Rows::new(&r, m, n, n));
@@ -210,16 +219,23 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let codes = |n| numbers(n).into_iter().map(|x| (127.0 * x) as i8 as u8).collect::<Vec<_>>();
     let panels = n.div_ceil(tiles::STEP);
-    let (x, w, bias, r) = (halves(m * k), linear_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
-    let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
-    let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
+    let x = halves(m * k);
+    let w = linear_bf16::packed(&numbers(n * k), k);
+    let bias = halves(n);
+    let r = halves(m * n);
+    let cx = codes(m * k);
+    let cw = codes(panels * tiles::codes_panel(k));
+    let sx = vec![0.01; m];
+    let sw = vec![0.01; panels * tiles::STEP];
     let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
     let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
     let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
-    let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let mut raw = 0.0_f64;
+    let mut int8 = 0.0_f64;
+    let mut bf16 = 0.0_f64;
     let rate = |start: Instant| 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
     for _ in 0..TURNS {
         raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
@@ -238,11 +254,13 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
 }
 
 fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {
-    let (t, d) = (len * sequences, heads * hd);
+    let t = len * sequences;
+    let d = heads * hd;
     let qkv = numbers(t * 3 * d);
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
     let freq: Vec<f32> = (0..hd / 2).map(|j| 1e4f32.powf(-(2.0 * j as f32) / hd as f32)).collect();
-    let (mut cos, mut sin) = (vec![0.0; len * hd / 2], vec![0.0; len * hd / 2]);
+    let mut cos = vec![0.0; len * hd / 2];
+    let mut sin = vec![0.0; len * hd / 2];
     rope::table(&freq, len, &mut cos, &mut sin);
     let slopes: Vec<f32> = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
     let config = Attention {
@@ -263,7 +281,8 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
         attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut scratch);
     }]);
-    let (raw, ours) = (median(raws), flops / ours_s / 1e9);
+    let raw = median(raws);
+    let ours = flops / ours_s / 1e9;
     let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });
     println!("{what:>34} {raw:>8.1} {ours:>8.1} | {:>8.2}", ours / raw);
 }
@@ -271,7 +290,8 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
 /// Measures the GB/s read and written by layer norm and GELU on 2048 rows of 320 to 1920 columns.
 fn stream(cpu: &Cpu) {
     for n in [320, 640, 1280, 1920] {
-        let (m, g) = (2048, numbers(n));
+        let m = 2048;
+        let g = numbers(n);
         let x = numbers(m * n);
         let [norm_s, gelu_s] = rows(cpu, &x, &g);
         let halves: Vec<Bf16> = x.iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect();
@@ -289,11 +309,14 @@ fn stream(cpu: &Cpu) {
 
 /// Seconds of a layer norm and of a GELU on rows as wide as `g`.
 fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
-    let (m, n) = (x.len() / g.len(), g.len());
-    let (mut y, mut z) = (x.to_vec(), x.to_vec());
+    let m = x.len() / g.len();
+    let n = g.len();
+    let mut y = x.to_vec();
+    let mut z = x.to_vec();
     by_turns([
         &mut || {
-            let (x, y) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
+            let x = Rows::new(x, m, n, n);
+            let y = RowsMut::new(&mut y, m, n, n);
             norm::layer_norm(cpu, x, g, g, 1e-5, Some(y), None, None);
         },
         &mut || elementwise::gelu(cpu, Rows::new(x, m, n, n), RowsMut::new(&mut z, m, n, n)),

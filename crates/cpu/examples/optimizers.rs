@@ -36,8 +36,10 @@ type Side = (&'static str, usize, fn(&Cpu, &mut Tensors));
 
 const SIDES: [Side; 6] = [
     ("p = v + g", 12, |cpu, t| {
-        let (rows, view) = (t.p.len() / COLUMNS, |x| Rows::new(x, t.p.len() / COLUMNS, COLUMNS, COLUMNS));
-        let (v, g) = (view(&t.v), view(&t.g));
+        let rows = t.p.len() / COLUMNS;
+        let view = |x| Rows::new(x, t.p.len() / COLUMNS, COLUMNS, COLUMNS);
+        let v = view(&t.v);
+        let g = view(&t.g);
         elementwise::add(cpu, v, g, RowsMut::new(&mut t.p, rows, COLUMNS, COLUMNS));
     }),
     ("grad_scale", 4, |cpu, t| {
@@ -71,8 +73,8 @@ const SIDES: [Side; 6] = [
         adamw_8bit(cpu, &ADAMW, Gradient::F32(&t.g), OptimizerState::in_place(&mut t.p), moments, SCALE, HYPER);
     }),
     ("adafactor", 24, |cpu, t| {
-        let (row, column) =
-            (Some(OptimizerState::in_place(&mut t.row)), OptimizerState::in_place(&mut t.column));
+        let row = Some(OptimizerState::in_place(&mut t.row));
+        let column = OptimizerState::in_place(&mut t.column);
         let states = Factored { p: OptimizerState::in_place(&mut t.p), row, column };
         adafactor(cpu, &ADAFACTOR, Gradient::F32(&t.g), states, SCALE, [1e-3, 0.9]);
     }),
@@ -80,7 +82,8 @@ const SIDES: [Side; 6] = [
 
 fn main() {
     let number = |i| std::env::args().nth(i).and_then(|a| a.parse().ok());
-    let (threads, millions) = (number(1).unwrap_or(2), number(2).unwrap_or(32));
+    let threads = number(1).unwrap_or(2);
+    let millions = number(2).unwrap_or(32);
     let rows = millions * 1_000_000 / COLUMNS;
     let n = rows * COLUMNS;
     let numbers = |n: usize| (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect::<Vec<_>>();

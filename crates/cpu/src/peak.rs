@@ -128,7 +128,8 @@ unsafe fn pairs_burst() -> u64 {
         // SAFETY: both types are 64 bytes, and any bits are valid bf16.
         unsafe { core::mem::transmute(_mm512_set1_epi32(black_box(pair) as i32)) }
     };
-    let (x, y) = (bits(0xbf00_3f00), bits(0x3f00_3f00));
+    let x = bits(0xbf00_3f00);
+    let y = bits(0x3f00_3f00);
     let mut sums = [_mm512_set1_ps(1.0); SUMS];
     for _ in 0..ROUNDS {
         for sum in &mut sums {
@@ -149,7 +150,8 @@ unsafe fn quads_burst() -> u64 {
     use core::arch::x86_64::*;
     // 200, 100, 1, 0 times 50, -101, 7, 9 adds -93 to the accumulators, which stay far from overflow.
     let quad = |quad: [u8; 4]| _mm512_set1_epi32(black_box(i32::from_le_bytes(quad)));
-    let (x, y) = (quad([200, 100, 1, 0]), quad([50, 155, 7, 9]));
+    let x = quad([200, 100, 1, 0]);
+    let y = quad([50, 155, 7, 9]);
     let mut sums = [_mm512_set1_epi32(1); SUMS];
     for _ in 0..ROUNDS {
         for sum in &mut sums {
@@ -225,7 +227,8 @@ mod tests {
     fn every_instruction_set_multiplies() {
         for isa in Isa::available() {
             let cpu = Cpu::with_isa(2, isa);
-            let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, Factors::Bf16, 1e-3));
+            let fma = fma_gflops(&cpu, 1e-3);
+            let amx = amx_gflops(&cpu, Factors::Bf16, 1e-3);
             let int8 = amx_gflops(&cpu, Factors::Int8, 1e-3);
             assert_eq!((amx.is_some(), int8.is_some()), (isa.has_tiles(), isa.has_tiles()));
             let [dots, quads] = [Factors::Bf16, Factors::Int8].map(|of| dot_gflops(&cpu, of, 1e-3));

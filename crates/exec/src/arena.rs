@@ -104,7 +104,8 @@ impl HostBlock {
     fn give_back(&mut self, kept: usize) {
         // Whole huge pages alone: the block is aligned to them, and the operating system would have to split one. The last
         // page may hold memory of other owners behind the block, so it stays.
-        let (first, last) = (kept.next_multiple_of(HUGE_PAGE), self.size() / HUGE_PAGE * HUGE_PAGE);
+        let first = kept.next_multiple_of(HUGE_PAGE);
+        let last = self.size() / HUGE_PAGE * HUGE_PAGE;
         if first >= last {
             return;
         }
@@ -236,7 +237,8 @@ impl Arena {
 
     /// Copies a range to another position; the two may overlap.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
+        let source = self.range(from, bytes)?;
+        let target = self.range(to, bytes)?;
         let _alone = self.writing(from.min(to));
         // SAFETY: both ranges are inside; other accesses are excluded as in `write`; `copy_to` allows overlap.
         unsafe { source.copy_to(target, bytes.0 as usize) };

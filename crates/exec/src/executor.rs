@@ -234,7 +234,8 @@ impl Executor {
         read: ReadShared<'_>,
         report: OnStart<'_>,
     ) -> Result<(), DeviceError> {
-        let (program, mut loaded) = (self.program(), BTreeSet::new());
+        let program = self.program();
+        let mut loaded = BTreeSet::new();
         let all = (0..program.plans().len()).flat_map(|plan| Weight::resident(program, plan));
         let once = all.filter(|weight| loaded.insert(weight.at));
         let weights = once.map(|weight| {
@@ -337,7 +338,8 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.loaded().instructions[plan].len());
+        let entries = times.len();
+        let instructions = self.loaded().instructions[plan].len();
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });

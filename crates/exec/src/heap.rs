@@ -119,7 +119,9 @@ impl Text {
 
     /// Appends a number in decimal.
     fn number(&mut self, number: u64) {
-        let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, number);
+        let mut digits = [b'0'; 20];
+        let mut first = 20;
+        let mut rest = number;
         loop {
             first -= 1;
             digits[first] = b'0' + (rest % 10) as u8;

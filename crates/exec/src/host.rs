@@ -21,7 +21,8 @@ impl Clock {
     /// Records the span from `start` to now.
     pub fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
         if let (Some(began), Some(start)) = (self.began, start) {
-            let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
+            let from = (start - began).as_secs_f64();
+            let seconds = start.elapsed().as_secs_f64();
             self.spans.push(Span { track, name: name.to_owned(), start: from, seconds });
         }
     }

@@ -90,7 +90,8 @@ pub(crate) fn load_weights(
     let next = AtomicUsize::new(0);
     let refused = |source| DeviceError::Thread { source };
     std::thread::scope(|scope| {
-        let (mut senders, mut devices) = (vec![], vec![]);
+        let mut senders = vec![];
+        let mut devices = vec![];
         for executor in executors {
             let (sender, parts) = sync_channel::<Part>(PARTS_AHEAD);
             let mut put = move |(at, part): Part| executor.device_mut().upload(at, &part);
@@ -98,9 +99,12 @@ pub(crate) fn load_weights(
             devices.push(Builder::new().name("load".to_owned()).spawn_scoped(scope, work).map_err(refused)?);
             senders.push(sender);
         }
-        let (weights, next, (read_elements, elements)) = (&weights, &next, channel());
+        let weights = &weights;
+        let next = &next;
+        let (read_elements, elements) = channel();
         let reader = |_| {
-            let (senders, read_elements) = (senders.clone(), read_elements.clone());
+            let senders = senders.clone();
+            let read_elements = read_elements.clone();
             let work = move || read_weights(weights, next, &senders, &read_elements, read);
             Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).map_err(refused)
         };
@@ -293,7 +297,8 @@ impl Shape {
         match spec.layout {
             Layout::RowMajor => Self::Rows { first: 0, end: spec.elements_at(full), dtype: spec.dtype },
             Layout::Packed { rows, .. } => {
-                let (n, k) = (spec.rows(full), spec.row_elements());
+                let n = spec.rows(full);
+                let k = spec.row_elements();
                 match spec.dtype {
                     DType::F32 => Self::Panels { width: u64::from(rows), n, k },
                     DType::Bf16 => Self::Tiles { n, k },
@@ -315,7 +320,12 @@ impl Shape {
 impl Buffers {
     /// Buffers large enough for each of the given weights.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel, mut narrow, mut codes, mut packed, mut scales) = (0, 0, 0, 0, 0, 0);
+        let mut rows = 0;
+        let mut panel = 0;
+        let mut narrow = 0;
+        let mut codes = 0;
+        let mut packed = 0;
+        let mut scales = 0;
         for weight in weights {
             match weight.shape {
                 Shape::Rows { first, end, dtype } => {
@@ -346,8 +356,11 @@ impl Buffers {
                 }
             }
         }
-        let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
-        let (codes, packed, scales) = (vec![0; codes], vec![0; packed], vec![0.0; scales as usize]);
+        let rows = vec![0.0; rows as usize];
+        let panel = vec![0.0; panel as usize];
+        let codes = vec![0; codes];
+        let packed = vec![0; packed];
+        let scales = vec![0.0; scales as usize];
         Self { rows, panel, narrow: vec![0; narrow as usize], codes, packed, scales }
     }
 }
@@ -359,7 +372,8 @@ fn load_rows(
     dtype: DType,
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (Buffers { rows, narrow, .. }, end) = (buffers, range.end);
+    let Buffers { rows, narrow, .. } = buffers;
+    let end = range.end;
     for first in range.step_by(CHUNK as usize) {
         let part = &mut rows[..(end - first).min(CHUNK) as usize];
         loading.read(first, part)?;
@@ -410,7 +424,8 @@ fn load_scaled(
     (n, k): (u64, u64),
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (stride, together) = (scaled::stride(k as usize), scaled_rows(n, k));
+    let stride = scaled::stride(k as usize);
+    let together = scaled_rows(n, k);
     let scales = &mut buffers.scales[..n as usize];
     for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
         let rows = &mut buffers.rows[..scales.len() * k as usize];
@@ -431,7 +446,8 @@ fn load_scaled_tiles(
     k: u64,
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (stride, panel) = (tiles::codes_stride(k as usize), tiles::codes_panel(k as usize));
+    let stride = tiles::codes_stride(k as usize);
+    let panel = tiles::codes_panel(k as usize);
     let scales = &mut buffers.scales[..(n as usize).next_multiple_of(tiles::STEP)];
     scales.fill(0.0);
     for (i, scales) in scales.chunks_mut(tiles::STEP).enumerate() {

@@ -37,7 +37,8 @@ impl Executor {
     /// The parameters and states of all plans, each once, in the order of the program's plans.
     pub fn persistent_tensors(&self) -> Vec<PersistentTensor> {
         let program = self.program();
-        let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
+        let mut seen = BTreeSet::new();
+        let mut residents = vec![];
         for (i, (_, plan)) in program.plans().iter().enumerate() {
             for (v, value) in plan.graph.sources() {
                 let what = match value.spec.role {

@@ -111,13 +111,15 @@ impl QuantizedFormat {
 
     /// Squared error of a row quantized with the largest magnitude `most`.
     fn squared_error(self, row: &[f32], most: f32) -> f32 {
-        let (inverse, scale) = (self.largest() / most, most / self.largest());
+        let inverse = self.largest() / most;
+        let scale = most / self.largest();
         row.iter().map(|&x| (self.widen(self.round(x * inverse)) * scale - x).powi(2)).sum()
     }
 
     /// Quantizes a matrix and returns its bytes: all rows, then all scales.
     pub fn encode(self, numbers: &[f64], columns: usize) -> Vec<u8> {
-        let (mut codes, mut scales) = (vec![], vec![]);
+        let mut codes = vec![];
+        let mut scales = vec![];
         for row in numbers.chunks(columns.max(1)) {
             let row: Vec<f32> = row.iter().map(|&x| x as f32).collect();
             let at = codes.len();
@@ -146,7 +148,8 @@ impl QuantizedFormat {
 /// Converts to the nearest e4m3, ties to even; larger values saturate.
 fn round(x: f32) -> u8 {
     let bits = x.to_bits();
-    let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7FFF_FFFF);
+    let sign = (bits >> 24 & 0x80) as u8;
+    let magnitude = bits & 0x7FFF_FFFF;
     if x.is_nan() {
         return NAN;
     }
@@ -162,7 +165,8 @@ fn round(x: f32) -> u8 {
 
 /// Converts e4m3 to f32.
 fn widen(code: u8) -> f32 {
-    let (exponent, fraction) = (u32::from(code >> 3 & 15), u32::from(code & 7));
+    let exponent = u32::from(code >> 3 & 15);
+    let fraction = u32::from(code & 7);
     let magnitude = match (exponent, fraction) {
         (15, 7) => f32::NAN,
         (0, _) => fraction as f32 / 512.0,
@@ -182,7 +186,8 @@ mod tests {
         }
         assert_eq!((round(f32::NAN), round(f32::INFINITY), round(-1e9)), (NAN, 0x7E, 0xFE));
         for code in 0..0x7Eu8 {
-            let (a, b) = (widen(code), widen(code + 1));
+            let a = widen(code);
+            let b = widen(code + 1);
             let middle = 0.5 * (a + b);
             assert_eq!(round(middle), code + code % 2, "{middle}");
             assert_eq!(round(middle - 1e-3 * (b - a)), code);

@@ -89,7 +89,8 @@ impl Executor {
         self.follow(plan, counts)?;
         let before = self.open.outputs.len();
         let requested = self.request_outputs(outputs);
-        let (number, count) = (self.open.next, self.open.outputs.len() - before);
+        let number = self.open.next;
+        let count = self.open.outputs.len() - before;
         if requested.is_ok() || count > 0 {
             let is_abandoned = requested.is_err();
             self.open.steps.push_back(InFlightStep { number, outputs: count, is_abandoned });

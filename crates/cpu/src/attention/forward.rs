@@ -48,7 +48,8 @@ pub fn attention<E: Element>(
 ) {
     config.check(&[q, o.as_rows()], [k, v], lse.as_ref().map(RowsMut::as_rows), spans);
     let parts = WorkspaceLayout::new(config.head_dim);
-    let (threads, each) = (cpu.threads(), workspace_bytes(config.head_dim) / 4);
+    let threads = cpu.threads();
+    let each = workspace_bytes(config.head_dim) / 4;
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
     let scratch = workspace.as_mut_ptr() as usize;
@@ -113,8 +114,10 @@ struct ForwardBlock<'a, E> {
 impl<E: Element> Kernel for ForwardBlock<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
-        let (rope, scale) = (self.job.config.rope, self.job.config.scale);
+        let (first, last) = self.place.queries;
+        let hd = self.job.config.head_dim;
+        let rope = self.job.config.rope;
+        let scale = self.job.config.scale;
         // SAFETY: the scratch is laid out by `bf16x3`; every row and column below lies in the block's sequence and
         // head, which `attention` has checked.
         unsafe {
@@ -184,7 +187,8 @@ impl<E: Element> ForwardBlock<'_, E> {
     #[inline(always)]
     unsafe fn pack_keys<S: Simd>(&self, s: S, tile: usize, keys: usize) {
         // The scores are not in use yet, and their buffer is large enough for sixteen rows of ROW.
-        let (config, rows) = (self.job.config, self.part(self.parts.scores));
+        let config = self.job.config;
+        let rows = self.part(self.parts.scores);
         let k = self.shared(self.job.k);
         for j in (0..keys.next_multiple_of(PANEL)).step_by(LANES) {
             // SAFETY: `keys <= KEYS`, so each panel lies in its part.
@@ -201,7 +205,8 @@ impl<E: Element> ForwardBlock<'_, E> {
     /// The keys lie in the sequence.
     #[inline(always)]
     unsafe fn pack_values<S: Simd>(&self, s: S, tile: usize, keys: usize) {
-        let (hd, values) = (self.job.config.head_dim, self.shared(self.job.v));
+        let hd = self.job.config.head_dim;
+        let values = self.shared(self.job.v);
         for j in (0..hd).step_by(LANES) {
             let n = LANES.min(hd - j);
             let to = self.part(self.parts.values).wrapping_add(j / PANEL * PANEL * KEYS + j % PANEL);
@@ -349,12 +354,14 @@ impl<E: Element> ForwardBlock<'_, E> {
     /// `row` lies in the block, which has seen all tiles.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, s: S, row: usize) {
-        let (hd, head) = (self.job.config.head_dim, self.place.head);
+        let hd = self.job.config.head_dim;
+        let head = self.place.head;
         let t = self.place.start + self.place.queries.0 + row;
         let from = self.part(self.parts.out).wrapping_add(row * hd.next_multiple_of(LANES));
         // SAFETY: this task alone writes row t of this head; the parts as laid out.
         unsafe {
-            let (top, sum) = (*self.part(self.parts.top + row), *self.part(self.parts.sum + row));
+            let top = *self.part(self.parts.top + row);
+            let sum = *self.part(self.parts.sum + row);
             let inverse = s.splat(1.0 / sum);
             for j in (0..hd).step_by(LANES) {
                 let v = s.mul(s.load(from.add(j)), inverse);

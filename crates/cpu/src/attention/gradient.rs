@@ -68,7 +68,8 @@ pub fn attention_grad(
     config.check(&queries, [given.k, given.v], Some(given.lse), spans);
     config.check(&queries, [shape(&wanted.k, given.k), shape(&wanted.v, given.v)], None, spans);
     let parts = WorkspaceLayout::new(config.head_dim);
-    let (threads, each) = (cpu.threads(), grad_workspace_bytes(config.head_dim) / 4);
+    let threads = cpu.threads();
+    let each = grad_workspace_bytes(config.head_dim) / 4;
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
     let mut row = 0;
@@ -134,7 +135,8 @@ struct WorkspaceLayout {
 
 impl WorkspaceLayout {
     const fn new(head_dim: usize) -> WorkspaceLayout {
-        let (wide, panels) = (head_dim.next_multiple_of(LANES), head_dim.next_multiple_of(PANEL));
+        let wide = head_dim.next_multiple_of(LANES);
+        let panels = head_dim.next_multiple_of(PANEL);
         let keys = 0;
         let values = keys + (KEYS + STRIP) * ROW;
         let key_panels = values + (KEYS + STRIP) * ROW;
@@ -207,7 +209,8 @@ struct GradientBlock<'a> {
 impl Kernel for GradientBlock<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (len, config) = (self.place.len, self.job.config);
+        let len = self.place.len;
+        let config = self.job.config;
         let group = self.place.shared * config.group()..(self.place.shared + 1) * config.group();
         let runs =
             |size: usize| (0..len).step_by(size).map(move |first| Run { first, count: size.min(len - first) });
@@ -278,10 +281,12 @@ impl GradientBlock<'_> {
     /// The tile lies in the sequence.
     #[inline(always)]
     unsafe fn pack_keys<S: Simd>(&self, s: S, tile: Run) {
-        let (config, p) = (self.job.config, self.parts);
-        let (k, v) =
-            (self.head(self.job.given.k, self.place.shared), self.head(self.job.given.v, self.place.shared));
-        let (keys, values) = (self.part(p.keys), self.part(p.values));
+        let config = self.job.config;
+        let p = self.parts;
+        let k = self.head(self.job.given.k, self.place.shared);
+        let v = self.head(self.job.given.v, self.place.shared);
+        let keys = self.part(p.keys);
+        let values = self.part(p.values);
         let wide = config.head_dim.next_multiple_of(LANES);
         // SAFETY: `tile.count <= KEYS`; the parts have STRIP rows more.
         unsafe {
@@ -303,10 +308,13 @@ impl GradientBlock<'_> {
     /// The block lies in the sequence.
     #[inline(always)]
     unsafe fn pack_queries<S: Simd>(&self, s: S, head: usize, block: Run) {
-        let (config, p, given) = (self.job.config, self.parts, self.job.given);
+        let config = self.job.config;
+        let p = self.parts;
+        let given = self.job.given;
         let [q, o, gradient] = [given.q, given.o, given.gradient].map(|x| self.head(x, head));
         // ds is not in use yet, and its buffer is large enough for sixteen rows of ROW.
-        let (hd, rows) = (config.head_dim, self.part(p.ds_turned));
+        let hd = config.head_dim;
+        let rows = self.part(p.ds_turned);
         for j in (0..block.count.next_multiple_of(PANEL)).step_by(LANES) {
             let some = (block.first + j, block.count.saturating_sub(j));
             let place = (j, LANES, QUERIES);
@@ -338,8 +346,10 @@ impl GradientBlock<'_> {
     /// Tile and block are packed.
     #[inline(always)]
     unsafe fn keys_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
-        let (p, hd) = (self.parts, self.job.config.head_dim);
-        let (wide, columns) = (hd.next_multiple_of(LANES), block.count.next_multiple_of(LANES));
+        let p = self.parts;
+        let hd = self.job.config.head_dim;
+        let wide = hd.next_multiple_of(LANES);
+        let columns = block.count.next_multiple_of(LANES);
         let weights = self.part(p.weights);
         for row in (0..tile.count).step_by(S::ROWS) {
             let rows = S::ROWS.min(tile.count - row);
@@ -357,8 +367,10 @@ impl GradientBlock<'_> {
                 let Some(view) = view else { continue };
                 for j in (from..to).step_by(PANEL) {
                     let shape = (rows, (to - j).min(PANEL).div_ceil(LANES));
-                    let (k, v) = (self.part(p.keys).add(row * ROW), self.part(p.values).add(row * ROW));
-                    let (q, dy) = (self.part(p.q_turned).add(j * hd), self.part(p.do_turned).add(j * hd));
+                    let k = self.part(p.keys).add(row * ROW);
+                    let v = self.part(p.values).add(row * ROW);
+                    let q = self.part(p.q_turned).add(j * hd);
+                    let dy = self.part(p.do_turned).add(j * hd);
                     strip::<S, ROW, 0>(s, shape, hd, k, q, weights.add(j), SCORES, Begin::Zero, &[]);
                     strip::<S, ROW, 0>(s, shape, hd, v, dy, ds.add(j), SCORES, Begin::Zero, &[]);
                 }
@@ -369,9 +381,12 @@ impl GradientBlock<'_> {
                 for j in (0..hd).step_by(PANEL) {
                     let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
                     let at = j * QUERIES + from * PANEL;
-                    let (q, dy) = (self.part(p.q_panels).add(at), self.part(p.do_panels).add(at));
-                    let (dk, dv) = (self.part(p.dk).add(row * wide + j), self.part(p.dv).add(row * wide + j));
-                    let (depth, begin) = (to - from, Begin::Sums);
+                    let q = self.part(p.q_panels).add(at);
+                    let dy = self.part(p.do_panels).add(at);
+                    let dk = self.part(p.dk).add(row * wide + j);
+                    let dv = self.part(p.dv).add(row * wide + j);
+                    let depth = to - from;
+                    let begin = Begin::Sums;
                     strip::<S, SCORES, 0>(s, shape, depth, weights.add(from), dy, dv, wide, begin, &[]);
                     strip::<S, SCORES, 0>(s, shape, depth, ds.add(from), q, dk, wide, begin, &[]);
                 }
@@ -399,8 +414,8 @@ impl GradientBlock<'_> {
         for j in (view.from..view.to).step_by(LANES) {
             // SAFETY: a vector of the rows, and of lse and D, which are as long as a block.
             unsafe {
-                let (lse, inner) =
-                    (s.load(self.part(self.parts.lse).add(j)), s.load(self.part(self.parts.inner).add(j)));
+                let lse = s.load(self.part(self.parts.lse).add(j));
+                let inner = s.load(self.part(self.parts.inner).add(j));
                 let mut score = s.load(weights.add(j));
                 if let Some(slope) = slope {
                     // Distances are integers below 2^24, hence exact in f32.
@@ -412,7 +427,8 @@ impl GradientBlock<'_> {
                 if !view.whole || j + LANES > view.to {
                     // Selected, not multiplied by zero: a masked value may be infinite, and infinity times zero is
                     // NaN.
-                    let (runs, zero) = (core::slice::from_ref(&run), s.splat(0.0));
+                    let runs = core::slice::from_ref(&run);
+                    let zero = s.splat(0.0);
                     p = show(s, runs, block.first + j, p, zero);
                     d = show(s, runs, block.first + j, d, zero);
                 }
@@ -428,9 +444,13 @@ impl GradientBlock<'_> {
     /// ds of the tile and the block is whole.
     #[inline(always)]
     unsafe fn queries_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
-        let (p, hd) = (self.parts, self.job.config.head_dim);
-        let (wide, keys) = (hd.next_multiple_of(LANES), tile.first..tile.first + tile.count);
-        let (ds, turned, sums) = (self.part(p.ds), self.part(p.ds_turned), self.part(p.dq));
+        let p = self.parts;
+        let hd = self.job.config.head_dim;
+        let wide = hd.next_multiple_of(LANES);
+        let keys = tile.first..tile.first + tile.count;
+        let ds = self.part(p.ds);
+        let turned = self.part(p.ds_turned);
+        let sums = self.part(p.dq);
         // SAFETY: KEYS and QUERIES are multiples of the vector width; `ds_turned` has STRIP spare rows, and results
         // for rows past the block or keys past the tile are never read.
         unsafe {
@@ -478,14 +498,18 @@ impl GradientBlock<'_> {
     /// The tile has seen all heads and blocks.
     #[inline(always)]
     unsafe fn finish_keys<S: Simd>(&self, s: S, tile: Run) {
-        let (config, p) = (self.job.config, self.parts);
-        let (hd, wide) = (config.head_dim, config.head_dim.next_multiple_of(LANES));
+        let config = self.job.config;
+        let p = self.parts;
+        let hd = config.head_dim;
+        let wide = config.head_dim.next_multiple_of(LANES);
         for r in 0..tile.count {
             let i = tile.first + r;
-            let (row, column) = (self.place.start + i, self.place.shared * hd);
+            let row = self.place.start + i;
+            let column = self.place.shared * hd;
             // SAFETY: rows of the tile; this task alone writes to this head.
             unsafe {
-                let (dk, dv) = (self.part(p.dk).add(r * wide), self.part(p.dv).add(r * wide));
+                let dk = self.part(p.dk).add(r * wide);
+                let dv = self.part(p.dv).add(r * wide);
                 if let Some(k) = &self.job.wanted.k {
                     turn_back(s, hd, config.rope, i, 1.0, dk, k.row(row).add(column));
                 }

@@ -77,7 +77,8 @@ impl Attention<'_> {
         sums: Option<Rows<'_>>,
         spans: &[[u32; 2]],
     ) {
-        let (hd, rows) = (self.head_dim, keys[0].rows());
+        let hd = self.head_dim;
+        let rows = keys[0].rows();
         assert!((1..=MAX_HEAD_DIM).contains(&hd), "head dim {hd} of at most {MAX_HEAD_DIM}");
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "shared heads divide the heads");
         let fits = |x: &Rows<'_, E>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
@@ -149,13 +150,16 @@ fn blocks(
     let together = together.min(windows * heads / (TASKS * cpu.threads())).clamp(1, heads);
     let groups = heads.div_ceil(together);
     cpu.pool().run(windows * groups, &|task, worker| {
-        let (window, first_head) = (task / groups, task % groups * together);
-        let (from, to) = (window * most, (window + 1) * most);
+        let window = task / groups;
+        let first_head = task % groups * together;
+        let from = window * most;
+        let to = (window + 1) * most;
         let first = spans.partition_point(|s| s[1] as usize <= from);
         let here = spans[first..].iter().take_while(|s| (s[0] as usize) < to);
         let mut places = here
             .flat_map(|&[start, end]| {
-                let (start, end) = (start as usize, end as usize);
+                let start = start as usize;
+                let end = end as usize;
                 let block = start + from.saturating_sub(start).next_multiple_of(most);
                 (block..end.min(to)).step_by(most).map(move |block| {
                     let queries = (block - start, (block - start + most).min(end - start));
@@ -189,7 +193,8 @@ fn keys_of(mask: Mask, queries: Range<usize>, tile: Range<usize>, n: usize) -> O
     // highest.
     let [far, near] = mask.keys(queries.start, n);
     let [last_far, last_near] = mask.keys(queries.end - 1, n);
-    let (a, b) = (cut(&(0..last_far.end), &tile), cut(&(near.start..last_near.end), &tile));
+    let a = cut(&(0..last_far.end), &tile);
+    let b = cut(&(near.start..last_near.end), &tile);
     let start = if a.is_empty() { b.start } else { a.start };
     let end = if b.is_empty() { a.end } else { b.end };
     if start >= end {

@@ -62,7 +62,8 @@ pub(super) unsafe fn rotate<S: Simd, E: Element>(
     scale: f32,
     to: *mut f32,
 ) {
-    let (hd, scale) = (head.dim, s.splat(scale));
+    let hd = head.dim;
+    let scale = s.splat(scale);
     head.prefetch(s, i);
     let x = head.row(i);
     // SAFETY: j + n stays in the row, or in its half and position i's row of the tables.
@@ -82,7 +83,8 @@ pub(super) unsafe fn rotate<S: Simd, E: Element>(
             let sin = s.load_n(rope.sin.as_ptr().add(i * half + j), n);
             let a = s.mul(E::load_n(s, x.add(j), n), scale);
             let b = s.mul(E::load_n(s, x.add(half + j), n), scale);
-            let (low, high) = (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)));
+            let low = s.sub(s.mul(a, cos), s.mul(b, sin));
+            let high = s.add(s.mul(b, cos), s.mul(a, sin));
             if j == 0 {
                 s.store(to, low);
             } else {

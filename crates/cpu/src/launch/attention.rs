@@ -11,7 +11,8 @@ const MAX_HEADS: usize = plimsoll_plan::MAX_HEADS as usize;
 
 pub(crate) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
-    let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
+    let config = config(l, op, 0, &mut slopes)?;
+    let [q, k, v] = qkv(l, op, 0)?;
     let spans = l.spans(op.operands(), q.rows())?;
     attention::attention::<f32>(cpu, config, q, k, v, spans, l.output(0)?, l.output_if(1)?, l.workspace()?);
     Ok(())
@@ -19,7 +20,8 @@ pub(crate) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Resu
 
 pub(crate) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
-    let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
+    let config = config(l, op, 0, &mut slopes)?;
+    let [q, k, v] = qkv(l, op, 0)?;
     let spans = l.spans(op.operands(), q.rows())?;
     attention::attention_bf16(cpu, config, q, k, v, spans, l.output(0)?, l.output_if(1)?, l.workspace()?);
     Ok(())
@@ -28,7 +30,8 @@ pub(crate) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Res
 pub(crate) fn attention_grad(l: &Operands<'_>, cpu: &Cpu, op: &AttentionGrad) -> Result<(), DeviceError> {
     let op = &op.forward;
     let [q, k, v] = qkv(l, op, 1)?;
-    let (o, lse) = (l.input(1 + op.inputs())?, l.input(2 + op.inputs())?);
+    let o = l.input(1 + op.inputs())?;
+    let lse = l.input(2 + op.inputs())?;
     let given = SavedForward { q, k, v, o, lse, gradient: l.input(0)? };
     let spans = l.spans(1 + op.operands(), q.rows())?;
     let mut slopes = [0.0; MAX_HEADS];
@@ -64,7 +67,8 @@ fn qkv<'a, E: Element>(
 
 /// First column and number of columns of q, k and v, each in its own matrix.
 fn columns(op: &Attention) -> [(usize, usize); 3] {
-    let (q, kv) = (op.width() as usize, op.kv_width() as usize);
+    let q = op.width() as usize;
+    let kv = op.kv_width() as usize;
     match op.qkv {
         Qkv::Separate => [(0, q), (0, kv), (0, kv)],
         Qkv::Fused => [(0, q), (q, kv), (q + kv, kv)],
@@ -79,7 +83,8 @@ fn config<'a>(
     first: usize,
     slopes: &'a mut [f32; MAX_HEADS],
 ) -> Result<attention::Attention<'a>, DeviceError> {
-    let (heads, head_dim) = (op.heads as usize, op.head_dim as usize);
+    let heads = op.heads as usize;
+    let head_dim = op.head_dim as usize;
     if heads > MAX_HEADS {
         return Err(l.refuse(format!("{heads} heads are more than {MAX_HEADS}")));
     }

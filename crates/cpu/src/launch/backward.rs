@@ -13,7 +13,9 @@ use crate::{Cpu, rows::norm_grad, rows::reduce, training::dropout as drop};
 use plimsoll_graph::ops::*;
 
 pub(crate) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
-    let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, BatchStatistics::Running(l.vector(4)?, op.eps));
+    let gamma = l.vector(2)?;
+    let mean = l.vector(3)?;
+    let spread = BatchStatistics::Running(l.vector(4)?, op.eps);
     let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
@@ -24,8 +26,11 @@ pub(crate) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain)
     if x.rows() < 2 {
         return Err(l.refuse("the variance of a batch needs two rows".to_owned()));
     }
-    let (gamma, beta, running) = (l.vector(1)?, l.vector(2)?, [l.vector(3)?, l.vector(4)?]);
-    let (eps, momentum) = (op.eps, op.momentum);
+    let gamma = l.vector(1)?;
+    let beta = l.vector(2)?;
+    let running = [l.vector(3)?, l.vector(4)?];
+    let eps = op.eps;
+    let momentum = op.momentum;
     let norm = batch_norm::BatchNormTrain { x, gamma, beta, running, eps, momentum };
     let statistics = [l.vector_out(1)?, l.vector_out(2)?, l.vector_out(3)?, l.vector_out(4)?];
     batch_norm::batch_norm_train(cpu, norm, l.output_if(0)?, statistics);
@@ -33,14 +38,17 @@ pub(crate) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain)
 }
 
 pub(crate) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTrainGrad) -> Launched {
-    let (mean, spread, gamma) = (l.vector(2)?, BatchStatistics::Batch(l.vector(3)?), l.vector(4)?);
+    let mean = l.vector(2)?;
+    let spread = BatchStatistics::Batch(l.vector(3)?);
+    let gamma = l.vector(4)?;
     let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
 }
 
 pub(crate) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
-    let (x, y) = (&l.launch.ins[0], l.wanted(0)?);
+    let x = &l.launch.ins[0];
+    let y = l.wanted(0)?;
     match (half(x.spec.dtype), half(y.spec.dtype)) {
         (None, Some(to)) => cast::narrow(cpu, to, l.stored(x)?, l.stored_mut(y)?),
         (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
@@ -112,7 +120,9 @@ pub(crate) fn kl_divergence_grad(l: &Operands<'_>, cpu: &Cpu, _: &KlDivergenceGr
 }
 
 pub(crate) fn layer_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &LayerNormGrad) -> Launched {
-    let (mean, rstd, gamma) = (Some(l.vector(2)?), l.vector(3)?, l.vector(4)?);
+    let mean = Some(l.vector(2)?);
+    let rstd = l.vector(3)?;
+    let gamma = l.vector(4)?;
     let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean, rstd, gamma };
     norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
@@ -125,7 +135,8 @@ pub(crate) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> Launched {
 
 pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> Launched {
     let heads = op.heads as usize;
-    let (dy, x) = (l.input(0)?.by_heads(heads), l.input(1)?.by_heads(heads));
+    let dy = l.input(0)?.by_heads(heads);
+    let x = l.input(1)?.by_heads(heads);
     let norm = norm_grad::NormGrad { dy, x, mean: None, rstd: l.vector(2)?, gamma: l.vector(3)? };
     let dx = l.output_if(0)?.map(|dx| dx.by_heads(heads));
     norm_grad::norm_grad(cpu, norm, dx, l.vector_out(1)?, None);
@@ -134,7 +145,8 @@ pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> La
 
 pub(crate) fn segment_mean_grad(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMeanGrad) -> Launched {
     let dx = l.output(0)?;
-    let (first, last) = (op.skip_first as usize, op.skip_last as usize);
+    let first = op.skip_first as usize;
+    let last = op.skip_last as usize;
     reduce::segment_mean_grad(cpu, l.input(0)?, l.spans(1, dx.rows())?, first, last, dx);
     Ok(())
 }

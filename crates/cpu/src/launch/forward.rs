@@ -70,8 +70,11 @@ fn params_in_bf16(l: &Operands<'_>) -> bool {
 }
 
 fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    let (gamma, beta, y) = (l.vector::<P>(1)?, l.vector(2)?, l.output_if::<E>(0)?);
-    let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
+    let gamma = l.vector::<P>(1)?;
+    let beta = l.vector(2)?;
+    let y = l.output_if::<E>(0)?;
+    let mean = l.vector_out(1)?;
+    let rstd = l.vector_out(2)?;
     norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
     Ok(())
 }
@@ -116,7 +119,8 @@ pub(crate) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) ->
 
 fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
     let heads = op.heads as usize;
-    let (x, gamma) = (l.input::<E>(0)?.by_heads(heads), l.vector::<P>(1)?);
+    let x = l.input::<E>(0)?.by_heads(heads);
+    let gamma = l.vector::<P>(1)?;
     let y = l.output_if::<E>(0)?.map(|y| y.by_heads(heads));
     norm::rms_norm(cpu, x, gamma, op.eps, y, l.vector_out(1)?);
     Ok(())
@@ -124,7 +128,8 @@ fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm
 
 pub(crate) fn rotary_table(l: &Operands<'_>, _: &RotaryTable) -> Launched {
     let inv_freq = l.vector(0)?;
-    let (cos, sin) = (l.flat_out(0)?, l.flat_out(1)?);
+    let cos = l.flat_out(0)?;
+    let sin = l.flat_out(1)?;
     rope::table(inv_freq, cos.len() / inv_freq.len().max(1), cos, sin);
     Ok(())
 }
@@ -136,7 +141,8 @@ pub(crate) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Laun
 
 pub(crate) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
     let x = l.input::<E>(0)?;
-    let (first, last) = (op.skip_first as usize, op.skip_last as usize);
+    let first = op.skip_first as usize;
+    let last = op.skip_last as usize;
     reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
     Ok(())
 }

@@ -40,7 +40,8 @@ fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
 
 /// Linear layer with an int8 weight, packed in tiles, and quantized activations.
 pub(crate) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    let (x, y) = (l.codes(0)?, l.output(0)?);
+    let x = l.codes(0)?;
+    let y = l.output(0)?;
     let w = QuantizedTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(linear_f32::PANEL), x.columns);
     linear_int8::linear(cpu, x, w, epilogue(l, op)?, y, l.workspace()?);
     Ok(())
@@ -48,7 +49,8 @@ pub(crate) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
 
 /// Linear layer with an unpacked, row-major weight, as in training.
 pub(crate) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    let (x, w) = (Operand::Stored(l.input(0)?), Operand::Transposed(l.input(1)?));
+    let x = Operand::Stored(l.input(0)?);
+    let w = Operand::Transposed(l.input(1)?);
     matmul(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }

@@ -73,7 +73,8 @@ pub(crate) fn linear_cross_entropy_grad(
 }
 
 pub(crate) fn linear_input_grad(l: &Operands<'_>, cpu: &Cpu, _: &LinearInputGrad) -> Result<(), DeviceError> {
-    let (dy, w) = (Operand::Stored(l.input(0)?), Operand::Stored(l.input(1)?));
+    let dy = Operand::Stored(l.input(0)?);
+    let w = Operand::Stored(l.input(1)?);
     matmul(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
     Ok(())
 }
@@ -83,7 +84,8 @@ pub(crate) fn linear_weight_grad(
     cpu: &Cpu,
     op: &LinearWeightGrad,
 ) -> Result<(), DeviceError> {
-    let (dy, x) = (l.input(0)?, l.input(1)?);
+    let dy = l.input(0)?;
+    let x = l.input(1)?;
     if l.launch.outs[0].is_some() {
         let factors = (Operand::Transposed(dy), Operand::Stored(x));
         matmul(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);

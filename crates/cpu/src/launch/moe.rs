@@ -15,7 +15,8 @@ pub(crate) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), D
 }
 
 pub(crate) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
-    let (order, places) = (l.slots(3)?, l.slots(4)?);
+    let order = l.slots(3)?;
+    let places = l.slots(4)?;
     let of =
         dispatch::Combined { top_k: op.top_k as usize, rows: l.input(1)?, gates: l.vector(2)?, order, places };
     let drows = l.launch.outs[0].as_ref().map(|_| l.output(0)).transpose()?;
@@ -63,7 +64,8 @@ pub(crate) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), Devic
 
 pub(crate) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
     let logits = l.input(1)?;
-    let (experts, places) = (l.ids(2, logits.cols())?, l.slots(3)?);
+    let experts = l.ids(2, logits.cols())?;
+    let places = l.slots(3)?;
     let chosen = route::Chosen { renormalise: op.renormalise, logits, experts, places };
     route::route_grad(cpu, chosen, l.input(0)?, l.output(0)?);
     Ok(())

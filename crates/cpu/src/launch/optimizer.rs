@@ -32,7 +32,8 @@ pub(crate) fn adafactor(l: &Operands<'_>, cpu: &Cpu, op: &Adafactor) -> Result<(
     let row = matrix.then(|| place(l, 2, 1, DType::F32)).transpose()?;
     let last = usize::from(matrix);
     let column = place(l, 2 + last, 1 + last, DType::F32)?;
-    let (scale, hyper) = (scale(l, 3 + last)?, numbers(l, 4 + last)?);
+    let scale = scale(l, 3 + last)?;
+    let hyper = numbers(l, 4 + last)?;
     factored(cpu, op, gradient(l, 1)?, Factored { p, row, column }, scale, hyper);
     Ok(())
 }
@@ -60,7 +61,8 @@ pub(crate) fn ema(l: &Operands<'_>, cpu: &Cpu, op: &Ema) -> Result<(), DeviceErr
 }
 
 pub(crate) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<(), DeviceError> {
-    let ([steps], scale) = (numbers(l, 0)?, scale(l, 1)?);
+    let [steps] = numbers(l, 0)?;
+    let scale = scale(l, 1)?;
     if let Some(out) = l.vector_out(0)? {
         out[0] = if scale.ok { (steps + 1.0).min(CountSteps::MOST) } else { steps };
     }
@@ -83,7 +85,8 @@ pub(crate) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<
 }
 
 pub(crate) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(), DeviceError> {
-    let (p, g) = (place(l, 0, 0, DType::F32)?, gradient(l, 1)?);
+    let p = place(l, 0, 0, DType::F32)?;
+    let g = gradient(l, 1)?;
     if op.momentum == 0.0 {
         let [lr] = numbers(l, 3)?;
         optimizer::sgd(cpu, op, g, p, scale(l, 2)?, lr);
@@ -101,7 +104,8 @@ fn place<'a, T>(
     k: usize,
     dtype: DType,
 ) -> Result<OptimizerState<'a, T>, DeviceError> {
-    let (old, new) = (&l.launch.ins[i], l.wanted(k)?);
+    let old = &l.launch.ins[i];
+    let new = l.wanted(k)?;
     if old.spec.dtype != dtype || dtype.size() != size_of::<T>() as u64 {
         return Err(l.refuse(format!("no kernel for {}", old.spec)));
     }

@@ -28,7 +28,8 @@ pub(crate) fn end(l: &Operands<'_>) -> Bytes {
 
 /// The 16-bit operands, inputs first; none if the launch is not widened.
 fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
-    let (launch, widened) = (l.launch, l.widened);
+    let launch = l.launch;
+    let widened = l.widened;
     let all = launch.ins.iter().chain(launch.outs.iter().flatten());
     all.filter(move |o| widened && half(o.spec.dtype).is_some())
 }

@@ -82,7 +82,9 @@ impl PendingEpilogue {
     /// An empty set of accumulators; `finish` does nothing.
     #[inline(always)]
     pub(crate) fn none(s: Avx512) -> PendingEpilogue {
-        let (at, to, bias) = (core::ptr::null_mut(), core::ptr::null_mut(), [s.splat(0.0); 2]);
+        let at = core::ptr::null_mut();
+        let to = core::ptr::null_mut();
+        let bias = [s.splat(0.0); 2];
         PendingEpilogue {
             s,
             at,

@@ -48,8 +48,11 @@ pub(crate) unsafe fn split_panel(
         if k < depth { unsafe { s.load(at) } } else { s.splat(0.0) }
     };
     for line in lines {
-        let (step, j, half) = (line / LINES, line / 2 % SIDE, line % 2);
-        let (k, column) = ((steps.start + step) * STEP + j, half * SIDE);
+        let step = line / LINES;
+        let j = line / 2 % SIDE;
+        let half = line % 2;
+        let k = (steps.start + step) * STEP + j;
+        let column = half * SIDE;
         let [hi, mid, lo] = parts(s, load(k, column), load(k + SIDE, column));
         // SAFETY: row j of tile `half` of hi, mid and lo of the step.
         unsafe { store(to.wrapping_add(step * BYTES + half * TILE + j * 64), [hi, mid, lo]) };
@@ -106,11 +109,15 @@ unsafe fn store(to: *mut u8, parts: [__m512i; 3]) {
 fn parts(_: Avx512, u: __m512, v: __m512) -> [__m512i; 3] {
     // SAFETY: the first argument proves the instructions.
     unsafe {
-        let (hi_u, hi_v) = (rounded(below_infinity(u)), rounded(below_infinity(v)));
-        let (u, v) = (minus_top(u, hi_u), minus_top(v, hi_v));
+        let hi_u = rounded(below_infinity(u));
+        let hi_v = rounded(below_infinity(v));
+        let u = minus_top(u, hi_u);
+        let v = minus_top(v, hi_v);
         // A NaN's mid may become zero here. Then lo = u - 0 is still NaN.
-        let (mid_u, mid_v) = (rounded(u), rounded(v));
-        let (lo_u, lo_v) = (minus_top(u, mid_u), minus_top(v, mid_v));
+        let mid_u = rounded(u);
+        let mid_v = rounded(v);
+        let lo_u = minus_top(u, mid_u);
+        let lo_v = minus_top(v, mid_v);
         [tops(hi_u, hi_v), tops(mid_u, mid_v), tops(_mm512_castps_si512(lo_u), _mm512_castps_si512(lo_v))]
     }
 }

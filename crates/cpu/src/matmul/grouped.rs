@@ -42,7 +42,8 @@ pub fn input_grad(
 ) {
     let n = dy.cols();
     for (e, (start, rows)) in groups(offsets, dy.rows(), w.rows(), n).enumerate() {
-        let (dy, w) = (Operand::Stored(dy.part(start, rows)), Operand::Stored(w.part(e * n, n)));
+        let dy = Operand::Stored(dy.part(start, rows));
+        let w = Operand::Stored(w.part(e * n, n));
         matmul(cpu, dy, w, Epilogue::default(), dx.part(start, rows), workspace);
     }
     zero_rest(cpu, offsets, dx);
@@ -60,10 +61,12 @@ pub fn weight_grad(
     db: Option<&mut [f32]>,
     workspace: &mut [f32],
 ) {
-    let (n, experts) = (dy.cols(), offsets.len() - 1);
+    let n = dy.cols();
+    let experts = offsets.len() - 1;
     if let Some(mut dw) = dw {
         for (e, (start, rows)) in groups(offsets, dy.rows(), dw.rows(), n).enumerate() {
-            let (dy, x) = (Operand::Transposed(dy.part(start, rows)), Operand::Stored(x.part(start, rows)));
+            let dy = Operand::Transposed(dy.part(start, rows));
+            let x = Operand::Stored(x.part(start, rows));
             matmul(cpu, dy, x, Epilogue::default(), dw.part(e * n, n), workspace);
         }
     }

@@ -66,7 +66,8 @@ pub fn linear(
     y: RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
-    let (k, n) = (x.cols(), y.cols());
+    let k = x.cols();
+    let n = y.cols();
     assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
     let job = GemmCall::new(x, w, epilogue, &y);
@@ -112,7 +113,8 @@ pub(crate) fn gated_job<'a>(
     bias: Option<&[Bf16]>,
     y: &'a RowsMut<'a, Bf16>,
 ) -> GemmCall<'a, Bf16> {
-    let (k, n) = (x.cols(), 2 * y.cols());
+    let k = x.cols();
+    let n = 2 * y.cols();
     assert!((1..=crate::matmul::linear_bf16_amx::LONGEST_GATED).contains(&k), "rows of {k} behind a gate");
     assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
     assert!(bias.is_none_or(|bias| bias.len() == n), "bias of {n}");
@@ -122,7 +124,9 @@ pub(crate) fn gated_job<'a>(
 /// `linear` after its checks, without AMX tiles.
 pub(crate) fn linear_by(cpu: &Cpu, form: Instructions, job: GemmCall<'_, Bf16>, workspace: &mut [f32]) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
-    let (m, k, panels) = (job.x.rows(), job.x.cols(), job.y.cols().div_ceil(PANEL));
+    let m = job.x.rows();
+    let k = job.x.cols();
+    let panels = job.y.cols().div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);
     let scratch = workspace.as_mut_ptr() as usize;
@@ -219,7 +223,8 @@ impl GemmTile<'_> {
     /// Only for `run`: the scratch must begin with the widened rows of this slice.
     #[inline(always)]
     unsafe fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>) {
-        let (more, last) = (ks.start > 0, ks.end == self.job.x.cols());
+        let more = ks.start > 0;
+        let last = ks.end == self.job.x.cols();
         let begin = if more { Begin::Sums } else { Begin::Zero };
         let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
         let b = sums.wrapping_add(BLOCK * GROUP * PANEL);
@@ -282,7 +287,9 @@ impl GemmTile<'_> {
         let steps = self.job.x.cols().div_ceil(STEP);
         let from = self.job.w.as_ptr().wrapping_add((panel * steps + ks.start / STEP) * 2 * TILE);
         for line in 0..ks.len().next_multiple_of(STEP) {
-            let (step, half, pair) = (line / STEP, line % STEP / LANES, line % LANES);
+            let step = line / STEP;
+            let half = line % STEP / LANES;
+            let pair = line % LANES;
             let at = to.wrapping_add((step * STEP + 2 * pair) * PANEL + half * LANES);
             // SAFETY: line `pair` of one tile of this step is read; rows 2 pair and 2 pair + 1 of the step are
             // written.

@@ -108,7 +108,8 @@ pub(crate) unsafe fn linear<U: TileUnit>(
     each: usize,
 ) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
-    let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
+    let m = job.x.rows();
+    let panels = job.y.cols().div_ceil(PANEL);
     let steps = job.x.cols().div_ceil(STEP);
     assert!(form.halves() == 1 || job.y.cols().is_multiple_of(PANEL) && steps <= SHORT, "a gate's columns");
     let laid =
@@ -126,7 +127,8 @@ pub(crate) unsafe fn linear<U: TileUnit>(
     let blocks = m.div_ceil(height);
     let shares = if blocks >= cpu.threads() { 1 } else { (2 * cpu.threads()).div_ceil(blocks.max(1)) };
     let groups = panels.div_ceil(most).max(shares).min(panels);
-    let (workspace, laid) = (workspace as usize, laid.is_some());
+    let workspace = workspace as usize;
+    let laid = laid.is_some();
     cpu.pool().run(blocks * groups, &|task, worker| {
         // Tasks are numbered group by group, so that the next task of a thread most likely uses the weights that
         // are in its L2.
@@ -201,7 +203,8 @@ impl<U: TileUnit> GemmTile<'_, U> {
     #[inline(always)]
     unsafe fn by_strips(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
         let total = self.job.x.cols().div_ceil(STEP);
-        let (slices, strips) = (total.div_ceil(DEPTH), self.rows.len().div_ceil(STRIP));
+        let slices = total.div_ceil(DEPTH);
+        let strips = self.rows.len().div_ceil(STRIP);
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
             for strip in 0..strips {
@@ -241,9 +244,11 @@ impl<U: TileUnit> GemmTile<'_, U> {
         }
         for panel in self.panels.clone() {
             for strip in 0..strips {
-                let (rows, at) = (&self.strip(strip), (copy_of(strip).cast_const(), TILES));
+                let rows = &self.strip(strip);
+                let at = (copy_of(strip).cast_const(), TILES);
                 // A gate has no strips that are laid out.
-                let (half, near) = (0, (Near::B, NEAR));
+                let half = 0;
+                let near = (Near::B, NEAR);
                 let block = GemmBlock { strip, strips, rows, at, panel, half, steps, near };
                 // SAFETY: the strip was copied to `copy_of(strip)` above.
                 unsafe { self.block(unit, chores, block) };
@@ -275,11 +280,13 @@ impl<U: TileUnit> GemmTile<'_, U> {
             near: (near, most),
         } = block;
         let total = self.job.x.cols().div_ceil(STEP);
-        let (more, last) = (steps.start > 0, steps.end == total);
+        let more = steps.start > 0;
+        let last = steps.end == total;
         let of_w = panel + half * (self.job.y.cols() / PANEL);
         let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((of_w * total + steps.start) * 2 * TILE);
         let halves = self.form.halves();
-        let (whole, of) = (half + 1 == halves, (panel - self.panels.start) * halves + half);
+        let whole = half + 1 == halves;
+        let of = (panel - self.panels.start) * halves + half;
         // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
         // L1 is enough: it is free again before `unit.end`. Those of a gate and its value are finished while the next two
         // accumulate, so two pairs of buffers take turns; they lie where sums would be stored between slices.
@@ -330,7 +337,8 @@ impl<U: TileUnit> GemmTile<'_, U> {
     #[inline(always)]
     unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) -> (*const u8, [usize; 2]) {
         let x = self.job.x;
-        let (row, step) = (x.ld() * size_of::<Bf16>(), STEP * size_of::<Bf16>());
+        let row = x.ld() * size_of::<Bf16>();
+        let step = STEP * size_of::<Bf16>();
         let first = x.row(rows.start).cast::<u8>();
         if rows.len() == STRIP && x.cols().is_multiple_of(STEP) && (first as usize | row).is_multiple_of(step) {
             return (first.wrapping_add(steps.start * step), [step, row]);
@@ -376,7 +384,8 @@ struct CoreWork<'a> {
 impl<'a> CoreWork<'a> {
     #[inline(always)]
     fn new(job: GemmCall<'a, Bf16>, form: Form<'a>, s: Avx512) -> Self {
-        let (x, w) = (core::ptr::null(), core::ptr::null());
+        let x = core::ptr::null();
+        let w = core::ptr::null();
         Self { job, form, s, x, w, panels: (0, 1), strips: (0, 1), turn: 0, sums: PendingEpilogue::none(s) }
     }
 
@@ -386,7 +395,9 @@ impl<'a> CoreWork<'a> {
     /// The rows and the panel must belong to the task.
     #[inline(always)]
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
-        let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
+        let e = &self.job.epilogue;
+        let y = self.job.y;
+        let column = panel * PANEL;
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let (bias, scales, gate) = match self.form {
             Form::Plain => (e.bias.map(|bias| &bias[column..]), None, None),

@@ -109,7 +109,9 @@ pub fn linear(
     y: RowsMut<'_>,
     workspace: &mut [f32],
 ) {
-    let (m, k, n) = (x.rows(), x.cols(), y.cols());
+    let m = x.rows();
+    let k = x.cols();
+    let n = y.cols();
     assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
     let each = workspace_bytes(cpu.isa()) / 4;
     assert!(workspace.len() >= each * cpu.threads(), "workspace for {} threads", cpu.threads());
@@ -173,7 +175,8 @@ impl Split {
 
     /// The rows and panels of task number `task`.
     pub(crate) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let (block, group) = (task / self.groups, task % self.groups);
+        let block = task / self.groups;
+        let group = task % self.groups;
         let row = |b: usize| self.m.min(b * self.m.div_ceil(self.height) / self.blocks * self.height);
         let panel = |g: usize| g * self.panels / self.groups;
         (row(block)..row(block + 1), panel(group)..panel(group + 1))
@@ -193,7 +196,8 @@ impl<'a, E: Element> GemmCall<'a, E> {
     /// Panics if the sizes of x, y, bias and residual are inconsistent. The size of `w` depends on its layout
     /// and is checked by the caller.
     pub(crate) fn new(x: Rows<'a, E>, w: &'a [E], epilogue: Epilogue<'a, E>, y: &'a RowsMut<'a, E>) -> Self {
-        let (m, n) = (x.rows(), y.cols());
+        let m = x.rows();
+        let n = y.cols();
         assert_eq!(y.rows(), m, "rows of y");
         assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
         let fits = |r: Rows<'_, E>| r.rows() == m && r.cols() == n;
@@ -236,7 +240,8 @@ impl GemmTile<'_> {
     /// to y.
     #[inline(always)]
     fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
-        let (k, count) = (self.job.x.cols(), self.rows.len());
+        let k = self.job.x.cols();
+        let count = self.rows.len();
         let b = self.job.w.as_ptr().wrapping_add((panel * k + ks.start) * PANEL);
         let begin = if more { Begin::Sums } else { Begin::Zero };
         for row in (0..count).step_by(S::ROWS) {
@@ -274,7 +279,9 @@ impl GemmTile<'_> {
     /// share of the next panel.
     #[inline(always)]
     fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [PrefetchPlan; 2] {
-        let (k, count, job) = (self.job.x.cols(), self.rows.len(), &self.job);
+        let k = self.job.x.cols();
+        let count = self.rows.len();
+        let job = &self.job;
         let out = PrefetchPlan {
             at: job.y.row(self.rows.start + row).wrapping_add(panel * PANEL),
             step: job.y.ld(),

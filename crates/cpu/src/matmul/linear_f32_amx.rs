@@ -38,7 +38,8 @@ const TURNS: usize = 6;
 const SUMS: usize = STRIP * PANEL * 4;
 /// Bytes of workspace per thread, a whole number of cache lines: enough for either shape.
 pub(crate) const EACH: usize = {
-    let (whole, cut) = (Shape::bytes(WHOLE, 2), Shape::bytes(DEPTH, GROUP));
+    let whole = Shape::bytes(WHOLE, 2);
+    let cut = Shape::bytes(DEPTH, GROUP);
     if whole > cut { whole } else { cut }
 };
 
@@ -72,7 +73,8 @@ impl Shape {
 /// The CPU must have AVX-512 and the tile registers of `U`.
 pub(crate) unsafe fn linear<U: TileUnit>(cpu: &Cpu, job: GemmCall<'_>, workspace: *mut f32, each: usize) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
-    let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
+    let m = job.x.rows();
+    let panels = job.y.cols().div_ceil(PANEL);
     let shape = Shape::of(job.x.cols());
     let fewest = if shape.slices > 1 { panels.div_ceil(shape.sum_buffers) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), STRIP, BLOCK, fewest);
@@ -134,7 +136,8 @@ impl<'a> GemmTile<'a> {
     /// Only for `run`: this slice of the strips and of the panel must have been split.
     #[inline(always)]
     unsafe fn panel<U: TileUnit>(&self, unit: &mut U, chores: &mut CoreWork<'_>, panel: usize, slice: usize) {
-        let (steps, last) = (self.steps(slice), slice + 1 == self.shape.slices);
+        let steps = self.steps(slice);
+        let last = slice + 1 == self.shape.slices;
         let b = self.buffer_at((slice * self.panels.len() + panel) % 2);
         let sums = self
             .buffer_at(2)
@@ -142,7 +145,8 @@ impl<'a> GemmTile<'a> {
             .cast::<f32>();
         let panel = self.panels.start + panel;
         for strip in 0..self.strips() {
-            let (a, c) = (self.split(strip, &steps), sums.wrapping_add(strip * STRIP * PANEL));
+            let a = self.split(strip, &steps);
+            let c = sums.wrapping_add(strip * STRIP * PANEL);
             let rows = self.strip(strip);
             let lines = if slice > 0 { STRIP * PANEL } else { 0 };
             chores.sums = OutputPrefetch::new(c.wrapping_add(STRIP * PANEL), 0, 1, lines);
@@ -166,8 +170,10 @@ impl<'a> GemmTile<'a> {
     /// The panel slice number `at` of this task, to be split into bf16 terms. Panel slices are numbered slice by
     /// slice, and within a slice panel by panel; numbers past the last give a panel without lines.
     fn panel_of(&self, at: usize) -> Panel {
-        let (slice, panel) = (at / self.panels.len(), self.panels.start + at % self.panels.len());
-        let (depth, steps) = (self.job.x.cols(), self.steps(slice));
+        let slice = at / self.panels.len();
+        let panel = self.panels.start + at % self.panels.len();
+        let depth = self.job.x.cols();
+        let steps = self.steps(slice);
         let lines = if slice < self.shape.slices { steps.len() * LINES } else { 0 };
         let from = self.job.w.as_ptr().wrapping_add(panel * depth * PANEL);
         Panel {
@@ -195,7 +201,8 @@ impl<'a> GemmTile<'a> {
 
     /// The steps of a slice. K is cut into slices of equal length, up to one step.
     fn steps(&self, slice: usize) -> Range<usize> {
-        let (steps, slices) = (self.job.x.cols().div_ceil(STEP), self.shape.slices);
+        let steps = self.job.x.cols().div_ceil(STEP);
+        let slices = self.shape.slices;
         slice * steps / slices..(slice + 1) * steps / slices
     }
 
@@ -213,7 +220,8 @@ impl<'a> GemmTile<'a> {
     fn next_rows(&self, slice: usize) -> OutputPrefetch {
         let (rows, slice) =
             if slice + 1 < self.shape.slices { (&self.rows, slice + 1) } else { (&self.next, 0) };
-        let (steps, x) = (self.steps(slice), self.job.x);
+        let steps = self.steps(slice);
+        let x = self.job.x;
         let at = x.row(rows.start).wrapping_add(steps.start * STEP);
         OutputPrefetch::new(at, x.ld(), rows.len(), steps.len() * STEP)
     }

@@ -48,7 +48,8 @@ pub fn linear(
     y: RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
-    let (k, panels) = (x.columns, y.cols().div_ceil(PANEL));
+    let k = x.columns;
+    let panels = y.cols().div_ceil(PANEL);
     assert!((1..=LONGEST).contains(&k), "rows of {k} codes");
     assert_eq!(w.tiles.len(), panels * codes_panel(k), "weights of ({}, {k}) in tiles", y.cols());
     assert_eq!(w.scales.len(), panels * PANEL, "scales of {} rows", y.cols());
@@ -112,7 +113,8 @@ pub(crate) fn linear_by(
     workspace: &mut [f32],
 ) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
-    let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
+    let m = job.x.rows();
+    let panels = job.y.cols().div_ceil(PANEL);
     let fewest = if job.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), HEIGHT, BLOCK, fewest);
     let scratch = workspace.as_mut_ptr() as usize;

@@ -73,7 +73,8 @@ pub(crate) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
             return;
         }
         for v in 0..vecs {
-            let (b, c) = (b.wrapping_add(v * LANES), c.wrapping_add(v * LANES));
+            let b = b.wrapping_add(v * LANES);
+            let c = c.wrapping_add(v * LANES);
             match rows {
                 9.. if S::ROWS == 14 => tile::<S, 14, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
                 7.. if S::ROWS == 14 => tile::<S, 8, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),

@@ -82,7 +82,8 @@ pub fn matmul(
     y: RowsMut<'_>,
     workspace: &mut [f32],
 ) {
-    let ((m, k), n) = (a.shape(), y.cols());
+    let (m, k) = a.shape();
+    let n = y.cols();
     assert_eq!(y.rows(), m, "rows of y");
     assert_eq!(b.shape(), (k, n), "shape of b");
     assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
@@ -161,7 +162,8 @@ impl MatmulTile<'_> {
     /// and written to y.
     #[inline(always)]
     fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
-        let (job, count) = (&self.job, self.rows.len());
+        let job = &self.job;
+        let count = self.rows.len();
         let b = self.scratch.wrapping_add(ROWS);
         let columns = panel * PANEL..job.y.cols().min((panel + 1) * PANEL);
         // SAFETY: space for DEPTH rows of PANEL; these k and columns lie in b.

@@ -73,7 +73,8 @@ pub fn combine_grad(
     drows: Option<RowsMut<'_>>,
     dgates: Option<&mut [f32]>,
 ) {
-    let (choices, columns) = (of.order.len(), dy.cols());
+    let choices = of.order.len();
+    let columns = dy.cols();
     assert!(of.rows.rows() == choices && of.rows.cols() == columns, "rows are (kT, D)");
     assert!(drows.as_ref().is_none_or(|d| d.rows() == choices && d.cols() == columns), "drows are (kT, D)");
     assert!(of.gates.len() == choices && of.places.len() == choices, "k choices of each token");

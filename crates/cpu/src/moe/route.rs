@@ -63,8 +63,11 @@ pub fn route(
     to: Routed<'_>,
     scratch: &mut [f32],
 ) {
-    let (tokens, experts, k) = (logits.rows(), logits.cols(), choice.top_k);
-    let (rows, stride) = (tokens * k, experts.next_multiple_of(LANES));
+    let tokens = logits.rows();
+    let experts = logits.cols();
+    let k = choice.top_k;
+    let rows = tokens * k;
+    let stride = experts.next_multiple_of(LANES);
     assert!(0 < k && k <= experts && i32::try_from(rows).is_ok(), "{k} of {experts} experts");
     assert!(to.gates.rows() == tokens && to.gates.cols() == k, "gates are (T, k)");
     assert!(to.order.len() == rows && to.places.len() == rows && to.offsets.len() == experts + 1);
@@ -86,7 +89,9 @@ pub fn route(
         let places = Integers::new(to.places);
         let chosen = to.experts.map(Integers::new);
         cpu.pool().run(cpu.threads(), &|task, _| {
-            let (gates, chosen, places) = (&to.gates, chosen.as_ref(), &places);
+            let gates = &to.gates;
+            let chosen = chosen.as_ref();
+            let places = &places;
             for part in packs.parts(range(task)) {
                 let counts = counts.part(segment(task, part.index));
                 cpu.isa().run(Choose { choice, logits, gates, chosen, places, counts, range: part.rows });
@@ -252,7 +257,8 @@ struct Choose<'a> {
 impl Kernel for Choose<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (experts, k) = (self.logits.cols(), self.choice.top_k);
+        let experts = self.logits.cols();
+        let k = self.choice.top_k;
         for t in self.range.clone() {
             let choices = self.places.part(t * k..(t + 1) * k);
             // SAFETY: row t of the logits, which no output overlaps, and row t of the gates, the choices and the
@@ -338,7 +344,9 @@ pub struct Chosen<'a> {
 /// rows were dropped, over the chosen experts (renormalised) or over all, and d is zero for experts that were not
 /// chosen. Panics if the shapes do not match.
 pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: RowsMut<'_>) {
-    let (tokens, experts, k) = (dlogits.rows(), dlogits.cols(), dgates.cols());
+    let tokens = dlogits.rows();
+    let experts = dlogits.cols();
+    let k = dgates.cols();
     assert!(chosen.logits.rows() == tokens && chosen.logits.cols() == experts, "logits are (T, E)");
     assert!(dgates.rows() == tokens, "dgates are (T, k)");
     assert!(chosen.experts.len() == tokens * k && chosen.places.len() == tokens * k, "k choices of each token");
@@ -378,7 +386,8 @@ impl Grad<'_> {
     fn token<S: Simd>(&self, s: S, t: usize, logits: &[f32], dlogits: &mut [f32]) {
         let choices = t * self.dgates.cols()..(t + 1) * self.dgates.cols();
         let top = logits.iter().fold(f32::NEG_INFINITY, |top, &l| if l > top { l } else { top });
-        let (mut sum, mut dots) = (s.splat(0.0), s.splat(0.0));
+        let mut sum = s.splat(0.0);
+        let mut dots = s.splat(0.0);
         for first in choices.clone().step_by(LANES) {
             let (e, d) = self.lanes(s, t, logits, top, first..choices.end.min(first + LANES));
             sum = s.add(sum, e);
@@ -420,7 +429,8 @@ impl Grad<'_> {
     #[inline(always)]
     fn lanes<S: Simd>(&self, s: S, t: usize, logits: &[f32], top: f32, choices: Range<usize>) -> (S::V, S::V) {
         let k = self.dgates.cols();
-        let (mut l, mut d) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        let mut l = [f32::NEG_INFINITY; LANES];
+        let mut d = [0.0; LANES];
         for (lane, i) in choices.enumerate() {
             l[lane] = logits[self.chosen.experts[i] as usize];
             if self.chosen.places[i] >= 0 {

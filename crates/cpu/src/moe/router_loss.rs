@@ -250,7 +250,8 @@ impl Kernel for Grad<'_> {
                 continue;
             }
             let top = top_of(row);
-            let (mut sum, mut dot) = (s.splat(0.0), s.splat(0.0));
+            let mut sum = s.splat(0.0);
+            let mut dot = s.splat(0.0);
             let parts = row.chunks(LANES).zip(self.shares.chunks(LANES));
             for ((x, f), e) in parts.zip(out.chunks_mut(LANES)) {
                 let n = x.len();

@@ -37,7 +37,8 @@ pub fn batch_norm_train(
     y: Option<RowsMut<'_>>,
     statistics: [Option<&mut [f32]>; 4],
 ) {
-    let (rows, cols) = (norm.x.rows(), norm.x.cols());
+    let rows = norm.x.rows();
+    let cols = norm.x.cols();
     assert!(rows >= 2, "the variance of a batch needs two rows");
     assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
     let read = [norm.gamma, norm.beta, norm.running[0], norm.running[1]];
@@ -80,7 +81,8 @@ pub fn batch_norm_grad(
     dgamma: Option<&mut [f32]>,
     dbeta: Option<&mut [f32]>,
 ) {
-    let (rows, cols) = (norm.dy.rows(), norm.dy.cols());
+    let rows = norm.dy.rows();
+    let cols = norm.dy.cols();
     assert!(norm.x.rows() == rows && norm.x.cols() == cols, "x is ({rows}, {cols})");
     assert!(dx.as_ref().is_none_or(|dx| dx.rows() == rows && dx.cols() == cols), "dx is ({rows}, {cols})");
     let (BatchStatistics::Batch(spread) | BatchStatistics::Running(spread, _)) = norm.spread;
@@ -166,7 +168,8 @@ struct Train<'a> {
 impl Kernel for Train<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (norm, columns) = (self.norm, self.columns);
+        let norm = self.norm;
+        let columns = self.columns;
         let rows = norm.x.rows();
         let moments = |mean: [f32; LANES]| {
             // SAFETY: the columns exist in every row of x.
@@ -181,7 +184,8 @@ impl Kernel for Train<'_> {
         let squares = moments(centre)[1];
         let rstd = s.div(s.splat(1.0), s.sqrt(s.add(over(squares, rows), s.splat(norm.eps))));
         let moved = |old: &[f32], new: S::V| {
-            let (keep, take) = (s.splat(1.0 - norm.momentum), s.splat(norm.momentum));
+            let keep = s.splat(1.0 - norm.momentum);
+            let take = s.splat(norm.momentum);
             s.fma(take, new, s.mul(keep, columns.of(s, old)))
         };
         let new_mean = moved(norm.running[0], mean);
@@ -191,7 +195,8 @@ impl Kernel for Train<'_> {
             unsafe { columns.put(s, out, v) };
         }
         let Some(y) = self.y else { return };
-        let (gamma, beta) = (columns.of(s, norm.gamma), columns.of(s, norm.beta));
+        let gamma = columns.of(s, norm.gamma);
+        let beta = columns.of(s, norm.beta);
         for r in 0..rows {
             // SAFETY: row r of x and y has these columns, which only this task writes.
             unsafe {
@@ -235,7 +240,9 @@ struct Grad<'a> {
 impl Kernel for Grad<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (norm, columns, rows) = (self.norm, self.columns, self.norm.dy.rows());
+        let norm = self.norm;
+        let columns = self.columns;
+        let rows = self.norm.dy.rows();
         let one = s.splat(1.0);
         let (mean, rstd) = match norm.spread {
             BatchStatistics::Batch(rstd) => (columns.of(s, norm.mean), columns.of(s, rstd)),

@@ -48,7 +48,8 @@ pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>)
 /// Gradient of [`glu`]: dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..] and dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).
 /// `dx` may be exactly `x`.
 pub fn glu_grad(cpu: &Cpu, gate: Gate, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
-    let (rows, half) = (dy.rows(), dy.cols());
+    let rows = dy.rows();
+    let half = dy.cols();
     assert!(x.rows() == rows && x.cols() == 2 * half, "x is ({rows}, {})", 2 * half);
     assert!(dx.rows() == rows && dx.cols() == 2 * half, "dx is ({rows}, {})", 2 * half);
     cpu.by_rows(rows, 2 * half, &|range| cpu.isa().run(GluGrad { gate, dy, x, dx: &dx, range }));
@@ -100,7 +101,8 @@ enum Op {
 /// Runs an op over all rows, in parallel. Ops with one input receive it as both `a` and `b`. Panics if the shapes of
 /// `a` and `y` differ.
 fn each<E: Element>(cpu: &Cpu, op: Op, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
-    let (rows, cols) = (y.rows(), y.cols());
+    let rows = y.rows();
+    let cols = y.cols();
     assert!(a.rows() == rows && a.cols() == cols, "x and y of one shape, ({rows}, {cols})");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Each { op, a, b, y: &y, range }));
 }
@@ -124,7 +126,8 @@ impl<E: Element> Kernel for Each<'_, E> {
         for r in self.range.clone() {
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
-                let (a, b) = (self.a.row(r).wrapping_add(j), self.b.row(r).wrapping_add(j));
+                let a = self.a.row(r).wrapping_add(j);
+                let b = self.b.row(r).wrapping_add(j);
                 // SAFETY: columns j..j + n of row r lie inside each view that the op reads, and only this task writes
                 // row r of y.
                 unsafe { E::store_n(s, self.y.row(r).add(j), value(s, self.op, a, b, n), n) };
@@ -171,14 +174,17 @@ impl Kernel for GluGrad<'_> {
     fn run<S: Simd>(self, s: S) {
         let half = self.dy.cols();
         for r in self.range.clone() {
-            let (dy, x, dx) = (self.dy.row(r), self.x.row(r), self.dx.row(r));
+            let dy = self.dy.row(r);
+            let x = self.x.row(r);
+            let dx = self.dx.row(r);
             for j in (0..half).step_by(LANES) {
                 let n = LANES.min(half - j);
                 // SAFETY: columns j..j + n of row r exist in dy and in both halves of x and dx; both halves are read
                 // before they are written, and only this task writes row r.
                 unsafe {
                     let dy = s.load_n(dy.add(j), n);
-                    let (gate, value) = (s.load_n(x.add(j), n), s.load_n(x.add(half + j), n));
+                    let gate = s.load_n(x.add(j), n);
+                    let value = s.load_n(x.add(half + j), n);
                     let (f, slope) = match self.gate {
                         Gate::Gelu => (math::gelu(s, gate), math::gelu_slope(s, gate)),
                         Gate::Silu => (math::silu(s, gate), math::silu_slope(s, gate)),

@@ -24,16 +24,19 @@ pub fn layer_norm<E: Element, P: Element>(
     mean: Option<&mut [f32]>,
     rstd: Option<&mut [f32]>,
 ) {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
     assert!(gamma.len() == cols && beta.len() == cols, "gamma and beta of {cols}");
     let column = |v: Option<&mut [f32]>| {
         assert!(v.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
         v.map_or(0, |v| v.as_mut_ptr() as usize)
     };
-    let (mean, rstd) = (column(mean), column(rstd));
+    let mean = column(mean);
+    let rstd = column(rstd);
     cpu.by_rows(rows, cols, &|range| {
-        let (mean, rstd) = (mean as *mut f32, rstd as *mut f32);
+        let mean = mean as *mut f32;
+        let rstd = rstd as *mut f32;
         cpu.isa().run(LayerNorm { x, gamma, beta, eps, y: y.as_ref(), mean, rstd, range });
     });
 }
@@ -48,7 +51,8 @@ pub fn rms_norm<E: Element, P: Element>(
     y: Option<RowsMut<'_, E>>,
     rstd: Option<&mut [f32]>,
 ) {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
     assert!(gamma.len() == cols, "gamma of {cols}");
     assert!(rstd.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
@@ -76,7 +80,8 @@ pub struct BatchNorm<'a> {
 /// Batch norm with running statistics: y = (x - mean) / sqrt(var + eps) * gamma + beta for each column (Ioffe and
 /// Szegedy, 2015). `y` may be exactly `x`.
 pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     let all = [norm.gamma, norm.beta, norm.mean, norm.var];
     assert!(all.iter().all(|v| v.len() == cols), "statistics of {cols} columns");
@@ -285,7 +290,8 @@ struct Batch<'a> {
 impl Kernel for Batch<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (cols, norm) = (self.x.cols(), self.norm);
+        let cols = self.x.cols();
+        let norm = self.norm;
         for j in (0..cols).step_by(LANES) {
             let n = LANES.min(cols - j);
             // SAFETY: j + n <= cols, the length of all four columns.

@@ -35,7 +35,8 @@ pub fn norm_grad(
     dgamma: Option<&mut [f32]>,
     dbeta: Option<&mut [f32]>,
 ) {
-    let (rows, cols) = (norm.dy.rows(), norm.dy.cols());
+    let rows = norm.dy.rows();
+    let cols = norm.dy.cols();
     assert!(norm.x.rows() == rows && norm.x.cols() == cols, "x is ({rows}, {cols})");
     let statistics = norm.rstd.len() == rows && norm.mean.is_none_or(|mean| mean.len() == rows);
     assert!(statistics && norm.gamma.len() == cols, "one statistic per row, one scale per column");
@@ -86,14 +87,17 @@ struct InputGradRows<'a> {
 impl Kernel for InputGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (cols, norm) = (self.dx.cols(), self.norm);
+        let cols = self.dx.cols();
+        let norm = self.norm;
         for r in self.range.clone() {
-            let (dy, zero) = (norm.dy.row(r), s.splat(0.0));
+            let dy = norm.dy.row(r);
+            let zero = s.splat(0.0);
             // SAFETY: called for columns of row r, which dy and gamma have too.
             let weighted = |j: usize, n: usize| unsafe {
                 s.mul(s.load_n(dy.add(j), n), s.load_n(norm.gamma.as_ptr().add(j), n))
             };
-            let (mut sum_g, mut sum_gh) = (zero, zero);
+            let mut sum_g = zero;
+            let mut sum_gh = zero;
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
                 // Lanes past n are 0 in g, and finite in h if the row's statistics are, so they add 0 to the sum.
@@ -103,7 +107,8 @@ impl Kernel for InputGradRows<'_> {
                 sum_gh = s.fma(g, unsafe { norm.normalised(s, r, j, n) }, sum_gh);
             }
             let mean_g = if norm.mean.is_some() { s.sum(sum_g) / cols as f32 } else { 0.0 };
-            let (mean_g, minus_gh) = (s.splat(mean_g), s.splat(-s.sum(sum_gh) / cols as f32));
+            let mean_g = s.splat(mean_g);
+            let minus_gh = s.splat(-s.sum(sum_gh) / cols as f32);
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
                 // SAFETY: j + n <= cols; the elements at j are read before they are written.

@@ -58,7 +58,8 @@ pub fn quantize<E: Element, P: Element>(
     }
     let each = workspace.len() / cpu.threads();
     assert!(each >= cols.next_multiple_of(LANES), "workspace for {} threads", cpu.threads());
-    let (height, scratch) = ((GRAIN / wide.max(1)).max(1), workspace.as_mut_ptr() as usize);
+    let height = (GRAIN / wide.max(1)).max(1);
+    let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(rows.div_ceil(height), &|task, worker| {
         // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let row = (scratch as *mut f32).wrapping_add(worker * each);
@@ -98,7 +99,8 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
     /// Row r belongs to this task; the workspace holds its columns in whole vectors.
     #[inline(always)]
     unsafe fn numbers<S: Simd>(&self, s: S, r: usize) -> f32 {
-        let (x, cols) = (self.x.row(r), self.codes.size().1);
+        let x = self.x.row(r);
+        let cols = self.codes.size().1;
         let norm = match self.of {
             // SAFETY: row r of x holds `cols` elements.
             Of::LayerNorm { eps, .. } => unsafe { norm::statistics(s, x, cols, eps) },
@@ -106,7 +108,8 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
         };
         let norm = (s.splat(norm.0), s.splat(norm.1));
         // 0 v is NaN if v is NaN or infinite, else 0. The sum propagates the NaN, while a maximum may drop it.
-        let (mut most, mut lost) = (s.splat(TINY), s.splat(0.0));
+        let mut most = s.splat(TINY);
+        let mut lost = s.splat(0.0);
         for j in (0..cols).step_by(LANES) {
             let n = LANES.min(cols - j);
             // SAFETY: j + n <= cols, the columns of y and of the workspace, which has whole vectors.

@@ -34,8 +34,10 @@ pub fn segment_mean<E: Element>(
     crate::check_spans(spans, x.rows());
     let parts = x.cols().div_ceil(CHUNK);
     cpu.pool().run(spans.len() * parts, &|task, _| {
-        let (segment, part) = (task / parts, task % parts);
-        let (start, end) = (spans[segment][0] as usize, spans[segment][1] as usize);
+        let segment = task / parts;
+        let part = task % parts;
+        let start = spans[segment][0] as usize;
+        let end = spans[segment][1] as usize;
         let columns = part * CHUNK..x.cols().min((part + 1) * CHUNK);
         // The start is limited to `end`, so a span with more skipped rows than rows is an empty range.
         let rows = (start + skip_first).min(end)..end.saturating_sub(skip_last);
@@ -45,7 +47,8 @@ pub fn segment_mean<E: Element>(
 
 /// Gradient of softmax: dx = y (dy - sum dy y) for each row. `dx` may be exactly `dy` or `y`.
 pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
-    let (rows, cols) = (dy.rows(), dy.cols());
+    let rows = dy.rows();
+    let cols = dy.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGrad { dy, y, dx: &dx, range }));
@@ -92,7 +95,8 @@ impl Kernel for Softmax<'_> {
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
         for r in self.range.clone() {
-            let (x, y) = (self.x.row(r), self.y.row(r));
+            let x = self.x.row(r);
+            let y = self.y.row(r);
             let width = |j: usize| LANES.min(cols - j);
             // SAFETY: row r of x and y holds `cols` f32, and j + width(j) <= cols; the row of y is read only where it
             // has been written.
@@ -163,7 +167,9 @@ impl Kernel for SoftmaxGrad<'_> {
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
         for r in self.range.clone() {
-            let (dy, y, dx) = (self.dy.row(r), self.y.row(r), self.dx.row(r));
+            let dy = self.dy.row(r);
+            let y = self.y.row(r);
+            let dx = self.dx.row(r);
             // SAFETY: row r of dy, y and dx holds `cols` f32; elements are read before they are written.
             unsafe {
                 let mut sum = s.splat(0.0);

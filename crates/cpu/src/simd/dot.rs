@@ -129,7 +129,8 @@ impl Dot for Avx2 {
     fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I {
         // SAFETY: `self` proves the instructions.
         unsafe {
-            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            let x = _mm256_set1_epi32(x);
+            let ones = _mm256_set1_epi16(1);
             let low = _mm256_maddubs_epi16(_mm256_abs_epi8(w[0]), _mm256_sign_epi8(x, w[0]));
             let high = _mm256_maddubs_epi16(_mm256_abs_epi8(w[1]), _mm256_sign_epi8(x, w[1]));
             [

@@ -137,7 +137,8 @@ const MILLS: [f32; 8] = [
 pub(crate) fn gelu_slope<S: Simd>(s: S, x: S::V) -> S::V {
     // `min` returns its second operand for NaN.
     let a = s.min(s.splat(FARTHEST), s.abs(x));
-    let (one, step) = (s.splat(1.0), s.mul(a, s.splat(0.35)));
+    let one = s.splat(1.0);
+    let step = s.mul(a, s.splat(0.35));
     let z = s.div(s.sub(one, step), s.add(one, step));
     let mut p = s.splat(MILLS[7]);
     for &c in MILLS[..7].iter().rev() {

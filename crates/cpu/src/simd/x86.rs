@@ -75,8 +75,10 @@ fn transpose16(rows: &mut [__m512; 16]) {
     let mut quads = *rows;
     for g in (0..16).step_by(4) {
         let [a, b, c, d] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
-        let (ab, cd) = (_mm512_castps_pd(_mm512_unpacklo_ps(a, b)), _mm512_castps_pd(_mm512_unpacklo_ps(c, d)));
-        let (ef, gh) = (_mm512_castps_pd(_mm512_unpackhi_ps(a, b)), _mm512_castps_pd(_mm512_unpackhi_ps(c, d)));
+        let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        let ef = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        let gh = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
         quads[g] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
         quads[g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
         quads[g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ef, gh));
@@ -85,8 +87,10 @@ fn transpose16(rows: &mut [__m512; 16]) {
     // Quarter q of quads[4 g + c] is now column 4 q + c of rows 4 g .. 4 g + 4.
     for c in 0..4 {
         let [a, b, d, e] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
-        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-        let (even2, odd2) = (_mm512_shuffle_f32x4::<0x88>(d, e), _mm512_shuffle_f32x4::<0xdd>(d, e));
+        let even = _mm512_shuffle_f32x4::<0x88>(a, b);
+        let odd = _mm512_shuffle_f32x4::<0xdd>(a, b);
+        let even2 = _mm512_shuffle_f32x4::<0x88>(d, e);
+        let odd2 = _mm512_shuffle_f32x4::<0xdd>(d, e);
         rows[c] = _mm512_shuffle_f32x4::<0x88>(even, even2);
         rows[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd2);
         rows[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even, even2);
@@ -349,7 +353,8 @@ impl Simd for Avx2 {
     unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2] {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
-            let (low, high) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(LANES).cast()));
+            let low = _mm256_loadu_si256(p.cast());
+            let high = _mm256_loadu_si256(p.add(LANES).cast());
             let top = _mm256_set1_epi32(0xffff_0000_u32 as i32);
             let first = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
             let second = |x| _mm256_castsi256_ps(_mm256_and_si256(x, top));

@@ -33,7 +33,8 @@ impl Case {
     fn new(heads: usize, hd: usize, tokens: usize, rope: bool, alibi: bool) -> Case {
         let half = hd / 2;
         let freq: Vec<f32> = (0..half).map(|j| 1e4f32.powf(-(j as f32) / half as f32)).collect();
-        let (mut cos, mut sin) = (vec![0.0; LONGEST * half], vec![0.0; LONGEST * half]);
+        let mut cos = vec![0.0; LONGEST * half];
+        let mut sin = vec![0.0; LONGEST * half];
         rope::table(&freq, LONGEST, &mut cos, &mut sin);
         let qkv = numbers(11, tokens * 3 * heads * hd).iter().map(|v| v * 2.0).collect();
         let slopes = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
@@ -67,7 +68,8 @@ impl Case {
     fn run(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f32>, Vec<f32>) {
         let d = self.heads * self.hd;
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
-        let (mut o, mut lse) = (vec![5.0; tokens * d], vec![5.0; tokens * self.heads]);
+        let mut o = vec![5.0; tokens * d];
+        let mut lse = vec![5.0; tokens * self.heads];
         let mut scratch = workspace(cpu, workspace_bytes(self.hd));
         attention(
             cpu,
@@ -85,7 +87,8 @@ impl Case {
 
     /// Returns the gradient of the fused rows (T, 3D), for a gradient of o that is uniform noise.
     fn gradient(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> Vec<f32> {
-        let (h, d) = (self.heads, self.heads * self.hd);
+        let h = self.heads;
+        let d = self.heads * self.hd;
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
         let (o, lse) = self.run(cpu, from, tokens, spans);
         let noise = numbers(12, (from + tokens) * d);
@@ -121,15 +124,19 @@ impl Case {
 
     /// o and lse in f64, by the definition of attention with full masks. Rows outside of `spans` are 5.
     fn reference(&self, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f64>, Vec<f64>) {
-        let (h, hd) = (self.heads, self.hd);
-        let (mut o, mut lse) = (vec![5.0; tokens * h * hd], vec![5.0; tokens * h]);
+        let h = self.heads;
+        let hd = self.hd;
+        let mut o = vec![5.0; tokens * h * hd];
+        let mut lse = vec![5.0; tokens * h];
         for &[start, end] in spans {
             let (start, n) = (start as usize, (end - start) as usize);
             for head in 0..h {
                 let all = |which, scale| -> Vec<Vec<f64>> {
                     (0..n).map(|i| self.rotated(which, from + start + i, i, head, scale)).collect()
                 };
-                let (q, k, v) = (all(0, self.scale), all(1, 1.0), all(2, 1.0));
+                let q = all(0, self.scale);
+                let k = all(1, 1.0);
+                let v = all(2, 1.0);
                 for i in 0..n {
                     let slope = if self.alibi { f64::from(self.slopes[head]) } else { 0.0 };
                     let score = |j: usize| {
@@ -199,7 +206,9 @@ fn in_bf16_it_is_that_of_f32_rounded() {
     let forms =
         [(Mask::Full, 16, true), (Mask::Causal, 40, false), (Mask::Window(30), 24, true), (sparse, 17, false)];
     for (mask, hd, rope) in forms {
-        let (heads, kv_heads, t) = (4, 2, 291);
+        let heads = 4;
+        let kv_heads = 2;
+        let t = 291;
         let case = Case { mask, ..Case::new(heads, hd, t, rope, !rope) };
         let config = Attention { kv_heads, ..case.config() };
         let columns = [(0, heads * hd), (heads * hd, kv_heads * hd), ((heads + kv_heads) * hd, kv_heads * hd)];
@@ -226,11 +235,15 @@ fn fused<E: Element>(
     spans: &[[u32; 2]],
     before: E,
 ) -> (Vec<E>, Vec<f32>) {
-    let (t, h, d) = (x.rows(), config.heads, config.heads * config.head_dim);
-    let (mut o, mut lse) = (vec![before; t * d], vec![5.0; t * h]);
+    let t = x.rows();
+    let h = config.heads;
+    let d = config.heads * config.head_dim;
+    let mut o = vec![before; t * d];
+    let mut lse = vec![5.0; t * h];
     let [q, k, v] = columns.map(|(at, n)| x.columns(at, n));
     let mut scratch = workspace(cpu, workspace_bytes(config.head_dim));
-    let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, h, h));
+    let out = RowsMut::new(&mut o, t, d, d);
+    let sums = RowsMut::new(&mut lse, t, h, h);
     attention(cpu, config, q, k, v, spans, out, Some(sums), &mut scratch);
     (o, lse)
 }

@@ -57,7 +57,8 @@ fn formats_are_exchanged_with_one_rounding() {
             let mut y = vec![0; x.len()];
             exchange(&cpu, from, &x, &mut y);
             for (&x, y) in x.iter().zip(y) {
-                let (value, wanted) = (wide.widen(x), narrow.round(wide.widen(x)));
+                let value = wide.widen(x);
+                let wanted = narrow.round(wide.widen(x));
                 let nan = value.is_nan() && narrow.widen(y).is_nan();
                 assert!(y == wanted || nan, "{from:?} {x:#x}: {y:#x}, not {wanted:#x}");
             }

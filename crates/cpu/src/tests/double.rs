@@ -89,7 +89,8 @@ impl<const INT8: bool> Double<INT8> {
             for (n, sum) in sums.iter_mut().enumerate() {
                 let mut bits = sum.to_bits() as i32;
                 for (pair, line) in a.chunks_exact(2).zip(&self.b) {
-                    let (a, b) = (codes([pair[0], pair[1]]), codes(line[n]));
+                    let a = codes([pair[0], pair[1]]);
+                    let b = codes(line[n]);
                     a.iter().zip(b).for_each(|(a, b)| bits = bits.wrapping_add(a * b));
                 }
                 *sum = f32::from_bits(bits as u32);

@@ -126,13 +126,17 @@ fn without_tokens_nothing_is_routed() {
 /// The gradient of the rows may overwrite the rows: the bits are those with separate memory.
 #[test]
 fn rows_are_overwritten_only_once_they_were_read() {
-    let (tokens, columns, top_k, experts) = (37, 83, 2, 4);
+    let tokens = 37;
+    let columns = 83;
+    let top_k = 2;
+    let experts = 4;
     let choice = Choice { top_k, renormalise: true };
     for cpu in machines() {
         let Routes { gates, order, places, dropped, .. } =
             routed_as_one(&cpu, &numbers(3, tokens * experts), experts, choice, 15);
         assert!(dropped > 0);
-        let (mut rows, dy) = (numbers(4, tokens * top_k * columns), numbers(5, tokens * columns));
+        let mut rows = numbers(4, tokens * top_k * columns);
+        let dy = numbers(5, tokens * columns);
         let n = tokens * top_k;
         let grads = |rows: Rows<'_>, drows: RowsMut<'_>| {
             let of = Combined { top_k, rows, gates: &gates, order: &order, places: &places };
@@ -158,7 +162,8 @@ fn rows_are_overwritten_only_once_they_were_read() {
 /// taking the platform's, gives other bits for some E.
 #[test]
 fn z_losses_use_the_logarithm_of_libm() {
-    let (a, z) = (0.7_f32, 0.25);
+    let a = 0.7_f32;
+    let z = 0.25;
     for experts in 1..200 {
         let logits = vec![a; experts];
         let lse = f64::from(a) + libm::log(experts as f64);

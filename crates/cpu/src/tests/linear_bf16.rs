@@ -71,7 +71,8 @@ const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
     if x.cols() == 0 {
         return linear(cpu, x, w, e, y, workspace);
     }
-    let (job, each) = (GemmCall::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
+    let job = GemmCall::new(x, w, e, &y);
+    let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { linear_bf16_amx::linear::<Double>(cpu, job, Form::Plain, workspace.as_mut_ptr(), each) }
 };
@@ -101,7 +102,8 @@ impl Case {
     /// Computes rows `from..from + m` alone, with strides in x and y; elements between the rows of y must not change.
     fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
-        let (ldx, ldy) = (k + 5, n + 3);
+        let ldx = k + 5;
+        let ldy = n + 3;
         let mut strided = vec![Bf16(0x7fc0); m * ldx];
         for r in 0..m {
             strided[r * ldx..][..k].copy_from_slice(&self.x[(from + r) * k..][..k]);
@@ -110,7 +112,8 @@ impl Case {
         let mut scratch = workspace(cpu, WORKSPACE_BYTES);
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
         let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
-        let (rows, out) = (Rows::new(&strided, m, k, ldx), RowsMut::new(&mut y, m, n, ldy));
+        let rows = Rows::new(&strided, m, k, ldx);
+        let out = RowsMut::new(&mut y, m, n, ldy);
         linear(cpu, rows, &pack(&self.w, k), e, out, &mut scratch);
         assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == Bf16(7))), "wrote past the row");
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
@@ -119,9 +122,11 @@ impl Case {
     fn exact(&self) -> Vec<f64> {
         let (m, k, n) = self.size;
         let wide = |x: &[Bf16]| x.iter().map(|&x| number(x)).collect::<Vec<f64>>();
-        let (x, w) = (wide(&self.x), wide(&self.w));
+        let x = wide(&self.x);
+        let w = wide(&self.w);
         let element = |at: usize| {
-            let (i, j) = (at / n, at % n);
+            let i = at / n;
+            let j = at % n;
             let mut v: f64 = x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| a * b).sum();
             v += self.bias.as_ref().map_or(0.0, |b| number(b[j]));
             v = match self.act {
@@ -243,7 +248,8 @@ fn where_x_lies_says_nothing() {
             let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
             let mut y = vec![Bf16(7); 70 * n];
             let e = EpilogueBf16 { bias: case.bias.as_deref(), ..Default::default() };
-            let (rows, out) = (Rows::new(room, 70, k, ld), RowsMut::new(&mut y, 70, n, n));
+            let rows = Rows::new(room, 70, k, ld);
+            let out = RowsMut::new(&mut y, 70, n, n);
             linear(&cpu, rows, &pack(&case.w, k), e, out, &mut scratch);
             same(&y, &case.run(&cpu, linear, 0, 70), &format!("{name} {k}"));
         }
@@ -256,7 +262,8 @@ type Gated = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], Option<&[Bf16]>, Gate, RowsMut<'_
 
 #[cfg(target_arch = "x86_64")]
 const GATED_ON_DOUBLE: Gated = |cpu, x, w, bias, gate, y, workspace| {
-    let (job, each) = (gated_job(x, w, bias, &y), workspace.len() / cpu.threads() * 4);
+    let job = gated_job(x, w, bias, &y);
+    let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and the test saw AVX-512 with BF16.
     unsafe {
         let form = Form::Gated { gate, bias };
@@ -276,7 +283,8 @@ fn a_gate_multiplies_the_value_of_its_column_in_any_company() {
     let double = [1, 3].into_iter().map(|threads| (Cpu::new(threads), GATED_ON_DOUBLE));
     let ways: Vec<_> = real.chain(double).collect();
     for (m, k, f) in [(1, 1, 32), (70, 192, 96), (33, 40, 64), (130, 1024, 32)] {
-        let (x, b) = (halves(1, m * k), halves(3, 2 * f));
+        let x = halves(1, m * k);
+        let b = halves(3, 2 * f);
         let w: Vec<f32> = numbers(2, 2 * f * k).iter().map(|w| w * 3.0 / (k as f32).sqrt()).collect();
         let w: Vec<Bf16> = w.into_iter().map(|w| Bf16(f32_to_bf16(w))).collect();
         let packed = pack(&w, k);
@@ -299,7 +307,8 @@ fn a_gate_multiplies_the_value_of_its_column_in_any_company() {
                 let all = run(0, m);
                 let what = format!("{} x {} {gate:?} {m} {k} {f}", cpu.isa().name(), cpu.threads());
                 for (at, &y) in all.iter().enumerate() {
-                    let (a, value) = (sum(at / f, at % f), sum(at / f, f + at % f));
+                    let a = sum(at / f, at % f);
+                    let value = sum(at / f, f + at % f);
                     let of = match gate {
                         Gate::Gelu => a * 0.5 * libm::erfc(-a / std::f64::consts::SQRT_2),
                         Gate::Silu => a / (1.0 + libm::exp(-a)),

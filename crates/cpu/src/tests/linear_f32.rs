@@ -15,14 +15,16 @@ fn pack(w: &[f32], n: usize, k: usize) -> Vec<f32> {
 
 /// Runs into y with a stride of n + 3; elements between the rows must not change.
 fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: Epilogue<'_>) -> Vec<f32> {
-    let (ldx, ldy) = (k + 5, n + 3);
+    let ldx = k + 5;
+    let ldy = n + 3;
     let mut strided = vec![f32::NAN; m * ldx];
     for r in 0..m {
         strided[r * ldx..][..k].copy_from_slice(&x[r * k..][..k]);
     }
     let mut y = vec![7.0; m * ldy];
     let mut scratch = workspace(cpu, workspace_bytes(cpu.isa()));
-    let (rows, out) = (Rows::new(&strided, m, k, ldx), RowsMut::new(&mut y, m, n, ldy));
+    let rows = Rows::new(&strided, m, k, ldx);
+    let out = RowsMut::new(&mut y, m, n, ldy);
     linear(cpu, rows, &pack(w, n, k), e, out, &mut scratch);
     assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
     y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
@@ -68,7 +70,10 @@ fn linear_is_the_product_with_its_epilogue() {
     ];
     for cpu in machines() {
         for (m, k, n) in sizes {
-            let (x, w, b, r) = (numbers(1, m * k), numbers(2, n * k), numbers(3, n), numbers(4, m * n));
+            let x = numbers(1, m * k);
+            let w = numbers(2, n * k);
+            let b = numbers(3, n);
+            let r = numbers(4, m * n);
             for act in [Act::None, Act::Gelu] {
                 for with in 0..4 {
                     let e = Epilogue {
@@ -88,8 +93,12 @@ fn linear_is_the_product_with_its_epilogue() {
 
 #[test]
 fn the_residual_may_be_the_output() {
-    let (m, k, n) = (31, 1100, 70);
-    let (x, w, r) = (numbers(1, m * k), numbers(2, n * k), numbers(3, m * n));
+    let m = 31;
+    let k = 1100;
+    let n = 70;
+    let x = numbers(1, m * k);
+    let w = numbers(2, n * k);
+    let r = numbers(3, m * n);
     for cpu in machines() {
         let apart = Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() };
         let want = run(&cpu, m, k, n, &x, &w, apart);
@@ -106,8 +115,12 @@ fn the_residual_may_be_the_output() {
 
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
-    let (k, n, most) = (1050, 97, 400);
-    let (x, w, b) = (numbers(5, most * k), numbers(6, n * k), numbers(7, n));
+    let k = 1050;
+    let n = 97;
+    let most = 400;
+    let x = numbers(5, most * k);
+    let w = numbers(6, n * k);
+    let b = numbers(7, n);
     let e = Epilogue { bias: Some(&b), act: Act::Gelu, residual: None };
     let plain = |isa: Isa| isa.has_fma() && !isa.has_tiles();
     let fused = Isa::available().find(|&isa| plain(isa)).unwrap_or(Isa::detect());
@@ -126,8 +139,11 @@ fn a_row_has_the_same_bits_in_any_company() {
 
 #[test]
 fn it_agrees_with_the_gemm_crate() {
-    let (m, k, n) = (61, 333, 129);
-    let (x, w) = (numbers(8, m * k), numbers(9, n * k));
+    let m = 61;
+    let k = 333;
+    let n = 129;
+    let x = numbers(8, m * k);
+    let w = numbers(9, n * k);
     let mut product = vec![0.0f32; m * n];
     peer::linear(1, (m, n, k), &x, &w, &mut product);
     let want: Vec<f64> = product.iter().map(|&v| f64::from(v)).collect();
@@ -139,7 +155,8 @@ fn it_agrees_with_the_gemm_crate() {
 
 #[test]
 fn a_panel_is_32_columns_by_k_padded() {
-    let (n, k) = (35, 3);
+    let n = 35;
+    let k = 3;
     let w: Vec<f32> = (0..n * k).map(|i| i as f32).collect();
     let p = pack(&w, n, k);
     for column in 0..64 {

@@ -30,9 +30,11 @@ unsafe fn by<U: TileUnit>(
 ) -> Vec<f32> {
     let cpu = Cpu::new(threads);
     let each = plimsoll_plan::InstructionSet::Amx.gemm_f32() as usize;
-    let (mut scratch, w) = (workspace(&cpu, each), pack(size, w));
+    let mut scratch = workspace(&cpu, each);
+    let w = pack(size, w);
     let mut y = vec![f32::NAN; m * n];
-    let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
+    let rows = Rows::new(x, m, k, k);
+    let out = RowsMut::new(&mut y, m, n, n);
     let job = GemmCall::new(rows, &w, e, &out);
     // SAFETY: as the caller promises; `scratch` holds the workspace of all threads.
     unsafe { linear_f32_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), each) };
@@ -59,7 +61,8 @@ fn plainly(size @ (m, k, n): Size, x: &[f32], w: &[f32]) -> Vec<f32> {
     let cpu = Cpu::with_isa(1, isa);
     let mut scratch = workspace(&cpu, plimsoll_plan::InstructionSet::Amx.gemm_f32() as usize);
     let mut y = vec![f32::NAN; m * n];
-    let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
+    let rows = Rows::new(x, m, k, k);
+    let out = RowsMut::new(&mut y, m, n, n);
     linear(&cpu, rows, &pack(size, w), Epilogue::default(), out, &mut scratch);
     y
 }
@@ -95,7 +98,8 @@ fn no_worse_than_plain_f32() {
     let sizes = [(40, 1, 33), (40, 16, 33), (40, 33, 33), (33, 480, 70), (33, 1030, 70), (20, 5120, 32)];
     for size in sizes {
         let (m, k, n) = size;
-        let (x, w) = (numbers(1, m * k), numbers(2, n * k));
+        let x = numbers(1, m * k);
+        let w = numbers(2, n * k);
         let scaled: Vec<f32> = x.iter().enumerate().map(|(at, &x)| x * scale(at, k)).collect();
         let against: Vec<f32> = w.iter().enumerate().map(|(at, &w)| w / scale(at, k)).collect();
         for (x, w, what) in [(&x, &w, "even"), (&scaled, &w, "scaled columns"), (&scaled, &against, "balanced")]
@@ -122,7 +126,8 @@ fn no_bit_of_x_is_lost() {
     if !has_vectors() {
         return;
     }
-    let (m, k) = (70, 40);
+    let m = 70;
+    let k = 40;
     let mut x = numbers(3, m * k);
     for (at, x) in x.iter_mut().enumerate() {
         *x *= 2f32.powi(at as i32 % 200 - 90);
@@ -158,7 +163,8 @@ fn what_is_not_finite_stays_in_its_row() {
         return;
     }
     let size @ (m, k, n) = (67, 530, 40);
-    let (clean, w) = (numbers(5, m * k), numbers(6, n * k));
+    let clean = numbers(5, m * k);
+    let w = numbers(6, n * k);
     let want = on_tiles(size, &clean, &w);
     let odd_nans = [0x7f80_0001, 0xff80_0001, 0x7fff_ffff, 0xffff_ffff].map(f32::from_bits);
     for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN].into_iter().chain(odd_nans) {
@@ -182,7 +188,10 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
     let most = 100;
     for (k, n) in [(33, 40), (128, 33), (400, 97), (160, 700)] {
-        let (x, w, b, r) = (numbers(5, most * k), numbers(6, n * k), numbers(7, n), numbers(8, most * n));
+        let x = numbers(5, most * k);
+        let w = numbers(6, n * k);
+        let b = numbers(7, n);
+        let r = numbers(8, most * n);
         let part = |threads, start: usize, m: usize| {
             let residual = Some(Rows::new(&r[start * n..], m, n, n));
             let e = Epilogue { bias: Some(&b), act: Act::Gelu, residual };

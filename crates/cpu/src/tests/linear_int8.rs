@@ -51,7 +51,8 @@ fn on_double(
     workspace: &mut [f32],
 ) {
     let scales = Scales { x: x.scales, w: w.scales };
-    let (job, each) = (as_bf16_job(x, w, e, &y), workspace.len() / cpu.threads() * 4);
+    let job = as_bf16_job(x, w, e, &y);
+    let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe {
         linear_bf16_amx::linear::<Double<true>>(cpu, job, Form::Scaled(scales), workspace.as_mut_ptr(), each)
@@ -158,7 +159,8 @@ impl Case {
     fn exact(&self) -> Vec<f64> {
         let (m, k, n) = self.size;
         let element = |at: usize| {
-            let (i, j) = (at / n, at % n);
+            let i = at / n;
+            let j = at % n;
             let mut v: f64 =
                 self.x.0[i * k..][..k].iter().zip(&self.w.0[j * k..][..k]).map(|(a, b)| a * b).sum();
             v += self.bias.as_ref().map_or(0.0, |b| number(b[j]));
@@ -205,7 +207,8 @@ fn linear_is_the_product_with_its_epilogue_and_the_same_bits_everywhere() {
         for act in [Act::None, Act::Gelu] {
             for (bias, residual) in [(false, false), (true, true)] {
                 let case = Case::new(size, act, bias, residual);
-                let (exact, mut wanted) = (case.exact(), None);
+                let exact = case.exact();
+                let mut wanted = None;
                 for (name, fused, cpu, linear) in &ways {
                     let what = format!("{name} {size:?} {act:?} {bias} {residual}");
                     let y = case.run(cpu, *linear, 0, size.0);
@@ -262,7 +265,8 @@ fn what_is_not_a_number_stays_that() {
         let mut lost = Case::new(case.size, case.act, true, false);
         let scale = lost.x.1.len() - 2;
         lost.x.1[scale] = f32::NAN;
-        let (y, wanted) = (lost.run(&cpu, linear, 0, 3), case.run(&cpu, linear, 0, 3));
+        let y = lost.run(&cpu, linear, 0, 3);
+        let wanted = case.run(&cpu, linear, 0, 3);
         assert!(y[40..80].iter().all(|&y| number(y).is_nan()), "{name}");
         assert!(y[..40] == wanted[..40] && y[80..] == wanted[80..], "{name}");
     }

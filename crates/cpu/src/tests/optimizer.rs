@@ -110,7 +110,8 @@ fn gradients_of_16_bits_are_widened() {
     let n = SHAPE.0 * SHAPE.1;
     for (cpu, half) in machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), Half::Bf16), (cpu, Half::F16)])
     {
-        let (mut bits, mut g) = (vec![0; n], vec![0.0; n]);
+        let mut bits = vec![0; n];
+        let mut g = vec![0.0; n];
         narrow(&cpu, half, &numbers(31, n), &mut bits);
         widen(&cpu, half, &bits, &mut g);
         let wanted = steps(&cpu, Gradient::F32(&g), true, SCALE);
@@ -118,7 +119,8 @@ fn gradients_of_16_bits_are_widened() {
         let norm = |g| grad_scale(&cpu, &GradScale { max_norm: 0.0 }, [g].into_iter(), 1.0);
         assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Half(half, &bits)));
 
-        let (other, mut sum) = (numbers(32, n), g.clone());
+        let other = numbers(32, n);
+        let mut sum = g.clone();
         accumulate(&cpu, Accumulator::F32(OptimizerState::in_place(&mut sum)), Gradient::F32(&other), true);
         let mut rounded = vec![0; n];
         narrow(&cpu, half, &sum, &mut rounded);

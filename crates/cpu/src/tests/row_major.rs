@@ -33,7 +33,8 @@ impl Held {
 
 /// Runs into y with a stride of n + 3; elements between the rows must not change.
 fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
-    let ((m, _), (_, n)) = (a.factor().shape(), b.factor().shape());
+    let (m, _) = a.factor().shape();
+    let (_, n) = b.factor().shape();
     let ld = n + 3;
     let mut y = vec![7.0; m * ld];
     let mut scratch = workspace(cpu, WORKSPACE_BYTES);
@@ -73,7 +74,8 @@ const SIZES: [(usize, usize, usize); 12] = [
 fn every_orientation_is_the_product() {
     for cpu in machines() {
         for (m, k, n) in SIZES {
-            let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+            let a = numbers(1, m * k);
+            let b = numbers(2, k * n);
             let column = |j: usize| (0..k).map(move |i| i * n + j);
             let want: Vec<f64> = (0..m * n)
                 .map(|at| {
@@ -84,7 +86,8 @@ fn every_orientation_is_the_product() {
             let held = |x, shape, way| Held::new(x, shape, way);
             let mut first = None;
             for ways in [(false, false), (false, true), (true, false), (true, true)] {
-                let (a, b) = (held(&a, (m, k), ways.0), held(&b, (k, n), ways.1));
+                let a = held(&a, (m, k), ways.0);
+                let b = held(&b, (k, n), ways.1);
                 let y = run(&cpu, [&a, &b], Epilogue::default());
                 close(&y, &want, tolerance(k.max(1)), &format!("{} {m}x{k}x{n} {ways:?}", cpu.isa().name()));
                 same_bits(&y, first.get_or_insert_with(|| y.clone()), "the other orientation");
@@ -97,7 +100,10 @@ fn every_orientation_is_the_product() {
 fn it_has_the_bits_of_packed_weights() {
     for cpu in machines().filter(|cpu| !cpu.isa().has_tiles()) {
         for (m, k, n) in [(1, 7, 33), (40, 800, 96), (300, 390, 70)] {
-            let (x, w, b, r) = (numbers(1, m * k), numbers(2, n * k), numbers(3, n), numbers(4, m * n));
+            let x = numbers(1, m * k);
+            let w = numbers(2, n * k);
+            let b = numbers(3, n);
+            let r = numbers(4, m * n);
             let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
             for (rows, out) in
                 w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k))
@@ -110,7 +116,8 @@ fn it_has_the_bits_of_packed_weights() {
                 let mut scratch = workspace(&cpu, linear_f32::workspace_bytes(cpu.isa()));
                 let y = RowsMut::new(&mut want, m, n, n);
                 linear_f32::linear(&cpu, Rows::new(&x, m, k, k), &packed, e, y, &mut scratch);
-                let (a, b) = (Held::new(&x, (m, k), false), Held::new(&transpose(&w, n), (k, n), true));
+                let a = Held::new(&x, (m, k), false);
+                let b = Held::new(&transpose(&w, n), (k, n), true);
                 same_bits(&run(&cpu, [&a, &b], e), &want, &format!("{m}x{k}x{n} {act:?}"));
             }
         }
@@ -119,9 +126,14 @@ fn it_has_the_bits_of_packed_weights() {
 
 #[test]
 fn it_adds_to_what_stands_in_y() {
-    let (m, k, n) = (31, 1100, 70);
-    let (x, w, r) = (numbers(1, m * k), numbers(2, n * k), numbers(3, m * n));
-    let (a, b) = (Held::new(&x, (m, k), false), Held::new(&w, (k, n), false));
+    let m = 31;
+    let k = 1100;
+    let n = 70;
+    let x = numbers(1, m * k);
+    let w = numbers(2, n * k);
+    let r = numbers(3, m * n);
+    let a = Held::new(&x, (m, k), false);
+    let b = Held::new(&w, (k, n), false);
     for cpu in machines() {
         let want =
             run(&cpu, [&a, &b], Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() });
@@ -138,10 +150,14 @@ fn it_adds_to_what_stands_in_y() {
 
 #[test]
 fn an_element_has_the_same_bits_on_any_threads_and_in_any_company() {
-    let (m, k, n) = (600, 500, 320);
-    let (x, w) = (numbers(5, m * k), numbers(6, n * k));
+    let m = 600;
+    let k = 500;
+    let n = 320;
+    let x = numbers(5, m * k);
+    let w = numbers(6, n * k);
     let all = |isa: Isa, threads, m: usize| {
-        let (a, b) = (Held::new(&x[..m * k], (m, k), true), Held::new(&w, (k, n), false));
+        let a = Held::new(&x[..m * k], (m, k), true);
+        let b = Held::new(&w, (k, n), false);
         run(&Cpu::with_isa(threads, isa), [&a, &b], Epilogue::default())
     };
     let best = all(Isa::detect(), 1, m);

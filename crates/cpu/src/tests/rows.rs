@@ -12,8 +12,11 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 /// Layer norm of x (m, n) with (gamma, beta) = `gb`; returns y, mean and rstd.
 fn norm_of(cpu: &Cpu, x: &[f32], m: usize, n: usize, gb: [&[f32]; 2], eps: f32) -> [Vec<f32>; 3] {
-    let (mut y, mut mean, mut rstd) = (vec![f32::NAN; m * n], vec![0.0; m], vec![0.0; m]);
-    let (rows, out) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
+    let mut y = vec![f32::NAN; m * n];
+    let mut mean = vec![0.0; m];
+    let mut rstd = vec![0.0; m];
+    let rows = Rows::new(x, m, n, n);
+    let out = RowsMut::new(&mut y, m, n, n);
     layer_norm(cpu, rows, gb[0], gb[1], eps, Some(out), Some(&mut mean), Some(&mut rstd));
     [y, mean, rstd]
 }
@@ -24,7 +27,8 @@ fn layer_norm_is_two_pass() {
         let m = 50;
         // A mean far from zero, with which a one-pass variance would cancel.
         let x: Vec<f32> = numbers(1, m * n).iter().map(|v| v + 30.0).collect();
-        let (gamma, beta) = (numbers(2, n), numbers(3, n));
+        let gamma = numbers(2, n);
+        let beta = numbers(3, n);
         for cpu in machines() {
             let [y, mean, rstd] = norm_of(&cpu, &x, m, n, [&gamma, &beta], 1e-3);
             for r in 0..m {
@@ -40,7 +44,8 @@ fn layer_norm_is_two_pass() {
                 close(&rstd[r..=r], &[k], 8.0 * EPS * k * (1.0 + 30.0 * k * EPS * 30.0 * k), "rstd");
             }
             // Recomputation may need the statistics without the rows.
-            let (mut means, mut rstds) = (vec![0.0; m], vec![0.0; m]);
+            let mut means = vec![0.0; m];
+            let mut rstds = vec![0.0; m];
             let statistics = (Some(&mut means[..]), Some(&mut rstds[..]));
             let rows = Rows::new(&x, m, n, n);
             layer_norm(&cpu, rows, &gamma, &beta, 1e-3, None, statistics.0, statistics.1);
@@ -56,7 +61,8 @@ fn layer_norm_is_two_pass() {
 
 #[test]
 fn batch_norm_uses_running_statistics() {
-    let (m, n) = (9, 37);
+    let m = 9;
+    let n = 37;
     let [x, gamma, beta, mean] = [1, 2, 3, 4].map(|seed| numbers(seed, if seed == 1 { m * n } else { n }));
     let var: Vec<f32> = numbers(5, n).iter().map(|v| v.abs() + 0.1).collect();
     let norm = BatchNorm { gamma: &gamma, beta: &beta, mean: &mean, var: &var, eps: 1e-5 };
@@ -101,7 +107,8 @@ fn softmax_sums_to_one() {
 
 #[test]
 fn a_segment_mean_leaves_out_the_ends() {
-    let (t, d) = (3100, 70);
+    let t = 3100;
+    let d = 70;
     let x: Vec<f32> = numbers(7, t * d).iter().map(|v| v + 1.0).collect();
     let spans = [[0, 5], [5, 7], [8, 8], [8, 11], [11, 3100]];
     for cpu in machines() {
@@ -120,8 +127,10 @@ fn a_segment_mean_leaves_out_the_ends() {
 
 #[test]
 fn embeddings_are_rows_of_the_table() {
-    let (v, d) = (33, 21);
-    let (table, plus) = (numbers(8, v * d), numbers(9, d));
+    let v = 33;
+    let d = 21;
+    let table = numbers(8, v * d);
+    let plus = numbers(9, d);
     let ids = [0, 5, 32, 4, 32, 7, 2];
     let spans = [[0, 4], [4, 6]];
     for cpu in machines() {
@@ -157,8 +166,10 @@ fn a_token_outside_the_table_is_refused() {
 
 #[test]
 fn element_wise_ops_stay_at_their_place() {
-    let (m, n) = (300, 75);
-    let (a, b) = (numbers(10, m * n), numbers(11, m * n));
+    let m = 300;
+    let n = 75;
+    let a = numbers(10, m * n);
+    let b = numbers(11, m * n);
     let shape = |x| Rows::new(x, m, n, n);
     for cpu in machines() {
         let mut y = vec![f32::NAN; m * n];
@@ -189,7 +200,8 @@ fn element_wise_ops_stay_at_their_place() {
 #[test]
 fn rotary_tables_are_rounded_once() {
     let freq = [1.0f32, 0.316_227_76, 1e-4];
-    let (mut cos, mut sin) = (vec![0.0; 3000], vec![0.0; 3000]);
+    let mut cos = vec![0.0; 3000];
+    let mut sin = vec![0.0; 3000];
     rope::table(&freq, 1000, &mut cos, &mut sin);
     for pos in 0..1000 {
         for (j, f) in freq.iter().enumerate() {

@@ -45,8 +45,11 @@ fn rounded(found: &[Bf16], wanted: &[f32], what: &str) {
 fn norms_round_once() {
     for n in COLUMNS {
         let m = 40;
-        let ((x, xf), (g, gf), (b, bf)) = (pair(1, m * n), pair(2, n), pair(3, n));
-        let (view, wide_view) = (Rows::new(&x, m, n, n), Rows::new(&xf, m, n, n));
+        let (x, xf) = pair(1, m * n);
+        let (g, gf) = pair(2, n);
+        let (b, bf) = pair(3, n);
+        let view = Rows::new(&x, m, n, n);
+        let wide_view = Rows::new(&xf, m, n, n);
         for cpu in machines() {
             let [mut mean, mut mean_f, mut rstd, mut rstd_f] = [0; 4].map(|_| vec![f32::NAN; m]);
             let wanted = written(f32::NAN, m, n, |y| {
@@ -71,9 +74,12 @@ fn norms_round_once() {
 fn element_wise_ops_round_once() {
     for n in COLUMNS {
         let m = 30;
-        let ((a, af), (b, bf)) = (pair(4, m * n), pair(5, m * n));
-        let (x, y, xf, yf) =
-            (Rows::new(&a, m, n, n), Rows::new(&b, m, n, n), Rows::new(&af, m, n, n), Rows::new(&bf, m, n, n));
+        let (a, af) = pair(4, m * n);
+        let (b, bf) = pair(5, m * n);
+        let x = Rows::new(&a, m, n, n);
+        let y = Rows::new(&b, m, n, n);
+        let xf = Rows::new(&af, m, n, n);
+        let yf = Rows::new(&bf, m, n, n);
         for cpu in machines() {
             // A closure cannot be generic over the element type, so each op is written twice.
             let wanted = |kernel: &dyn Fn(RowsMut<'_>)| written(f32::NAN, m, n, kernel);
@@ -123,11 +129,15 @@ fn gates_and_concatenations_round_once() {
 
 #[test]
 fn embeddings_and_means_round_once() {
-    let (ids, spans) = ([0, 5, 32, 4, 32, 7, 2], [[0, 4], [4, 7]]);
-    let (v, m) = (33, ids.len());
+    let ids = [0, 5, 32, 4, 32, 7, 2];
+    let spans = [[0, 4], [4, 7]];
+    let v = 33;
+    let m = ids.len();
     for n in COLUMNS {
-        let ((table, table_f), (plus, plus_f)) = (pair(8, v * n), pair(9, n));
-        let (rows, rows_f) = (Rows::new(&table, v, n, n), Rows::new(&table_f, v, n, n));
+        let (table, table_f) = pair(8, v * n);
+        let (plus, plus_f) = pair(9, n);
+        let rows = Rows::new(&table, v, n, n);
+        let rows_f = Rows::new(&table_f, v, n, n);
         for cpu in machines() {
             for (plus, plus_f) in [(None, None), (Some(&plus[..]), Some(&plus_f[..]))] {
                 let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, rows_f, plus_f, y));

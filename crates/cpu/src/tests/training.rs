@@ -12,8 +12,10 @@ const WIDTH: usize = 40;
 /// Runs the loss and its gradients. Returns (sum and its two terms), lse, dx, dw and db; memory that the kernels must
 /// write is NaN before.
 fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
-    let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
-    let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
+    let w = numbers(2, CLASSES * WIDTH);
+    let b = numbers(3, CLASSES);
+    let x = Rows::new(x, ROWS, WIDTH, WIDTH);
+    let w = Rows::new(&w, CLASSES, WIDTH, WIDTH);
     let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
     let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
     scratch.resize(scratch.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
@@ -37,7 +39,8 @@ fn targets() -> Vec<i32> {
 
 #[test]
 fn a_loss_has_the_same_bits_on_any_threads() {
-    let (x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    let x = numbers(1, ROWS * WIDTH);
+    let targets = targets();
     for isa in Isa::available() {
         for chunk in [1, 32, 4096] {
             let one = head(&Cpu::with_isa(1, isa), &x, &targets, chunk);
@@ -53,7 +56,8 @@ fn a_loss_has_the_same_bits_on_any_threads() {
 
 #[test]
 fn rows_that_do_not_count_are_not_read() {
-    let (mut x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    let mut x = numbers(1, ROWS * WIDTH);
+    let targets = targets();
     let cpu = Cpu::new(2);
     let before = head(&cpu, &x, &targets, 16);
     for (row, _) in x.chunks_mut(WIDTH).zip(&targets).filter(|(_, target)| **target < 0) {
@@ -68,11 +72,17 @@ fn rows_that_do_not_count_are_not_read() {
 
 #[test]
 fn an_expert_has_the_bits_of_its_product_alone() {
-    let (experts, n, k, rows) = (4, 70, 90, 400);
+    let experts = 4;
+    let n = 70;
+    let k = 90;
+    let rows = 400;
     let offsets = [0, 3, 3, 290, 380];
-    let (x, w, dy) = (numbers(1, rows * k), numbers(2, experts * n * k), numbers(3, rows * n));
-    let (xs, ws, dys) =
-        (Rows::new(&x, rows, k, k), Rows::new(&w, experts * n, k, k), Rows::new(&dy, rows, n, n));
+    let x = numbers(1, rows * k);
+    let w = numbers(2, experts * n * k);
+    let dy = numbers(3, rows * n);
+    let xs = Rows::new(&x, rows, k, k);
+    let ws = Rows::new(&w, experts * n, k, k);
+    let dys = Rows::new(&dy, rows, n, n);
     let run = |cpu: &Cpu| {
         let [mut y, mut dx, mut dw, mut db] =
             [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
@@ -88,8 +98,8 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let cpu = Cpu::new(2);
     let mut scratch = workspace(&cpu, row_major::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
-    let (a, b) =
-        (row_major::Operand::Stored(xs.part(3, 287)), row_major::Operand::Transposed(ws.part(2 * n, n)));
+    let a = row_major::Operand::Stored(xs.part(3, 287));
+    let b = row_major::Operand::Transposed(ws.part(2 * n, n));
     row_major::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut scratch);
     same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
     assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));

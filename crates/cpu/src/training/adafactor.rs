@@ -39,7 +39,8 @@ pub fn adafactor(
     hyper: [f32; 2],
 ) {
     let Factored { p, row, column } = states;
-    let (rows, columns) = (row.as_ref().map_or(1, OptimizerState::len), column.len());
+    let rows = row.as_ref().map_or(1, OptimizerState::len);
+    let columns = column.len();
     assert!(g.len() == rows * columns && p.len() == g.len(), "a gradient of ({rows}, {columns})");
     if !scale.ok {
         return [Some(p), row, Some(column)].into_iter().flatten().for_each(OptimizerState::keep);
@@ -53,7 +54,8 @@ pub fn adafactor(
         cpu.isa().run(ColumnMeans { mean, rows, range, column: &column });
     });
     let each = (GRAIN / columns).max(1);
-    let (chunks, chunk) = (rows.div_ceil(each), |i: usize| i * each..rows.min((i + 1) * each));
+    let chunks = rows.div_ceil(each);
+    let chunk = |i: usize| i * each..rows.min((i + 1) * each);
     if let Some(row) = &row {
         cpu.pool().run(chunks, &|i, _| cpu.isa().run(RowMeans { mean, range: chunk(i), row }));
     }
@@ -63,7 +65,8 @@ pub fn adafactor(
         cpu.isa().run(Size { u, range: chunk(i), sum: &mut sum });
         sum
     });
-    let (lr, rms) = (f64::from(hyper[0]), (sum / g.len() as f64).sqrt());
+    let lr = f64::from(hyper[0]);
+    let rms = (sum / g.len() as f64).sqrt();
     let rate = (lr / (rms / f64::from(op.clip)).max(1.0)) as f32;
     let left = (1.0 - lr * f64::from(op.weight_decay)) as f32;
     cpu.pool().run(chunks, &|i, _| cpu.isa().run(Apply { u, p: &p, left, rate, range: chunk(i) }));
@@ -227,10 +230,12 @@ impl Kernel for Apply<'_> {
             // SAFETY: row r exists.
             let share = s.splat(-self.rate * unsafe { self.u.share(r) });
             for j in (0..columns).step_by(LANES) {
-                let (i, n) = (r * columns + j, LANES.min(columns - j));
+                let i = r * columns + j;
+                let n = LANES.min(columns - j);
                 // SAFETY: the columns j.. of row r exist, and only this task writes row r.
                 unsafe {
-                    let (u, p) = (self.u.load(s, share, r, j, n), s.load_n(self.p.read(i), n));
+                    let u = self.u.load(s, share, r, j, n);
+                    let p = s.load_n(self.p.read(i), n);
                     s.store_n(self.p.write(i), s.fma(s.splat(self.left), p, u), n);
                 }
             }

@@ -58,18 +58,23 @@ pub struct Losses {
 /// `workspace` holds [`matmul::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
 /// do not match or a target is not below V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
-    let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);
+    let v = head.w.rows();
+    let mut total = 0.0;
+    let mut cross_entropy = 0.0;
+    let mut z = 0.0;
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
     let mut scratch = Scratch::new(cpu, head, workspace);
     while let Some(chunk) = scratch.next(cpu) {
-        let (logits, sums) = (Rows::new(scratch.logits, chunk, v, v), RowsMut::new(scratch.sums, chunk, 1, 1));
+        let logits = Rows::new(scratch.logits, chunk, v, v);
+        let sums = RowsMut::new(scratch.sums, chunk, 1, 1);
         cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExp { logits, sums: &sums, range }));
         for (i, &r) in scratch.index[..chunk].iter().enumerate() {
             let at_target = scratch.logits[i * v + head.targets[r as usize] as usize];
             let sum = f64::from(scratch.sums[i]);
-            let (entropy, squared) = (sum - f64::from(at_target), f64::from(head.z_loss) * sum * sum);
+            let entropy = sum - f64::from(at_target);
+            let squared = f64::from(head.z_loss) * sum * sum;
             total += entropy + squared;
             cross_entropy += entropy;
             z += squared;
@@ -93,7 +98,8 @@ pub fn gradients(
     workspace: &mut [f32],
 ) {
     assert_eq!(lse.len(), head.x.rows(), "an lse for each row");
-    let (v, k) = (head.w.rows(), head.x.cols());
+    let v = head.w.rows();
+    let k = head.x.cols();
     clear(cpu, &head, &mut to);
     let mut scratch = Scratch::new(cpu, head, workspace);
     while let Some(chunk) = scratch.next(cpu) {
@@ -101,7 +107,8 @@ pub fn gradients(
         cpu.by_rows(chunk, v, &|range| {
             cpu.isa().run(Softmax { head: &head, dloss, lse, index: scratch.index, g: &g, range });
         });
-        let (g, x) = (Rows::new(scratch.logits, chunk, v, v), Rows::new(scratch.rows, chunk, k, k));
+        let g = Rows::new(scratch.logits, chunk, v, v);
+        let x = Rows::new(scratch.rows, chunk, k, k);
         if let Some(dw) = &mut to.dw {
             add_matmul(cpu, Operand::Transposed(g), Operand::Stored(x), dw.part(0, v), scratch.units);
         }
@@ -153,7 +160,8 @@ struct Scratch<'a> {
 impl<'a> Scratch<'a> {
     /// Partitions the workspace. Panics if the shapes do not match or the workspace is too small.
     fn new(cpu: &Cpu, head: Head<'a>, workspace: &'a mut [f32]) -> Self {
-        let (v, k) = (head.w.rows(), head.x.cols());
+        let v = head.w.rows();
+        let k = head.x.cols();
         assert_eq!(head.w.cols(), k, "columns of w");
         assert_eq!(head.targets.len(), head.x.rows(), "a target for each row");
         let chunk = head.chunk.min(head.x.rows());
@@ -168,7 +176,8 @@ impl<'a> Scratch<'a> {
     /// Collects the next rows that are not ignored and computes their logits. Returns the number of rows, `None`
     /// after the last.
     fn next(&mut self, cpu: &Cpu) -> Option<usize> {
-        let (head, mut count) = (self.head, 0);
+        let head = self.head;
+        let mut count = 0;
         while self.next < head.targets.len() && count < self.index.len() {
             let target = head.targets[self.next];
             if target >= 0 {
@@ -181,7 +190,8 @@ impl<'a> Scratch<'a> {
         if count == 0 {
             return None;
         }
-        let (v, k) = (head.w.rows(), head.x.cols());
+        let v = head.w.rows();
+        let k = head.x.cols();
         let rows = RowsMut::new(self.rows, count, k, k);
         cpu.by_rows(count, k, &|range| {
             for i in range {
@@ -189,7 +199,8 @@ impl<'a> Scratch<'a> {
                 unsafe { rows.row(i).copy_from_nonoverlapping(head.x.row(self.index[i] as usize), k) };
             }
         });
-        let (x, w) = (Operand::Stored(Rows::new(self.rows, count, k, k)), Operand::Transposed(head.w));
+        let x = Operand::Stored(Rows::new(self.rows, count, k, k));
+        let w = Operand::Transposed(head.w);
         let epilogue = Epilogue { bias: head.bias, ..Default::default() };
         matmul(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
         Some(count)
@@ -275,7 +286,8 @@ impl Kernel for Softmax<'_> {
     fn run<S: Simd>(self, s: S) {
         let cols = self.g.cols();
         for i in self.range.clone() {
-            let (row, r) = (self.g.row(i), self.index[i] as usize);
+            let row = self.g.row(i);
+            let r = self.index[i] as usize;
             let lse = self.lse[r];
             let factor = s.splat(self.dloss * (1.0 + 2.0 * self.head.z_loss * lse));
             // SAFETY: row i holds `cols` f32 and belongs to this task; the target is below `cols`.

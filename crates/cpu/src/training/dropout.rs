@@ -26,7 +26,8 @@ pub struct Dropout {
 /// (c / 4, r, stream, n) and its key the seed. `y` may be exactly `x`. Panics if the shapes differ or the packs have
 /// another number of rows.
 pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, packs: Packs<'_>, y: RowsMut<'_>) {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert_eq!(packs.rows(), rows, "rows of the packs");
     // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
@@ -89,7 +90,8 @@ fn philox(first: [u32; 4], seed: [u32; 2]) -> [[u32; 4]; LANES] {
     let mut key = seed;
     for _ in 0..10 {
         for i in 0..LANES {
-            let (x, y) = (u64::from(a[i]) * 0xD251_1F53, u64::from(c[i]) * 0xCD9E_8D57);
+            let x = u64::from(a[i]) * 0xD251_1F53;
+            let y = u64::from(c[i]) * 0xCD9E_8D57;
             a[i] = (y >> 32) as u32 ^ b[i] ^ key[0];
             b[i] = y as u32;
             c[i] = (x >> 32) as u32 ^ d[i] ^ key[1];

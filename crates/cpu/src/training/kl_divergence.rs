@@ -24,7 +24,8 @@ pub fn divergence(cpu: &Cpu, x: Rows<'_>, y: Rows<'_>) -> f32 {
 
 /// Gradient of [`divergence`] by x: dx = dloss (softmax(x) - softmax(y)). `dx` may be exactly `x` or `y`.
 pub fn gradient(cpu: &Cpu, dloss: f32, x: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
     if cols > 0 {
@@ -44,15 +45,18 @@ impl Kernel for Divergence<'_> {
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
         for r in 0..self.x.rows() {
-            let (x, y) = (self.x.row(r), self.y.row(r));
+            let x = self.x.row(r);
+            let y = self.y.row(r);
             // SAFETY: row r of x and y holds `cols` f32, and j + n <= cols.
             unsafe {
-                let ((top_x, sum_x), (top_y, sum_y)) = (sum_exp(s, x, cols), sum_exp(s, y, cols));
+                let (top_x, sum_x) = sum_exp(s, x, cols);
+                let (top_y, sum_y) = sum_exp(s, y, cols);
                 // sum exp(y - top_y) (y - x), which is sum_y times the mean of y - x under q.
                 let mut distance = s.splat(0.0);
                 for j in (0..cols).step_by(LANES) {
                     let n = LANES.min(cols - j);
-                    let (x, y) = (s.load_n(x.add(j), n), s.load_n(y.add(j), n));
+                    let x = s.load_n(x.add(j), n);
+                    let y = s.load_n(y.add(j), n);
                     let term = s.mul(exp(s, s.sub(y, s.splat(top_y))), s.sub(y, x));
                     distance = s.add(distance, s.first(term, s.splat(0.0), n));
                 }
@@ -77,10 +81,13 @@ impl Kernel for Gradient<'_> {
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
         for r in self.range.clone() {
-            let (x, y, dx) = (self.x.row(r), self.y.row(r), self.dx.row(r));
+            let x = self.x.row(r);
+            let y = self.y.row(r);
+            let dx = self.dx.row(r);
             // SAFETY: row r of x, y and dx holds `cols` f32, and j + n <= cols; elements are read before they are written.
             unsafe {
-                let ((top_x, sum_x), (top_y, sum_y)) = (sum_exp(s, x, cols), sum_exp(s, y, cols));
+                let (top_x, sum_x) = sum_exp(s, x, cols);
+                let (top_y, sum_y) = sum_exp(s, y, cols);
                 let [of_x, of_y] = [sum_x, sum_y].map(|sum| s.splat((f64::from(self.dloss) / sum) as f32));
                 for j in (0..cols).step_by(LANES) {
                     let n = LANES.min(cols - j);

@@ -152,7 +152,8 @@ impl UpdateRule<1> for SgdStep {
 impl UpdateRule<2> for SgdStep {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p, b]: [S::V; 2]) -> [S::V; 2] {
-        let (g, momentum) = (self.decayed(s, g, p), s.splat(self.op.momentum));
+        let g = self.decayed(s, g, p);
+        let momentum = s.splat(self.op.momentum);
         let b = s.fma(momentum, b, g);
         let by = if self.op.nesterov { s.fma(momentum, b, g) } else { b };
         [self.down(s, p, by), b]
@@ -185,7 +186,8 @@ fn update<const K: usize>(
     if !scale.ok {
         return states.into_iter().for_each(OptimizerState::keep);
     }
-    let (n, factor) = (g.len(), scale.factor);
+    let n = g.len();
+    let factor = scale.factor;
     cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
         let range = task * GRAIN..n.min((task + 1) * GRAIN);
         cpu.isa().run(Update { step, g, states: &states, factor, range });

@@ -41,7 +41,8 @@ pub fn adamw_8bit(
     scale: Scale,
     hyper: [f32; 3],
 ) {
-    let (n, blocks) = (g.len(), g.len().div_ceil(BLOCK));
+    let n = g.len();
+    let blocks = g.len().div_ceil(BLOCK);
     let fits = |x: &Moment<'_>| x.codes.len() == n && x.absmax.len() == blocks;
     assert!(p.len() == n && fits(&m) && fits(&v), "states for {n} elements");
     if !scale.ok {
@@ -74,12 +75,15 @@ impl Kernel for QuantBlock<'_> {
     fn run<S: Simd>(self, s: S) {
         let first = self.block * BLOCK;
         let len = BLOCK.min(self.p.len() - first);
-        let (mut m, mut v) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let mut m = [0.0; BLOCK];
+        let mut v = [0.0; BLOCK];
         decode(&SIGNED, self.m, self.block, &mut m[..len]);
         decode(&UNSIGNED, self.v, self.block, &mut v[..len]);
         for j in (0..len).step_by(LANES) {
-            let (i, n) = (first + j, LANES.min(len - j));
-            let (m, v) = (&mut m[j..j + LANES], &mut v[j..j + LANES]);
+            let i = first + j;
+            let n = LANES.min(len - j);
+            let m = &mut m[j..j + LANES];
+            let v = &mut v[j..j + LANES];
             // SAFETY: elements i..i + n of p and g, which only this task uses; sixteen elements of m and v.
             unsafe {
                 let g = s.mul(s.splat(self.factor), self.g.load(s, i, n));

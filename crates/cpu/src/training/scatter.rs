@@ -49,7 +49,8 @@ pub fn embed_grad(
     }
     let drow = columns::start_of(drow, cols);
     cpu.pool().run(cols.div_ceil(WIDTH), &|task, _| {
-        let (dtable, drow) = (dtable.as_ref(), drow as *mut f32);
+        let dtable = dtable.as_ref();
+        let drow = drow as *mut f32;
         let columns = [task * WIDTH, cols.min((task + 1) * WIDTH)];
         cpu.isa().run(Scatter { ids, dx, dropout, dtable, drow, columns });
     });

@@ -7,7 +7,8 @@ use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv, alibi_slopes};
 use std::ops::Range;
 
 pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (heads, d) = (op.heads as usize, op.head_dim as usize);
+    let heads = op.heads as usize;
+    let d = op.head_dim as usize;
     let inputs = Inputs::take(op, ins)?;
     let tokens = inputs.tokens();
     let slopes = slopes(op);
@@ -49,7 +50,8 @@ pub(super) struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     pub fn take(op: &Attention, ins: &mut Operands<'a>) -> Result<Self, ReferenceError> {
         check(op)?;
-        let (width, kv) = (op.width() as usize, op.kv_width() as usize);
+        let width = op.width() as usize;
+        let kv = op.kv_width() as usize;
         let qkv = match op.qkv {
             Qkv::Fused => {
                 let x = ins.columns("qkv", width + 2 * kv)?;
@@ -92,8 +94,9 @@ impl<'a> Inputs<'a> {
         };
         let [q, k, v] = self.qkv;
         let shared = head / (op.heads / op.kv_heads) as usize;
-        let (mut q, mut k, v) =
-            (rows(q, head, f64::from(op.scale)), rows(k, shared, 1.0), rows(v, shared, 1.0));
+        let mut q = rows(q, head, f64::from(op.scale));
+        let mut k = rows(k, shared, 1.0);
+        let v = rows(v, shared, 1.0);
         for x in [&mut q, &mut k] {
             for (position, x) in x.iter_mut().enumerate() {
                 self.rotate(position, x, false);
@@ -109,7 +112,8 @@ impl<'a> Inputs<'a> {
         let half = cos.columns;
         let (a, b) = x.split_at_mut(half);
         for j in 0..half {
-            let (cos, sin) = (cos.row(position)[j], sin[position * half + j]);
+            let cos = cos.row(position)[j];
+            let sin = sin[position * half + j];
             let sin = if back { -sin } else { sin };
             (a[j], b[j]) = (a[j] * cos - b[j] * sin, b[j] * cos + a[j] * sin);
         }

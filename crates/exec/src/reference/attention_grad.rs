@@ -9,9 +9,12 @@ pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Ten
     let op = &op.forward;
     let gradient = ins.columns("do", op.width() as usize)?;
     let inputs = Inputs::take(op, ins)?;
-    let (tokens, heads, d) = (inputs.tokens(), op.heads as usize, op.head_dim as usize);
+    let tokens = inputs.tokens();
+    let heads = op.heads as usize;
+    let d = op.head_dim as usize;
     if gradient.rows != tokens {
-        let (wanted, found) = (vec![tokens, gradient.columns], vec![gradient.rows, gradient.columns]);
+        let wanted = vec![tokens, gradient.columns];
+        let found = vec![gradient.rows, gradient.columns];
         return Err(ReferenceError::Shape { what: "do", wanted, found });
     }
     let o = ins.shaped("o", &[tokens, heads * d])?;
@@ -74,7 +77,8 @@ impl Sums {
     }
 
     fn tensors(self, op: &Attention, tokens: usize) -> Vec<Tensor> {
-        let (q, kv) = (op.width() as usize, op.kv_width() as usize);
+        let q = op.width() as usize;
+        let kv = op.kv_width() as usize;
         let part = |(first, columns): (usize, usize)| {
             let rows = self.data.chunks(self.columns).take(tokens);
             let data: Vec<f64> = rows.flat_map(|row| &row[first..first + columns]).copied().collect();

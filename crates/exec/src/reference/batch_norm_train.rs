@@ -8,7 +8,8 @@ use plimsoll_graph::ops::{BatchNormGrad, BatchNormTrain};
 pub(super) fn eval(op: &BatchNormTrain, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
     let columns = [x.columns];
-    let (gamma, beta) = (ins.shaped("gamma", &columns)?, ins.shaped("beta", &columns)?);
+    let gamma = ins.shaped("gamma", &columns)?;
+    let beta = ins.shaped("beta", &columns)?;
     let running = [ins.shaped("running_mean", &columns)?, ins.shaped("running_var", &columns)?];
     if x.rows < 2 {
         return Err(ReferenceError::Attribute { why: "the variance of a batch needs two rows" });
@@ -68,7 +69,8 @@ fn sums(x: Matrix<'_>, term: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
 
 /// Applies `of(r, c, x[r, c])` to every element.
 fn map(x: Matrix<'_>, of: impl Fn(usize, usize, f64) -> f64) -> Tensor {
-    let (rows, of) = (x.iter_rows().enumerate(), &of);
+    let rows = x.iter_rows().enumerate();
+    let of = &of;
     let y = rows.flat_map(|(r, row)| row.iter().enumerate().map(move |(c, &x)| of(r, c, x)));
     Tensor::f64(&[x.rows, x.columns], y.collect())
 }

@@ -16,7 +16,9 @@ struct Head<'a> {
 
 pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let head = Head::take(op, ins)?;
-    let (mut cross_entropy, mut z, mut lses) = (0.0, 0.0, vec![0.0; head.x.rows]);
+    let mut cross_entropy = 0.0;
+    let mut z = 0.0;
+    let mut lses = vec![0.0; head.x.rows];
     for (r, target) in head.counting() {
         let logits = head.logits(r);
         let lse = log_sum_exp(&logits);
@@ -39,8 +41,11 @@ pub(super) fn eval_grad(
     let dloss = ins.shaped("dloss", &[1])?[0];
     let head = Head::take(&op.forward, ins)?;
     let lses = ins.shaped("lse", &[head.x.rows])?;
-    let ((rows, k), v) = ((head.x.rows, head.x.columns), head.w.rows);
-    let (mut dx, mut dw, mut db) = (vec![0.0; rows * k], vec![0.0; v * k], vec![0.0; v]);
+    let (rows, k) = (head.x.rows, head.x.columns);
+    let v = head.w.rows;
+    let mut dx = vec![0.0; rows * k];
+    let mut dw = vec![0.0; v * k];
+    let mut db = vec![0.0; v];
     for (r, target) in head.counting() {
         let factor = dloss * (1.0 + 2.0 * f64::from(op.forward.z_loss) * lses[r]);
         for (j, logit) in head.logits(r).into_iter().enumerate() {
@@ -65,7 +70,8 @@ impl<'a> Head<'a> {
         let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
         let targets = ins.integers("targets")?;
         if targets.len() != x.rows {
-            let (wanted, found) = (vec![x.rows], vec![targets.len()]);
+            let wanted = vec![x.rows];
+            let found = vec![targets.len()];
             return Err(ReferenceError::Shape { what: "targets", wanted, found });
         }
         let limit = w.rows;
@@ -129,9 +135,13 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let (r, v, k) = (5, 4, 3);
+        let r = 5;
+        let v = 4;
+        let k = 3;
         let targets = Tensor::i32(&[r], vec![3, -1, 0, 2, -100]);
-        let (x, w, b) = (random(1, &[r, k]), random(2, &[v, k]), random(3, &[v]));
+        let x = random(1, &[r, k]);
+        let w = random(2, &[v, k]);
+        let b = random(3, &[v]);
         let dloss = Tensor::f32(&[1], vec![0.75]);
         for (bias, z_loss) in [(false, 0.0), (true, 0.0), (true, 0.125)] {
             let forward = op(bias, z_loss);

@@ -253,7 +253,8 @@ mod tests {
             };
             give(&mut device, 0, [1.0, 1.0, 1.0 + ulp]);
             give(&mut device, 64, [0.5 * ulp, 0.75 * ulp, 0.5 * ulp]);
-            let (ins, outs) = ([place(0), place(64)], [Some(place(128))]);
+            let ins = [place(0), place(64)];
+            let outs = [Some(place(128))];
             let op = Op::Add(Add {});
             device
                 .launch(&Launch {

@@ -104,7 +104,8 @@ mod tests {
     fn ties_go_to_even() {
         for half in [BF16, F16] {
             for bits in (0..half.infinity() - 1).step_by(37).chain(0..4) {
-                let (a, b) = (half.widen(bits), half.widen(bits + 1));
+                let a = half.widen(bits);
+                let b = half.widen(bits + 1);
                 let middle = 0.5 * (a + b);
                 assert_eq!(half.round(middle), bits + bits % 2);
                 assert_eq!(half.round(middle - 1e-3 * (b - a)), bits);

@@ -81,7 +81,8 @@ impl<'a> Operands<'a> {
     pub fn new(ins: &'a [&'a Tensor]) -> Result<Self, ReferenceError> {
         for (input, tensor) in ins.iter().enumerate() {
             let product = tensor.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
-            let (wanted, found) = (product.unwrap_or(usize::MAX), tensor.data.len());
+            let wanted = product.unwrap_or(usize::MAX);
+            let found = tensor.data.len();
             if product != Some(found) {
                 return Err(ReferenceError::Length { input, wanted, found });
             }
@@ -135,7 +136,8 @@ impl<'a> Operands<'a> {
         if x.columns == columns {
             return Ok(x);
         }
-        let (wanted, found) = (vec![x.rows, columns], vec![x.rows, x.columns]);
+        let wanted = vec![x.rows, columns];
+        let found = vec![x.rows, x.columns];
         Err(ReferenceError::Shape { what, wanted, found })
     }
 
@@ -161,7 +163,8 @@ impl<'a> Operands<'a> {
         match &tensor.data {
             Data::U8(data) if tensor.shape == wanted => Ok(data),
             Data::U8(_) => {
-                let (wanted, found) = (wanted.to_vec(), tensor.shape.clone());
+                let wanted = wanted.to_vec();
+                let found = tensor.shape.clone();
                 Err(ReferenceError::Shape { what, wanted, found })
             }
             Data::Float(_) | Data::I32(_) => Err(ReferenceError::DType { what, wanted: "codes" }),
@@ -207,7 +210,8 @@ impl<'a> Operands<'a> {
         let mut taken = vec![false; rows];
         let mut spans = Vec::with_capacity(sequences);
         for (sequence, pair) in data.chunks_exact(2).enumerate() {
-            let (start, end) = (pair[0], pair[1]);
+            let start = pair[0];
+            let end = pair[1];
             let outside = ReferenceError::Span { sequence, start, end, rows };
             let (Ok(a), Ok(b)) = (usize::try_from(start), usize::try_from(end)) else {
                 return Err(outside);

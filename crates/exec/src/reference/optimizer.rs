@@ -55,7 +55,8 @@ pub(super) fn eval_sgd(op: &Sgd, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     let buffer = (momentum != 0.0).then(|| ins.shaped("b", shape)).transpose()?;
     let scale = Scale::take(ins)?;
     let lr = ins.shaped("hyper", &[1])?[0];
-    let (mut p, mut buffer) = (p.to_vec(), buffer.map(<[f64]>::to_vec));
+    let mut p = p.to_vec();
+    let mut buffer = buffer.map(<[f64]>::to_vec);
     for (i, g) in scale.of(g).iter().flatten().enumerate() {
         let mut step = g + decay * p[i];
         if let Some(buffer) = &mut buffer {
@@ -79,7 +80,9 @@ pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<V
     };
     let scale = Scale::take(ins)?;
     let hyper = ins.shaped("hyper", &[2])?;
-    let (mut p, mut row, mut column) = (p.to_vec(), row.map(<[f64]>::to_vec), column.to_vec());
+    let mut p = p.to_vec();
+    let mut row = row.map(<[f64]>::to_vec);
+    let mut column = column.to_vec();
     if let Some(g) = scale.of(g) {
         adafactor(op, hyper, (rows, columns), &g, &mut p, row.as_deref_mut(), &mut column);
     }
@@ -124,13 +127,15 @@ fn adafactor(
 }
 
 pub(super) fn eval_grad_scale(op: &GradScale, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (mut sum, mut last) = (0.0, ins.floats("unscale")?);
+    let mut sum = 0.0;
+    let mut last = ins.floats("unscale")?;
     while !ins.is_empty() {
         sum += super::dot(last.1, last.1);
         last = ins.floats("unscale")?;
     }
     let (shape, &[unscale]) = last else {
-        let (wanted, found) = (vec![1], last.0.to_vec());
+        let wanted = vec![1];
+        let found = last.0.to_vec();
         return Err(ReferenceError::Shape { what: "unscale", wanted, found });
     };
     let norm = unscale.abs() * sum.sqrt();

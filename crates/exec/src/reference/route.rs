@@ -7,7 +7,8 @@ use plimsoll_graph::ops::{Route, RouteGrad};
 use plimsoll_graph::packs::TOKENS;
 
 pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (experts, k) = (op.experts as usize, op.top_k as usize);
+    let experts = op.experts as usize;
+    let k = op.top_k as usize;
     let logits = ins.columns("logits", experts)?;
     if k == 0 || k > experts {
         return Err(ReferenceError::Attribute { why: "top_k must be between 1 and the number of experts" });
@@ -41,17 +42,20 @@ pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
 
 pub(super) fn eval_grad(op: &RouteGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let dgates = ins.matrix("dgates")?;
-    let (rows, k) = (dgates.rows, dgates.columns);
+    let rows = dgates.rows;
+    let k = dgates.columns;
     let logits = ins.matrix("logits")?;
     let experts = rows_of("experts", ins.shaped_integers("experts", &[rows, k])?, logits.columns)?;
     let places = slots_of("places", ins.shaped_integers("places", &[rows * k])?, rows * k)?;
     if logits.rows != rows {
-        let (wanted, found) = (vec![rows, logits.columns], vec![logits.rows, logits.columns]);
+        let wanted = vec![rows, logits.columns];
+        let found = vec![logits.rows, logits.columns];
         return Err(ReferenceError::Shape { what: "logits", wanted, found });
     }
     let mut dlogits = Vec::with_capacity(logits.data.len());
     for t in 0..rows {
-        let (choices, logits) = (t * k..(t + 1) * k, logits.row(t));
+        let choices = t * k..(t + 1) * k;
+        let logits = logits.row(t);
         let mut grads = vec![0.0; logits.len()];
         for ((&e, place), dgate) in
             experts[choices.clone()].iter().zip(&places[choices.clone()]).zip(dgates.row(t))
@@ -114,7 +118,8 @@ struct Rows {
 impl Rows {
     /// Sorts the choices that are `kept`.
     fn sort(chosen: &[usize], kept: &[bool], experts: usize) -> Self {
-        let (mut order, mut offsets) = (Vec::with_capacity(chosen.len()), vec![0]);
+        let mut order = Vec::with_capacity(chosen.len());
+        let mut offsets = vec![0];
         let mut places = vec![-1; chosen.len()];
         for expert in 0..experts {
             for choice in (0..chosen.len()).filter(|&i| chosen[i] == expert && kept[i]) {

@@ -61,7 +61,8 @@ pub(super) fn check_gradient(
     assert_eq!(grad.shape, ins[input].shape);
     let x = floats(&ins[input]);
     for i in 0..x.len() {
-        let (mut above, mut below) = (x.to_vec(), x.to_vec());
+        let mut above = x.to_vec();
+        let mut below = x.to_vec();
         above[i] += 1e-5;
         below[i] -= 1e-5;
         let step = above[i] - below[i];

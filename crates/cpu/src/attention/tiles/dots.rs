@@ -65,8 +65,11 @@ impl Registers for Dots {
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
         const SCORE: isize = 4 * SCORES as isize;
         const WHOLE: isize = LINE as isize;
-        let (c, (a, apart), b) = (self.place(C), self.place(A), self.place(B));
-        let (pairs, to) = (if A == 2 { self.pairs } else { SIDE }, self.own[C].0.as_mut_ptr());
+        let c = self.place(C);
+        let (a, apart) = self.place(A);
+        let b = self.place(B);
+        let pairs = if A == 2 { self.pairs } else { SIDE };
+        let to = self.own[C].0.as_mut_ptr();
         // SAFETY: the caller of `new` guarantees the instructions, and the callers of `load` that the registers are
         // readable.
         unsafe {

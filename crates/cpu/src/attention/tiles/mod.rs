@@ -337,7 +337,8 @@ impl TiledBlock<'_> {
             let scores = self.scores(strip);
             let decay = self.begin(keys, (head, strip), running);
             let ready = running.bounded && self.ready();
-            let (far, mut offsets) = (running.far(), [0.0; SIDE]);
+            let far = running.far();
+            let mut offsets = [0.0; SIDE];
             _mm512_storeu_ps(offsets.as_mut_ptr(), if far { running.taken() } else { running.offsets() });
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -456,7 +457,8 @@ impl TiledBlock<'_> {
     #[inline(always)]
     unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
         let shared = self.place.head / self.job.config.group();
-        let (k, v) = (self.pairs(self.job.k, shared, None), self.head(self.job.v, shared));
+        let k = self.pairs(self.job.k, shared, None);
+        let v = self.head(self.job.v, shared);
         // SAFETY: positions of the sequence, and space in the parts.
         unsafe {
             let mut squares = [_mm512_setzero_ps(); 2];

@@ -74,7 +74,8 @@ impl PairPermutation {
     pub(super) fn new(cut: HeadSplit) -> PairPermutation {
         let mut order = PairPermutation { words: [0; STEP], there: 0 };
         for at in 0..if cut.narrow() { cut.columns() } else { 0 } {
-            let (head, at) = (at / cut.dim * cut.dim, at % cut.dim);
+            let head = at / cut.dim * cut.dim;
+            let at = at % cut.dim;
             let word = head + if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
             order.words[word] = (head + at) as u16;
             order.there |= 1 << word;
@@ -161,7 +162,8 @@ impl Pairs<'_> {
     /// As `row`.
     #[inline(always)]
     unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
-        let (HeadSplit { dim, half, .. }, x) = (self.cut, self.head.row(i));
+        let HeadSplit { dim, half, .. } = self.cut;
+        let x = self.head.row(i);
         // SAFETY: masks exclude the elements past either half.
         unsafe {
             if half <= SIDE {

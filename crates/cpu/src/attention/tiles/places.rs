@@ -62,7 +62,8 @@ impl Next {
     /// The rows of `block`.
     pub(super) fn new(job: &TiledCall<'_>, cut: HeadSplit, block: QueryBlock) -> Next {
         let row = block.start + block.queries.0;
-        let (column, shared) = (block.head * cut.columns(), block.head / job.config.group() * cut.columns());
+        let column = block.head * cut.columns();
+        let shared = block.head / job.config.group() * cut.columns();
         let places = [(job.q, column), (job.k, shared), (job.v, shared), (job.o.as_rows(), column)];
         let rows = places.map(|(x, column)| {
             let at = x.row(row).wrapping_add(column).cast::<u8>();

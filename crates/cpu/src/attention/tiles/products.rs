@@ -142,7 +142,8 @@ impl TiledBlock<'_> {
         let values = self.at(self.parts.values + (column * STEPS + at.step) * TILE);
         let row = (self.cut.together * self.cut.tiles() * LINE) as isize;
         let out = self.out(at.strip * SIDE, at.head).cast::<u8>().wrapping_add(at.wide * LINE);
-        let (first, last) = (at.step == 0, at.step + 1 == pairs(keys));
+        let first = at.step == 0;
+        let last = at.step + 1 == pairs(keys);
         // SAFETY: the tiles lie in their buffers.
         unsafe {
             if first && keys.start == 0 {

@@ -60,7 +60,9 @@ impl TiledBlock<'_> {
     ) {
         let pairs = pairs(keys);
         let end = strips * pairs;
-        let (mut ahead, mut now, mut behind) = (Turn::default(), Turn::default(), Turn::default());
+        let mut ahead = Turn::default();
+        let mut now = Turn::default();
+        let mut behind = Turn::default();
         // SAFETY: as the caller promises; the circular buffers fit in the memory for scores (asserted above).
         unsafe {
             for _ in 0..AHEAD {
@@ -129,7 +131,8 @@ impl TiledBlock<'_> {
         // SAFETY: as the caller promises.
         unsafe {
             for (four, sums) in sums[FIRST..FIRST + 2].iter_mut().enumerate() {
-                let (from, to) = (from.add(four * 4 * STEP), to.add(four * 4 * LINE));
+                let from = from.add(four * 4 * STEP);
+                let to = to.add(four * 4 * LINE);
                 match rest {
                     0 => *sums = softmax_rows(from, to, *sums),
                     _ => softmax_rest(from, to, rest, sums),

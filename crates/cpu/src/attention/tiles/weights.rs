@@ -107,7 +107,8 @@ impl Running {
         // SAFETY: as the caller promises.
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
-            let (rest, low) = (lanes(keys % SIDE), _mm512_set1_ps(f32::NEG_INFINITY));
+            let rest = lanes(keys % SIDE);
+            let low = _mm512_set1_ps(f32::NEG_INFINITY);
             // Four independent chains hide the latency of the maximum instruction.
             for r in (0..SIDE).step_by(4) {
                 let mut four = [low; 4];
@@ -210,7 +211,8 @@ fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m5
     unsafe {
         let ab = _mm512_castps_pd(of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
         let cd = _mm512_castps_pd(of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-        let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+        let low = _mm512_unpacklo_pd(ab, cd);
+        let high = _mm512_unpackhi_pd(ab, cd);
         of(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
 }
@@ -421,7 +423,8 @@ fn bits(first: __m512i, second: __m512i) -> __m512i {
     const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
     // SAFETY: callers have AVX-512 with VBMI.
     unsafe {
-        let (low, bend) = (_mm512_set1_epi32(0xffff), _mm512_load_si512(BEND.0.as_ptr().cast()));
+        let low = _mm512_set1_epi32(0xffff);
+        let bend = _mm512_load_si512(BEND.0.as_ptr().cast());
         // second << 16 | low & first
         let y = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi32::<16>(second), low, first);
         let x = _mm512_srli_epi16::<1>(y);
@@ -483,7 +486,8 @@ mod tests {
             let mut lines = [0u8; 4 * LINE];
             // SAFETY: `has_lanes`; four rows of a step.
             unsafe {
-                let (from, to) = (scores.as_ptr().cast(), lines.as_mut_ptr());
+                let from = scores.as_ptr().cast();
+                let to = lines.as_mut_ptr();
                 let mut sums = [_mm512_set1_ps(3.0); 4];
                 match keys == STEP {
                     false => softmax_rest(from, to, rest(keys), &mut sums),

@@ -61,7 +61,8 @@ pub(super) unsafe fn panel<S: Simd>(
 ) {
     for half in [0, LANES] {
         let width = columns.len().saturating_sub(half).min(LANES);
-        let (start, to) = (columns.start + half, to.wrapping_add(half));
+        let start = columns.start + half;
+        let to = to.wrapping_add(half);
         match b {
             Operand::Stored(x) => {
                 for (i, k) in ks.clone().enumerate() {

@@ -65,7 +65,8 @@ impl Registers for Double {
     /// Of the 32 products of an element, the even and the odd products are summed separately; the two sums are added,
     /// then added to C. A product of two bf16 numbers is exact in f32, so adding it to a sum rounds once.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-        let (a, b) = (numbers(&self.0[A]), numbers(&self.0[B]));
+        let a = numbers(&self.0[A]);
+        let b = numbers(&self.0[B]);
         for (c, a) in self.0[C].iter_mut().zip(&a) {
             let mut apart = [[0.0f32; 16]; 2];
             for (j, line) in b.iter().enumerate() {
