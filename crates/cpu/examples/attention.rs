@@ -6,9 +6,10 @@
 //! shapes in PyTorch, taking turns with this program.
 
 use plimsoll_cpu::attention::{
-    Attention, Gradients, SavedForward, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
+    AttentionConfig, AttentionGradients, AttentionOperands, SavedForward, attention, attention_grad,
+    grad_workspace_bytes, workspace_bytes,
 };
-use plimsoll_cpu::matmul::linear_f32::{self, Act, Epilogue};
+use plimsoll_cpu::matmul::{Act, LinearCall, MatmulEpilogue, linear_f32};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use plimsoll_graph::ops::Mask;
 use std::time::Instant;
@@ -46,7 +47,7 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
     let t = len * sequences;
     let d = heads * hd;
     let kv = kv_heads * hd;
-    let config = Attention {
+    let config = AttentionConfig {
         heads,
         kv_heads,
         head_dim: hd,
@@ -76,23 +77,25 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let start = Instant::now();
         let out = RowsMut::new(&mut o, t, d, d);
         let sums = RowsMut::new(&mut lse, t, heads, heads);
-        attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut scratch);
+        let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: Some(sums) };
+        attention(cpu, config, operands, &mut scratch);
         let forward = start.elapsed().as_secs_f64();
-        let given = SavedForward {
+        let saved = SavedForward {
             q,
             k,
             v,
             o: Rows::new(&o, t, d, d),
             lse: Rows::new(&lse, t, heads, heads),
             gradient,
+            spans: &spans,
         };
-        let wanted = Gradients {
+        let gradients = AttentionGradients {
             q: Some(RowsMut::new(&mut dq, t, d, d)),
             k: Some(RowsMut::new(&mut dk, t, kv, kv)),
             v: Some(RowsMut::new(&mut dv, t, kv, kv)),
         };
         let start = Instant::now();
-        attention_grad(cpu, config, given, &spans, wanted, &mut grad_space);
+        attention_grad(cpu, config, saved, gradients, &mut grad_space);
         let backward = start.elapsed().as_secs_f64();
         if turn > 0 {
             for (all, one) in seconds.iter_mut().zip([gemm, forward, backward]) {
@@ -128,11 +131,11 @@ impl Product {
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
         let mut scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
-        let e = Epilogue { bias: None, act: Act::None, residual: None };
+        let e = MatmulEpilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
             let x = Rows::new(&self.x, m, k, k);
             let y = RowsMut::new(&mut self.y, m, n, n);
-            linear_f32::linear(cpu, x, &self.w, e, y, &mut scratch);
+            linear_f32::linear(cpu, LinearCall { x, w: &self.w, epilogue: e, y }, &mut scratch);
         }
         8.0 * (m * n * k) as f64
     }

@@ -4,7 +4,9 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention_bf16 [-- threads [turns]]`
 
-use plimsoll_cpu::attention::{Attention, Rope, attention, attention_bf16, workspace_bytes};
+use plimsoll_cpu::attention::{
+    AttentionConfig, AttentionOperands, RotaryTables, attention, attention_bf16, workspace_bytes,
+};
 use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rows::rope};
 use plimsoll_graph::ops::{Mask, alibi_slopes};
 use std::time::Instant;
@@ -32,7 +34,7 @@ fn main() {
     let best = Cpu::new(threads);
     let lanes = Isa::available().find(|isa| !isa.has_tiles()).expect("portable code");
     let lanes = Cpu::with_isa(threads, lanes);
-    let raw = peak::amx_gflops(&best, peak::Factors::Bf16, 0.3);
+    let raw = peak::amx_gflops(&best, peak::FactorType::Bf16, 0.3);
     print!("{} x {threads}; medians of {turns} turns in ms", best.isa().name());
     println!("{}", raw.map_or(String::new(), |raw| format!("; tiles alone {raw:.0} GFLOP/s")));
     println!("{:>24} {:>8} {:>8} {:>8} | f32 over bf16, share of tiles", "", "bf16", "lanes", "f32");
@@ -54,13 +56,13 @@ fn time(
     let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; len * hd / 2]);
     rope::table(&frequencies, len, &mut cos, &mut sin);
     let slopes: Vec<f32> = alibi_slopes(heads as u32).collect();
-    let config = Attention {
+    let config = AttentionConfig {
         heads,
         kv_heads: heads,
         head_dim: hd,
         scale: (hd as f32).sqrt().recip(),
         mask: Mask::Full,
-        rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),
+        rope: (!alibi).then_some(RotaryTables { cos: &cos, sin: &sin }),
         slopes: alibi.then_some(&slopes),
     };
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
@@ -78,12 +80,14 @@ fn time(
                 let x = Rows::new(narrow.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o.get_mut(), t, d, d);
-                attention_bf16(cpus[way], config, q, k, v, &spans, out, None, scratch.get_mut());
+                let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: None };
+                attention_bf16(cpus[way], config, operands, scratch.get_mut());
             } else {
                 let x = Rows::new(wide.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o_wide.get_mut(), t, d, d);
-                attention(cpus[1], config, q, k, v, &spans, out, None, scratch.get_mut());
+                let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: None };
+                attention(cpus[1], config, operands, scratch.get_mut());
             }
             if turn > 0 {
                 seconds.push(start.elapsed().as_secs_f64());

@@ -6,8 +6,10 @@
 //! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
 //! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs.
 
-use plimsoll_cpu::attention::{self, Attention, Rope, attention};
-use plimsoll_cpu::matmul::linear_f32::{self, Act, Epilogue};
+use plimsoll_cpu::attention::{self, AttentionConfig, AttentionOperands, RotaryTables, attention};
+use plimsoll_cpu::matmul::linear_int8::QuantizedLinearCall;
+use plimsoll_cpu::matmul::{Act, LinearCall, MatmulEpilogue, linear_f32};
+use plimsoll_cpu::rows::norm::{LayerNormOutputs, LayerNormParams};
 use plimsoll_cpu::{
     Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, matmul::linear_bf16,
     matmul::linear_int8, peak, rows::elementwise, rows::norm, rows::rope,
@@ -101,7 +103,7 @@ fn raw(cpu: &Cpu, flops: f64) -> f64 {
 
 /// Measures the peak rate of bf16 on AMX tiles in GFLOP/s, for as long as `raw`; zero without AMX.
 fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
-    peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
+    peak::amx_gflops(cpu, peak::FactorType::Bf16, seconds(cpu, flops)).unwrap_or_default()
 }
 
 /// Duration of a measurement of the peak rate that is compared with a kernel of `flops` operations.
@@ -130,8 +132,10 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     let scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
     let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| scratch.clone());
     let ours = |cpu: &Cpu, act, y: &mut [f32], scratch: &mut [f32]| {
-        let e = Epilogue { bias: Some(&bias), act, residual: None };
-        linear_f32::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
+        let e = MatmulEpilogue { bias: Some(&bias), act, residual: None };
+        let call =
+            LinearCall { x: Rows::new(&x, m, k, k), w: &packed, epilogue: e, y: RowsMut::new(y, m, n, n) };
+        linear_f32::linear(cpu, call, scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
     let mut raws = Vec::new();
@@ -173,16 +177,17 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let w = linear_bf16::packed(&numbers(n * k), k);
     let mut y = vec![Bf16::default(); m * n];
     let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
-    let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
+    let raw = || raw_of(cpu, peak::FactorType::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let mut raws = Vec::new();
     let mut rates = Vec::new();
     let mut shares = Vec::new();
     let mut before = raw();
     for turn in 0..TURNS + 1 {
         let residual = residual.then(|| Rows::new(&r, m, n, n));
-        let e = Epilogue { bias: Some(&bias[..]), act, residual };
+        let e = MatmulEpilogue { bias: Some(&bias[..]), act, residual };
         let start = Instant::now();
-        linear_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut y, m, n, n);
+        linear_bf16::linear(cpu, LinearCall { x: Rows::new(&x, m, k, k), w: &w, epilogue: e, y }, &mut scratch);
         let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
         let after = raw();
         if turn > 0 {
@@ -197,7 +202,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
 }
 
 /// Peak rate of AMX tiles in GFLOP/s, or of dot products on a CPU without AMX; `None` without either.
-fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
+fn raw_of(cpu: &Cpu, of: peak::FactorType) -> Option<f64> {
     peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
 }
 
@@ -227,23 +232,25 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let cw = codes(panels * tiles::codes_panel(k));
     let sx = vec![0.01; m];
     let sw = vec![0.01; panels * tiles::STEP];
-    let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
+    let cx = QuantizedRows { values: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
     let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
-    let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
+    let e = MatmulEpilogue { bias: Some(&bias[..]), act: Act::None, residual };
     let mut raw = 0.0_f64;
     let mut int8 = 0.0_f64;
     let mut bf16 = 0.0_f64;
     let rate = |start: Instant| 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
     for _ in 0..TURNS {
-        raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
+        raw = raw.max(raw_of(cpu, peak::FactorType::Int8).unwrap_or_default());
         let start = Instant::now();
-        linear_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut y, m, n, n);
+        linear_int8::linear(cpu, QuantizedLinearCall { x: cx, w: cw, epilogue: e, y }, &mut scratch);
         int8 = int8.max(rate(start));
         let start = Instant::now();
-        linear_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut z, m, n, n);
+        linear_bf16::linear(cpu, LinearCall { x: Rows::new(&x, m, k, k), w: &w, epilogue: e, y }, &mut scratch);
         bf16 = bf16.max(rate(start));
     }
     println!(
@@ -263,13 +270,13 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     let mut sin = vec![0.0; len * hd / 2];
     rope::table(&freq, len, &mut cos, &mut sin);
     let slopes: Vec<f32> = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
-    let config = Attention {
+    let config = AttentionConfig {
         heads,
         kv_heads: heads,
         mask: Mask::Full,
         head_dim: hd,
         scale: 0.125,
-        rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),
+        rope: (!alibi).then_some(RotaryTables { cos: &cos, sin: &sin }),
         slopes: alibi.then_some(&slopes[..]),
     };
     let mut o = vec![0.0; t * d];
@@ -279,7 +286,9 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     let mut raws = Vec::new();
     let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
-        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut scratch);
+        let o = RowsMut::new(&mut o, t, d, d);
+        let operands = AttentionOperands { q, k, v, spans: &spans, o, lse: None };
+        attention(cpu, config, operands, &mut scratch);
     }]);
     let raw = median(raws);
     let ours = flops / ours_s / 1e9;
@@ -317,7 +326,8 @@ fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
         &mut || {
             let x = Rows::new(x, m, n, n);
             let y = RowsMut::new(&mut y, m, n, n);
-            norm::layer_norm(cpu, x, g, g, 1e-5, Some(y), None, None);
+            let params = LayerNormParams { gamma: g, beta: g, eps: 1e-5 };
+            norm::layer_norm(cpu, x, params, LayerNormOutputs { y: Some(y), mean: None, rstd: None });
         },
         &mut || elementwise::gelu(cpu, Rows::new(x, m, n, n), RowsMut::new(&mut z, m, n, n)),
     ])

@@ -4,9 +4,9 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example matmuls [-- threads [rows]]`
 
-use plimsoll_cpu::matmul::linear_f32::{self, Epilogue};
-use plimsoll_cpu::matmul::row_major::{self, Operand, matmul};
-use plimsoll_cpu::training::cross_entropy::{Gradients, Head, gradients, loss};
+use plimsoll_cpu::matmul::row_major::{self, Factor, MatmulCall, matmul};
+use plimsoll_cpu::matmul::{LinearCall, MatmulEpilogue, linear_f32};
+use plimsoll_cpu::training::cross_entropy::{CrossEntropyHead, HeadGradients, SavedLoss, gradients, loss};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
     let xs = Rows::new(&x, m, k, k);
     let ws = Rows::new(&w, v, k, k);
-    let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
+    let head = CrossEntropyHead { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
     let units = row_major::WORKSPACE_BYTES / 4 * cpu.threads();
     let mut scratch = vec![0.0; units + 512 * (v + k + 2)];
     let mut lse = vec![0.0; m];
@@ -49,7 +49,8 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
         let start = Instant::now();
         let dx = RowsMut::new(&mut dx, m, k, k);
         let dw = RowsMut::new(&mut dw, v, k, k);
-        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut scratch);
+        let to = HeadGradients { dx: Some(dx), dw: Some(dw), db: None };
+        gradients(cpu, head, SavedLoss { dloss: 1.0, lse: &lse }, to, &mut scratch);
         seconds[1].push(start.elapsed().as_secs_f64());
     }
     let [forward, backward] = seconds.map(|s| 1e3 * median(s));
@@ -82,27 +83,33 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
     let xs = Rows::new(&x, m, k, k);
     let ws = Rows::new(&w, n, k, k);
     let dys = Rows::new(&dy, m, n, n);
-    let e = Epilogue::default();
+    let e = MatmulEpilogue::default();
     let mut seconds = [const { Vec::new() }; 4];
     for turn in 0..TURNS + 1 {
         for (side, seconds) in seconds.iter_mut().enumerate() {
             let start = Instant::now();
             match side {
-                0 => linear_f32::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut scratch),
+                0 => {
+                    let y = RowsMut::new(&mut y, m, n, n);
+                    linear_f32::linear(cpu, LinearCall { x: xs, w: &packed, epilogue: e, y }, &mut scratch);
+                }
                 1 => {
-                    let a = Operand::Stored(xs);
-                    let b = Operand::Transposed(ws);
-                    matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+                    let a = Factor::Stored(xs);
+                    let b = Factor::Transposed(ws);
+                    let y = RowsMut::new(&mut y, m, n, n);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
                 2 => {
-                    let a = Operand::Stored(dys);
-                    let b = Operand::Stored(ws);
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut scratch);
+                    let a = Factor::Stored(dys);
+                    let b = Factor::Stored(ws);
+                    let y = RowsMut::new(&mut dx, m, k, k);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
                 _ => {
-                    let a = Operand::Transposed(dys);
-                    let b = Operand::Stored(xs);
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut scratch);
+                    let a = Factor::Transposed(dys);
+                    let b = Factor::Stored(xs);
+                    let y = RowsMut::new(&mut dw, n, k, k);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
             }
             if turn > 0 {

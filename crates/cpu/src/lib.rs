@@ -28,7 +28,7 @@ mod tests;
 pub use device::CpuDevice;
 pub use element::{Bf16, Element};
 pub use machine::CpuMachine;
-pub use matmul::quantized::{CodeRowsMut, QuantizedRows, QuantizedTiles};
+pub use matmul::quantized::{QuantizedRows, QuantizedRowsMut, QuantizedTiles};
 pub use pool::Pool;
 pub use simd::isa::Isa;
 pub use view::{Rows, RowsMut};

@@ -13,7 +13,7 @@ mod pack;
 pub(crate) mod tiles;
 
 pub use forward::attention;
-pub use gradient::{Gradients, SavedForward, attention_grad};
+pub use gradient::{AttentionGradients, SavedForward, attention_grad};
 pub use plimsoll_plan::{flash_bytes as workspace_bytes, flash_grad_bytes as grad_workspace_bytes};
 
 use crate::Cpu;
@@ -35,7 +35,7 @@ const STRIP: usize = 14;
 
 /// Parameters of an attention op.
 #[derive(Clone, Copy)]
-pub struct Attention<'a> {
+pub struct AttentionConfig<'a> {
     /// Number of query heads, H.
     pub heads: usize,
     /// Number of key/value heads, G; a divisor of `heads`.
@@ -47,7 +47,7 @@ pub struct Attention<'a> {
     /// Mask: which keys each query attends to.
     pub mask: Mask,
     /// Rotary position tables for q and k; `None` for no rotation.
-    pub rope: Option<Rope<'a>>,
+    pub rope: Option<RotaryTables<'a>>,
     /// ALiBi slopes, one per head: `-slope * |i - j|` is added to the scores (Press et al., 2022; symmetric as in
     /// MosaicBERT).
     pub slopes: Option<&'a [f32]>,
@@ -56,14 +56,31 @@ pub struct Attention<'a> {
 /// Rotary position tables: cosines and sines, both (longest, head_dim / 2), for positions that restart at 0 in each
 /// sequence. The rotation is half-split: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
 #[derive(Clone, Copy)]
-pub struct Rope<'a> {
+pub struct RotaryTables<'a> {
     /// cos(position * frequency), row-major (longest, head_dim / 2).
     pub cos: &'a [f32],
     /// sin(position * frequency), row-major (longest, head_dim / 2).
     pub sin: &'a [f32],
 }
 
-impl Attention<'_> {
+/// Inputs and outputs of attention. No output may overlap an input.
+pub struct AttentionOperands<'a, E> {
+    /// Queries (T, H hd). q, k and v each have their own row stride, so that they may be columns of one (T, (H + 2 G)
+    /// hd) matrix.
+    pub q: Rows<'a, E>,
+    /// Keys (T, G hd).
+    pub k: Rows<'a, E>,
+    /// Values (T, G hd).
+    pub v: Rows<'a, E>,
+    /// (start, end) of every sequence, ascending and disjoint; rows outside of them are not written.
+    pub spans: &'a [[u32; 2]],
+    /// Output (T, H hd).
+    pub o: RowsMut<'a, E>,
+    /// Natural logarithm of each row's sum of exponentials (T, H); written if given.
+    pub lse: Option<RowsMut<'a>>,
+}
+
+impl AttentionConfig<'_> {
     /// Number of query heads that share one key/value head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -81,9 +98,18 @@ impl Attention<'_> {
         let rows = keys[0].rows();
         assert!((1..=MAX_HEAD_DIM).contains(&hd), "head dim {hd} of at most {MAX_HEAD_DIM}");
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "shared heads divide the heads");
-        let fits = |x: &Rows<'_, E>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
-        assert!(queries.iter().all(|x| fits(x, self.heads)), "q and o are (T, {} {hd})", self.heads);
-        assert!(keys.iter().all(|x| fits(x, self.kv_heads)), "k and v are (T, {} {hd})", self.kv_heads);
+        let query_columns = self.heads * hd;
+        let key_columns = self.kv_heads * hd;
+        assert!(
+            queries.iter().all(|x| x.rows() == rows && x.cols() == query_columns),
+            "q and o are (T, {} {hd})",
+            self.heads
+        );
+        assert!(
+            keys.iter().all(|x| x.rows() == rows && x.cols() == key_columns),
+            "k and v are (T, {} {hd})",
+            self.kv_heads
+        );
         assert!(sums.is_none_or(|l| l.rows() == rows && l.cols() == self.heads), "lse is (T, H)");
         assert!(self.slopes.is_none_or(|s| s.len() == self.heads), "one slope per head");
         assert!(self.mask.check().is_ok(), "a mask shows every query to itself");
@@ -100,145 +126,175 @@ impl Attention<'_> {
 /// Attention of bf16 tensors; arguments as for [`attention`]. Unmasked attention without lse, the form that inference
 /// uses, runs on AMX tiles or on AVX512-BF16 dot products where the CPU has them; all other forms, which training
 /// uses, run in f32 SIMD lanes.
-#[allow(clippy::too_many_arguments)] // as `attention`
 pub fn attention_bf16(
     cpu: &Cpu,
-    config: Attention<'_>,
-    q: Rows<'_, Bf16>,
-    k: Rows<'_, Bf16>,
-    v: Rows<'_, Bf16>,
-    spans: &[[u32; 2]],
-    o: RowsMut<'_, Bf16>,
-    lse: Option<RowsMut<'_>>,
+    config: AttentionConfig<'_>,
+    operands: AttentionOperands<'_, Bf16>,
     workspace: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if tiles::takes(cpu.isa(), config, lse.is_some()) {
-        tiles::attention(cpu, config, [q, k, v], spans, &o, workspace);
+    if tiles::takes(cpu.isa(), config, operands.lse.is_some()) {
+        tiles::attention(cpu, config, &operands, workspace);
         return;
     }
-    attention(cpu, config, q, k, v, spans, o, lse, workspace);
+    attention(cpu, config, operands, workspace);
 }
 
-/// A block of queries of one head: positions `queries` of the sequence of `len` rows that starts at row `start`.
+/// A block of queries of one head: positions `first..end` of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
 struct QueryBlock {
     start: usize,
     len: usize,
-    queries: (usize, usize),
+    first: usize,
+    end: usize,
     head: usize,
 }
 
-/// The query blocks of one task, each with the block that follows it (for prefetching).
-type Places<'a> = dyn Iterator<Item = (QueryBlock, Option<QueryBlock>)> + 'a;
+impl QueryBlock {
+    /// Number of queries.
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.end - self.first
+    }
+}
 
-/// Calls `work` for each task with its query blocks (at most `most` queries of one head each) and the worker's index.
-/// A task covers some heads within a window of `most` tokens: all blocks that start in that window, head by head. Up
-/// to `together` heads that share cache lines are put into one task, as long as there are enough tasks for all
-/// threads.
-fn blocks(
+/// A query block, and the block that its task computes after it (for prefetching).
+#[derive(Clone, Copy)]
+struct ScheduledBlock {
+    block: QueryBlock,
+    next: Option<QueryBlock>,
+}
+
+/// The query blocks of one task.
+type QueryBlocks<'a> = dyn Iterator<Item = ScheduledBlock> + 'a;
+
+/// How queries are divided into blocks and tasks.
+#[derive(Clone, Copy)]
+struct QueryPartition {
+    /// Number of heads, of which each block has one.
+    heads: usize,
+    /// Maximum number of queries of a block.
+    queries: usize,
+    /// Number of heads that share cache lines.
+    together: usize,
+}
+
+/// Calls `work` for each task with its query blocks and the worker's index. A task covers some heads within a window of
+/// `queries` tokens: all blocks that start in that window, head by head. Up to `together` heads are put into one task,
+/// as long as there are enough tasks for all threads.
+fn by_query_blocks(
     cpu: &Cpu,
     spans: &[[u32; 2]],
-    (heads, most): (usize, usize),
-    together: usize,
-    work: &(dyn Fn(&mut Places<'_>, usize) + Sync),
+    partition: QueryPartition,
+    work: &(dyn Fn(&mut QueryBlocks<'_>, usize) + Sync),
 ) {
     /// Minimum number of tasks per thread. Tasks differ in cost as their sequences differ in length, so several per
     /// thread are needed to balance the load.
     const TASKS: usize = 8;
-    let windows = spans.last().map_or(0, |s| s[1] as usize).div_ceil(most);
+    let QueryPartition { heads, queries, together } = partition;
+    let windows = spans.last().map_or(0, |s| s[1] as usize).div_ceil(queries);
     let together = together.min(windows * heads / (TASKS * cpu.threads())).clamp(1, heads);
     let groups = heads.div_ceil(together);
     cpu.pool().run(windows * groups, &|task, worker| {
         let window = task / groups;
         let first_head = task % groups * together;
-        let from = window * most;
-        let to = (window + 1) * most;
-        let first = spans.partition_point(|s| s[1] as usize <= from);
-        let here = spans[first..].iter().take_while(|s| (s[0] as usize) < to);
-        let mut places = here
+        let from = window * queries;
+        let to = (window + 1) * queries;
+        let first_span = spans.partition_point(|s| s[1] as usize <= from);
+        let spans_here = spans[first_span..].iter().take_while(|s| (s[0] as usize) < to);
+        let mut blocks = spans_here
             .flat_map(|&[start, end]| {
                 let start = start as usize;
                 let end = end as usize;
-                let block = start + from.saturating_sub(start).next_multiple_of(most);
-                (block..end.min(to)).step_by(most).map(move |block| {
-                    let queries = (block - start, (block - start + most).min(end - start));
-                    QueryBlock { start, len: end - start, queries, head: first_head }
+                // Blocks start at multiples of `queries` from the sequence's start, not from the window's: so the
+                // blocks of a sequence do not depend on where it is packed.
+                let first_block = start + from.saturating_sub(start).next_multiple_of(queries);
+                (first_block..end.min(to)).step_by(queries).map(move |row| QueryBlock {
+                    start,
+                    len: end - start,
+                    first: row - start,
+                    end: (row - start + queries).min(end - start),
+                    head: first_head,
                 })
             })
             .flat_map(|block| {
                 (first_head..heads.min(first_head + together)).map(move |head| QueryBlock { head, ..block })
             })
             .peekable();
-        work(&mut core::iter::from_fn(|| Some((places.next()?, places.peek().copied()))), worker);
+        let mut scheduled = core::iter::from_fn(|| {
+            Some(ScheduledBlock { block: blocks.next()?, next: blocks.peek().copied() })
+        });
+        work(&mut scheduled, worker);
     });
 }
 
 /// The part of a tile that a strip attends to: elements `from..to` relative to the tile's start, where `from` is a
 /// multiple of the panel width.
 #[derive(Clone, Copy)]
-struct View {
+struct VisibleRange {
     from: usize,
     to: usize,
-    /// Whether every row of the strip attends to every element of the run, so that no masking is needed.
-    whole: bool,
+    /// Whether every row of the strip attends to every element of the range, so that no masking is needed.
+    unmasked: bool,
     /// Whether the strip attends to nothing before this tile, so that its accumulators start at zero.
     first: bool,
 }
 
 /// The keys of `tile` that any of `queries` attends to, in a sequence of `n` positions; `None` if there are none.
 #[inline]
-fn keys_of(mask: Mask, queries: Range<usize>, tile: Range<usize>, n: usize) -> Option<View> {
+fn keys_of(mask: Mask, queries: Range<usize>, tile: Range<usize>, n: usize) -> Option<VisibleRange> {
     // All ends of the key ranges grow with the query, so the first query has the lowest ends and the last query the
     // highest.
     let [far, near] = mask.keys(queries.start, n);
     let [last_far, last_near] = mask.keys(queries.end - 1, n);
-    let a = cut(&(0..last_far.end), &tile);
-    let b = cut(&(near.start..last_near.end), &tile);
-    let start = if a.is_empty() { b.start } else { a.start };
-    let end = if b.is_empty() { a.end } else { b.end };
+    let far_keys = intersection(&(0..last_far.end), &tile);
+    let near_keys = intersection(&(near.start..last_near.end), &tile);
+    let start = if far_keys.is_empty() { near_keys.start } else { far_keys.start };
+    let end = if near_keys.is_empty() { far_keys.end } else { near_keys.end };
     if start >= end {
         return None;
     }
     let from = (start - tile.start) / PANEL * PANEL;
     let start = tile.start + from;
-    let whole = end <= far.end || (last_near.start <= start && end <= near.end);
+    let unmasked = end <= far.end || (last_near.start <= start && end <= near.end);
     let lowest = if last_far.is_empty() { near.start } else { 0 };
-    Some(View { from, to: end - tile.start, whole, first: tile.start <= lowest })
+    Some(VisibleRange { from, to: end - tile.start, unmasked, first: tile.start <= lowest })
 }
 
 /// The queries of `block` that attend to any of `keys`, in a sequence of `n` positions; `None` if there are none.
 #[inline]
-fn queries_of(mask: Mask, keys: Range<usize>, block: Range<usize>, n: usize) -> Option<View> {
+fn queries_of(mask: Mask, keys: Range<usize>, block: Range<usize>, n: usize) -> Option<VisibleRange> {
     let first = mask.queries(keys.start, n);
     let last = mask.queries(keys.end - 1, n);
     // Global keys, which every query attends to, come first, so the highest end may belong to the first or to the
     // last key.
-    let seen = cut(&(first.start..first.end.max(last.end)), &block);
+    let seen = intersection(&(first.start..first.end.max(last.end)), &block);
     if seen.is_empty() {
         return None;
     }
     let from = (seen.start - block.start) / PANEL * PANEL;
     let lowest = keys.map(|j| mask.queries(j, n).end).min().unwrap_or(0);
-    let whole = last.start <= block.start + from && seen.end <= lowest;
-    Some(View { from, to: seen.end - block.start, whole, first: false })
+    let unmasked = last.start <= block.start + from && seen.end <= lowest;
+    Some(VisibleRange { from, to: seen.end - block.start, unmasked, first: false })
 }
 
 /// Intersection of two ranges.
-fn cut(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
 /// Returns `v` in the lanes whose positions lie in one of the `runs` and `other` in the remaining lanes; lane 0 is
 /// position `at`.
 #[inline(always)]
-fn show<S: Simd>(s: S, runs: &[Range<usize>], at: usize, v: S::V, other: S::V) -> S::V {
-    let mut shown = other;
+fn select<S: Simd>(s: S, runs: &[Range<usize>], at: usize, v: S::V, other: S::V) -> S::V {
+    let mut selected = other;
     for run in runs {
-        let lane = |end: usize| end.saturating_sub(at).min(LANES);
-        shown = s.first(s.first(shown, v, lane(run.start)), shown, lane(run.end));
+        let start = run.start.saturating_sub(at).min(LANES);
+        let end = run.end.saturating_sub(at).min(LANES);
+        // Lanes below `end` get v, except that those below `start` keep what they had.
+        selected = s.first(s.first(selected, v, start), selected, end);
     }
-    shown
+    selected
 }
 
 #[cfg(test)]
@@ -281,18 +337,21 @@ mod tests {
 
     #[track_caller]
     fn check(
-        view: Option<View>,
+        view: Option<VisibleRange>,
         strip: &Range<usize>,
         tile: &Range<usize>,
         sees: impl Fn(usize, usize) -> bool,
     ) {
-        let view = view.unwrap_or(View { from: 0, to: 0, whole: true, first: false });
+        let view = view.unwrap_or(VisibleRange { from: 0, to: 0, unmasked: true, first: false });
         let run = tile.start + view.from..tile.start + view.to;
         assert!(view.from.is_multiple_of(PANEL) && run.end <= tile.end);
         for row in strip.clone() {
             for at in tile.clone() {
                 assert!(!sees(row, at) || run.contains(&at), "{row} sees {at}, not in {run:?}");
-                assert!(!view.whole || !run.contains(&at) || sees(row, at), "{run:?} is not whole for {row}");
+                assert!(
+                    !view.unmasked || !run.contains(&at) || sees(row, at),
+                    "{run:?} is not whole for {row}"
+                );
             }
         }
     }

@@ -7,16 +7,19 @@ use crate::launch::widening::half;
 use crate::rows::batch_norm::{self, BatchStatistics};
 use crate::rows::cast;
 use crate::rows::elementwise::{self, Gate};
+use crate::rows::embed::EsmTokenDropout;
+use crate::rows::reduce::{self, MeanSpans};
+use crate::training::dropout::{self, DropoutParams};
 use crate::training::kl_divergence as kl;
-use crate::training::scatter;
-use crate::{Cpu, rows::norm_grad, rows::reduce, training::dropout as drop};
+use crate::training::scatter::{self, EmbeddingGradients};
+use crate::{Cpu, rows::norm_grad};
 use plimsoll_graph::ops::*;
 
 pub(crate) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
     let gamma = l.vector(2)?;
     let mean = l.vector(3)?;
     let spread = BatchStatistics::Running(l.vector(4)?, op.eps);
-    let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
+    let norm = batch_norm::BatchNormGradInputs { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
 }
@@ -31,7 +34,7 @@ pub(crate) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain)
     let running = [l.vector(3)?, l.vector(4)?];
     let eps = op.eps;
     let momentum = op.momentum;
-    let norm = batch_norm::BatchNormTrain { x, gamma, beta, running, eps, momentum };
+    let norm = batch_norm::TrainedBatchNorm { x, gamma, beta, running, eps, momentum };
     let statistics = [l.vector_out(1)?, l.vector_out(2)?, l.vector_out(3)?, l.vector_out(4)?];
     batch_norm::batch_norm_train(cpu, norm, l.output_if(0)?, statistics);
     Ok(())
@@ -41,7 +44,7 @@ pub(crate) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTr
     let mean = l.vector(2)?;
     let spread = BatchStatistics::Batch(l.vector(3)?);
     let gamma = l.vector(4)?;
-    let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
+    let norm = batch_norm::BatchNormGradInputs { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
 }
@@ -73,8 +76,8 @@ pub(crate) fn dropout(l: &Operands<'_>, cpu: &Cpu, op: &Dropout) -> Launched {
     let first = Dropout::pack_word(&l.launch.ins[0].spec).map_err(|rule| l.refuse(rule.to_string()))?;
     let x = l.input(0)?;
     let packs = l.packs(2, first, x.rows())?;
-    let how = drop::Dropout { p: op.p, stream: op.stream, seed: [low, high] };
-    drop::dropout(cpu, how, x, packs, l.output(0)?);
+    let params = DropoutParams { p: op.p, stream: op.stream, seed: [low, high] };
+    dropout::dropout(cpu, params, x, packs, l.output(0)?);
     Ok(())
 }
 
@@ -82,12 +85,13 @@ pub(crate) fn embed_grad(l: &Operands<'_>, cpu: &Cpu, op: &EmbedGrad) -> Launche
     let ids = l.ids(1, op.vocab as usize)?;
     let dropout = match op.token_dropout {
         Some(TokenDropout { mask_id, keep }) => {
-            Some(scatter::TokenDropout { spans: l.spans(2, ids.len())?, mask_id: mask_id as u32, keep })
+            Some(EsmTokenDropout { spans: l.spans(2, ids.len())?, mask_id: mask_id as u32, keep })
         }
         None => None,
     };
     let drow = if op.row { l.vector_out(1)? } else { None };
-    scatter::embed_grad(cpu, ids, l.input(0)?, dropout, l.output_if(0)?, drow);
+    let gradients = EmbeddingGradients { dtable: l.output_if(0)?, drow };
+    scatter::embed_grad(cpu, ids, l.input(0)?, dropout, gradients);
     Ok(())
 }
 
@@ -123,7 +127,7 @@ pub(crate) fn layer_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &LayerNormGrad) ->
     let mean = Some(l.vector(2)?);
     let rstd = l.vector(3)?;
     let gamma = l.vector(4)?;
-    let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean, rstd, gamma };
+    let norm = norm_grad::NormGradInputs { dy: l.input(0)?, x: l.input(1)?, mean, rstd, gamma };
     norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
 }
@@ -137,7 +141,7 @@ pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> La
     let heads = op.heads as usize;
     let dy = l.input(0)?.by_heads(heads);
     let x = l.input(1)?.by_heads(heads);
-    let norm = norm_grad::NormGrad { dy, x, mean: None, rstd: l.vector(2)?, gamma: l.vector(3)? };
+    let norm = norm_grad::NormGradInputs { dy, x, mean: None, rstd: l.vector(2)?, gamma: l.vector(3)? };
     let dx = l.output_if(0)?.map(|dx| dx.by_heads(heads));
     norm_grad::norm_grad(cpu, norm, dx, l.vector_out(1)?, None);
     Ok(())
@@ -145,9 +149,9 @@ pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> La
 
 pub(crate) fn segment_mean_grad(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMeanGrad) -> Launched {
     let dx = l.output(0)?;
-    let first = op.skip_first as usize;
-    let last = op.skip_last as usize;
-    reduce::segment_mean_grad(cpu, l.input(0)?, l.spans(1, dx.rows())?, first, last, dx);
+    let spans = l.spans(1, dx.rows())?;
+    let segments = MeanSpans { spans, skip_first: op.skip_first as usize, skip_last: op.skip_last as usize };
+    reduce::segment_mean_grad(cpu, l.input(0)?, segments, dx);
     Ok(())
 }
 

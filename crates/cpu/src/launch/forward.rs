@@ -4,8 +4,12 @@
 use super::Launched;
 use super::backward::gate;
 use crate::launch::operands::Operands;
-use crate::rows::quantize::{self, Of};
-use crate::{Bf16, Cpu, Element, rows::elementwise, rows::embed, rows::norm, rows::reduce, rows::rope};
+use crate::rows::embed::{self, EmbeddingTable, EsmTokenDropout};
+use crate::rows::norm::{self, LayerNormOutputs, LayerNormParams, RmsNormParams};
+use crate::rows::quantize::{self, FusedOp, QuantizeOutputs};
+use crate::rows::reduce::{self, MeanSpans};
+use crate::{Bf16, Cpu, Element, rows::elementwise, rows::rope};
+use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::*;
 
@@ -16,7 +20,7 @@ pub(crate) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched 
 
 pub(crate) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) -> Launched {
     let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
-    let norm = norm::BatchNorm { gamma, beta, mean, var, eps: op.eps };
+    let norm = norm::RunningBatchNorm { gamma, beta, mean, var, eps: op.eps };
     norm::batch_norm(cpu, l.input(0)?, norm, l.output(0)?);
     Ok(())
 }
@@ -37,12 +41,15 @@ pub(crate) fn embed<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Embed) -> Laun
     let ids = l.ids(0, table.rows())?;
     let y = l.output(0)?;
     let plus = op.row.then(|| l.vector(2)).transpose()?;
+    let embedding = EmbeddingTable { table, plus };
     match op.token_dropout {
         Some(dropout) => {
             let spans = l.spans(2 + usize::from(op.row), ids.len())?;
-            embed::gather_esm(cpu, ids, spans, dropout.mask_id as u32, dropout.keep, table, plus, y);
+            let mask_id = dropout.mask_id as u32;
+            let dropout = EsmTokenDropout { spans, mask_id, keep: dropout.keep };
+            embed::gather_esm(cpu, ids, embedding, dropout, y);
         }
-        None => embed::gather(cpu, ids, table, plus, y),
+        None => embed::gather(cpu, ids, embedding, y),
     }
     Ok(())
 }
@@ -58,10 +65,7 @@ pub(crate) fn glu<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched
 }
 
 pub(crate) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    match params_in_bf16(l) {
-        true => layer_norm_by::<E, Bf16>(l, cpu, op),
-        false => layer_norm_by::<E, f32>(l, cpu, op),
-    }
+    if params_in_bf16(l) { layer_norm_by::<E, Bf16>(l, cpu, op) } else { layer_norm_by::<E, f32>(l, cpu, op) }
 }
 
 /// Whether a norm reads gamma and beta as bf16. Models may store them in f32 even where activations are bf16.
@@ -70,38 +74,39 @@ fn params_in_bf16(l: &Operands<'_>) -> bool {
 }
 
 fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    let gamma = l.vector::<P>(1)?;
-    let beta = l.vector(2)?;
-    let y = l.output_if::<E>(0)?;
-    let mean = l.vector_out(1)?;
-    let rstd = l.vector_out(2)?;
-    norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
+    let params = layer_norm_params::<P>(l, op)?;
+    let outputs = LayerNormOutputs { y: l.output_if(0)?, mean: l.vector_out(1)?, rstd: l.vector_out(2)? };
+    norm::layer_norm::<E, P>(cpu, l.input(0)?, params, outputs);
     Ok(())
 }
 
+fn layer_norm_params<'a, P: Element>(
+    l: &Operands<'a>,
+    op: &LayerNorm,
+) -> Result<LayerNormParams<'a, P>, DeviceError> {
+    Ok(LayerNormParams { gamma: l.vector(1)?, beta: l.vector(2)?, eps: op.eps })
+}
+
 pub(crate) fn quantize<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Quantize) -> Launched {
-    let of = match op.of {
-        Quantized::Rows => Of::Rows,
-        Quantized::Gelu(_) => Of::Gelu,
-        Quantized::Glu(op) => Of::Glu(gate(op.activation)),
-        Quantized::LayerNorm(op) => {
-            return match params_in_bf16(l) {
-                true => quantize_norm_by::<E, Bf16>(l, cpu, &op),
-                false => quantize_norm_by::<E, f32>(l, cpu, &op),
-            };
+    match op.of {
+        Quantized::Rows => quantize_as::<E, f32>(l, cpu, FusedOp::None),
+        Quantized::Gelu(_) => quantize_as::<E, f32>(l, cpu, FusedOp::Gelu),
+        Quantized::Glu(op) => quantize_as::<E, f32>(l, cpu, FusedOp::Glu(gate(op.activation))),
+        Quantized::LayerNorm(op) if params_in_bf16(l) => {
+            quantize_as::<E, Bf16>(l, cpu, FusedOp::LayerNorm(layer_norm_params(l, &op)?))
         }
-    };
-    quantize_as::<E, f32>(l, cpu, of)
+        Quantized::LayerNorm(op) => {
+            quantize_as::<E, f32>(l, cpu, FusedOp::LayerNorm(layer_norm_params(l, &op)?))
+        }
+    }
 }
 
-fn quantize_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    quantize_as::<E, P>(l, cpu, Of::LayerNorm { gamma: l.vector(1)?, beta: l.vector(2)?, eps: op.eps })
-}
-
-fn quantize_as<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, of: Of<'_, P>) -> Launched {
+fn quantize_as<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: FusedOp<'_, P>) -> Launched {
     // Plain rows are quantized only. The other forms also have the unquantized y as output 1.
     let y = if l.launch.outs.len() > 1 { l.output_if::<E>(1)? } else { None };
-    quantize::quantize(cpu, of, l.input::<E>(0)?, l.codes_out(0)?, y, l.workspace()?);
+    let x = l.input::<E>(0)?;
+    let outputs = QuantizeOutputs { quantized: l.quantized_out(0)?, y };
+    quantize::quantize(cpu, op, x, outputs, l.workspace()?);
     Ok(())
 }
 
@@ -111,18 +116,15 @@ pub(crate) fn relu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launche
 }
 
 pub(crate) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    match params_in_bf16(l) {
-        true => rms_norm_by::<E, Bf16>(l, cpu, op),
-        false => rms_norm_by::<E, f32>(l, cpu, op),
-    }
+    if params_in_bf16(l) { rms_norm_by::<E, Bf16>(l, cpu, op) } else { rms_norm_by::<E, f32>(l, cpu, op) }
 }
 
 fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
     let heads = op.heads as usize;
     let x = l.input::<E>(0)?.by_heads(heads);
-    let gamma = l.vector::<P>(1)?;
+    let params = RmsNormParams { gamma: l.vector::<P>(1)?, eps: op.eps };
     let y = l.output_if::<E>(0)?.map(|y| y.by_heads(heads));
-    norm::rms_norm(cpu, x, gamma, op.eps, y, l.vector_out(1)?);
+    norm::rms_norm(cpu, x, params, y, l.vector_out(1)?);
     Ok(())
 }
 
@@ -141,14 +143,14 @@ pub(crate) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Laun
 
 pub(crate) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
     let x = l.input::<E>(0)?;
-    let first = op.skip_first as usize;
-    let last = op.skip_last as usize;
-    reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
+    let spans = l.spans(1, x.rows())?;
+    let segments = MeanSpans { spans, skip_first: op.skip_first as usize, skip_last: op.skip_last as usize };
+    reduce::segment_mean(cpu, x, segments, l.output(0)?);
     Ok(())
 }
 
 pub(crate) fn select_rows<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
     let x = l.input::<E>(0)?;
-    embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
+    embed::gather(cpu, l.ids(1, x.rows())?, EmbeddingTable { table: x, plus: None }, l.output(0)?);
     Ok(())
 }

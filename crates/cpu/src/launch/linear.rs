@@ -4,26 +4,35 @@
 use super::Launched;
 use super::backward::gate;
 use crate::launch::operands::Operands;
-use crate::matmul::linear_f32::{self, Act};
-use crate::matmul::row_major::{Operand, matmul};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::linear_bf16::GatedLinearCall;
+use crate::matmul::linear_f32::{self, PANEL};
+use crate::matmul::linear_int8::{self, QuantizedLinearCall};
+use crate::matmul::row_major::{Factor, MatmulCall, matmul};
+use crate::matmul::{Act, LinearCall, MatmulEpilogue, linear_bf16};
 use crate::rows::elementwise::Gate;
-use crate::{Cpu, Element, QuantizedTiles, matmul::linear_bf16, matmul::linear_int8};
+use crate::{Cpu, Element, QuantizedTiles};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, Linear};
 
 /// Linear layer with an f32 weight packed in panels.
-pub(crate) fn panels(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    linear_f32::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+pub(crate) fn packed_f32(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    linear_f32::linear(cpu, packed(l, op)?, l.workspace()?);
     Ok(())
 }
 
 /// Linear layer with a bf16 weight packed in tiles.
-pub(crate) fn tiles(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+pub(crate) fn packed_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     if let Some(activation) = op.epilogue.gate() {
         return gated(l, cpu, op, gate(activation));
     }
-    linear_bf16::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+    linear_bf16::linear(cpu, packed(l, op)?, l.workspace()?);
     Ok(())
+}
+
+/// Operands of a linear layer with a packed weight.
+fn packed<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<LinearCall<'a, E>, DeviceError> {
+    Ok(LinearCall { x: l.input(0)?, w: l.vector(1)?, epilogue: epilogue(l, op)?, y: l.output(0)? })
 }
 
 /// Linear layer with a bf16 weight packed in tiles, and the gated linear unit after it.
@@ -31,7 +40,8 @@ fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() {
         let bias = op.bias.then(|| l.vector(2)).transpose()?;
-        linear_bf16::gated(cpu, l.input(0)?, l.vector(1)?, bias, gate, l.output(0)?, l.workspace()?);
+        let call = GatedLinearCall { x: l.input(0)?, w: l.vector(1)?, bias, gate, y: l.output(0)? };
+        linear_bf16::gated(cpu, call, l.workspace()?);
         return Ok(());
     }
     let _ = (cpu, op, gate);
@@ -39,24 +49,28 @@ fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
 }
 
 /// Linear layer with an int8 weight, packed in tiles, and quantized activations.
-pub(crate) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    let x = l.codes(0)?;
+pub(crate) fn packed_int8(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    let x = l.quantized(0)?;
     let y = l.output(0)?;
-    let w = QuantizedTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(linear_f32::PANEL), x.columns);
-    linear_int8::linear(cpu, x, w, epilogue(l, op)?, y, l.workspace()?);
+    let w = QuantizedTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(PANEL), x.columns);
+    linear_int8::linear(cpu, QuantizedLinearCall { x, w, epilogue: epilogue(l, op)?, y }, l.workspace()?);
     Ok(())
 }
 
 /// Linear layer with an unpacked, row-major weight, as in training.
-pub(crate) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    let x = Operand::Stored(l.input(0)?);
-    let w = Operand::Transposed(l.input(1)?);
-    matmul(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+pub(crate) fn row_major(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    let call = MatmulCall {
+        a: Factor::Stored(l.input(0)?),
+        b: Factor::Transposed(l.input(1)?),
+        epilogue: epilogue(l, op)?,
+        y: l.output(0)?,
+    };
+    matmul(cpu, call, l.workspace()?);
     Ok(())
 }
 
 /// Epilogue of a matmul: bias, activation and residual.
-fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<linear_f32::Epilogue<'a, E>, DeviceError> {
+fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<MatmulEpilogue<'a, E>, DeviceError> {
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let after = 2 + usize::from(op.bias);
     let (act, residual) = match op.epilogue {
@@ -67,5 +81,5 @@ fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<linear_f32:
             return Err(l.refuse("only bf16 matmuls on AMX tiles have a gate behind them".to_owned()));
         }
     };
-    Ok(linear_f32::Epilogue { bias, act, residual })
+    Ok(MatmulEpilogue { bias, act, residual })
 }

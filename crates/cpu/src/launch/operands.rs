@@ -2,7 +2,7 @@
 //! indices, spans and packs are checked before a kernel reads them.
 
 use crate::packs::Packs;
-use crate::{CodeRowsMut, Element, QuantizedRows, Rows, RowsMut, launch::widening};
+use crate::{Element, QuantizedRows, QuantizedRowsMut, Rows, RowsMut, launch::widening};
 use bytemuck::Pod;
 use plimsoll_exec::arena::Arena;
 use plimsoll_exec::{DeviceError, Launch, Operand};
@@ -86,14 +86,14 @@ impl<'a> Operands<'a> {
     }
 
     /// Input `i` as int8 rows with their scales.
-    pub(crate) fn codes(&self, i: usize) -> Result<QuantizedRows<'a>, DeviceError> {
+    pub(crate) fn quantized(&self, i: usize) -> Result<QuantizedRows<'a>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         Ok(QuantizedRows::new(self.bytes(o)?, rows, columns))
     }
 
     /// Output `k` as int8 rows with their scales.
-    pub(crate) fn codes_out(&self, k: usize) -> Result<CodeRowsMut<'a>, DeviceError> {
+    pub(crate) fn quantized_out(&self, k: usize) -> Result<QuantizedRowsMut<'a>, DeviceError> {
         let o = self.wanted(k)?;
         if o.spec.dtype != DType::I8 {
             return Err(self.refuse(format!("the CPU has no codes of {}", o.spec.dtype.name())));
@@ -102,7 +102,7 @@ impl<'a> Operands<'a> {
         let bytes = o.bytes(self.launch.counts).0 as usize;
         // SAFETY: inside the arena; the output overlaps no input, because inputs have another type.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.address(o)?, bytes) };
-        Ok(CodeRowsMut::new(bytes, rows, columns))
+        Ok(QuantizedRowsMut::new(bytes, rows, columns))
     }
 
     /// Address of an operand's first byte. `Err` unless all its bytes lie inside the arena.
@@ -199,6 +199,11 @@ impl<'a> Operands<'a> {
     /// Output `k` as one contiguous slice of i32.
     pub(crate) fn integers_out(&self, k: usize) -> Result<&'a mut [i32], DeviceError> {
         Ok(bytemuck::cast_slice_mut(self.flat_out(k)?))
+    }
+
+    /// Output `k` as one contiguous slice of i32; `None` if it is not requested.
+    pub(crate) fn integers_out_if(&self, k: usize) -> Result<Option<&'a mut [i32]>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.integers_out(k)).transpose()
     }
 
     /// Input `i` as (start, end) pairs. `Err` unless they ascend, do not overlap and end within `rows`.

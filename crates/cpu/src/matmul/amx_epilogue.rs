@@ -5,7 +5,8 @@
 //! its row within a strip does not affect its bits.
 
 use crate::element::Bf16;
-use crate::matmul::linear_f32::Act;
+use crate::matmul::linear::Act;
+use crate::matmul::linear_int8::Scales;
 use crate::matmul::register_tile::PANEL;
 use crate::rows::elementwise::Gate;
 use crate::simd::amx::{STEP, TILE};
@@ -16,20 +17,20 @@ use crate::{Rows, RowsMut};
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-/// The gate that accumulators, the value of a gated linear unit, are multiplied by.
+/// Accumulators of a gate, whose activation the accumulators of a gated linear unit's value are multiplied by.
 #[derive(Clone, Copy)]
 pub(crate) struct GateSums {
     activation: Gate,
     /// Rows of 32 f32 accumulators.
-    at: *const f32,
+    sums: *const f32,
     bias: [__m512; 2],
 }
 
 impl GateSums {
-    /// The accumulators at `at`. Columns past the end of `bias` get a bias of zero.
+    /// The accumulators at `sums`. Columns past the end of `bias` get a bias of zero.
     #[inline(always)]
-    pub(crate) fn new(s: Avx512, activation: Gate, at: *const f32, bias: Option<&[Bf16]>) -> GateSums {
-        GateSums { activation, at, bias: bias_of(s, bias) }
+    pub(crate) fn new(s: Avx512, activation: Gate, sums: *const f32, bias: Option<&[Bf16]>) -> GateSums {
+        GateSums { activation, sums, bias: bias_of(s, bias) }
     }
 
     /// Row `r` of the gate: the activation of accumulators and bias.
@@ -38,7 +39,7 @@ impl GateSums {
     /// Row `r` of the accumulators must be readable.
     #[inline(always)]
     unsafe fn row(&self, s: Avx512, r: usize) -> [__m512; 2] {
-        let sum = self.at.wrapping_add(r * PANEL);
+        let sum = self.sums.wrapping_add(r * PANEL);
         // SAFETY: guaranteed by the caller.
         let v = unsafe { [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])] };
         match self.activation {
@@ -58,76 +59,103 @@ fn bias_of(s: Avx512, bias: Option<&[Bf16]>) -> [__m512; 2] {
     }
 }
 
+/// Rows of bf16 in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16Rows {
+    /// First row.
+    pub(crate) first: *const Bf16,
+    /// Elements from one row to the next.
+    pub(crate) ld: usize,
+}
+
+/// Complete accumulators of up to 32 columns of some rows, and what their epilogue needs.
+pub(crate) struct CompleteSums<'a> {
+    /// Rows of 32 accumulators, f32 or i32.
+    pub(crate) sums: *mut f32,
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// For integer accumulators, the scales of these rows, and those of at least 32 columns.
+    pub(crate) scales: Option<Scales<'a>>,
+    /// Bias of the columns; zero for columns past its end.
+    pub(crate) bias: Option<&'a [Bf16]>,
+    pub(crate) act: Act,
+    /// Residual added last.
+    pub(crate) residual: Option<Bf16Rows>,
+    pub(crate) gate: Option<GateSums>,
+    /// First row of the output.
+    pub(crate) output: *mut Bf16,
+    /// Elements from one row of the output to the next.
+    pub(crate) ld: usize,
+    /// Columns of the output, at most 32.
+    pub(crate) columns: usize,
+}
+
 /// Accumulators of 32 columns of some rows, together with the epilogue still to be applied to them.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingEpilogue {
     s: Avx512,
     /// Rows of 32 accumulators, f32 or i32.
-    at: *mut f32,
+    sums: *mut f32,
     rows: usize,
-    /// For integer accumulators, the scales: one per row, and one per column.
-    scales: Option<(*const f32, [__m512; 2])>,
+    /// Of integer accumulators.
+    scales: Option<LoadedScales>,
     bias: [__m512; 2],
     act: Act,
-    /// Residual added last: pointer to its first row, and its row stride in elements.
-    residual: Option<(*const Bf16, usize)>,
+    /// Residual added last.
+    residual: Option<Bf16Rows>,
     gate: Option<GateSums>,
-    /// Output: pointer to the first row, row stride in elements, and a mask of the columns that exist.
-    to: *mut Bf16,
+    /// First row of the output.
+    output: *mut Bf16,
+    /// Elements from one row of the output to the next.
     ld: usize,
+    /// The columns of the output that exist.
     mask: __mmask32,
+}
+
+/// Scales of integer accumulators: one per row in memory, one per column in registers.
+#[derive(Clone, Copy)]
+struct LoadedScales {
+    rows: *const f32,
+    columns: [__m512; 2],
 }
 
 impl PendingEpilogue {
     /// An empty set of accumulators; `finish` does nothing.
     #[inline(always)]
     pub(crate) fn none(s: Avx512) -> PendingEpilogue {
-        let at = core::ptr::null_mut();
-        let to = core::ptr::null_mut();
-        let bias = [s.splat(0.0); 2];
         PendingEpilogue {
             s,
-            at,
+            sums: core::ptr::null_mut(),
             rows: 0,
             scales: None,
-            bias,
+            bias: [s.splat(0.0); 2],
             act: Act::None,
             residual: None,
             gate: None,
-            to,
+            output: core::ptr::null_mut(),
             ld: 0,
             mask: 0,
         }
     }
 
-    /// `rows` rows of accumulators for the first `columns` (at most 32) columns at `to`, which has rows of `ld`
-    /// elements. Columns past the end of `bias` get a bias of zero. Panics if there are fewer than `rows` row scales
-    /// or 32 column scales.
+    /// Loads bias and scales of the columns. Panics if there are fewer than `rows` row scales or 32 column scales.
     ///
     /// # Safety
     /// When `finish` is called, the accumulators must be complete, and the memory it reads and writes must be valid.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)] // the parts of an epilogue, each once
-    pub(crate) unsafe fn new(
-        s: Avx512,
-        (at, rows): (*mut f32, usize),
-        scales: Option<(&[f32], &[f32])>,
-        bias: Option<&[Bf16]>,
-        act: Act,
-        residual: Option<(*const Bf16, usize)>,
-        gate: Option<GateSums>,
-        (to, ld, columns): (*mut Bf16, usize, usize),
-    ) -> PendingEpilogue {
-        let mask = first(columns);
+    pub(crate) unsafe fn new(s: Avx512, complete: CompleteSums<'_>) -> PendingEpilogue {
+        let CompleteSums { sums, rows, scales, bias, act, residual, gate, output, ld, columns } = complete;
         let scales = match scales {
-            Some((x, w)) => {
+            Some(Scales { x, w }) => {
                 assert!(x.len() >= rows && w.len() >= PANEL, "scales of rows and columns");
                 // SAFETY: the assertion above guarantees 32 column scales.
-                Some((x.as_ptr(), unsafe { [s.load(w.as_ptr()), s.load(w.as_ptr().add(LANES))] }))
+                let columns = unsafe { [s.load(w.as_ptr()), s.load(w.as_ptr().add(LANES))] };
+                Some(LoadedScales { rows: x.as_ptr(), columns })
             }
             None => None,
         };
-        PendingEpilogue { s, at, rows, scales, bias: bias_of(s, bias), act, residual, gate, to, ld, mask }
+        let bias = bias_of(s, bias);
+        PendingEpilogue { s, sums, rows, scales, bias, act, residual, gate, output, ld, mask: first(columns) }
     }
 
     /// Loads row `r` of the accumulators as f32, with the scales applied to integer accumulators.
@@ -135,15 +163,17 @@ impl PendingEpilogue {
     /// # Safety
     /// `sum` must point to the 32 accumulators of row `r`.
     #[inline(always)]
-    unsafe fn numbers(&self, sum: *const f32, r: usize) -> [__m512; 2] {
+    unsafe fn scaled(&self, sum: *const f32, r: usize) -> [__m512; 2] {
         let s = self.s;
         // SAFETY: guaranteed by the caller; `s` proves AVX-512.
         unsafe {
-            let Some((x, w)) = self.scales else { return [s.load(sum), s.load(sum.add(LANES))] };
-            let of = s.splat(*x.add(r));
+            let Some(LoadedScales { rows, columns }) = self.scales else {
+                return [s.load(sum), s.load(sum.add(LANES))];
+            };
+            let scale = s.splat(*rows.add(r));
             let low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum.cast()));
             let high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum.add(LANES).cast()));
-            [s.mul(low, s.mul(of, w[0])), s.mul(high, s.mul(of, w[1]))]
+            [s.mul(low, s.mul(scale, columns[0])), s.mul(high, s.mul(scale, columns[1]))]
         }
     }
 
@@ -155,10 +185,10 @@ impl PendingEpilogue {
     pub(crate) unsafe fn finish(&self, low: usize, high: usize) {
         let s = self.s;
         for r in low..high.min(self.rows) {
-            let sum = self.at.wrapping_add(r * PANEL);
+            let sum = self.sums.wrapping_add(r * PANEL);
             // SAFETY: one row of the accumulators and, under the mask, of the residual and of the output.
             unsafe {
-                let v = self.numbers(sum, r);
+                let v = self.scaled(sum, r);
                 let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
                 // Not written with `map`: its closure would be compiled as a function without the AVX-512 target
                 // features.
@@ -166,15 +196,15 @@ impl PendingEpilogue {
                     Act::None => v,
                     Act::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
                 };
-                if let Some((residual, ld)) = self.residual {
-                    let x = widen(residual.add(r * ld), self.mask);
+                if let Some(residual) = self.residual {
+                    let x = widen(residual.first.add(r * residual.ld), self.mask);
                     v = [s.add(x[0], v[0]), s.add(x[1], v[1])];
                 }
                 if let Some(gate) = &self.gate {
                     let gate = gate.row(s, r);
                     v = [s.mul(gate[0], v[0]), s.mul(gate[1], v[1])];
                 }
-                _mm512_mask_storeu_epi16(self.to.add(r * self.ld).cast(), self.mask, round(v));
+                _mm512_mask_storeu_epi16(self.output.add(r * self.ld).cast(), self.mask, round(v));
             }
         }
     }
@@ -200,13 +230,13 @@ pub(crate) fn prefetch_output(
     }
 }
 
-/// Copies some steps of one row of A to its place in the tiles of a strip, with zeros from column `columns` on.
+/// Packs some steps of one row of A into its lines of the tiles of a strip, with zeros from column `columns` on.
 ///
 /// # Safety
 /// `columns` elements must be readable at `row`; `to` must point to this row's 64 bytes in the first of two tiles per
 /// step.
 #[inline(always)]
-pub(crate) unsafe fn lay(row: *const Bf16, columns: usize, steps: &Range<usize>, to: *mut u8) {
+pub(crate) unsafe fn pack_row(row: *const Bf16, columns: usize, steps: &Range<usize>, to: *mut u8) {
     for (i, step) in steps.clone().enumerate() {
         let left = columns.saturating_sub(step * STEP).min(STEP);
         // SAFETY: the mask covers the columns that the row still has; the 64 bytes written are this row's line of

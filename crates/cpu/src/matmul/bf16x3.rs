@@ -26,36 +26,48 @@ pub(crate) const BYTES: usize = 6 * TILE;
 /// Lines of one k step of a panel; a line holds the pairs of k of 16 columns, in hi, mid and lo.
 pub(crate) const LINES: usize = 2 * SIDE;
 
-/// Splits some lines of the k steps `steps` of a panel of packed weights (`depth` rows of `PANEL`), step by step:
-/// (hi, mid, lo), two tiles of 16 columns each, zeros past `depth`. Prefetches the same positions of the next panel.
+/// A slice of K of a panel of packed weights.
+pub(crate) struct PanelSlice {
+    /// `depth` rows of `PANEL`.
+    pub(crate) panel: *const f32,
+    pub(crate) depth: usize,
+    /// Steps of the slice.
+    pub(crate) steps: Range<usize>,
+}
+
+impl PanelSlice {
+    /// Loads sixteen columns of row `k`, zeros past `depth`, and prefetches the same position of the next panel.
+    ///
+    /// # Safety
+    /// `panel` holds `depth` rows of `PANEL`.
+    #[inline(always)]
+    unsafe fn load(&self, s: Avx512, k: usize, column: usize) -> __m512 {
+        let at = self.panel.wrapping_add(k * PANEL + column);
+        s.prefetch_far(at.wrapping_add(self.depth * PANEL));
+        // SAFETY: inside the panel, as the caller promises.
+        if k < self.depth { unsafe { s.load(at) } } else { s.splat(0.0) }
+    }
+}
+
+/// Splits some lines of a slice of a panel, step by step: (hi, mid, lo), two tiles of 16 columns each, zeros past
+/// `depth`. Prefetches the same positions of the next panel.
 ///
 /// # Safety
-/// `panel` holds `depth` rows of `PANEL`; `to` has space for `steps.len()` steps, and `lines` are lines of these
-/// steps.
+/// The slice is readable; `to` has space for its steps, and `lines` are lines of these steps.
 #[inline(always)]
-pub(crate) unsafe fn split_panel(
-    s: Avx512,
-    panel: *const f32,
-    depth: usize,
-    steps: &Range<usize>,
-    lines: Range<usize>,
-    to: *mut u8,
-) {
-    let load = |k: usize, column: usize| {
-        let at = panel.wrapping_add(k * PANEL + column);
-        s.prefetch_far(at.wrapping_add(depth * PANEL));
-        // SAFETY: inside the panel, as the caller promises.
-        if k < depth { unsafe { s.load(at) } } else { s.splat(0.0) }
-    };
+pub(crate) unsafe fn split_panel(s: Avx512, slice: &PanelSlice, lines: Range<usize>, to: *mut u8) {
     for line in lines {
+        // Lines of a step in order: for each of 16 pairs (k, k + 16), the left and the right 16 columns.
         let step = line / LINES;
         let j = line / 2 % SIDE;
         let half = line % 2;
-        let k = (steps.start + step) * STEP + j;
+        let k = (slice.steps.start + step) * STEP + j;
         let column = half * SIDE;
-        let [hi, mid, lo] = parts(s, load(k, column), load(k + SIDE, column));
-        // SAFETY: row j of tile `half` of hi, mid and lo of the step.
-        unsafe { store(to.wrapping_add(step * BYTES + half * TILE + j * 64), [hi, mid, lo]) };
+        // SAFETY: guaranteed by the caller; row j of tile `half` of hi, mid and lo of the step.
+        unsafe {
+            let [hi, mid, lo] = parts(s, slice.load(s, k, column), slice.load(s, k + SIDE, column));
+            store(to.wrapping_add(step * BYTES + half * TILE + j * 64), [hi, mid, lo]);
+        }
     }
 }
 

@@ -23,12 +23,14 @@
 
 use crate::Cpu;
 use crate::element::Bf16;
-use crate::matmul::amx_epilogue::{GateSums, PendingEpilogue, lay, prefetch_output};
-use crate::matmul::linear_f32::GemmCall;
+use crate::matmul::amx_epilogue::{
+    Bf16Rows, CompleteSums, GateSums, PendingEpilogue, pack_row, prefetch_output,
+};
+use crate::matmul::linear::LinearOperands;
 use crate::matmul::linear_int8::Scales;
 use crate::matmul::register_tile::PANEL;
 use crate::rows::elementwise::Gate;
-use crate::simd::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, TileUnit};
+use crate::simd::amx::{L1_STEPS, L1Factor, SIDE, STEP, STRIP, TILE, TileUnit};
 use crate::simd::x86::Avx512;
 use crate::simd::{LANES, Simd};
 use core::marker::PhantomData;
@@ -49,33 +51,33 @@ const WEIGHTS: usize = DEPTH * GROUP;
 const SHORT: usize = 32;
 const MIN_STRIPS: usize = 4;
 
-/// For a strip copied into tiles: bytes from step to step, and from row to row.
-const TILES: [usize; 2] = [2 * TILE, STEP * size_of::<Bf16>()];
+/// Bytes of a line of a tile: one step of a row.
+const LINE: usize = STEP * size_of::<Bf16>();
 
 /// Bytes of a slice of a strip, and of the sums of one strip and one panel.
 const SLICE: usize = DEPTH * 2 * TILE;
 const SUMS: usize = STRIP * PANEL * 4;
 /// Bytes of workspace per thread: the sums being finished, one strip, and the stored sums. If all strips of a
 /// block are copied, they follow the first sums instead.
-pub(crate) const EACH: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
+pub(crate) const WORKSPACE_BYTES: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
 
 /// Maximum K of `gated`: longer strips are not multiplied by all panels, or in more than one slice.
 pub(crate) const LONGEST_GATED: usize = SHORT * STEP;
 
 const _: () = assert!(SHORT <= DEPTH && plimsoll_plan::LONGEST_GATED as usize == LONGEST_GATED);
 
-/// What a matmul computes besides `GemmCall`.
+/// What kind of linear layer the operands are.
 #[derive(Clone, Copy)]
 pub(crate) enum Form<'a> {
-    /// Nothing.
+    /// bf16.
     Plain,
-    /// Operands are int8, with these scales.
+    /// int8, with these scales: each bf16 element stands for two int8 values.
     Scaled(Scales<'a>),
     /// A gated linear unit: y (M, F) = f(s[.., ..F]) s[.., F..] for the sums s (M, 2F).
     Gated {
         /// f.
         gate: Gate,
-        /// Bias (2F), added to each row of s; that of `GemmCall` is not used.
+        /// Bias (2F), added to each row of s; that of the epilogue is not used.
         bias: Option<&'a [Bf16]>,
     },
 }
@@ -90,8 +92,8 @@ impl Form<'_> {
     }
 }
 
-/// `linear_bf16::linear` after its checks, for K > 0; or, with scales, `linear_int8::linear`, where `job` has one
-/// element for two int8 values; or `linear_bf16::gated`. Each thread has `each` bytes of workspace.
+/// `linear_bf16::linear` after its checks, for K > 0; or, with scales, `linear_int8::linear`, where the operands have
+/// one element for two int8 values; or `linear_bf16::gated`. Each thread has `bytes_per_thread` bytes of workspace.
 ///
 /// In a gated linear unit, the accumulators of a gate panel are kept until those of its value panel are complete. The
 /// vector units apply bias, activation and product to both while the tiles compute the next two panels of the weight,
@@ -102,19 +104,24 @@ impl Form<'_> {
 /// are scales.
 pub(crate) unsafe fn linear<U: TileUnit>(
     cpu: &Cpu,
-    job: GemmCall<'_, Bf16>,
+    operands: LinearOperands<'_, Bf16>,
     form: Form<'_>,
     workspace: *mut f32,
-    each: usize,
+    bytes_per_thread: usize,
 ) {
-    assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
-    let m = job.x.rows();
-    let panels = job.y.cols().div_ceil(PANEL);
-    let steps = job.x.cols().div_ceil(STEP);
-    assert!(form.halves() == 1 || job.y.cols().is_multiple_of(PANEL) && steps <= SHORT, "a gate's columns");
-    let laid =
-        (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= MIN_STRIPS);
-    let (rows, most) = match laid {
+    assert!(operands.x.cols() > 0 && bytes_per_thread >= WORKSPACE_BYTES, "columns and workspace");
+    let m = operands.x.rows();
+    let panels = operands.y.cols().div_ceil(PANEL);
+    let steps = operands.x.cols().div_ceil(STEP);
+    assert!(
+        form.halves() == 1 || operands.y.cols().is_multiple_of(PANEL) && steps <= SHORT,
+        "a gate's columns"
+    );
+    // Strips of a block that are packed at once, where that is faster and enough of them fit.
+    let packed_strips = (steps > SHORT)
+        .then(|| (bytes_per_thread - SUMS) / (steps * 2 * TILE))
+        .filter(|&strips| strips >= MIN_STRIPS);
+    let (max_rows, max_panels) = match packed_strips {
         // At least one, because a matmul may have no panels.
         Some(strips) => (ROWS.min(strips * STRIP), panels.max(1)),
         None if steps > DEPTH => (ROWS, GROUP),
@@ -122,58 +129,86 @@ pub(crate) unsafe fn linear<U: TileUnit>(
     };
     // Blocks of equal size, their number a multiple of the threads. With few rows, threads also divide the
     // panels.
-    let wanted = m.div_ceil(rows).next_multiple_of(cpu.threads()).max(1);
-    let height = m.div_ceil(wanted).next_multiple_of(STRIP).clamp(1, rows);
-    let blocks = m.div_ceil(height);
+    let min_blocks = m.div_ceil(max_rows).next_multiple_of(cpu.threads()).max(1);
+    let block_rows = m.div_ceil(min_blocks).next_multiple_of(STRIP).clamp(1, max_rows);
+    let blocks = m.div_ceil(block_rows);
     let shares = if blocks >= cpu.threads() { 1 } else { (2 * cpu.threads()).div_ceil(blocks.max(1)) };
-    let groups = panels.div_ceil(most).max(shares).min(panels);
+    let groups = panels.div_ceil(max_panels).max(shares).min(panels);
     let workspace = workspace as usize;
-    let laid = laid.is_some();
     cpu.pool().run(blocks * groups, &|task, worker| {
         // Tasks are numbered group by group, so that the next task of a thread most likely uses the weights that
         // are in its L2.
-        let rows = |task: usize| (task % blocks * height).min(m)..m.min((task % blocks + 1) * height);
-        let first = |group: usize| group * panels / groups;
-        let panels = first(task / blocks)..first(task / blocks + 1);
-        let (rows, next) = (rows(task), rows(task + cpu.threads()).start);
+        let group = task / blocks;
+        let first_row = (task % blocks * block_rows).min(m);
+        let end_row = m.min((task % blocks + 1) * block_rows);
         // The workers of one run have distinct indices, so no two tasks share scratch.
-        let scratch = (workspace + worker * each) as *mut u8;
+        let task = LinearAmxTask::<U> {
+            operands,
+            form,
+            rows: first_row..end_row,
+            panels: group * panels / groups..(group + 1) * panels / groups,
+            next_row: ((task + cpu.threads()) % blocks * block_rows).min(m),
+            packs_strips: packed_strips.is_some(),
+            scratch: (workspace + worker * bytes_per_thread) as *mut u8,
+            unit: PhantomData,
+        };
         // SAFETY: guaranteed by the caller; a thread runs one task at a time.
-        unsafe { GemmTile::<U> { job, form, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
+        unsafe { task.run() };
     });
 }
 
-/// One task. No other task uses the `EACH` bytes at `scratch` meanwhile; `next` is most likely the first row of
-/// this worker's next block.
-struct GemmTile<'a, U> {
-    job: GemmCall<'a, Bf16>,
+/// One task. No other task uses the `WORKSPACE_BYTES` bytes at `scratch` meanwhile.
+struct LinearAmxTask<'a, U> {
+    operands: LinearOperands<'a, Bf16>,
     form: Form<'a>,
     rows: Range<usize>,
     /// Panels of y.
     panels: Range<usize>,
-    next: usize,
+    /// Most likely the first row of this worker's next block, for prefetching.
+    next_row: usize,
     /// Whether all strips are copied into tiles first.
-    laid: bool,
+    packs_strips: bool,
     scratch: *mut u8,
     unit: PhantomData<U>,
 }
 
-/// One tile of sums within a task: index and number of strips, the strip's rows, its panel of y, which of the panels of
-/// the weight for it (0, or 1 for the value of a gate), and the steps of the slice.
-struct GemmBlock<'a> {
-    strip: usize,
-    strips: usize,
-    rows: &'a Range<usize>,
-    /// Address and strides of the strip's slice, as returned by `lay`.
-    at: (*const u8, [usize; 2]),
-    panel: usize,
-    half: usize,
-    steps: &'a Range<usize>,
-    /// The factor that stays in L1, and how many of its steps.
-    near: (Near, usize),
+/// The slice of a strip of rows as the tile unit reads it: in x, or copied into tiles.
+#[derive(Clone, Copy)]
+struct StripSlice {
+    first_row: *const u8,
+    /// Bytes from step to step, and from row to row.
+    step_bytes: usize,
+    row_bytes: usize,
 }
 
-impl<U: TileUnit> GemmTile<'_, U> {
+impl StripSlice {
+    /// A strip copied into tiles at `tiles`: two tiles per step.
+    #[inline(always)]
+    fn packed(tiles: *const u8) -> StripSlice {
+        StripSlice { first_row: tiles, step_bytes: 2 * TILE, row_bytes: LINE }
+    }
+}
+
+/// The product of one slice of a strip and a panel of the weight.
+struct AmxBlock<'a> {
+    /// Index of the strip in the task, and number of strips.
+    strip: usize,
+    strips: usize,
+    /// The strip's rows.
+    rows: &'a Range<usize>,
+    slice: StripSlice,
+    /// Panel of y.
+    panel: usize,
+    /// Which of the panels of the weight for the panel of y: 0, or 1 for the value of a gate.
+    half: usize,
+    /// Steps of the slice.
+    steps: &'a Range<usize>,
+    /// The factor that stays in L1, and how many of its steps.
+    l1_factor: L1Factor,
+    l1_steps: usize,
+}
+
+impl<U: TileUnit> LinearAmxTask<'_, U> {
     /// Computes the task.
     ///
     /// # Safety
@@ -183,17 +218,17 @@ impl<U: TileUnit> GemmTile<'_, U> {
     unsafe fn run(self) {
         // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = CoreWork::new(self.job, self.form, s);
+        let mut core_work = AmxCoreWork::new(self.operands, self.form, s);
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.laid {
-                self.by_panels(&mut unit, &mut chores);
+            if self.packs_strips {
+                self.by_panels(&mut unit, &mut core_work);
             } else {
-                self.by_strips(&mut unit, &mut chores);
+                self.by_strips(&mut unit, &mut core_work);
             }
         }
         // SAFETY: the last sums of this task, which are complete.
-        unsafe { chores.sums.finish(0, STRIP) };
+        unsafe { core_work.pending.finish(0, STRIP) };
     }
 
     /// Passes all panels over each strip, slice by slice of K.
@@ -201,8 +236,8 @@ impl<U: TileUnit> GemmTile<'_, U> {
     /// # Safety
     /// Only for `run`.
     #[inline(always)]
-    unsafe fn by_strips(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
-        let total = self.job.x.cols().div_ceil(STEP);
+    unsafe fn by_strips(&self, unit: &mut U, core_work: &mut AmxCoreWork<'_>) {
+        let total = self.operands.x.cols().div_ceil(STEP);
         let slices = total.div_ceil(DEPTH);
         let strips = self.rows.len().div_ceil(STRIP);
         for slice in 0..slices {
@@ -210,19 +245,29 @@ impl<U: TileUnit> GemmTile<'_, U> {
             for strip in 0..strips {
                 let rows = &self.strip(strip);
                 // SAFETY: a strip of this task's rows, and the space for one strip.
-                let at = unsafe { self.lay(rows, steps, self.scratch.wrapping_add(SUMS)) };
+                let strip_slice = unsafe { self.strip_slice(rows, steps, self.scratch.wrapping_add(SUMS)) };
+                // The next operand: the next strip of this slice, the first of the next slice, or the next block.
                 let (row, step) = match (strip + 1 < strips, slice + 1 < slices) {
                     (true, _) => (rows.end, steps.start),
                     (false, true) => (self.rows.start, steps.end),
-                    (false, false) => (self.next, 0),
+                    (false, false) => (self.next_row, 0),
                 };
-                chores.x = self.job.x.row(row).wrapping_add(step * STEP);
+                core_work.next_x = self.operands.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
                     for half in 0..self.form.halves() {
-                        let near = (Near::A, DEPTH);
-                        let block = GemmBlock { strip, strips, rows, at, panel, half, steps, near };
-                        // SAFETY: `at` is the result of `lay` for this strip and slice.
-                        unsafe { self.block(unit, chores, block) };
+                        let block = AmxBlock {
+                            strip,
+                            strips,
+                            rows,
+                            slice: strip_slice,
+                            panel,
+                            half,
+                            steps,
+                            l1_factor: L1Factor::A,
+                            l1_steps: DEPTH,
+                        };
+                        // SAFETY: the slice of this strip.
+                        unsafe { self.block(unit, core_work, block) };
                     }
                 }
             }
@@ -234,26 +279,37 @@ impl<U: TileUnit> GemmTile<'_, U> {
     /// # Safety
     /// Only for `run`: the scratch must have space for all strips.
     #[inline(always)]
-    unsafe fn by_panels(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
-        let steps = &(0..self.job.x.cols().div_ceil(STEP));
+    unsafe fn by_panels(&self, unit: &mut U, core_work: &mut AmxCoreWork<'_>) {
+        let steps = &(0..self.operands.x.cols().div_ceil(STEP));
         let strips = self.rows.len().div_ceil(STRIP);
-        let copy_of = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
         for strip in 0..strips {
             // SAFETY: a strip of this task's rows, and its space.
-            unsafe { self.copy(&self.strip(strip), steps, copy_of(strip)) };
+            unsafe { self.pack_strip(&self.strip(strip), steps, self.packed_strip(strip, steps.len())) };
         }
         for panel in self.panels.clone() {
             for strip in 0..strips {
-                let rows = &self.strip(strip);
-                let at = (copy_of(strip).cast_const(), TILES);
-                // A gate has no strips that are laid out.
-                let half = 0;
-                let near = (Near::B, NEAR);
-                let block = GemmBlock { strip, strips, rows, at, panel, half, steps, near };
-                // SAFETY: the strip was copied to `copy_of(strip)` above.
-                unsafe { self.block(unit, chores, block) };
+                let block = AmxBlock {
+                    strip,
+                    strips,
+                    rows: &self.strip(strip),
+                    slice: StripSlice::packed(self.packed_strip(strip, steps.len())),
+                    panel,
+                    // A gate has no strips that are packed.
+                    half: 0,
+                    steps,
+                    l1_factor: L1Factor::B,
+                    l1_steps: L1_STEPS,
+                };
+                // SAFETY: the strip was packed above.
+                unsafe { self.block(unit, core_work, block) };
             }
         }
+    }
+
+    /// Address of a packed strip of `steps` steps, if all strips are packed.
+    #[inline(always)]
+    fn packed_strip(&self, strip: usize, steps: usize) -> *mut u8 {
+        self.scratch.wrapping_add(SUMS + strip * steps * 2 * TILE)
     }
 
     /// The rows of a strip.
@@ -263,130 +319,142 @@ impl<U: TileUnit> GemmTile<'_, U> {
     }
 
     /// Adds the product of one slice of a strip and a panel to their sums. After the last slice, the sums are
-    /// handed to `chores`, which finish them during the next block.
+    /// handed to `core_work`, which finishes them during the next block.
     ///
     /// # Safety
-    /// Only for `run`: `block.at` must be the address and strides of its strip and slice.
+    /// Only for `run`: `block.slice` must be the slice of its strip.
     #[inline(always)]
-    unsafe fn block(&self, unit: &mut U, chores: &mut CoreWork<'_>, block: GemmBlock<'_>) {
-        let GemmBlock {
-            strip,
-            strips,
-            rows,
-            at: (a, [step_bytes, row_bytes]),
-            panel,
-            half,
-            steps,
-            near: (near, most),
-        } = block;
-        let total = self.job.x.cols().div_ceil(STEP);
-        let more = steps.start > 0;
+    unsafe fn block(&self, unit: &mut U, core_work: &mut AmxCoreWork<'_>, block: AmxBlock<'_>) {
+        let AmxBlock { strip, strips, rows, slice, panel, half, steps, l1_factor, l1_steps } = block;
+        let a = slice.first_row;
+        let total = self.operands.x.cols().div_ceil(STEP);
+        let continues = steps.start > 0;
         let last = steps.end == total;
-        let of_w = panel + half * (self.job.y.cols() / PANEL);
-        let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((of_w * total + steps.start) * 2 * TILE);
+        // The gates of a gated linear unit are the first F rows of the weight, the values the last F.
+        let weight_panel = panel + half * (self.operands.y.cols() / PANEL);
+        let w = self.operands.w.as_ptr().cast::<u8>();
+        let b = w.wrapping_add((weight_panel * total + steps.start) * 2 * TILE);
         let halves = self.form.halves();
-        let whole = half + 1 == halves;
-        let of = (panel - self.panels.start) * halves + half;
+        let completes_output = last && half + 1 == halves;
+        let panel_index = (panel - self.panels.start) * halves + half;
         // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
         // L1 is enough: it is free again before `unit.end`. Those of a gate and its value are finished while the next two
         // accumulate, so two pairs of buffers take turns; they lie where sums would be stored between slices.
         let finished_sums = match halves {
             1 => self.scratch.cast::<f32>(),
-            _ => self.scratch.wrapping_add(SUMS + SLICE + (2 * chores.turn + half) * SUMS).cast::<f32>(),
+            _ => self.scratch.wrapping_add(SUMS + SLICE + (2 * core_work.turn + half) * SUMS).cast::<f32>(),
         };
-        let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
-        chores.panels = (of, self.panels.len() * halves);
-        chores.strips = (strip, strips);
-        chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
-        let each = STRIP.div_ceil(steps.len());
+        let stored_sums =
+            self.scratch.wrapping_add(SUMS + SLICE + (panel_index * strips + strip) * SUMS).cast::<f32>();
+        core_work.panel = Share { index: panel_index, count: self.panels.len() * halves };
+        core_work.strip = Share { index: strip, count: strips };
+        core_work.next_w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
+        let prefetched_rows = STRIP.div_ceil(steps.len());
         // Rows of pending sums that are finished beside this panel: all, or half of those of a gate and its value.
         let finished = half * STRIP / halves..(half + 1) * STRIP / halves;
-        let each_finished = finished.len().div_ceil(steps.len());
-        // SAFETY: `steps` steps of the strip and of the panel are readable; `sums` is the place of these sums.
-        // All 32 rows of `finished_sums` are finished within the loop (`each` rows per step), before `end` overwrites
-        // them.
+        let finished_rows = finished.len().div_ceil(steps.len());
+        // SAFETY: `steps` steps of the strip and of the panel are readable; `stored_sums` is the place of these sums.
+        // All 32 rows of `finished_sums` are finished within the loop (`finished_rows` per step), before `end`
+        // overwrites them.
         unsafe {
-            if more {
-                unit.begin(sums)
+            if continues {
+                unit.begin(stored_sums)
             } else {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.step(a.add(step * step_bytes), row_bytes, b.add(step * 2 * TILE), near.first(most, step));
-                let from = finished.start + step * each_finished;
-                chores.sums.finish(from, finished.end.min(from + each_finished));
-                if last && whole {
-                    let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
-                    prefetch_output(chores.s, asked, panel, self.job.y, self.job.epilogue.residual);
+                let l1_factor = l1_factor.for_step(step, l1_steps);
+                unit.step(a.add(step * slice.step_bytes), slice.row_bytes, b.add(step * 2 * TILE), l1_factor);
+                let from = finished.start + step * finished_rows;
+                core_work.pending.finish(from, finished.end.min(from + finished_rows));
+                if completes_output {
+                    let first = rows.start + step * prefetched_rows;
+                    let end = rows.start + ((step + 1) * prefetched_rows).min(STRIP);
+                    let residual = self.operands.epilogue.residual;
+                    prefetch_output(core_work.s, first..end, panel, self.operands.y, residual);
                 }
-                chores.prefetch_input(step);
+                core_work.prefetch_input(step);
             }
-            unit.end(if last { finished_sums } else { sums });
-            if last && whole {
-                chores.begin(rows, panel, finished_sums);
+            unit.end(if last { finished_sums } else { stored_sums });
+            if completes_output {
+                core_work.set_pending(rows, panel, finished_sums);
             }
         }
     }
 
-    /// Returns the address of the first row of a strip's slice, and the bytes from step to step and from row to
-    /// row. It lies in x if the strip has 32 rows of whole aligned cache lines; otherwise the slice is copied to
-    /// `to`.
+    /// A strip's slice: in x if the strip has 32 rows of whole aligned cache lines; otherwise packed at `to`.
     ///
     /// # Safety
     /// The rows and steps must lie in x; `to` must have space for them.
     #[inline(always)]
-    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) -> (*const u8, [usize; 2]) {
-        let x = self.job.x;
-        let row = x.ld() * size_of::<Bf16>();
-        let step = STEP * size_of::<Bf16>();
+    unsafe fn strip_slice(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) -> StripSlice {
+        let x = self.operands.x;
+        let row_bytes = x.ld() * size_of::<Bf16>();
         let first = x.row(rows.start).cast::<u8>();
-        if rows.len() == STRIP && x.cols().is_multiple_of(STEP) && (first as usize | row).is_multiple_of(step) {
-            return (first.wrapping_add(steps.start * step), [step, row]);
+        let whole_lines = x.cols().is_multiple_of(STEP) && (first as usize | row_bytes).is_multiple_of(LINE);
+        if rows.len() == STRIP && whole_lines {
+            let first_row = first.wrapping_add(steps.start * LINE);
+            return StripSlice { first_row, step_bytes: LINE, row_bytes };
         }
         // SAFETY: guaranteed by the caller.
-        unsafe { self.copy(rows, steps, to) };
-        (to, TILES)
+        unsafe { self.pack_strip(rows, steps, to) };
+        StripSlice::packed(to)
     }
 
     /// Copies a strip's slice into tiles, with zeros past the last row and column.
     ///
     /// # Safety
-    /// As for `lay`.
+    /// As for `strip_slice`.
     #[inline(always)]
-    unsafe fn copy(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) {
-        let x = self.job.x;
+    unsafe fn pack_strip(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) {
+        let x = self.operands.x;
         for r in 0..STRIP {
             let columns = if r < rows.len() { x.cols() } else { 0 };
             // SAFETY: reads a row of x, or no columns of it; writes this row's lines of the strip's space.
-            unsafe { lay(x.row(rows.start + r), columns, steps, to.add(r * TILES[1])) };
+            unsafe { pack_row(x.row(rows.start + r), columns, steps, to.add(r * LINE)) };
         }
     }
 }
 
+/// Number `index` of `count` shares of some work.
+#[derive(Clone, Copy)]
+struct Share {
+    index: usize,
+    count: usize,
+}
+
 /// Work that the core does while the tile unit multiplies.
-struct CoreWork<'a> {
-    job: GemmCall<'a, Bf16>,
+struct AmxCoreWork<'a> {
+    operands: LinearOperands<'a, Bf16>,
     form: Form<'a>,
     s: Avx512,
     /// Operands to prefetch into L2: the next strip's slice, and the panel's next slice. Null if there is no
     /// next one.
-    x: *const Bf16,
-    w: *const u8,
-    /// Index and number of panels, and of strips, of the task: each block prefetches its share of the lines.
-    panels: (usize, usize),
-    strips: (usize, usize),
+    next_x: *const Bf16,
+    next_w: *const u8,
+    /// Panel and strip of the current block: each block prefetches its share of the lines.
+    panel: Share,
+    strip: Share,
     /// Which of two pairs of buffers takes the next sums of a gate and its value.
     turn: usize,
     /// Sums whose epilogue is still to be applied.
-    sums: PendingEpilogue,
+    pending: PendingEpilogue,
 }
 
-impl<'a> CoreWork<'a> {
+impl<'a> AmxCoreWork<'a> {
     #[inline(always)]
-    fn new(job: GemmCall<'a, Bf16>, form: Form<'a>, s: Avx512) -> Self {
-        let x = core::ptr::null();
-        let w = core::ptr::null();
-        Self { job, form, s, x, w, panels: (0, 1), strips: (0, 1), turn: 0, sums: PendingEpilogue::none(s) }
+    fn new(operands: LinearOperands<'a, Bf16>, form: Form<'a>, s: Avx512) -> Self {
+        Self {
+            operands,
+            form,
+            s,
+            next_x: core::ptr::null(),
+            next_w: core::ptr::null(),
+            panel: Share { index: 0, count: 1 },
+            strip: Share { index: 0, count: 1 },
+            turn: 0,
+            pending: PendingEpilogue::none(s),
+        }
     }
 
     /// Sets the sums that the following blocks finish.
@@ -394,40 +462,54 @@ impl<'a> CoreWork<'a> {
     /// # Safety
     /// The rows and the panel must belong to the task.
     #[inline(always)]
-    unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
-        let e = &self.job.epilogue;
-        let y = self.job.y;
+    unsafe fn set_pending(&mut self, rows: &Range<usize>, panel: usize, sums: *mut f32) {
+        let epilogue = &self.operands.epilogue;
+        let y = self.operands.y;
         let column = panel * PANEL;
-        let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
+        let residual =
+            epilogue.residual.map(|x| Bf16Rows { first: x.row(rows.start).wrapping_add(column), ld: x.ld() });
         let (bias, scales, gate) = match self.form {
-            Form::Plain => (e.bias.map(|bias| &bias[column..]), None, None),
-            Form::Scaled(s) => {
-                (e.bias.map(|bias| &bias[column..]), Some((&s.x[rows.clone()], &s.w[column..])), None)
+            Form::Plain => (epilogue.bias.map(|bias| &bias[column..]), None, None),
+            Form::Scaled(Scales { x, w }) => {
+                let scales = Scales { x: &x[rows.clone()], w: &w[column..] };
+                (epilogue.bias.map(|bias| &bias[column..]), Some(scales), None)
             }
             Form::Gated { gate, bias } => {
-                let at = sum.cast_const().wrapping_sub(SUMS / size_of::<f32>());
-                let gate = GateSums::new(self.s, gate, at, bias.map(|bias| &bias[column..y.cols()]));
+                // The gate's accumulators lie in the buffer before those of its value.
+                let gate_sums = sums.cast_const().wrapping_sub(SUMS / size_of::<f32>());
+                let gate = GateSums::new(self.s, gate, gate_sums, bias.map(|bias| &bias[column..y.cols()]));
                 (bias.map(|bias| &bias[y.cols() + column..]), None, Some(gate))
             }
         };
         self.turn = 1 - self.turn;
-        let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
+        let complete = CompleteSums {
+            sums,
+            rows: rows.len(),
+            scales,
+            bias,
+            act: epilogue.act,
+            residual,
+            gate,
+            output: y.row(rows.start).wrapping_add(column),
+            ld: y.ld(),
+            columns: (y.cols() - column).min(PANEL),
+        };
         // SAFETY: guaranteed by the caller.
-        self.sums =
-            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, e.act, residual, gate, to) };
+        self.pending = unsafe { PendingEpilogue::new(self.s, complete) };
     }
 
     /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.
     #[inline(always)]
     fn prefetch_input(&self, step: usize) {
-        if !self.x.is_null() {
-            for r in (self.panels.0..STRIP).step_by(self.panels.1) {
-                self.s.prefetch_far(self.x.wrapping_add(r * self.job.x.ld() + step * STEP).cast());
+        if !self.next_x.is_null() {
+            for r in (self.panel.index..STRIP).step_by(self.panel.count) {
+                let at = self.next_x.wrapping_add(r * self.operands.x.ld() + step * STEP);
+                self.s.prefetch_far(at.cast());
             }
         }
-        if !self.w.is_null() {
-            for line in (self.strips.0..2 * SIDE).step_by(self.strips.1) {
-                self.s.prefetch_far(self.w.wrapping_add(step * 2 * TILE + line * 64).cast());
+        if !self.next_w.is_null() {
+            for line in (self.strip.index..2 * SIDE).step_by(self.strip.count) {
+                self.s.prefetch_far(self.next_w.wrapping_add(step * 2 * TILE + line * LINE).cast());
             }
         }
     }

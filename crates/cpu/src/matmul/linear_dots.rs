@@ -10,8 +10,8 @@
 //! the inner loop needs a single address register for all of them.
 
 use crate::element::Bf16;
-use crate::matmul::linear_bf16::{BLOCK, DEPTH, EACH, GROUP, slices};
-use crate::matmul::linear_f32::{GemmCall, finish_by};
+use crate::matmul::linear::LinearOperands;
+use crate::matmul::linear_bf16::{BLOCK, DEPTH, GROUP, WORKSPACE_WORDS, slices};
 use crate::matmul::linear_int8::Scales;
 use crate::matmul::register_tile::PANEL;
 use crate::simd::dot::Dot;
@@ -30,19 +30,19 @@ const TILE: usize = LANES * LINE;
 /// Prefetch distance in lines, for each of the two tiles.
 const AHEAD: usize = 8;
 
-const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
+const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= WORKSPACE_WORDS);
 
 /// One task: at most BLOCK rows and, where K has several slices, at most GROUP panels. `scales` covers all rows
-/// and panels of the GEMM and is present for int8. No other task uses the `EACH` words at `scratch` meanwhile.
-pub(crate) struct Strips<'a> {
-    pub(crate) job: GemmCall<'a, Bf16>,
+/// and panels of the GEMM and is present for int8. No other task uses the `WORKSPACE_WORDS` words at `scratch` meanwhile.
+pub(crate) struct LinearDotTask<'a> {
+    pub(crate) operands: LinearOperands<'a, Bf16>,
     pub(crate) scales: Option<Scales<'a>>,
     pub(crate) rows: Range<usize>,
     pub(crate) panels: Range<usize>,
     pub(crate) scratch: *mut f32,
 }
 
-impl Strips<'_> {
+impl LinearDotTask<'_> {
     /// Computes the task with the dot products of `d`, which must be of int8 if there are scales.
     ///
     /// # Safety
@@ -50,13 +50,16 @@ impl Strips<'_> {
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd, D: Dot>(&self, s: S, d: D) {
         const { assert!(BLOCK.is_multiple_of(D::HEIGHT)) };
-        let most = if self.job.x.cols() > DEPTH { GROUP } else { usize::MAX };
-        assert!(self.rows.len() <= BLOCK && self.panels.len() <= most, "room for the rows and their sums");
-        for ks in slices(self.job.x.cols()) {
+        let max_panels = if self.operands.x.cols() > DEPTH { GROUP } else { usize::MAX };
+        assert!(
+            self.rows.len() <= BLOCK && self.panels.len() <= max_panels,
+            "room for the rows and their sums"
+        );
+        for ks in slices(self.operands.x.cols()) {
             for panel in self.panels.clone() {
                 // SAFETY: guaranteed by the caller; the first panel of a slice copies the rows, which later
                 // panels read.
-                unsafe { self.pass(s, d, panel, &ks) };
+                unsafe { self.panel(s, d, panel, &ks) };
             }
         }
     }
@@ -67,20 +70,23 @@ impl Strips<'_> {
     /// # Safety
     /// Only for `run`.
     #[inline(always)]
-    unsafe fn pass<S: Simd, D: Dot>(&self, s: S, d: D, panel: usize, ks: &Range<usize>) {
-        let total = self.job.x.cols().div_ceil(STEP);
-        let ends = Ends { more: ks.start > 0, last: ks.end == self.job.x.cols() };
+    unsafe fn panel<S: Simd, D: Dot>(&self, s: S, d: D, panel: usize, ks: &Range<usize>) {
+        let total = self.operands.x.cols().div_ceil(STEP);
+        let continues = ks.start > 0;
+        let last = ks.end == self.operands.x.cols();
         let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
-        let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + ks.start / STEP) * 2 * TILE);
+        let b =
+            self.operands.w.as_ptr().cast::<u8>().wrapping_add((panel * total + ks.start / STEP) * 2 * TILE);
         let words = ks.len().div_ceil(2);
         for row in (0..self.rows.len()).step_by(D::HEIGHT) {
             let rows = D::HEIGHT.min(self.rows.len() - row);
             let a = self.scratch.cast::<i32>().wrapping_add(row * STRIDE);
             // With one slice a strip's sums are finished immediately, so all strips share one buffer, which
             // stays in L1.
-            let apart = ends.more || !ends.last;
-            let at = if apart { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
+            let stored = continues || !last;
+            let at = if stored { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
+            let strip = DotStrip { a, b, c: sum, words, continues, last };
             // SAFETY: `a` is a strip of the scratch, whose rows past the last are zeros, `b` a slice of a panel,
             // `sum` the strip's sums.
             unsafe {
@@ -88,12 +94,12 @@ impl Strips<'_> {
                     self.copy(d, row, rows, ks, a);
                 }
                 match rows {
-                    9.. if D::HEIGHT >= 14 => dots::<S, D, 14>(s, d, words, a, b, sum, ends),
-                    5.. if D::HEIGHT >= 8 => dots::<S, D, 8>(s, d, words, a, b, sum, ends),
-                    3.. if D::HEIGHT >= 4 => dots::<S, D, 4>(s, d, words, a, b, sum, ends),
-                    _ => dots::<S, D, 2>(s, d, words, a, b, sum, ends),
+                    9.. if D::HEIGHT >= 14 => dots::<S, D, 14>(s, d, strip),
+                    5.. if D::HEIGHT >= 8 => dots::<S, D, 8>(s, d, strip),
+                    3.. if D::HEIGHT >= 4 => dots::<S, D, 4>(s, d, strip),
+                    _ => dots::<S, D, 2>(s, d, strip),
                 }
-                if ends.last {
+                if last {
                     self.finish(s, self.rows.start + row, rows, panel, sum);
                 }
             }
@@ -114,11 +120,11 @@ impl Strips<'_> {
             // The zero is written first, since the copy overwrites half of it if the number of columns is odd.
             unsafe {
                 if r < rows {
-                    let x = self.job.x.row(self.rows.start + row + r);
+                    let x = self.operands.x.row(self.rows.start + row + r);
                     to.add(ks.len() / 2).write(0);
                     to.cast::<Bf16>().copy_from_nonoverlapping(x.wrapping_add(ks.start), ks.len());
                     if ks.start == 0 {
-                        to.add(OFFSET).write(d.offset(x.cast(), self.job.x.cols() / 2));
+                        to.add(OFFSET).write(d.offset(x.cast(), self.operands.x.cols() / 2));
                     }
                 } else {
                     to.write_bytes(0, STRIDE);
@@ -130,32 +136,36 @@ impl Strips<'_> {
     /// Applies the epilogue to one strip of one panel: reads its sums, scaled if they are of int8, and writes y.
     ///
     /// # Safety
-    /// As for `finish_by`; `sum` must hold `rows` rows of 32 f32.
+    /// As for `OutputStrip::finish`; `sum` must hold `rows` rows of 32 f32.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, s: S, row: usize, rows: usize, panel: usize, sum: *const f32) {
-        let out = self.job.out();
+        let output = self.operands.output(row, rows, panel);
         // SAFETY: the sums are complete; scales exist for all rows and, padded to whole panels, for all columns.
         unsafe {
-            match self.scales {
-                None => finish_by(s, out, row, rows, panel, |r, c| s.load(sum.add(r * PANEL + c))),
-                Some(scales) => {
-                    let w = scales.w.as_ptr().add(panel * PANEL);
-                    let number = |r: usize, c: usize| {
-                        let scale = s.mul(s.splat(scales.x[row + r]), s.load(w.add(c)));
-                        s.mul(s.load(sum.add(r * PANEL + c)), scale)
-                    };
-                    finish_by(s, out, row, rows, panel, number);
-                }
-            }
+            let Some(scales) = self.scales else { return output.finish(s, sum) };
+            let w = scales.w.as_ptr().add(panel * PANEL);
+            output.finish_by(s, |r, c| {
+                let scale = s.mul(s.splat(scales.x[row + r]), s.load(w.add(c)));
+                s.mul(s.load(sum.add(r * PANEL + c)), scale)
+            });
         }
     }
 }
 
-/// `more`: the slice continues from stored sums. `last`: it is the last slice, so its sums are stored as f32
-/// values.
+/// Operands of the dot products of one strip of rows and one slice of a panel.
 #[derive(Clone, Copy)]
-struct Ends {
-    more: bool,
+struct DotStrip {
+    /// Rows of words, STRIDE apart.
+    a: *const i32,
+    /// First step of the panel's slice.
+    b: *const u8,
+    /// Rows of 32 sums.
+    c: *mut f32,
+    /// Words of each row.
+    words: usize,
+    /// Whether the slice continues from the sums in `c`.
+    continues: bool,
+    /// Whether it is the last slice, so its sums are stored as f32 values.
     last: bool,
 }
 
@@ -166,19 +176,12 @@ struct Ends {
 /// `words` words of each row and of the panel, and the initial values of the rows' sums, must be readable; `c`
 /// must hold `ROWS` rows of 32 sums.
 #[inline(always)]
-unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
-    s: S,
-    d: D,
-    words: usize,
-    mut a: *const i32,
-    mut b: *const u8,
-    c: *mut f32,
-    ends: Ends,
-) {
+unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(s: S, d: D, strip: DotStrip) {
+    let DotStrip { mut a, mut b, c, words, continues, last } = strip;
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums: [[D::I; 2]; ROWS] = core::array::from_fn(|r| [d.begin(*a.add(r * STRIDE + OFFSET)); 2]);
-        if ends.more {
+        if continues {
             for (r, sums) in sums.iter_mut().enumerate() {
                 *sums = [d.resume(c.add(r * PANEL)), d.resume(c.add(r * PANEL + LANES))];
             }
@@ -193,7 +196,8 @@ unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
                     *sums = [d.dot(sums[0], x, w[0]), d.dot(sums[1], x, w[1])];
                 }
             }
-            (a, b) = (a.add(lines), b.wrapping_add(2 * TILE));
+            a = a.add(lines);
+            b = b.wrapping_add(2 * TILE);
             left -= lines;
         }
         // The loops unroll to constant indices. If an element of `sums` were stored through a run-time index,
@@ -201,7 +205,7 @@ unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
         for (r, sums) in sums.iter().enumerate() {
             for (half, &sum) in sums.iter().enumerate() {
                 let to = c.add(r * PANEL + half * LANES);
-                if ends.last { d.numbers(to, sum) } else { d.keep(to, sum) }
+                if last { d.store_f32(to, sum) } else { d.suspend(to, sum) }
             }
         }
     }

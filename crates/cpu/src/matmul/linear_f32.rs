@@ -17,13 +17,16 @@
 
 use crate::Cpu;
 use crate::Isa;
-use crate::element::Element;
-use crate::matmul::register_tile::{Begin, PrefetchPlan, strip};
+use crate::matmul::linear::{LinearCall, LinearOperands};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::linear_f32_amx;
+use crate::matmul::register_tile::{InitialSums, PrefetchPlan, StripMatmul, strip};
+use crate::matmul::task_grid::{GridLimits, TaskGrid};
+use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Tiles;
 use crate::simd::isa::Kernel;
-use crate::simd::{LANES, Simd};
-use crate::view::{Rows, RowsMut};
+use crate::view::Rows;
 use core::ops::Range;
 use plimsoll_plan::InstructionSet;
 
@@ -41,6 +44,9 @@ const BLOCK: usize = 168;
 /// for K > 768, but take 172 032 B more per thread.)
 const GROUP: usize = 8;
 
+/// Number of f32 in a cache line.
+const LINE: usize = 16;
+
 /// Bytes of workspace per thread.
 pub fn workspace_bytes(isa: Isa) -> usize {
     isa.set().gemm_f32() as usize
@@ -49,28 +55,7 @@ pub fn workspace_bytes(isa: Isa) -> usize {
 // The workspace holds a slice of a block of rows, and the sums of a group of panels.
 const _: () = assert!(4 * BLOCK * (STRIDE + GROUP * PANEL) <= InstructionSet::Portable.gemm_f32() as usize);
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(crate::matmul::linear_f32_amx::EACH <= InstructionSet::Amx.gemm_f32() as usize);
-
-/// Operations applied to the product, in this order: add the bias, apply `act`, add the residual.
-#[derive(Clone, Copy, Default)]
-pub struct Epilogue<'a, E = f32> {
-    /// N values, added to each row.
-    pub bias: Option<&'a [E]>,
-    /// Applied after the bias.
-    pub act: Act,
-    /// (M, N), added last. It may be exactly the memory of `y`.
-    pub residual: Option<Rows<'a, E>>,
-}
-
-/// Activation function of an [`Epilogue`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Act {
-    /// No activation.
-    #[default]
-    None,
-    /// GELU, x Phi(x), with the exact error function.
-    Gelu,
-}
+const _: () = assert!(linear_f32_amx::WORKSPACE_BYTES <= InstructionSet::Amx.gemm_f32() as usize);
 
 /// Number of f32 of a packed (n, k) weight.
 pub const fn packed_len(n: usize, k: usize) -> usize {
@@ -99,130 +84,49 @@ pub fn pack_panel(rows: &[f32], k: usize, out: &mut [f32]) {
     }
 }
 
-/// Computes y (M, N) = residual + act(x (M, K) W^T + bias). `w` is packed (see [`pack_panel`]); `workspace`
-/// holds `workspace_bytes` for each thread. `x` and `y` must not overlap. Panics if the sizes are inconsistent.
-pub fn linear(
-    cpu: &Cpu,
-    x: Rows<'_>,
-    w: &[f32],
-    epilogue: Epilogue<'_>,
-    y: RowsMut<'_>,
-    workspace: &mut [f32],
-) {
-    let m = x.rows();
-    let k = x.cols();
-    let n = y.cols();
-    assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
-    let each = workspace_bytes(cpu.isa()) / 4;
-    assert!(workspace.len() >= each * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = GemmCall::new(x, w, epilogue, &y);
+/// Computes a linear layer whose weight is packed by [`pack_panel`]. `workspace` holds `workspace_bytes` for each
+/// thread. Panics if the sizes are inconsistent.
+pub fn linear(cpu: &Cpu, call: LinearCall<'_>, workspace: &mut [f32]) {
+    let m = call.x.rows();
+    let k = call.x.cols();
+    let n = call.y.cols();
+    assert_eq!(call.w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
+    let words_per_thread = workspace_bytes(cpu.isa()) / 4;
+    assert!(workspace.len() >= words_per_thread * cpu.threads(), "workspace for {} threads", cpu.threads());
+    let operands = call.operands();
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
+        let bytes_per_thread = 4 * words_per_thread;
         // SAFETY: the instruction set has tiles and AVX-512; the size of the workspace was checked above.
         return unsafe {
-            crate::matmul::linear_f32_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * each)
+            linear_f32_amx::linear::<Tiles>(cpu, operands, workspace.as_mut_ptr(), bytes_per_thread)
         };
     }
     let panels = n.div_ceil(PANEL);
-    let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
-    let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);
-    let scratch = workspace.as_mut_ptr() as usize;
-    cpu.pool().run(split.tasks(), &|task, worker| {
-        let (rows, panels) = split.task(task);
-        let scratch = scratch as *mut f32;
+    let min_groups = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let limits = GridLimits { tile_rows: cpu.isa().tile_rows(), max_rows: BLOCK, min_groups };
+    let grid = TaskGrid::new(m, panels, cpu.threads(), limits);
+    let workspace = workspace.as_mut_ptr() as usize;
+    cpu.pool().run(grid.tasks(), &|task, worker| {
+        let (rows, panels) = grid.task(task);
         // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
-        let scratch = scratch.wrapping_add(worker * each);
-        cpu.isa().run(GemmTile { job, rows, panels, scratch });
+        let scratch = (workspace as *mut f32).wrapping_add(worker * words_per_thread);
+        cpu.isa().run(LinearF32Task { operands, rows, panels, scratch });
     });
 }
 
-/// Partition of the output into tasks: row blocks times groups of panels.
-pub(crate) struct Split {
-    m: usize,
-    panels: usize,
-    height: usize,
-    blocks: usize,
-    groups: usize,
-}
-
-impl Split {
-    /// Row blocks of at most `most` rows, each of whole tiles of `height` rows except at the end; at least
-    /// `fewest` groups of panels.
-    pub(crate) fn new(
-        m: usize,
-        panels: usize,
-        threads: usize,
-        height: usize,
-        most: usize,
-        fewest: usize,
-    ) -> Split {
-        // A multiple of the thread count, so that every thread gets equally many blocks, which differ by at most
-        // one tile; but no block of less than a tile.
-        let blocks = m.div_ceil(most / height * height).next_multiple_of(threads).min(m.div_ceil(height));
-        // With few blocks, threads also divide the panels, although each task then copies the rows for itself.
-        // There are then at least two tasks per thread.
-        let shares = match blocks {
-            0 => 0,
-            _ if threads == 1 || blocks >= 2 * threads => 1,
-            _ => (2 * threads).div_ceil(blocks),
-        };
-        Split { m, panels, height, blocks, groups: shares.max(fewest).min(panels) }
-    }
-
-    pub(crate) fn tasks(&self) -> usize {
-        self.blocks * self.groups
-    }
-
-    /// The rows and panels of task number `task`.
-    pub(crate) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let block = task / self.groups;
-        let group = task % self.groups;
-        let row = |b: usize| self.m.min(b * self.m.div_ceil(self.height) / self.blocks * self.height);
-        let panel = |g: usize| g * self.panels / self.groups;
-        (row(block)..row(block + 1), panel(group)..panel(group + 1))
-    }
-}
-
-/// Operands of a GEMM.
-#[derive(Clone, Copy)]
-pub(crate) struct GemmCall<'a, E = f32> {
-    pub(crate) x: Rows<'a, E>,
-    pub(crate) w: &'a [E],
-    pub(crate) epilogue: Epilogue<'a, E>,
-    pub(crate) y: &'a RowsMut<'a, E>,
-}
-
-impl<'a, E: Element> GemmCall<'a, E> {
-    /// Panics if the sizes of x, y, bias and residual are inconsistent. The size of `w` depends on its layout
-    /// and is checked by the caller.
-    pub(crate) fn new(x: Rows<'a, E>, w: &'a [E], epilogue: Epilogue<'a, E>, y: &'a RowsMut<'a, E>) -> Self {
-        let m = x.rows();
-        let n = y.cols();
-        assert_eq!(y.rows(), m, "rows of y");
-        assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
-        let fits = |r: Rows<'_, E>| r.rows() == m && r.cols() == n;
-        assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
-        Self { x, w, epilogue, y }
-    }
-
-    /// The arguments of `finish` that are common to all strips.
-    pub(crate) fn out(&self) -> (&Epilogue<'a, E>, &RowsMut<'a, E>) {
-        (&self.epilogue, self.y)
-    }
-}
-
 /// One task, run by `Isa::run`. No other task uses `scratch` meanwhile.
-struct GemmTile<'a> {
-    job: GemmCall<'a>,
+struct LinearF32Task<'a> {
+    operands: LinearOperands<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     scratch: *mut f32,
 }
 
-impl Kernel for GemmTile<'_> {
+impl Kernel for LinearF32Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let k = self.job.x.cols();
+        let k = self.operands.x.cols();
         let slices = k.div_ceil(DEPTH).max(1);
         let depth = k.div_ceil(slices).max(1);
         for (slice, start) in (0..k.max(1)).step_by(depth).enumerate() {
@@ -234,69 +138,71 @@ impl Kernel for GemmTile<'_> {
     }
 }
 
-impl GemmTile<'_> {
-    /// Adds the products over the slice `ks` of one panel to the sums of all rows of the task. `more`: the sums
+impl LinearF32Task<'_> {
+    /// Adds the products over the slice `ks` of one panel to the sums of all rows of the task. `continues`: the sums
     /// of earlier slices are in the scratch; `last`: this is the last slice, so the sums go through the epilogue
     /// to y.
     #[inline(always)]
-    fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
-        let k = self.job.x.cols();
+    fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, continues: bool, last: bool) {
+        let k = self.operands.x.cols();
         let count = self.rows.len();
-        let b = self.job.w.as_ptr().wrapping_add((panel * k + ks.start) * PANEL);
-        let begin = if more { Begin::Sums } else { Begin::Zero };
+        let b = self.operands.w.as_ptr().wrapping_add((panel * k + ks.start) * PANEL);
+        let begin = if continues { InitialSums::Stored } else { InitialSums::Zero };
         for row in (0..count).step_by(S::ROWS) {
             let rows = S::ROWS.min(count - row);
             let a = self.scratch.wrapping_add(row * STRIDE);
             if panel == self.panels.start {
                 // SAFETY: the scratch has space for BLOCK rows of STRIDE; these rows and columns lie in x.
-                unsafe { copy_rows::<S>(self.job.x, self.rows.start + row, rows, ks, a) };
+                unsafe { copy_rows::<S>(self.operands.x, self.rows.start + row, rows, ks, a) };
             }
             let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
             // With one slice a strip's sums are finished immediately, so all strips share one buffer, which
             // stays in L1.
-            let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
+            let at = if continues || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
             // SAFETY: `a` is a strip of copied rows (the padding rows of the last tile are zeroed and lie inside
             // the block), `b` is one slice of one panel, and the strip's sums and output rows belong to this
             // task.
             unsafe {
-                let feeds = self.feeds::<S>(panel, row, ks, last);
-                strip::<S, STRIDE, 2>(s, (rows, 2), ks.len(), a, b, sum, PANEL, begin, &feeds);
+                let prefetches = self.prefetches::<S>(panel, row, ks, last);
+                let matmul = StripMatmul { rows, vecs: 2, depth: ks.len(), a, b, c: sum, ldc: PANEL, begin };
+                strip::<S, STRIDE, 2>(s, matmul, &prefetches);
                 if last {
-                    finish(s, self.job.out(), self.rows.start + row, rows, panel, sum);
+                    self.operands.output(self.rows.start + row, rows, panel).finish(s, sum);
                 }
             }
         }
     }
-}
 
-/// Number of f32 in a cache line.
-const LINE: usize = 16;
-
-impl GemmTile<'_> {
     /// Cache lines to prefetch during one strip: first the part of y that the strip will write, then the data
     /// needed next: while rows are still being copied, the rows of the next strip; after that, this strip's
     /// share of the next panel.
     #[inline(always)]
-    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [PrefetchPlan; 2] {
-        let k = self.job.x.cols();
+    fn prefetches<S: Simd>(
+        &self,
+        panel: usize,
+        row: usize,
+        ks: &Range<usize>,
+        last: bool,
+    ) -> [PrefetchPlan; 2] {
+        let k = self.operands.x.cols();
         let count = self.rows.len();
-        let job = &self.job;
+        let operands = &self.operands;
         let out = PrefetchPlan {
-            at: job.y.row(self.rows.start + row).wrapping_add(panel * PANEL),
-            step: job.y.ld(),
+            at: operands.y.row(self.rows.start + row).wrapping_add(panel * PANEL),
+            step: operands.y.ld(),
             count: S::ROWS,
             hop: LINE,
             lines: if last { PANEL / LINE * S::ROWS } else { 0 },
         };
         let next_row = row + S::ROWS;
         if panel == self.panels.start && next_row < count {
-            let at = job.x.row(self.rows.start + next_row).wrapping_add(ks.start);
+            let at = operands.x.row(self.rows.start + next_row).wrapping_add(ks.start);
             let lines = S::ROWS * ks.len().div_ceil(LINE);
-            return [out, PrefetchPlan { at, step: job.x.ld(), count: S::ROWS, hop: LINE, lines }];
+            return [out, PrefetchPlan { at, step: operands.x.ld(), count: S::ROWS, hop: LINE, lines }];
         }
         let lines = (ks.len() * PANEL / LINE).div_ceil(count.div_ceil(S::ROWS));
-        let slice = job.w.as_ptr().wrapping_add(((panel + 1) * k + ks.start) * PANEL);
+        let slice = operands.w.as_ptr().wrapping_add(((panel + 1) * k + ks.start) * PANEL);
         let at = slice.wrapping_add(row / S::ROWS * lines * LINE);
         [out, PrefetchPlan { at, step: LINE, count: lines, hop: 0, lines }]
     }
@@ -314,68 +220,10 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
         let to = to.wrapping_add(r * STRIDE);
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match r < rows {
-                true => to.copy_from_nonoverlapping(x.row(row + r).wrapping_add(ks.start), ks.len()),
-                false => to.write_bytes(0, ks.len()),
-            }
-        }
-    }
-}
-
-/// Applies the epilogue to one strip of one panel: reads its sums and writes y.
-///
-/// # Safety
-/// `sum` must hold `rows` rows of 32 sums; rows `row..row + rows` of y must belong to the calling task.
-#[inline(always)]
-pub(crate) unsafe fn finish<S: Simd, E: Element>(
-    s: S,
-    out: (&Epilogue<'_, E>, &RowsMut<'_, E>),
-    row: usize,
-    rows: usize,
-    panel: usize,
-    sum: *const f32,
-) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { finish_by(s, out, row, rows, panel, |r, column| s.load(sum.add(r * PANEL + column))) };
-}
-
-/// As `finish`, but takes the sums from `number(r, column)`: sixteen values of row `r` of the strip, from
-/// `column` of the panel on.
-///
-/// # Safety
-/// Rows `row..row + rows` of y must belong to the calling task.
-#[inline(always)]
-pub(crate) unsafe fn finish_by<S: Simd, E: Element>(
-    s: S,
-    (e, y): (&Epilogue<'_, E>, &RowsMut<'_, E>),
-    row: usize,
-    rows: usize,
-    panel: usize,
-    number: impl Fn(usize, usize) -> S::V,
-) {
-    for column in [0, LANES] {
-        let j = panel * PANEL + column;
-        let width = y.cols().saturating_sub(j).min(LANES);
-        if width == 0 {
-            break;
-        }
-        // SAFETY: columns j..j + width lie inside bias, residual and y; the caller guarantees the rows.
-        unsafe {
-            let bias = match e.bias {
-                Some(bias) => E::load_n(s, bias.as_ptr().add(j), width),
-                None => s.splat(0.0),
-            };
-            for r in 0..rows {
-                let v = s.add(number(r, column), bias);
-                let v = match e.act {
-                    Act::None => v,
-                    Act::Gelu => E::gelu(s, v),
-                };
-                let v = match e.residual {
-                    Some(x) => s.add(E::load_n(s, x.row(row + r).add(j), width), v),
-                    None => v,
-                };
-                E::store_n(s, y.row(row + r).add(j), v, width);
+            if r < rows {
+                to.copy_from_nonoverlapping(x.row(row + r).wrapping_add(ks.start), ks.len());
+            } else {
+                to.write_bytes(0, ks.len());
             }
         }
     }

@@ -15,10 +15,11 @@
 //! prefetches later operands, and applies the epilogue to the previous strip.
 
 use crate::Cpu;
-use crate::matmul::bf16x3::{BYTES, LINES, split_panel, split_strip};
-use crate::matmul::linear_f32::{GemmCall, Split, finish};
+use crate::matmul::bf16x3::{BYTES, LINES, PanelSlice, split_panel, split_strip};
+use crate::matmul::linear::LinearOperands;
 use crate::matmul::register_tile::PANEL;
-use crate::simd::amx::{STEP, STRIP, TileUnit};
+use crate::matmul::task_grid::{GridLimits, TaskGrid};
+use crate::simd::amx::{Bf16x3Matmul, STEP, STRIP, TileUnit};
 use crate::simd::x86::Avx512;
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
@@ -31,28 +32,28 @@ const DEPTH: usize = 10;
 /// Maximum panels of a task where K has several slices: the sums of all of them are stored in the workspace
 /// between slices.
 const GROUP: usize = 20;
-/// Tile products per step; `CoreWork::turn` is called after each.
+/// Tile products per step; `SplitCoreWork::turn` is called after each.
 const TURNS: usize = 6;
 
 /// Bytes of the sums of one strip and one panel.
 const SUMS: usize = STRIP * PANEL * 4;
-/// Bytes of workspace per thread, a whole number of cache lines: enough for either shape.
-pub(crate) const EACH: usize = {
-    let whole = Shape::bytes(WHOLE, 2);
-    let cut = Shape::bytes(DEPTH, GROUP);
-    if whole > cut { whole } else { cut }
+/// Bytes of workspace per thread, a whole number of cache lines: enough for one slice and for several.
+pub(crate) const WORKSPACE_BYTES: usize = {
+    let one = Slicing::bytes(WHOLE, 2);
+    let several = Slicing::bytes(DEPTH, GROUP);
+    if one > several { one } else { several }
 };
 
 /// How K is cut: number of slices, maximum steps of a slice, and number of panels whose sums the workspace
 /// holds.
 #[derive(Clone, Copy)]
-struct Shape {
+struct Slicing {
     slices: usize,
     steps: usize,
     sum_buffers: usize,
 }
 
-impl Shape {
+impl Slicing {
     fn of(k: usize) -> Self {
         let steps = k.div_ceil(STEP);
         let slices = if steps <= WHOLE { 1 } else { steps.div_ceil(DEPTH) };
@@ -67,41 +68,48 @@ impl Shape {
     }
 }
 
-/// `linear_f32::linear` after its checks, for K > 0; each thread has `each` bytes of workspace.
+/// `linear_f32::linear` after its checks, for K > 0; each thread has `bytes_per_thread` bytes of workspace.
 ///
 /// # Safety
 /// The CPU must have AVX-512 and the tile registers of `U`.
-pub(crate) unsafe fn linear<U: TileUnit>(cpu: &Cpu, job: GemmCall<'_>, workspace: *mut f32, each: usize) {
-    assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
-    let m = job.x.rows();
-    let panels = job.y.cols().div_ceil(PANEL);
-    let shape = Shape::of(job.x.cols());
-    let fewest = if shape.slices > 1 { panels.div_ceil(shape.sum_buffers) } else { 1 };
-    let split = Split::new(m, panels, cpu.threads(), STRIP, BLOCK, fewest);
+pub(crate) unsafe fn linear<U: TileUnit>(
+    cpu: &Cpu,
+    operands: LinearOperands<'_>,
+    workspace: *mut f32,
+    bytes_per_thread: usize,
+) {
+    assert!(operands.x.cols() > 0 && bytes_per_thread >= WORKSPACE_BYTES, "columns and workspace");
+    let m = operands.x.rows();
+    let panels = operands.y.cols().div_ceil(PANEL);
+    let slicing = Slicing::of(operands.x.cols());
+    let min_groups = if slicing.slices > 1 { panels.div_ceil(slicing.sum_buffers) } else { 1 };
+    let limits = GridLimits { tile_rows: STRIP, max_rows: BLOCK, min_groups };
+    let grid = TaskGrid::new(m, panels, cpu.threads(), limits);
     let workspace = workspace as usize;
-    cpu.pool().run(split.tasks(), &|task, worker| {
-        let (rows, panels) = split.task(task);
+    cpu.pool().run(grid.tasks(), &|task, worker| {
+        let (rows, panels) = grid.task(task);
         // Most likely the next block of this worker, for prefetching; empty rows past the last task.
-        let (next, _) = split.task(task + cpu.threads());
-        let scratch = (workspace + worker * each) as *mut u8;
+        let (next_rows, _) = grid.task(task + cpu.threads());
+        let scratch = (workspace + worker * bytes_per_thread) as *mut u8;
+        let task = LinearF32AmxTask { operands, slicing, rows, panels, next_rows, scratch };
         // SAFETY: guaranteed by the caller; a worker runs one task at a time, and its index, hence its scratch,
         // is unique.
-        unsafe { GemmTile { job, shape, rows, panels, next, scratch }.run::<U>() };
+        unsafe { task.run::<U>() };
     });
 }
 
-/// One task. `scratch` is `EACH` bytes that no other task uses meanwhile; `next` is a guess at the worker's next
-/// rows, for prefetching only.
-struct GemmTile<'a> {
-    job: GemmCall<'a>,
-    shape: Shape,
+/// One task. `scratch` is `WORKSPACE_BYTES` bytes that no other task uses meanwhile; `next_rows` is a guess at the
+/// worker's next rows, for prefetching only.
+struct LinearF32AmxTask<'a> {
+    operands: LinearOperands<'a>,
+    slicing: Slicing,
     rows: Range<usize>,
     panels: Range<usize>,
-    next: Range<usize>,
+    next_rows: Range<usize>,
     scratch: *mut u8,
 }
 
-impl<'a> GemmTile<'a> {
+impl<'a> LinearF32AmxTask<'a> {
     /// Computes the task.
     ///
     /// # Safety
@@ -110,24 +118,26 @@ impl<'a> GemmTile<'a> {
     unsafe fn run<U: TileUnit>(self) {
         // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = CoreWork::new(self.job, self.panel_of(0));
-        chores.split_all(s);
-        for slice in 0..self.shape.slices {
+        let mut core_work = SplitCoreWork::new(self.operands, self.panel_split(0));
+        core_work.split_all(s);
+        for slice in 0..self.slicing.slices {
             let steps = self.steps(slice);
             for strip in 0..self.strips() {
                 // SAFETY: a strip of this task's rows, and its space among the split rows.
-                unsafe { split_strip(s, self.job.x, self.strip(strip), &steps, self.split(strip, &steps)) };
+                unsafe {
+                    split_strip(s, self.operands.x, self.strip(strip), &steps, self.split(strip, &steps))
+                };
             }
-            chores.rows = self.next_rows(slice);
+            core_work.rows = self.next_input(slice);
             for panel in 0..self.panels.len() {
-                chores.panel = self.panel_of(slice * self.panels.len() + panel + 1);
+                core_work.panel = self.panel_split(slice * self.panels.len() + panel + 1);
                 // SAFETY: the rows of this slice were split above; this panel slice was split during the
                 // previous panel, or before the first, and completed by `split_all`.
-                unsafe { self.panel(&mut unit, &mut chores, panel, slice) };
-                chores.split_all(s);
+                unsafe { self.panel(&mut unit, &mut core_work, panel, slice) };
+                core_work.split_all(s);
             }
         }
-        chores.finish_all();
+        core_work.finish_all();
     }
 
     /// Adds the products of all strips with one slice of one panel to their sums.
@@ -135,13 +145,19 @@ impl<'a> GemmTile<'a> {
     /// # Safety
     /// Only for `run`: this slice of the strips and of the panel must have been split.
     #[inline(always)]
-    unsafe fn panel<U: TileUnit>(&self, unit: &mut U, chores: &mut CoreWork<'_>, panel: usize, slice: usize) {
+    unsafe fn panel<U: TileUnit>(
+        &self,
+        unit: &mut U,
+        core_work: &mut SplitCoreWork<'_>,
+        panel: usize,
+        slice: usize,
+    ) {
         let steps = self.steps(slice);
-        let last = slice + 1 == self.shape.slices;
+        let last = slice + 1 == self.slicing.slices;
         let b = self.buffer_at((slice * self.panels.len() + panel) % 2);
         let sums = self
             .buffer_at(2)
-            .wrapping_add(panel % self.shape.sum_buffers * (BLOCK / STRIP * SUMS))
+            .wrapping_add(panel % self.slicing.sum_buffers * (BLOCK / STRIP * SUMS))
             .cast::<f32>();
         let panel = self.panels.start + panel;
         for strip in 0..self.strips() {
@@ -149,42 +165,42 @@ impl<'a> GemmTile<'a> {
             let c = sums.wrapping_add(strip * STRIP * PANEL);
             let rows = self.strip(strip);
             let lines = if slice > 0 { STRIP * PANEL } else { 0 };
-            chores.sums = OutputPrefetch::new(c.wrapping_add(STRIP * PANEL), 0, 1, lines);
+            core_work.sums = CacheLines::new(c.wrapping_add(STRIP * PANEL), 0, 1, lines);
             if last {
-                let at = self.job.y.row(rows.start).wrapping_add(panel * PANEL);
-                chores.out = OutputPrefetch::new(at, self.job.y.ld(), rows.len(), PANEL);
+                let at = self.operands.y.row(rows.start).wrapping_add(panel * PANEL);
+                core_work.out = CacheLines::new(at, self.operands.y.ld(), rows.len(), PANEL);
             }
             // SAFETY: `a` and `b` hold `steps` split steps, `c` the strip's sums. Meanwhile `turn` splits into
             // the other panel buffer, and finishes the sums of another strip or of the other panel, so it does
             // not touch `c`.
             unsafe {
-                unit.bf16x3_product(a, b, c, steps.len(), slice > 0, || chores.turn());
+                let matmul = Bf16x3Matmul { a, b, c, steps: steps.len(), continues: slice > 0 };
+                unit.bf16x3_matmul(matmul, || core_work.turn());
             }
             if last {
-                chores.finish_all();
-                chores.done = Done { row: rows.start, rows: rows.len(), panel, sum: c };
+                // The rows of the strip before must be finished first: only one strip is pending.
+                core_work.finish_all();
+                core_work.pending = PendingStrip { row: rows.start, rows: rows.len(), panel, sum: c };
             }
         }
     }
 
     /// The panel slice number `at` of this task, to be split into bf16 terms. Panel slices are numbered slice by
     /// slice, and within a slice panel by panel; numbers past the last give a panel without lines.
-    fn panel_of(&self, at: usize) -> Panel {
+    fn panel_split(&self, at: usize) -> PanelSplit {
         let slice = at / self.panels.len();
         let panel = self.panels.start + at % self.panels.len();
-        let depth = self.job.x.cols();
+        let depth = self.operands.x.cols();
         let steps = self.steps(slice);
-        let lines = if slice < self.shape.slices { steps.len() * LINES } else { 0 };
-        let from = self.job.w.as_ptr().wrapping_add(panel * depth * PANEL);
-        Panel {
-            from,
-            depth,
-            steps,
+        let lines = if slice < self.slicing.slices { steps.len() * LINES } else { 0 };
+        let panel = self.operands.w.as_ptr().wrapping_add(panel * depth * PANEL);
+        PanelSplit {
+            slice: PanelSlice { panel, depth, steps },
             to: self.buffer_at(at % 2),
-            next: 0,
+            next_line: 0,
             lines,
-            turns: 0,
-            of: TURNS * self.strips(),
+            progress: 0,
+            turns: TURNS * self.strips(),
         }
     }
 
@@ -196,13 +212,13 @@ impl<'a> GemmTile<'a> {
     /// Address behind the split rows: with `at` 0 and 1, the two buffers of split panel slices, which alternate;
     /// with 2, the sums.
     fn buffer_at(&self, at: usize) -> *mut u8 {
-        self.scratch.wrapping_add((BLOCK / STRIP + at) * self.shape.steps * BYTES)
+        self.scratch.wrapping_add((BLOCK / STRIP + at) * self.slicing.steps * BYTES)
     }
 
     /// The steps of a slice. K is cut into slices of equal length, up to one step.
     fn steps(&self, slice: usize) -> Range<usize> {
-        let steps = self.job.x.cols().div_ceil(STEP);
-        let slices = self.shape.slices;
+        let steps = self.operands.x.cols().div_ceil(STEP);
+        let slices = self.slicing.slices;
         slice * steps / slices..(slice + 1) * steps / slices
     }
 
@@ -217,78 +233,79 @@ impl<'a> GemmTile<'a> {
     }
 
     /// Addresses of the rows of x that are split next: the next slice, or the first slice of the next block.
-    fn next_rows(&self, slice: usize) -> OutputPrefetch {
+    fn next_input(&self, slice: usize) -> CacheLines {
         let (rows, slice) =
-            if slice + 1 < self.shape.slices { (&self.rows, slice + 1) } else { (&self.next, 0) };
+            if slice + 1 < self.slicing.slices { (&self.rows, slice + 1) } else { (&self.next_rows, 0) };
         let steps = self.steps(slice);
-        let x = self.job.x;
+        let x = self.operands.x;
         let at = x.row(rows.start).wrapping_add(steps.start * STEP);
-        OutputPrefetch::new(at, x.ld(), rows.len(), steps.len() * STEP)
+        CacheLines::new(at, x.ld(), rows.len(), steps.len() * STEP)
     }
 }
 
-/// A panel slice that is being split line by line: one line every `of` / LINES turns, so that the last line is
+/// A panel slice that is being split line by line: one line every `turns` / LINES turns, so that the last line is
 /// split at the end of the products of one panel with all strips.
-struct Panel {
-    from: *const f32,
-    depth: usize,
-    steps: Range<usize>,
+struct PanelSplit {
+    slice: PanelSlice,
     to: *mut u8,
-    next: usize,
+    next_line: usize,
     lines: usize,
+    /// Grows by LINES with each turn; a line is due whenever it reaches `turns`, so no division is needed.
+    progress: usize,
+    /// Turns during the products of one panel.
     turns: usize,
-    of: usize,
 }
 
-impl Panel {
+impl PanelSplit {
     /// Called after each tile product; splits one line when the lines split so far fall behind the products
     /// done.
     #[inline(always)]
     fn turn(&mut self, s: Avx512) {
-        self.turns += LINES;
-        if self.turns >= self.of {
-            self.turns -= self.of;
+        self.progress += LINES;
+        if self.progress >= self.turns {
+            self.progress -= self.turns;
             self.split(s, 1);
         }
     }
 
+    /// Splits at most `count` more lines.
     #[inline(always)]
-    fn split(&mut self, s: Avx512, most: usize) {
-        let lines = self.next..self.lines.min(self.next.saturating_add(most));
-        self.next = lines.end;
+    fn split(&mut self, s: Avx512, count: usize) {
+        let lines = self.next_line..self.lines.min(self.next_line.saturating_add(count));
+        self.next_line = lines.end;
         // SAFETY: lines of a panel of the packed weights, and the buffer for its slice.
-        unsafe { split_panel(s, self.from, self.depth, &self.steps, lines, self.to) };
+        unsafe { split_panel(s, &self.slice, lines, self.to) };
     }
 }
 
 /// Work that the core does while the tile unit multiplies.
-struct CoreWork<'a> {
-    job: GemmCall<'a>,
+struct SplitCoreWork<'a> {
+    operands: LinearOperands<'a>,
     /// Panel slice that is multiplied next.
-    panel: Panel,
+    panel: PanelSplit,
     /// Rows of x that are split next, prefetched into L2.
-    rows: OutputPrefetch,
+    rows: CacheLines,
     /// Sums that the next strip reads, prefetched into L1.
-    sums: OutputPrefetch,
+    sums: CacheLines,
     /// Rows of y that this strip will write, prefetched into L1.
-    out: OutputPrefetch,
-    done: Done,
+    out: CacheLines,
+    pending: PendingStrip,
 }
 
-/// Finished sums of a strip that are still to be written to y: `rows` rows starting at `row`, whose sums start
+/// Complete sums of a strip that are still to be written to y: `rows` rows starting at `row`, whose sums start
 /// at `sum`.
-struct Done {
+struct PendingStrip {
     row: usize,
     rows: usize,
     panel: usize,
     sum: *const f32,
 }
 
-impl<'a> CoreWork<'a> {
-    fn new(job: GemmCall<'a>, panel: Panel) -> Self {
-        let [rows, sums, out] = [(); 3].map(|()| OutputPrefetch::new(core::ptr::null(), 0, 0, 0));
-        let done = Done { row: 0, rows: 0, panel: 0, sum: core::ptr::null() };
-        Self { job, panel, rows, sums, out, done }
+impl<'a> SplitCoreWork<'a> {
+    fn new(operands: LinearOperands<'a>, panel: PanelSplit) -> Self {
+        let [rows, sums, out] = [(); 3].map(|()| CacheLines::new(core::ptr::null(), 0, 0, 0));
+        let pending = PendingStrip { row: 0, rows: 0, panel: 0, sum: core::ptr::null() };
+        Self { operands, panel, rows, sums, out, pending }
     }
 
     /// Does a small share of each kind of work. A strip has 6 turns per step, and in total 64 cache lines of y,
@@ -305,8 +322,8 @@ impl<'a> CoreWork<'a> {
         if let Some(line) = self.rows.next() {
             s.prefetch_far(line);
         }
-        for ask in [&mut self.sums, &mut self.out] {
-            for line in ask.by_ref().take(3) {
+        for lines in [&mut self.sums, &mut self.out] {
+            for line in lines.by_ref().take(3) {
                 s.prefetch(line);
             }
         }
@@ -319,30 +336,32 @@ impl<'a> CoreWork<'a> {
         self.panel.split(s, usize::MAX);
     }
 
+    /// Applies the epilogue to at most `count` pending rows.
     #[inline(always)]
-    fn finish(&mut self, s: Avx512, most: usize) {
-        let done = &mut self.done;
-        let rows = done.rows.min(most);
+    fn finish(&mut self, s: Avx512, count: usize) {
+        let pending = &mut self.pending;
+        let rows = pending.rows.min(count);
         if rows > 0 {
+            let output = self.operands.output(pending.row, rows, pending.panel);
             // SAFETY: rows of this task, whose sums are complete.
-            unsafe { finish(s, self.job.out(), done.row, rows, done.panel, done.sum) };
-            done.row += rows;
-            done.rows -= rows;
-            done.sum = done.sum.wrapping_add(rows * PANEL);
+            unsafe { output.finish(s, pending.sum) };
+            pending.row += rows;
+            pending.rows -= rows;
+            pending.sum = pending.sum.wrapping_add(rows * PANEL);
         }
     }
 
-    /// Finishes all remaining rows. Must be called before `done` is replaced, and before the buffer is used
+    /// Finishes all remaining rows. Must be called before `pending` is replaced, and before the buffer is used
     /// again.
     #[inline(always)]
     fn finish_all(&mut self) {
-        // SAFETY: only `GemmTile::run`, which requires AVX-512, creates `CoreWork`.
+        // SAFETY: only `LinearF32AmxTask::run`, which requires AVX-512, creates `SplitCoreWork`.
         self.finish(unsafe { Avx512::assume() }, STRIP);
     }
 }
 
 /// Iterator over the addresses of cache lines to prefetch: `width` f32 of each of `rows` rows, `ld` f32 apart.
-struct OutputPrefetch {
+struct CacheLines {
     at: *const f32,
     ld: usize,
     rows: usize,
@@ -350,13 +369,13 @@ struct OutputPrefetch {
     column: usize,
 }
 
-impl OutputPrefetch {
+impl CacheLines {
     fn new(at: *const f32, ld: usize, rows: usize, width: usize) -> Self {
         Self { at, ld, rows: if width > 0 { rows } else { 0 }, width, column: 0 }
     }
 }
 
-impl Iterator for OutputPrefetch {
+impl Iterator for CacheLines {
     type Item = *const f32;
 
     #[inline(always)]

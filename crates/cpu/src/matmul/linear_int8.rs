@@ -12,12 +12,17 @@
 //! Without AMX the loop order of `linear_dots` is used.
 
 use crate::element::Bf16;
-use crate::matmul::linear_bf16::{BLOCK, DEPTH, EACH, EpilogueBf16, GROUP};
-use crate::matmul::linear_dots::Strips;
-use crate::matmul::linear_f32::{GemmCall, Split};
+use crate::matmul::linear::{LinearOperands, MatmulEpilogue};
+use crate::matmul::linear_bf16::{BLOCK, DEPTH, GROUP, WORKSPACE_WORDS};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::linear_bf16_amx::{self, Form};
+use crate::matmul::linear_dots::LinearDotTask;
 use crate::matmul::quantized::{QuantizedRows, QuantizedTiles};
 use crate::matmul::register_tile::PANEL;
+use crate::matmul::task_grid::{GridLimits, TaskGrid};
 use crate::simd::Simd;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::Tiles;
 use crate::simd::isa::{Isa, Kernel};
 use crate::{Cpu, Rows, RowsMut};
 use plimsoll_exec::tiles::codes_panel;
@@ -38,53 +43,67 @@ pub(crate) struct Scales<'a> {
     pub(crate) w: &'a [f32],
 }
 
-/// Computes y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `workspace` holds `WORKSPACE_BYTES`
-/// for each thread. `x` and `y` must not overlap. Panics if the sizes are inconsistent.
-pub fn linear(
-    cpu: &Cpu,
-    x: QuantizedRows<'_>,
-    w: QuantizedTiles<'_>,
-    epilogue: EpilogueBf16<'_>,
-    y: RowsMut<'_, Bf16>,
-    workspace: &mut [f32],
-) {
-    let k = x.columns;
-    let panels = y.cols().div_ceil(PANEL);
-    assert!((1..=LONGEST).contains(&k), "rows of {k} codes");
-    assert_eq!(w.tiles.len(), panels * codes_panel(k), "weights of ({}, {k}) in tiles", y.cols());
-    assert_eq!(w.scales.len(), panels * PANEL, "scales of {} rows", y.cols());
-    let scales = Scales { x: x.scales, w: w.scales };
-    let job = as_bf16_job(x, w, epilogue, &y);
-    let each = 4 * workspace.len() / cpu.threads();
-    assert!(each >= WORKSPACE_BYTES, "workspace for {} threads", cpu.threads());
-    #[cfg(target_arch = "x86_64")]
-    if cpu.isa().has_tiles() {
-        use crate::{matmul::linear_bf16_amx, simd::amx::Tiles};
-        // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
-        return unsafe {
-            let form = linear_bf16_amx::Form::Scaled(scales);
-            linear_bf16_amx::linear::<Tiles<true>>(cpu, job, form, workspace.as_mut_ptr(), each)
-        };
-    }
-    linear_by(cpu, Instructions::of(cpu.isa()), job, scales, workspace);
+/// A linear layer with quantized operands: y (M, N) = residual + act(x (M, K) W^T + bias), where x and W are int8
+/// values times the scales of their rows. `x` and `y` must not overlap.
+pub struct QuantizedLinearCall<'a> {
+    /// Input (M, K).
+    pub x: QuantizedRows<'a>,
+    /// Weight (N, K).
+    pub w: QuantizedTiles<'a>,
+    /// Bias, activation and residual.
+    pub epilogue: MatmulEpilogue<'a, Bf16>,
+    /// Output (M, N).
+    pub y: RowsMut<'a, Bf16>,
 }
 
-/// The operands as a bf16 GEMM with two int8 values in place of each element: steps and panels have the same
-/// bytes.
-pub(crate) fn as_bf16_job<'a>(
-    x: QuantizedRows<'a>,
-    w: QuantizedTiles<'a>,
-    epilogue: EpilogueBf16<'a>,
-    y: &'a RowsMut<'a, Bf16>,
-) -> GemmCall<'a, Bf16> {
-    let pairs = x.stride() / 2;
-    let x = Rows::new(bytemuck::cast_slice(x.codes), x.scales.len(), pairs, pairs);
-    GemmCall::new(x, bytemuck::cast_slice(w.tiles), epilogue, y)
+impl QuantizedLinearCall<'_> {
+    /// The operands as a bf16 matmul with two int8 values in place of each element: steps and panels have the same
+    /// bytes. Panics if their sizes are inconsistent.
+    pub(crate) fn operands(&self) -> LinearOperands<'_, Bf16> {
+        let pairs = self.x.stride() / 2;
+        let x = Rows::new(bytemuck::cast_slice(self.x.values), self.x.scales.len(), pairs, pairs);
+        LinearOperands::new(x, bytemuck::cast_slice(self.w.tiles), self.epilogue, &self.y)
+    }
+
+    /// The scales of the sums.
+    pub(crate) fn scales(&self) -> Scales<'_> {
+        Scales { x: self.x.scales, w: self.w.scales }
+    }
+}
+
+/// Computes a quantized linear layer, rounded once. `workspace` holds `WORKSPACE_BYTES` for each thread. Panics if the
+/// sizes are inconsistent.
+pub fn linear(cpu: &Cpu, call: QuantizedLinearCall<'_>, workspace: &mut [f32]) {
+    let k = call.x.columns;
+    let n = call.y.cols();
+    let panels = n.div_ceil(PANEL);
+    assert!((1..=LONGEST).contains(&k), "rows of {k} codes");
+    assert_eq!(call.w.tiles.len(), panels * codes_panel(k), "weights of ({n}, {k}) in tiles");
+    assert_eq!(call.w.scales.len(), panels * PANEL, "scales of {n} rows");
+    let scales = call.scales();
+    let operands = call.operands();
+    let bytes_per_thread = 4 * workspace.len() / cpu.threads();
+    assert!(bytes_per_thread >= WORKSPACE_BYTES, "workspace for {} threads", cpu.threads());
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() {
+        let form = Form::Scaled(scales);
+        // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
+        return unsafe {
+            linear_bf16_amx::linear::<Tiles<true>>(
+                cpu,
+                operands,
+                form,
+                workspace.as_mut_ptr(),
+                bytes_per_thread,
+            )
+        };
+    }
+    linear_by(cpu, Int8Instructions::of(cpu.isa()), operands, scales, workspace);
 }
 
 /// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instructions {
+pub(crate) enum Int8Instructions {
     /// Operations of the `Simd` implementation.
     Lanes,
     /// AVX-512 with VNNI.
@@ -92,50 +111,51 @@ pub(crate) enum Instructions {
     Vnni,
 }
 
-impl Instructions {
+impl Int8Instructions {
     /// The fastest form that `isa` supports.
-    pub(crate) fn of(isa: Isa) -> Instructions {
+    pub(crate) fn of(isa: Isa) -> Int8Instructions {
         #[cfg(target_arch = "x86_64")]
         if isa.has_vnni() {
-            return Instructions::Vnni;
+            return Int8Instructions::Vnni;
         }
         let _ = isa;
-        Instructions::Lanes
+        Int8Instructions::Lanes
     }
 }
 
 /// `linear` after its checks, without AMX tiles.
 pub(crate) fn linear_by(
     cpu: &Cpu,
-    form: Instructions,
-    job: GemmCall<'_, Bf16>,
+    instructions: Int8Instructions,
+    operands: LinearOperands<'_, Bf16>,
     scales: Scales<'_>,
     workspace: &mut [f32],
 ) {
-    assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
-    let m = job.x.rows();
-    let panels = job.y.cols().div_ceil(PANEL);
-    let fewest = if job.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
-    let split = Split::new(m, panels, cpu.threads(), HEIGHT, BLOCK, fewest);
-    let scratch = workspace.as_mut_ptr() as usize;
-    cpu.pool().run(split.tasks(), &|task, worker| {
-        let (rows, panels) = split.task(task);
+    assert!(workspace.len() >= cpu.threads() * WORKSPACE_WORDS, "workspace for {} threads", cpu.threads());
+    let m = operands.x.rows();
+    let panels = operands.y.cols().div_ceil(PANEL);
+    let min_groups = if operands.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let limits = GridLimits { tile_rows: HEIGHT, max_rows: BLOCK, min_groups };
+    let grid = TaskGrid::new(m, panels, cpu.threads(), limits);
+    let workspace = workspace.as_mut_ptr() as usize;
+    cpu.pool().run(grid.tasks(), &|task, worker| {
+        let (rows, panels) = grid.task(task);
         // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
-        let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        let task = GemmTile(Strips { job, scales: Some(scales), rows, panels, scratch });
-        match form {
-            Instructions::Lanes => cpu.isa().run(task),
+        let scratch = (workspace as *mut f32).wrapping_add(worker * WORKSPACE_WORDS);
+        let task = LinearInt8Task(LinearDotTask { operands, scales: Some(scales), rows, panels, scratch });
+        match instructions {
+            Int8Instructions::Lanes => cpu.isa().run(task),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the form proves the instructions.
-            Instructions::Vnni => unsafe { task.run_vnni() },
+            // SAFETY: the value proves the instructions.
+            Int8Instructions::Vnni => unsafe { task.run_vnni() },
         }
     });
 }
 
 /// One task, run by `Isa::run`. No other task uses its scratch meanwhile.
-struct GemmTile<'a>(Strips<'a>);
+struct LinearInt8Task<'a>(LinearDotTask<'a>);
 
-impl Kernel for GemmTile<'_> {
+impl Kernel for LinearInt8Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: no other task uses the scratch.
@@ -143,7 +163,7 @@ impl Kernel for GemmTile<'_> {
     }
 }
 
-impl GemmTile<'_> {
+impl LinearInt8Task<'_> {
     /// Computes the task with VNNI.
     ///
     /// # Safety

@@ -13,9 +13,13 @@ pub(crate) mod linear_dots;
 pub(crate) mod linear_f32_amx;
 pub(crate) mod quantized;
 pub(crate) mod register_tile;
+pub(crate) mod task_grid;
 
 pub mod grouped;
+pub mod linear;
 pub mod linear_bf16;
 pub mod linear_f32;
 pub mod linear_int8;
 pub mod row_major;
+
+pub use linear::{Act, LinearCall, MatmulEpilogue};

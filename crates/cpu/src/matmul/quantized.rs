@@ -9,7 +9,7 @@ use plimsoll_exec::tiles::codes_panel;
 #[derive(Clone, Copy)]
 pub struct QuantizedRows<'a> {
     /// Quantized values, in rows of [`QuantizedRows::stride`] bytes.
-    pub codes: &'a [u8],
+    pub values: &'a [u8],
     /// Scale of each row.
     pub scales: &'a [f32],
     /// Number of columns, without the padding.
@@ -20,8 +20,8 @@ impl<'a> QuantizedRows<'a> {
     /// A view of `bytes`, a (rows, columns) matrix: first all rows, then all scales. Panics if the size is wrong.
     pub fn new(bytes: &'a [u8], rows: usize, columns: usize) -> Self {
         assert_eq!(bytes.len(), rows * (stride(columns) + 4), "codes of ({rows}, {columns})");
-        let (codes, scales) = bytes.split_at(rows * stride(columns));
-        Self { codes, scales: bytemuck::cast_slice(scales), columns }
+        let (values, scales) = bytes.split_at(rows * stride(columns));
+        Self { values, scales: bytemuck::cast_slice(scales), columns }
     }
 
     /// Bytes from one row to the next.
@@ -32,8 +32,8 @@ impl<'a> QuantizedRows<'a> {
 
 /// A writable int8 matrix in row-major order, with one scale per row. Not `Copy`: while a kernel has it, no other
 /// code writes its elements.
-pub struct CodeRowsMut<'a> {
-    codes: *mut u8,
+pub struct QuantizedRowsMut<'a> {
+    values: *mut u8,
     scales: *mut f32,
     rows: usize,
     columns: usize,
@@ -41,28 +41,37 @@ pub struct CodeRowsMut<'a> {
 }
 
 // SAFETY: the threads of a kernel write disjoint rows.
-unsafe impl Send for CodeRowsMut<'_> {}
+unsafe impl Send for QuantizedRowsMut<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for CodeRowsMut<'_> {}
+unsafe impl Sync for QuantizedRowsMut<'_> {}
 
-impl<'a> CodeRowsMut<'a> {
+impl<'a> QuantizedRowsMut<'a> {
     /// A view of `bytes`, a (rows, columns) matrix: first all rows, then all scales. Panics if the size is wrong.
     pub fn new(bytes: &'a mut [u8], rows: usize, columns: usize) -> Self {
         assert_eq!(bytes.len(), rows * (stride(columns) + 4), "codes of ({rows}, {columns})");
-        let (codes, scales) = bytes.split_at_mut(rows * stride(columns));
+        let (values, scales) = bytes.split_at_mut(rows * stride(columns));
         let scales: &mut [f32] = bytemuck::cast_slice_mut(scales);
-        Self { codes: codes.as_mut_ptr(), scales: scales.as_mut_ptr(), rows, columns, life: PhantomData }
+        Self { values: values.as_mut_ptr(), scales: scales.as_mut_ptr(), rows, columns, life: PhantomData }
     }
 
-    /// (rows, columns)
-    pub(crate) fn size(&self) -> (usize, usize) {
-        (self.rows, self.columns)
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
     }
 
-    /// Addresses of the first value and of the scale of row `r`. May be called with any `r`, but accessed only inside
-    /// the matrix.
-    pub(crate) fn row(&self, r: usize) -> (*mut u8, *mut f32) {
-        (self.codes.wrapping_add(r * stride(self.columns)), self.scales.wrapping_add(r))
+    /// Number of columns, without the padding.
+    pub(crate) fn cols(&self) -> usize {
+        self.columns
+    }
+
+    /// Address of the first value of row `r`. May be called with any `r`, but accessed only inside the matrix.
+    pub(crate) fn row(&self, r: usize) -> *mut u8 {
+        self.values.wrapping_add(r * stride(self.columns))
+    }
+
+    /// Address of the scale of row `r`, as `row`.
+    pub(crate) fn scale(&self, r: usize) -> *mut f32 {
+        self.scales.wrapping_add(r)
     }
 }
 

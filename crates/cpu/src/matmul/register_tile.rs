@@ -1,7 +1,7 @@
 //! The f32 register tile that all matmuls here are built from: a strip of rows times a panel.
 //!
-//! Invariant: each element is one chain of `fma` over k in ascending order, with the initial value that `Begin`
-//! gives. The tile's height and width only decide which elements are computed together, so they change no bit.
+//! Invariant: each element is one chain of `fma` over k in ascending order, with the initial value that
+//! `InitialSums` gives. The tile's height and width only decide which elements are computed together, so they change no bit.
 
 use crate::simd::{LANES, Simd};
 
@@ -12,8 +12,7 @@ pub const PANEL: usize = 32;
 /// its speed from L1 (measured with distances from 4 to 32; 8 and 12 are best).
 const AHEAD: usize = 8;
 
-/// Cache lines to prefetch into L2, one with each k of a tile: spread out like this, the prefetches do not delay the
-/// tile's own loads as a burst would.
+/// Cache lines to prefetch into L2 while a tile is computed, one with each k.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefetchPlan {
     /// Address of the first line.
@@ -30,57 +29,67 @@ pub(crate) struct PrefetchPlan {
 
 /// Initial value of a strip's accumulators.
 #[derive(Clone, Copy)]
-pub(crate) enum Begin {
+pub(crate) enum InitialSums {
     /// Zero.
     Zero,
     /// The value in the output.
-    Sums,
+    Stored,
     /// The value in the output, row r multiplied by the r-th factor.
     Scaled(*const f32),
 }
 
-/// Computes `c[r][j] = begin + sum over k of a[r * LDA + k] * b[k * PANEL + j]` for `shape.0` rows, at most
-/// `S::ROWS`, and `shape.1` (1 or 2) vectors of columns. Rows past `shape.0`, up to the next tile height (even, at
-/// most `S::ROWS`), are computed and stored as well.
+/// Operands of one strip: `c[r][j] = begin + sum over k of a[r][k] b[k][j]`. `a` is copied rows whose stride is the
+/// constant `LDA` of [`strip`], `b` is a panel with rows of `PANEL`.
+#[derive(Clone, Copy)]
+pub(crate) struct StripMatmul {
+    /// Rows to compute, at most `S::ROWS`.
+    pub(crate) rows: usize,
+    /// Vectors of columns, 1 or 2.
+    pub(crate) vecs: usize,
+    /// Length of k.
+    pub(crate) depth: usize,
+    pub(crate) a: *const f32,
+    pub(crate) b: *const f32,
+    pub(crate) c: *mut f32,
+    /// Row stride of `c`, in f32.
+    pub(crate) ldc: usize,
+    pub(crate) begin: InitialSums,
+}
+
+/// Computes one strip. Rows past `matmul.rows`, up to the next tile height (even, at most `S::ROWS`), are computed and
+/// stored as well.
 ///
 /// # Safety
 /// With that tile height `height`: `a` has `height` rows of `depth` f32 at stride `LDA`, `c` has `height` rows of the
-/// columns at stride `ldc`, `Scaled` has `height` factors; `b` has `depth` rows of `PANEL`. The feeds may contain any
-/// address.
+/// columns at stride `ldc`, `Scaled` has `height` factors; `b` has `depth` rows of `PANEL`. The prefetches may contain
+/// any address.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // three matrices, their sizes, and how to begin
-pub(crate) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
+pub(crate) unsafe fn strip<S: Simd, const LDA: usize, const PREFETCHES: usize>(
     s: S,
-    shape: (usize, usize),
-    depth: usize,
-    a: *const f32,
-    b: *const f32,
-    c: *mut f32,
-    ldc: usize,
-    begin: Begin,
-    feeds: &[PrefetchPlan; FEEDS],
+    matmul: StripMatmul,
+    prefetches: &[PrefetchPlan; PREFETCHES],
 ) {
-    let (rows, vecs) = shape;
     // SAFETY: the caller's promise; each arm takes the lowest tile of at least `rows` rows.
     unsafe {
-        if S::VECS == 2 && vecs == 2 {
-            match rows {
-                9.. => tile::<S, 14, 2, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                5.. => tile::<S, 8, 2, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                3.. => tile::<S, 4, 2, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                _ => tile::<S, 2, 2, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
+        if S::VECS == 2 && matmul.vecs == 2 {
+            match matmul.rows {
+                9.. => tile::<S, 14, 2, LDA, PREFETCHES>(s, matmul, prefetches),
+                5.. => tile::<S, 8, 2, LDA, PREFETCHES>(s, matmul, prefetches),
+                3.. => tile::<S, 4, 2, LDA, PREFETCHES>(s, matmul, prefetches),
+                _ => tile::<S, 2, 2, LDA, PREFETCHES>(s, matmul, prefetches),
             }
             return;
         }
-        for v in 0..vecs {
-            let b = b.wrapping_add(v * LANES);
-            let c = c.wrapping_add(v * LANES);
-            match rows {
-                9.. if S::ROWS == 14 => tile::<S, 14, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                7.. if S::ROWS == 14 => tile::<S, 8, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                5.. if S::ROWS >= 6 => tile::<S, 6, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                3.. if S::ROWS >= 4 => tile::<S, 4, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
-                _ => tile::<S, 2, 1, LDA, FEEDS>(s, depth, a, b, c, ldc, begin, feeds),
+        for v in 0..matmul.vecs {
+            let b = matmul.b.wrapping_add(v * LANES);
+            let c = matmul.c.wrapping_add(v * LANES);
+            let column = StripMatmul { b, c, ..matmul };
+            match matmul.rows {
+                9.. if S::ROWS == 14 => tile::<S, 14, 1, LDA, PREFETCHES>(s, column, prefetches),
+                7.. if S::ROWS == 14 => tile::<S, 8, 1, LDA, PREFETCHES>(s, column, prefetches),
+                5.. if S::ROWS >= 6 => tile::<S, 6, 1, LDA, PREFETCHES>(s, column, prefetches),
+                3.. if S::ROWS >= 4 => tile::<S, 4, 1, LDA, PREFETCHES>(s, column, prefetches),
+                _ => tile::<S, 2, 1, LDA, PREFETCHES>(s, column, prefetches),
             }
         }
     }
@@ -92,43 +101,39 @@ pub(crate) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
 /// # Safety
 /// As `strip`, for `ROWS` rows.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // as `strip`
-unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, const FEEDS: usize>(
+unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, const PREFETCHES: usize>(
     s: S,
-    depth: usize,
-    a: *const f32,
-    b: *const f32,
-    c: *mut f32,
-    ldc: usize,
-    begin: Begin,
-    feeds: &[PrefetchPlan; FEEDS],
+    matmul: StripMatmul,
+    prefetches: &[PrefetchPlan; PREFETCHES],
 ) {
+    let StripMatmul { depth, a, b, c, ldc, begin, .. } = matmul;
     let mut sums = [[s.splat(0.0); VECS]; ROWS];
     // SAFETY: `k < depth`, `r < ROWS`, `v < VECS`: memory that the caller promises.
     unsafe {
-        if !matches!(begin, Begin::Zero) {
+        if !matches!(begin, InitialSums::Zero) {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (v, sum) in sums.iter_mut().enumerate() {
                     *sum = s.load(c.add(r * ldc + v * LANES));
-                    if let Begin::Scaled(factors) = begin {
+                    if let InitialSums::Scaled(factors) = begin {
                         *sum = s.mul(*sum, s.splat(*factors.add(r)));
                     }
                 }
             }
         }
         let mut k = 0;
-        for feed in feeds {
-            let mut line = feed.at;
-            let end = depth.min(k + feed.lines);
+        // One prefetch with each k: a burst of prefetches would delay the loads of the tile itself.
+        for plan in prefetches {
+            let mut group = plan.at;
+            let end = depth.min(k + plan.lines);
             while k < end {
-                let mut ask = line;
-                for _ in 0..feed.count.min(end - k) {
-                    s.prefetch_far(ask);
-                    ask = ask.wrapping_add(feed.step);
+                let mut line = group;
+                for _ in 0..plan.count.min(end - k) {
+                    s.prefetch_far(line);
+                    line = line.wrapping_add(plan.step);
                     multiply_add::<S, ROWS, VECS, LDA>(s, &mut sums, a.add(k), b.add(k * PANEL));
                     k += 1;
                 }
-                line = line.wrapping_add(feed.hop);
+                group = group.wrapping_add(plan.hop);
             }
         }
         while k < depth {

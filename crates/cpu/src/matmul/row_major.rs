@@ -14,8 +14,9 @@ mod column_sums;
 mod pack;
 
 use crate::Cpu;
-use crate::matmul::linear_f32::{Epilogue, Split, finish};
-use crate::matmul::register_tile::{Begin, PANEL, PrefetchPlan, strip};
+use crate::matmul::linear::{MatmulEpilogue, OutputStrip};
+use crate::matmul::register_tile::{InitialSums, PANEL, PrefetchPlan, StripMatmul, strip};
+use crate::matmul::task_grid::{GridLimits, TaskGrid};
 use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -39,117 +40,126 @@ const ROWS: usize = (BLOCK + 2) * STRIDE;
 const SLICE: usize = DEPTH * PANEL;
 const SUMS: usize = BLOCK * GROUP * PANEL;
 /// f32 of workspace per thread, a multiple of the cache line.
-const EACH: usize = ROWS + SLICE + SUMS;
+const WORKSPACE_WORDS: usize = ROWS + SLICE + SUMS;
 
 const _: () = assert!(BLOCK.is_multiple_of(14) && BLOCK.is_multiple_of(6));
-const _: () = assert!(DEPTH.is_multiple_of(LANES) && EACH.is_multiple_of(LANES));
+const _: () = assert!(DEPTH.is_multiple_of(LANES) && WORKSPACE_WORDS.is_multiple_of(LANES));
 
 /// Bytes of workspace per thread.
 pub const WORKSPACE_BYTES: usize = CpuKernel::PRODUCT_BYTES as usize;
 
-const _: () = assert!(4 * EACH == WORKSPACE_BYTES);
+const _: () = assert!(4 * WORKSPACE_WORDS == WORKSPACE_BYTES);
 
 /// Multiply-adds up to which a matmul takes less time than waking a thread: some microseconds.
 const ALONE: usize = 64 * 1024;
 
-/// An operand of a matmul.
+/// A factor of a matmul.
 #[derive(Clone, Copy)]
-pub enum Operand<'a> {
+pub enum Factor<'a> {
     /// The matrix as stored.
     Stored(Rows<'a>),
     /// The transpose of the stored matrix.
     Transposed(Rows<'a>),
 }
 
-impl Operand<'_> {
-    /// (rows, columns) of the operand, after transposition.
+impl Factor<'_> {
+    /// (rows, columns) of the factor, after transposition.
     pub fn shape(self) -> (usize, usize) {
         match self {
-            Operand::Stored(x) => (x.rows(), x.cols()),
-            Operand::Transposed(x) => (x.cols(), x.rows()),
+            Factor::Stored(x) => (x.rows(), x.cols()),
+            Factor::Transposed(x) => (x.cols(), x.rows()),
         }
     }
 }
 
-/// Matmul: y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE_BYTES` for each thread.
-/// The residual may be exactly `y`, which accumulates into `y`; `a` and `b` must not overlap `y`. Panics if the
-/// shapes do not match.
-pub fn matmul(
-    cpu: &Cpu,
-    a: Operand<'_>,
-    b: Operand<'_>,
-    epilogue: Epilogue<'_>,
-    y: RowsMut<'_>,
-    workspace: &mut [f32],
-) {
+/// A matmul: y (M, N) = residual + act(a (M, K) b (K, N) + bias). The residual may be exactly `y`, which accumulates
+/// into `y`; `a` and `b` must not overlap `y`.
+pub struct MatmulCall<'a> {
+    /// Left factor (M, K).
+    pub a: Factor<'a>,
+    /// Right factor (K, N).
+    pub b: Factor<'a>,
+    /// Bias, activation and residual.
+    pub epilogue: MatmulEpilogue<'a>,
+    /// Output (M, N).
+    pub y: RowsMut<'a>,
+}
+
+/// Computes a matmul. `workspace` holds `WORKSPACE_BYTES` for each thread. Panics if the shapes do not match.
+pub fn matmul(cpu: &Cpu, call: MatmulCall<'_>, workspace: &mut [f32]) {
+    let MatmulCall { a, b, epilogue, y } = call;
     let (m, k) = a.shape();
     let n = y.cols();
     assert_eq!(y.rows(), m, "rows of y");
     assert_eq!(b.shape(), (k, n), "shape of b");
-    assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
-    let fits = |r: Rows<'_>| r.rows() == m && r.cols() == n;
-    assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
-    assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = MatmulCall { a, b, k, epilogue, y: &y };
-    let split = split((m, k, n), cpu.threads(), cpu.isa().tile_rows());
-    let scratch = workspace.as_mut_ptr() as usize;
-    cpu.pool().run(split.tasks(), &|task, worker| {
-        let (rows, panels) = split.task(task);
+    epilogue.check(m, n);
+    assert!(workspace.len() >= WORKSPACE_WORDS * cpu.threads(), "workspace for {} threads", cpu.threads());
+    let operands = MatmulOperands { a, b, k, epilogue, y: &y };
+    let grid = task_grid(operands, cpu.threads(), cpu.isa().tile_rows());
+    let workspace = workspace.as_mut_ptr() as usize;
+    cpu.pool().run(grid.tasks(), &|task, worker| {
+        let (rows, panels) = grid.task(task);
         // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
-        let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        cpu.isa().run(MatmulTile { job, rows, panels, scratch });
+        let scratch = (workspace as *mut f32).wrapping_add(worker * WORKSPACE_WORDS);
+        cpu.isa().run(RowMajorTask { operands, rows, panels, scratch });
     });
 }
 
 /// Accumulating matmul, y += a b. `workspace` as for [`matmul()`].
-pub(crate) fn add_matmul(cpu: &Cpu, a: Operand<'_>, b: Operand<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
+pub(crate) fn add_matmul(cpu: &Cpu, a: Factor<'_>, b: Factor<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
     // SAFETY: y's own rows; `matmul` reads each element of the residual before it writes the same element of y.
     let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
-    matmul(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
+    let epilogue = MatmulEpilogue { residual: Some(residual), ..Default::default() };
+    matmul(cpu, MatmulCall { a, b, epilogue, y }, workspace);
 }
 
 /// Divides a matmul into tasks: by blocks of rows if there are several, otherwise by panels, so that each panel is
 /// packed once.
-fn split((m, k, n): (usize, usize, usize), threads: usize, height: usize) -> Split {
+fn task_grid(operands: MatmulOperands<'_>, threads: usize, tile_rows: usize) -> TaskGrid {
+    let m = operands.y.rows();
+    let n = operands.y.cols();
+    let k = operands.k;
     let panels = n.div_ceil(PANEL);
-    let groups = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let min_groups = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let limits = GridLimits { tile_rows, max_rows: BLOCK, min_groups };
     if m.saturating_mul(n).saturating_mul(k) <= ALONE {
-        return Split::new(m, panels, 1, height, BLOCK, groups);
+        return TaskGrid::new(m, panels, 1, limits);
     }
-    match m <= BLOCK && panels >= threads {
-        true => Split::new(m, panels, 1, height, BLOCK, groups.next_multiple_of(threads)),
-        false => Split::new(m, panels, threads, height, BLOCK, groups),
+    if m <= BLOCK && panels >= threads {
+        let min_groups = min_groups.next_multiple_of(threads);
+        return TaskGrid::new(m, panels, 1, GridLimits { min_groups, ..limits });
     }
+    TaskGrid::new(m, panels, threads, limits)
 }
 
-/// Operands of a matmul.
+/// Operands of a matmul, shared by its tasks.
 #[derive(Clone, Copy)]
-struct MatmulCall<'a> {
-    a: Operand<'a>,
-    b: Operand<'a>,
+struct MatmulOperands<'a> {
+    a: Factor<'a>,
+    b: Factor<'a>,
     k: usize,
-    epilogue: Epilogue<'a>,
+    epilogue: MatmulEpilogue<'a>,
     y: &'a RowsMut<'a>,
 }
 
-/// One task of a matmul, for `Isa::run`. `scratch` is this worker's workspace of `EACH` f32.
-struct MatmulTile<'a> {
-    job: MatmulCall<'a>,
+/// One task of a matmul, for `Isa::run`. `scratch` is this worker's workspace of `WORKSPACE_WORDS` f32.
+struct RowMajorTask<'a> {
+    operands: MatmulOperands<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     scratch: *mut f32,
 }
 
-impl Kernel for MatmulTile<'_> {
+impl Kernel for RowMajorTask<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let k = self.job.k;
+        let k = self.operands.k;
         let slices = k.div_ceil(DEPTH).max(1);
         let depth = k.div_ceil(slices).next_multiple_of(LANES);
         for slice in 0..slices {
             let ks = (slice * depth).min(k)..((slice + 1) * depth).min(k);
             // SAFETY: the scratch begins with space for BLOCK rows of STRIDE; the rows and k lie in a.
-            unsafe { pack::rows(s, self.job.a, &self.rows, &ks, self.scratch) };
+            unsafe { pack::rows(s, self.operands.a, &self.rows, &ks, self.scratch) };
             for panel in self.panels.clone() {
                 self.panel(s, panel, &ks, slice > 0, slice + 1 == slices);
             }
@@ -157,33 +167,37 @@ impl Kernel for MatmulTile<'_> {
     }
 }
 
-impl MatmulTile<'_> {
+impl RowMajorTask<'_> {
     /// Adds the slice `ks` of one panel to the partial sums of all rows; after the last slice the sums are finished
     /// and written to y.
     #[inline(always)]
-    fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
-        let job = &self.job;
+    fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, continues: bool, last: bool) {
+        let operands = &self.operands;
         let count = self.rows.len();
         let b = self.scratch.wrapping_add(ROWS);
-        let columns = panel * PANEL..job.y.cols().min((panel + 1) * PANEL);
+        let columns = panel * PANEL..operands.y.cols().min((panel + 1) * PANEL);
         // SAFETY: space for DEPTH rows of PANEL; these k and columns lie in b.
-        unsafe { pack::panel(s, job.b, &columns, ks, b) };
-        let begin = if more { Begin::Sums } else { Begin::Zero };
+        unsafe { pack::panel(s, operands.b, &columns, ks, b) };
+        let begin = if continues { InitialSums::Stored } else { InitialSums::Zero };
         let sums = self.scratch.wrapping_add(ROWS + SLICE);
         for row in (0..count).step_by(S::ROWS) {
             let rows = S::ROWS.min(count - row);
             let a = self.scratch.wrapping_add(row * STRIDE);
             // With one slice the sums are finished at once, so all strips reuse one strip's space, which stays in L1.
-            let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
+            let at = if continues || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
             // SAFETY: a strip of packed rows (the tile's padding rows are zeroed and inside the block), one slice of
             // one panel, and the strip's partial sums, whose rows and columns belong to this task.
             unsafe {
-                let feeds = self.feeds::<S>(panel, row, ks, last);
-                let shape = (rows, columns.len().div_ceil(LANES));
-                strip::<S, STRIDE, 2>(s, shape, ks.len(), a, b, sum, PANEL, begin, &feeds);
+                let prefetches = self.prefetches::<S>(panel, row, ks, last);
+                let vecs = columns.len().div_ceil(LANES);
+                let matmul = StripMatmul { rows, vecs, depth: ks.len(), a, b, c: sum, ldc: PANEL, begin };
+                strip::<S, STRIDE, 2>(s, matmul, &prefetches);
                 if last {
-                    finish(s, (&job.epilogue, job.y), self.rows.start + row, rows, panel, sum);
+                    let epilogue = &operands.epilogue;
+                    let output =
+                        OutputStrip { epilogue, y: operands.y, row: self.rows.start + row, rows, panel };
+                    output.finish(s, sum);
                 }
             }
         }
@@ -191,8 +205,14 @@ impl MatmulTile<'_> {
 
     /// Prefetches during one strip: the part of y that the strip will write, and its share of the next panel.
     #[inline(always)]
-    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [PrefetchPlan; 2] {
-        let y = self.job.y;
+    fn prefetches<S: Simd>(
+        &self,
+        panel: usize,
+        row: usize,
+        ks: &Range<usize>,
+        last: bool,
+    ) -> [PrefetchPlan; 2] {
+        let y = self.operands.y;
         let out = PrefetchPlan {
             at: y.row(self.rows.start + row).wrapping_add(panel * PANEL),
             step: y.ld(),
@@ -202,7 +222,7 @@ impl MatmulTile<'_> {
         };
         let next = if panel + 1 < self.panels.end { panel + 1 } else { self.panels.start };
         let columns = next * PANEL..(next + 1) * PANEL;
-        let part = (row / S::ROWS, self.rows.len().div_ceil(S::ROWS));
-        [out, pack::prefetch_plan(self.job.b, &columns, ks, part)]
+        let strips = self.rows.len().div_ceil(S::ROWS);
+        [out, pack::prefetch_plan(self.operands.b, &columns, ks, row / S::ROWS, strips)]
     }
 }

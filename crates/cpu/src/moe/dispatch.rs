@@ -30,27 +30,40 @@ pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsM
 /// Gradient of the dispatch of tokens to experts: `dx[t] = sum_j drows[places[t k + j]]` over the k choices j of token
 /// t. A place below zero is a dropped choice and adds nothing.
 pub fn dispatch_grad(cpu: &Cpu, top_k: usize, drows: Rows<'_>, places: &[i32], dx: RowsMut<'_>) {
-    collect(cpu, top_k, drows, None, places, dx);
+    sum_choices(cpu, ExpertRows { top_k, rows: drows, places }, None, dx);
+}
+
+/// Rows of the experts, and where the rows of a token's choices are among them.
+#[derive(Clone, Copy)]
+pub struct ExpertRows<'a> {
+    /// Choices of a token, k.
+    pub top_k: usize,
+    /// (kT, D).
+    pub rows: Rows<'a>,
+    /// (kT), the row of each choice; below zero for a dropped choice, which adds nothing.
+    pub places: &'a [i32],
 }
 
 /// Combines the outputs of experts: `y[t] = sum_j gates[t k + j] rows[places[t k + j]]` over the k choices j of token
-/// t. A place below zero is a dropped choice and adds nothing.
-pub fn combine(cpu: &Cpu, top_k: usize, rows: Rows<'_>, gates: &[f32], places: &[i32], y: RowsMut<'_>) {
-    assert_eq!(gates.len(), places.len(), "a gate for each choice");
-    collect(cpu, top_k, rows, Some(gates), places, y);
+/// t.
+pub fn combine(cpu: &Cpu, outputs: ExpertRows<'_>, gates: &[f32], y: RowsMut<'_>) {
+    assert_eq!(gates.len(), outputs.places.len(), "a gate for each choice");
+    sum_choices(cpu, outputs, Some(gates), y);
 }
 
-fn collect(cpu: &Cpu, top_k: usize, rows: Rows<'_>, gates: Option<&[f32]>, places: &[i32], y: RowsMut<'_>) {
+/// The sum over each token's choices of their rows, weighted by `gates` if given.
+fn sum_choices(cpu: &Cpu, experts: ExpertRows<'_>, gates: Option<&[f32]>, y: RowsMut<'_>) {
+    let ExpertRows { top_k, rows, places } = experts;
     assert!(y.rows() * top_k == places.len() && y.cols() == rows.cols(), "k choices of each token");
     check(places, rows.rows());
     cpu.by_rows(y.rows(), y.cols() * top_k, &|range| {
-        cpu.isa().run(Collect { top_k, rows, gates, places, y: &y, range });
+        cpu.isa().run(SumChoices { experts, gates, y: &y, range });
     });
 }
 
 /// Inputs of a combination of expert outputs: rows (kT, D), gates (kT), and the source of each row.
 #[derive(Clone, Copy)]
-pub struct Combined<'a> {
+pub struct CombineInputs<'a> {
     /// Choices of a token.
     pub top_k: usize,
     /// (kT, D).
@@ -68,24 +81,24 @@ pub struct Combined<'a> {
 /// rows[places[i]]`, 0 where places is below zero. `drows` may be exactly `rows`.
 pub fn combine_grad(
     cpu: &Cpu,
-    of: Combined<'_>,
+    inputs: CombineInputs<'_>,
     dy: Rows<'_>,
     drows: Option<RowsMut<'_>>,
     dgates: Option<&mut [f32]>,
 ) {
-    let choices = of.order.len();
+    let choices = inputs.order.len();
     let columns = dy.cols();
-    assert!(of.rows.rows() == choices && of.rows.cols() == columns, "rows are (kT, D)");
+    assert!(inputs.rows.rows() == choices && inputs.rows.cols() == columns, "rows are (kT, D)");
     assert!(drows.as_ref().is_none_or(|d| d.rows() == choices && d.cols() == columns), "drows are (kT, D)");
-    assert!(of.gates.len() == choices && of.places.len() == choices, "k choices of each token");
-    check(of.order, choices.min(dy.rows() * of.top_k));
+    assert!(inputs.gates.len() == choices && inputs.places.len() == choices, "k choices of each token");
+    check(inputs.order, choices.min(dy.rows() * inputs.top_k));
     let dgates = dgates.map(|dgates| {
         // Kept choices are written below, by the task of their row.
-        dgates.iter_mut().zip(of.places).filter(|(_, place)| **place < 0).for_each(|(d, _)| *d = 0.0);
+        dgates.iter_mut().zip(inputs.places).filter(|(_, place)| **place < 0).for_each(|(d, _)| *d = 0.0);
         RowsMut::new(dgates, choices, 1, 1)
     });
     cpu.by_rows(choices, columns, &|range| {
-        cpu.isa().run(Separate { of, dy, drows: drows.as_ref(), dgates: dgates.as_ref(), range });
+        cpu.isa().run(CombineGradRows { inputs, dy, drows: drows.as_ref(), dgates: dgates.as_ref(), range });
     });
 }
 
@@ -97,28 +110,28 @@ fn check(indices: &[i32], limit: usize) {
     );
 }
 
-struct Collect<'a> {
-    top_k: usize,
-    rows: Rows<'a>,
+/// Sums of the choices of the tokens `range`, for `Isa::run`.
+struct SumChoices<'a> {
+    experts: ExpertRows<'a>,
     gates: Option<&'a [f32]>,
-    places: &'a [i32],
     y: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for Collect<'_> {
+impl Kernel for SumChoices<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.y.cols();
+        let ExpertRows { top_k, rows, places } = self.experts;
         for t in self.range.clone() {
-            let choices = t * self.top_k..(t + 1) * self.top_k;
+            let choices = t * top_k..(t + 1) * top_k;
             for c in (0..columns).step_by(LANES) {
                 let n = LANES.min(columns - c);
                 let mut sum = s.splat(0.0);
                 for i in choices.clone() {
-                    let Ok(place) = usize::try_from(self.places[i]) else { continue };
+                    let Ok(place) = usize::try_from(places[i]) else { continue };
                     // SAFETY: columns c..c + n of a row inside.
-                    let row = unsafe { s.load_n(self.rows.row(place).add(c), n) };
+                    let row = unsafe { s.load_n(rows.row(place).add(c), n) };
                     sum = match self.gates {
                         Some(gates) => s.fma(s.splat(gates[i]), row, sum),
                         None => s.add(sum, row),
@@ -131,20 +144,21 @@ impl Kernel for Collect<'_> {
     }
 }
 
-struct Separate<'a> {
-    of: Combined<'a>,
+/// Gradients for the rows `range`, for `Isa::run`.
+struct CombineGradRows<'a> {
+    inputs: CombineInputs<'a>,
     dy: Rows<'a>,
     drows: Option<&'a RowsMut<'a>>,
     dgates: Option<&'a RowsMut<'a>>,
     range: Range<usize>,
 }
 
-impl Kernel for Separate<'_> {
+impl Kernel for CombineGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.dy.cols();
         for r in self.range.clone() {
-            let choice = usize::try_from(self.of.order[r]).ok();
+            let choice = usize::try_from(self.inputs.order[r]).ok();
             let mut dot = s.splat(0.0);
             for c in (0..columns).step_by(LANES) {
                 let n = LANES.min(columns - c);
@@ -153,9 +167,9 @@ impl Kernel for Separate<'_> {
                 unsafe {
                     let mut scaled = s.splat(0.0);
                     if let Some(i) = choice {
-                        let dy = s.load_n(self.dy.row(i / self.of.top_k).add(c), n);
-                        dot = s.fma(dy, s.load_n(self.of.rows.row(r).add(c), n), dot);
-                        scaled = s.mul(s.splat(self.of.gates[i]), dy);
+                        let dy = s.load_n(self.dy.row(i / self.inputs.top_k).add(c), n);
+                        dot = s.fma(dy, s.load_n(self.inputs.rows.row(r).add(c), n), dot);
+                        scaled = s.mul(s.splat(self.inputs.gates[i]), dy);
                     }
                     if let Some(drows) = self.drows {
                         s.store_n(drows.row(r).add(c), scaled, n);

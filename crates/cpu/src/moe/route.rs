@@ -13,22 +13,24 @@ use crate::view::{Rows, RowsMut};
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// Parameters of the choice of experts.
-#[derive(Clone, Copy)]
-pub struct Choice {
-    /// Experts per token, at least one.
-    pub top_k: usize,
-    /// Whether the gates of a token sum to 1.
-    pub renormalise: bool,
-}
-
 /// Capacity of the experts.
 #[derive(Clone, Copy)]
-pub struct Capacity<'a> {
+pub struct ExpertCapacity<'a> {
     /// The packs of the tokens.
     pub packs: Packs<'a>,
     /// Maximum number of rows of one expert from a pack, by the number of tokens of the pack.
     pub limit: &'a dyn Fn(usize) -> usize,
+}
+
+/// Parameters of the choice of experts.
+#[derive(Clone, Copy)]
+pub struct ExpertChoice<'a> {
+    /// Experts per token, at least one.
+    pub top_k: usize,
+    /// Whether the gates of a token sum to 1.
+    pub renormalise: bool,
+    /// Maximum rows of the experts.
+    pub capacity: ExpertCapacity<'a>,
 }
 
 /// Outputs of routing, for T tokens, k experts per token and E experts.
@@ -55,21 +57,13 @@ pub const fn scratch_words(experts: usize, packs: usize, threads: usize) -> usiz
 /// Routes each token to the experts of its `top_k` largest `logits` (T, E), with ties to the lower expert. The gates
 /// are their softmax. The rows are sorted by expert, and by token within an expert; the rows of a pack past an expert's
 /// capacity are dropped. `scratch` holds [`scratch_words`]. Panics if the shapes do not match.
-pub fn route(
-    cpu: &Cpu,
-    choice: Choice,
-    logits: Rows<'_>,
-    capacity: Capacity<'_>,
-    to: Routed<'_>,
-    scratch: &mut [f32],
-) {
+pub fn route(cpu: &Cpu, choice: ExpertChoice<'_>, logits: Rows<'_>, to: Routed<'_>, scratch: &mut [f32]) {
+    let ExpertChoice { top_k, renormalise, capacity } = choice;
     let tokens = logits.rows();
     let experts = logits.cols();
-    let k = choice.top_k;
-    let rows = tokens * k;
-    let stride = experts.next_multiple_of(LANES);
-    assert!(0 < k && k <= experts && i32::try_from(rows).is_ok(), "{k} of {experts} experts");
-    assert!(to.gates.rows() == tokens && to.gates.cols() == k, "gates are (T, k)");
+    let rows = tokens * top_k;
+    assert!(0 < top_k && top_k <= experts && i32::try_from(rows).is_ok(), "{top_k} of {experts} experts");
+    assert!(to.gates.rows() == tokens && to.gates.cols() == top_k, "gates are (T, k)");
     assert!(to.order.len() == rows && to.places.len() == rows && to.offsets.len() == experts + 1);
     assert!(to.experts.as_ref().is_none_or(|e| e.len() == rows), "experts are (T, k)");
     assert_eq!(capacity.packs.rows(), tokens, "tokens of the packs");
@@ -78,40 +72,41 @@ pub fn route(
     let scratch = &mut bytemuck::cast_slice_mut::<f32, i32>(scratch)[..words];
     let (counts, room) = scratch.split_at_mut(words / 2);
     counts.fill(0);
-    // At least one, because it divides the rows of packs; without tokens there is nothing to divide.
-    let each = tokens.div_ceil(cpu.threads()).max(1);
-    let range = |task: usize| (task * each).min(tokens)..((task + 1) * each).min(tokens);
-    // A segment is the tokens of one task in one pack. From one segment to the next, the index of the task or of the
-    // pack rises, or both, so their sum numbers the segments.
-    let segment = |task: usize, pack: usize| (task + pack) * stride..(task + pack) * stride + experts;
+    let segments = Segments {
+        tokens,
+        // At least one, because it divides the rows of packs; without tokens there is nothing to divide.
+        tokens_per_task: tokens.div_ceil(cpu.threads()).max(1),
+        experts,
+    };
     {
-        let counts = Integers::new(&mut *counts);
-        let places = Integers::new(to.places);
-        let chosen = to.experts.map(Integers::new);
+        let counts = SharedIntegers::new(&mut *counts);
+        let places = SharedIntegers::new(to.places);
+        let chosen = to.experts.map(SharedIntegers::new);
         cpu.pool().run(cpu.threads(), &|task, _| {
             let gates = &to.gates;
             let chosen = chosen.as_ref();
             let places = &places;
-            for part in packs.parts(range(task)) {
-                let counts = counts.part(segment(task, part.index));
-                cpu.isa().run(Choose { choice, logits, gates, chosen, places, counts, range: part.rows });
+            for part in packs.parts(segments.tokens_of(task)) {
+                let counts = counts.part(segments.words(task, part.index));
+                let range = part.rows;
+                cpu.isa().run(ChooseExperts { renormalise, logits, gates, chosen, places, counts, range });
             }
         });
     }
-    let kept = first_rows(counts, room, stride, each, capacity, to.offsets);
+    let kept = first_rows(segments, capacity, counts, room, to.offsets);
     {
-        let order = Integers::new(&mut *to.order);
-        let places = Integers::new(to.places);
-        let next = Integers::new(counts);
-        let room = Integers::new(room);
+        let order = SharedIntegers::new(&mut *to.order);
+        let places = SharedIntegers::new(to.places);
+        let next = SharedIntegers::new(counts);
+        let room = SharedIntegers::new(room);
         cpu.pool().run(cpu.threads(), &|task, _| {
-            for part in packs.parts(range(task)) {
-                let next = next.part(segment(task, part.index));
-                let room = room.part(segment(task, part.index));
+            for part in packs.parts(segments.tokens_of(task)) {
+                let next = next.part(segments.words(task, part.index));
+                let room = room.part(segments.words(task, part.index));
                 let order = &order;
                 let places = &places;
                 let gates = &to.gates;
-                Place { top_k: k, tokens: part.rows, next, room, order, places, gates }.run();
+                AssignRows { top_k, tokens: part.rows, next, room, order, places, gates }.run();
             }
         });
     }
@@ -121,33 +116,62 @@ pub fn route(
     }
 }
 
+/// Division of the tokens: a segment is the tokens of one task in one pack. It has one word for each expert.
+#[derive(Clone, Copy)]
+struct Segments {
+    tokens: usize,
+    tokens_per_task: usize,
+    experts: usize,
+}
+
+impl Segments {
+    /// The tokens of a task.
+    fn tokens_of(self, task: usize) -> Range<usize> {
+        let first = (task * self.tokens_per_task).min(self.tokens);
+        first..((task + 1) * self.tokens_per_task).min(self.tokens)
+    }
+
+    /// The tasks that have tokens among `tokens`.
+    fn tasks_of(self, tokens: &Range<usize>) -> Range<usize> {
+        tokens.start / self.tokens_per_task..tokens.end.div_ceil(self.tokens_per_task)
+    }
+
+    /// Index of the first word of a segment.
+    fn start(self, task: usize, pack: usize) -> usize {
+        // From one segment to the next, the index of the task or of the pack rises, or both, so their sum numbers the
+        // segments.
+        (task + pack) * self.experts.next_multiple_of(LANES)
+    }
+
+    /// The words of a segment.
+    fn words(self, task: usize, pack: usize) -> Range<usize> {
+        self.start(task, pack)..self.start(task, pack) + self.experts
+    }
+}
+
 /// Turns the number of choices per segment and expert into the row of the segment's first choice at that expert, fills
 /// `room` with the number of rows that the expert still takes from the pack at the start of the segment, and `offsets`
-/// with the first row of every expert. A segment is the tokens of one task, `each` of them, in one pack. Returns the
-/// number of rows that are not dropped.
+/// with the first row of every expert. Returns the number of rows that are not dropped.
 fn first_rows(
+    segments: Segments,
+    capacity: ExpertCapacity<'_>,
     counts: &mut [i32],
     room: &mut [i32],
-    stride: usize,
-    each: usize,
-    capacity: Capacity<'_>,
     offsets: &mut [i32],
 ) -> usize {
     let Some((end, offsets)) = offsets.split_last_mut() else { return 0 };
-    let tasks = |rows: &Range<usize>| rows.start / each..rows.end.div_ceil(each);
-    let packs = || capacity.packs.iter().enumerate().filter(|(_, pack)| !pack.rows.is_empty());
-    for (index, pack) in packs() {
+    for (index, pack) in capacity.packs.iter().enumerate().filter(|(_, pack)| !pack.rows.is_empty()) {
         let limit = (capacity.limit)(pack.rows.len()).min(i32::MAX as usize) as i32;
-        let tasks = tasks(&pack.rows);
-        room[(tasks.start + index) * stride..(tasks.end + index) * stride].fill(limit);
+        let tasks = segments.tasks_of(&pack.rows);
+        room[segments.start(tasks.start, index)..segments.start(tasks.end, index)].fill(limit);
     }
     let mut row = 0;
     for (expert, offset) in offsets.iter_mut().enumerate() {
         *offset = row;
-        for (index, pack) in packs() {
+        for (index, pack) in capacity.packs.iter().enumerate().filter(|(_, pack)| !pack.rows.is_empty()) {
             let mut taken = 0;
-            for task in tasks(&pack.rows) {
-                let at = (task + index) * stride + expert;
+            for task in segments.tasks_of(&pack.rows) {
+                let at = segments.start(task, index) + expert;
                 room[at] -= taken;
                 let kept = core::mem::replace(&mut counts[at], row).min(room[at]);
                 taken += kept;
@@ -160,20 +184,20 @@ fn first_rows(
 }
 
 /// Assigns rows to the choices of the tokens of a segment.
-struct Place<'a> {
+struct AssignRows<'a> {
     top_k: usize,
     tokens: Range<usize>,
     /// For each expert, the row in which the next token that chose it is placed.
-    next: Integers<'a>,
+    next: SharedIntegers<'a>,
     /// The number of rows that each expert still takes.
-    room: Integers<'a>,
-    order: &'a Integers<'a>,
+    room: SharedIntegers<'a>,
+    order: &'a SharedIntegers<'a>,
     /// The expert of each choice, replaced by its row.
-    places: &'a Integers<'a>,
+    places: &'a SharedIntegers<'a>,
     gates: &'a RowsMut<'a>,
 }
 
-impl Place<'_> {
+impl AssignRows<'_> {
     fn run(self) {
         for t in self.tokens {
             for j in 0..self.top_k {
@@ -201,25 +225,25 @@ impl Place<'_> {
 }
 
 /// A slice of i32 that the threads of a kernel access concurrently, at disjoint elements.
-struct Integers<'a> {
+struct SharedIntegers<'a> {
     start: *mut i32,
     len: usize,
     life: PhantomData<&'a mut [i32]>,
 }
 
 // SAFETY: the callers of `get` and `set` promise that no two threads access the same element.
-unsafe impl Sync for Integers<'_> {}
+unsafe impl Sync for SharedIntegers<'_> {}
 
-impl<'a> Integers<'a> {
+impl<'a> SharedIntegers<'a> {
     /// Borrows all of `data`.
     fn new(data: &'a mut [i32]) -> Self {
         Self { start: data.as_mut_ptr(), len: data.len(), life: PhantomData }
     }
 
     /// Borrows the elements `range`. Panics if the range exceeds the data.
-    fn part(&self, range: Range<usize>) -> Integers<'a> {
+    fn part(&self, range: Range<usize>) -> SharedIntegers<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "inside");
-        Integers { start: self.start.wrapping_add(range.start), len: range.len(), life: PhantomData }
+        SharedIntegers { start: self.start.wrapping_add(range.start), len: range.len(), life: PhantomData }
     }
 
     /// Reads element `i`.
@@ -244,21 +268,21 @@ impl<'a> Integers<'a> {
 }
 
 /// Computes gates and experts for a range of tokens. `places` holds the experts until rows are assigned.
-struct Choose<'a> {
-    choice: Choice,
+struct ChooseExperts<'a> {
+    renormalise: bool,
     logits: Rows<'a>,
     gates: &'a RowsMut<'a>,
-    chosen: Option<&'a Integers<'a>>,
-    places: &'a Integers<'a>,
-    counts: Integers<'a>,
+    chosen: Option<&'a SharedIntegers<'a>>,
+    places: &'a SharedIntegers<'a>,
+    counts: SharedIntegers<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for Choose<'_> {
+impl Kernel for ChooseExperts<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let experts = self.logits.cols();
-        let k = self.choice.top_k;
+        let k = self.gates.cols();
         for t in self.range.clone() {
             let choices = self.places.part(t * k..(t + 1) * k);
             // SAFETY: row t of the logits, which no output overlaps, and row t of the gates, the choices and the
@@ -277,7 +301,7 @@ impl Kernel for Choose<'_> {
                 let top = s.splat(gates[0]);
                 // The gates hold the chosen logits here: renormalised gates are a softmax over these, others over all
                 // logits.
-                let over = if self.choice.renormalise { &*gates } else { logits };
+                let over = if self.renormalise { &*gates } else { logits };
                 let sum = s.splat(exponentials(s, over, top));
                 for part in gates.chunks_mut(LANES) {
                     let e = exp(s, s.sub(s.load_n(part.as_ptr(), part.len()), top));
@@ -294,7 +318,7 @@ impl Kernel for Choose<'_> {
 /// # Safety
 /// No other thread accesses `indices`, which has the length of `best`.
 #[inline(always)]
-unsafe fn largest(logits: &[f32], best: &mut [f32], indices: &Integers<'_>) {
+unsafe fn largest(logits: &[f32], best: &mut [f32], indices: &SharedIntegers<'_>) {
     for (e, &logit) in logits.iter().enumerate() {
         let mut at = e.min(best.len());
         if at == best.len() {
@@ -329,7 +353,7 @@ fn exponentials<S: Simd>(s: S, x: &[f32], top: S::V) -> f32 {
 
 /// Results of the forward pass that the gradient of the gates needs.
 #[derive(Clone, Copy)]
-pub struct Chosen<'a> {
+pub struct ChosenExperts<'a> {
     /// Whether the gates of a token sum to 1.
     pub renormalise: bool,
     /// Logits (T, E).
@@ -343,7 +367,7 @@ pub struct Chosen<'a> {
 /// Gradient of the gates: dlogits (T, E) for dgates (T, k). It is `p (d - sum p d)`, where p are the gates before
 /// rows were dropped, over the chosen experts (renormalised) or over all, and d is zero for experts that were not
 /// chosen. Panics if the shapes do not match.
-pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: RowsMut<'_>) {
+pub fn route_grad(cpu: &Cpu, chosen: ChosenExperts<'_>, dgates: Rows<'_>, dlogits: RowsMut<'_>) {
     let tokens = dlogits.rows();
     let experts = dlogits.cols();
     let k = dgates.cols();
@@ -352,19 +376,19 @@ pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: Rows
     assert!(chosen.experts.len() == tokens * k && chosen.places.len() == tokens * k, "k choices of each token");
     assert!(chosen.experts.iter().all(|&e| (e as usize) < experts), "an expert outside");
     cpu.by_rows(tokens, experts, &|range| {
-        cpu.isa().run(Grad { chosen, dgates, dlogits: &dlogits, range });
+        cpu.isa().run(RouteGradRows { chosen, dgates, dlogits: &dlogits, range });
     });
 }
 
 /// Gradient for the tokens `range`, for `Isa::run`.
-struct Grad<'a> {
-    chosen: Chosen<'a>,
+struct RouteGradRows<'a> {
+    chosen: ChosenExperts<'a>,
     dgates: Rows<'a>,
     dlogits: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for Grad<'_> {
+impl Kernel for RouteGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let experts = self.dlogits.cols();
@@ -380,7 +404,7 @@ impl Kernel for Grad<'_> {
     }
 }
 
-impl Grad<'_> {
+impl RouteGradRows<'_> {
     /// Writes the gradient of one token's logits.
     #[inline(always)]
     fn token<S: Simd>(&self, s: S, t: usize, logits: &[f32], dlogits: &mut [f32]) {
@@ -393,10 +417,7 @@ impl Grad<'_> {
             sum = s.add(sum, e);
             dots = s.fma(e, d, dots);
         }
-        let sum = match self.chosen.renormalise {
-            true => s.sum(sum),
-            false => exponentials(s, logits, s.splat(top)),
-        };
+        let sum = if self.chosen.renormalise { s.sum(sum) } else { exponentials(s, logits, s.splat(top)) };
         let mean = s.splat(s.sum(dots) / sum);
         let sum = s.splat(sum);
         if self.chosen.renormalise {

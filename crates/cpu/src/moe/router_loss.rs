@@ -14,18 +14,9 @@ use crate::training::total::total;
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// Weights of the two losses.
-#[derive(Clone, Copy)]
-pub struct Weights {
-    /// Weight of the load-balancing loss, `E sum_e f_e P_e`.
-    pub balance: f32,
-    /// Weight of the z loss, the mean of `lse^2`.
-    pub z: f32,
-}
-
 /// Results of [`router_loss`], each rounded from f64 separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Losses {
+pub struct RouterLosses {
     /// The sum of both terms.
     pub sum: f32,
     /// Sum over packs of `balance E sum_e f_e P_e` times the targets of the pack.
@@ -34,18 +25,22 @@ pub struct Losses {
     pub z: f32,
 }
 
-/// The routing of a step: logits (T, E) and the experts of each token.
+/// The routing of a step, logits (T, E) and the experts of each token, and the weights of its losses.
 #[derive(Clone, Copy)]
-pub struct Choices<'a> {
+pub struct RouterChoices<'a> {
     /// (T, E).
     pub logits: Rows<'a>,
     /// (T, k), each below E.
     pub experts: &'a [u32],
     /// The packs of the tokens.
     pub packs: Packs<'a>,
+    /// Weight of the load-balancing loss, `E sum_e f_e P_e`.
+    pub balance: f32,
+    /// Weight of the z loss, the mean of `lse^2`.
+    pub z: f32,
 }
 
-impl Choices<'_> {
+impl RouterChoices<'_> {
     /// Panics if the packs have another number of tokens than the logits, or an expert is outside.
     fn check(&self) {
         let tokens = self.logits.rows();
@@ -65,33 +60,38 @@ impl Choices<'_> {
 /// Computes the sum over packs of `n (balance E sum_e f_e P_e + z mean_t lse_t^2)` and its two terms. n is the number of
 /// targets of the pack, f_e the share of its choices that went to expert e, P_e the mean probability of e, and lse_t the
 /// log-sum-exp of the logits of token t. `scratch` holds two words for each token.
-pub fn router_loss(cpu: &Cpu, weights: Weights, of: Choices<'_>, scratch: &mut [f32]) -> Losses {
-    of.check();
-    let logits = of.logits;
+pub fn router_loss(cpu: &Cpu, choices: RouterChoices<'_>, scratch: &mut [f32]) -> RouterLosses {
+    choices.check();
+    let logits = choices.logits;
     let tokens = logits.rows();
     let columns = logits.cols();
     let scratch = &mut scratch[..2 * tokens];
     let sums = RowsMut::new(scratch, tokens, 2, 2);
     cpu.by_rows(tokens, columns, &|range| cpu.isa().run(Normalisers { logits, sums: &sums, range }));
-    let sums = |pack: &Pack| &scratch[2 * pack.rows.start..2 * pack.rows.end];
+    let sums = &*scratch;
     // A pack without targets is skipped and not multiplied by 0, because its logits may be infinite.
-    let balance = total(cpu, of.packs.count(), &|index| {
-        let pack = of.packs.get(index);
+    let balance = total(cpu, choices.packs.count(), &|index| {
+        let pack = choices.packs.get(index);
         if adds_nothing(&pack) {
             return 0.0;
         }
-        f64::from(weights.balance) * balance_of(cpu, of, &pack, sums(&pack)) * target_share(&pack)
+        f64::from(choices.balance) * balance_of(cpu, choices, &pack, of_pack(sums, &pack)) * target_share(&pack)
     });
-    let z = total(cpu, of.packs.count(), &|index| {
-        let pack = of.packs.get(index);
+    let z = total(cpu, choices.packs.count(), &|index| {
+        let pack = choices.packs.get(index);
         if adds_nothing(&pack) {
             return 0.0;
         }
-        let lse = |pair: &[f32]| log_sum_exp(pair[0], f64::from(pair[1]));
-        let squares = sums(&pack).chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
-        f64::from(weights.z) * squares * target_share(&pack)
+        let lses = of_pack(sums, &pack).chunks_exact(2).map(|pair| log_sum_exp(pair[0], f64::from(pair[1])));
+        let squares = lses.map(|lse| lse * lse).sum::<f64>();
+        f64::from(choices.z) * squares * target_share(&pack)
     });
-    Losses { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
+    RouterLosses { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
+}
+
+/// The normalisers of the tokens of a pack, two words for each token.
+fn of_pack<'a>(sums: &'a [f32], pack: &Pack) -> &'a [f32] {
+    &sums[2 * pack.rows.start..2 * pack.rows.end]
 }
 
 /// Whether a pack has no part in the loss.
@@ -105,10 +105,10 @@ fn target_share(pack: &Pack) -> f64 {
 }
 
 /// `T E sum_e f_e P_e` of a pack with T tokens. `sums` holds the softmax normalisers of its tokens.
-fn balance_of(cpu: &Cpu, of: Choices<'_>, pack: &Pack, sums: &[f32]) -> f64 {
-    let columns = of.logits.cols();
-    let logits = of.logits.part(pack.rows.start, pack.rows.len());
-    let experts = of.of_pack(pack);
+fn balance_of(cpu: &Cpu, choices: RouterChoices<'_>, pack: &Pack, sums: &[f32]) -> f64 {
+    let columns = choices.logits.cols();
+    let logits = choices.logits.part(pack.rows.start, pack.rows.len());
+    let experts = choices.of_pack(pack);
     let mut balance = 0.0;
     for first in (0..columns).step_by(LANES) {
         let mut probabilities = [0.0; LANES];
@@ -128,23 +128,22 @@ fn balance_of(cpu: &Cpu, of: Choices<'_>, pack: &Pack, sums: &[f32]) -> f64 {
 /// expert.
 pub fn router_loss_grad(
     cpu: &Cpu,
-    weights: Weights,
+    choices: RouterChoices<'_>,
     dloss: f32,
-    of: Choices<'_>,
     dlogits: RowsMut<'_>,
     shares: &mut [f32],
 ) {
-    of.check();
-    let logits = of.logits;
+    choices.check();
+    let logits = choices.logits;
     let tokens = logits.rows();
     let columns = logits.cols();
     assert!(dlogits.rows() == tokens && dlogits.cols() == columns, "dlogits are (T, E)");
-    let shares = &mut shares[..of.packs.count() * columns];
-    for (pack, shares) in of.packs.iter().zip(shares.chunks_exact_mut(columns)) {
+    let shares = &mut shares[..choices.packs.count() * columns];
+    for (pack, shares) in choices.packs.iter().zip(shares.chunks_exact_mut(columns)) {
         // The counts share their memory with the f32 shares: each is replaced by the bits of its share below.
         let counts: &mut [u32] = bytemuck::cast_slice_mut(shares);
         counts.fill(0);
-        let experts = of.of_pack(&pack);
+        let experts = choices.of_pack(&pack);
         for &expert in experts {
             counts[expert as usize] += 1;
         }
@@ -154,12 +153,19 @@ pub fn router_loss_grad(
     }
     let shares = &*shares;
     cpu.by_rows(tokens, columns, &|range| {
-        for part in of.packs.parts(range) {
+        for part in choices.packs.parts(range) {
             let shares = &shares[part.index * columns..(part.index + 1) * columns];
-            let each = (f64::from(dloss) * target_share(&part.pack)) as f32;
-            let balance = weights.balance * columns as f32 * each;
-            let z = 2.0 * weights.z * each;
-            cpu.isa().run(Grad { logits, shares, balance, z, dlogits: &dlogits, range: part.rows });
+            let share = (f64::from(dloss) * target_share(&part.pack)) as f32;
+            let balance = choices.balance * columns as f32 * share;
+            let z = 2.0 * choices.z * share;
+            cpu.isa().run(RouterLossGradRows {
+                logits,
+                shares,
+                balance,
+                z,
+                dlogits: &dlogits,
+                range: part.rows,
+            });
         }
     });
 }
@@ -224,7 +230,7 @@ impl Kernel for Probabilities<'_> {
 }
 
 /// Gradient for the tokens `range`: `p_e (balance (f_e - sum_i f_i p_i) + z lse)`.
-struct Grad<'a> {
+struct RouterLossGradRows<'a> {
     logits: Rows<'a>,
     shares: &'a [f32],
     balance: f32,
@@ -233,7 +239,7 @@ struct Grad<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for Grad<'_> {
+impl Kernel for RouterLossGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.shares.len();

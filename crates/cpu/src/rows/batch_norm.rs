@@ -5,14 +5,14 @@
 //! the variance is computed in two passes, from differences to the mean.
 
 use crate::Cpu;
-use crate::rows::columns::{self, Terms};
+use crate::rows::columns::{self, ColumnTerms};
 use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 
 /// Inputs and attributes of batch norm in training. The vectors have one value per column.
 #[derive(Clone, Copy)]
-pub struct BatchNormTrain<'a> {
+pub struct TrainedBatchNorm<'a> {
     /// Rows to normalise (N, C), at least two.
     pub x: Rows<'a>,
     /// Scale.
@@ -33,7 +33,7 @@ pub struct BatchNormTrain<'a> {
 /// fewer than two rows or the shapes do not match.
 pub fn batch_norm_train(
     cpu: &Cpu,
-    norm: BatchNormTrain<'_>,
+    norm: TrainedBatchNorm<'_>,
     y: Option<RowsMut<'_>>,
     statistics: [Option<&mut [f32]>; 4],
 ) {
@@ -44,12 +44,14 @@ pub fn batch_norm_train(
     let read = [norm.gamma, norm.beta, norm.running[0], norm.running[1]];
     assert!(read.iter().all(|v| v.len() == cols), "vectors of {cols} columns");
     let outs = statistics.map(|out| columns::start_of(out, cols));
-    by_columns(cpu, cols, &|columns| cpu.isa().run(Train { norm, y: y.as_ref(), outs, columns }));
+    by_columns(cpu, cols, &|columns| {
+        cpu.isa().run(BatchNormTrainColumns { norm, y: y.as_ref(), outs, columns })
+    });
 }
 
 /// Inputs of the gradient of batch norm. The vectors have one value per column.
 #[derive(Clone, Copy)]
-pub struct BatchNormGrad<'a> {
+pub struct BatchNormGradInputs<'a> {
     /// Gradient of the output (N, C).
     pub dy: Rows<'a>,
     /// Input of the batch norm (N, C).
@@ -76,7 +78,7 @@ pub enum BatchStatistics<'a> {
 /// output is written if given. Panics if the shapes do not match.
 pub fn batch_norm_grad(
     cpu: &Cpu,
-    norm: BatchNormGrad<'_>,
+    norm: BatchNormGradInputs<'_>,
     dx: Option<RowsMut<'_>>,
     dgamma: Option<&mut [f32]>,
     dbeta: Option<&mut [f32]>,
@@ -88,25 +90,27 @@ pub fn batch_norm_grad(
     let (BatchStatistics::Batch(spread) | BatchStatistics::Running(spread, _)) = norm.spread;
     assert!([norm.gamma, norm.mean, spread].iter().all(|v| v.len() == cols), "vectors of {cols} columns");
     let outs = [dgamma, dbeta].map(|out| columns::start_of(out, cols));
-    by_columns(cpu, cols, &|columns| cpu.isa().run(Grad { norm, dx: dx.as_ref(), outs, columns }));
+    by_columns(cpu, cols, &|columns| {
+        cpu.isa().run(BatchNormGradColumns { norm, dx: dx.as_ref(), outs, columns })
+    });
 }
 
 /// Runs `work` in parallel, one task for each group of at most [`LANES`] columns.
-fn by_columns(cpu: &Cpu, cols: usize, work: &(dyn Fn(Columns) + Sync)) {
+fn by_columns(cpu: &Cpu, cols: usize, work: &(dyn Fn(ColumnGroup) + Sync)) {
     cpu.pool().run(cols.div_ceil(LANES), &|task, _| {
         let j = task * LANES;
-        work(Columns { j, n: LANES.min(cols - j) });
+        work(ColumnGroup { j, n: LANES.min(cols - j) });
     });
 }
 
 /// The columns `j..j + n` of one task; `n` is at most [`LANES`].
 #[derive(Clone, Copy)]
-struct Columns {
+struct ColumnGroup {
     j: usize,
     n: usize,
 }
 
-impl Columns {
+impl ColumnGroup {
     /// Loads the elements of `v`, a vector with one element per column; zeros in the lanes past `n`.
     #[inline(always)]
     fn of<S: Simd>(self, s: S, v: &[f32]) -> S::V {
@@ -146,7 +150,7 @@ struct Moments<'a> {
     mean: [f32; LANES],
 }
 
-impl Terms for Moments<'_> {
+impl ColumnTerms for Moments<'_> {
     #[inline(always)]
     unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2] {
         // SAFETY: the caller promises the row and the columns; the mean has all lanes.
@@ -158,38 +162,31 @@ impl Terms for Moments<'_> {
 }
 
 /// Forward pass for the columns of one task, for `Isa::run`. An output with address 0 is not written.
-struct Train<'a> {
-    norm: BatchNormTrain<'a>,
+struct BatchNormTrainColumns<'a> {
+    norm: TrainedBatchNorm<'a>,
     y: Option<&'a RowsMut<'a>>,
     outs: [usize; 4],
-    columns: Columns,
+    columns: ColumnGroup,
 }
 
-impl Kernel for Train<'_> {
+impl Kernel for BatchNormTrainColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let norm = self.norm;
         let columns = self.columns;
         let rows = norm.x.rows();
-        let moments = |mean: [f32; LANES]| {
-            // SAFETY: the columns exist in every row of x.
-            unsafe { columns::sum(s, &Moments { x: norm.x, mean }, rows, columns.j, columns.n) }
-        };
-        let over = |sum: S::V, n: usize| s.div(sum, s.splat(n as f32));
+        let n = s.splat(rows as f32);
         // With a mean of zero, the first term is x itself.
-        let mean = over(moments([0.0; LANES])[0], rows);
+        let [sum, _] = self.moments(s, [0.0; LANES]);
+        let mean = s.div(sum, n);
         let mut centre = [0.0; LANES];
         // SAFETY: the array holds sixteen f32.
         unsafe { s.store(centre.as_mut_ptr(), mean) };
-        let squares = moments(centre)[1];
-        let rstd = s.div(s.splat(1.0), s.sqrt(s.add(over(squares, rows), s.splat(norm.eps))));
-        let moved = |old: &[f32], new: S::V| {
-            let keep = s.splat(1.0 - norm.momentum);
-            let take = s.splat(norm.momentum);
-            s.fma(take, new, s.mul(keep, columns.of(s, old)))
-        };
-        let new_mean = moved(norm.running[0], mean);
-        let new_var = moved(norm.running[1], over(squares, rows - 1));
+        let [_, squares] = self.moments(s, centre);
+        let rstd = s.div(s.splat(1.0), s.sqrt(s.add(s.div(squares, n), s.splat(norm.eps))));
+        let new_mean = self.moved(s, norm.running[0], mean);
+        // The running variance is the unbiased one.
+        let new_var = self.moved(s, norm.running[1], s.div(squares, s.splat((rows - 1) as f32)));
         for (out, v) in self.outs.into_iter().zip([mean, rstd, new_mean, new_var]) {
             // SAFETY: each output has one element per column, and only this task accesses these columns.
             unsafe { columns.put(s, out, v) };
@@ -207,17 +204,35 @@ impl Kernel for Train<'_> {
     }
 }
 
+impl BatchNormTrainColumns<'_> {
+    /// Sums of x - mean and of (x - mean)^2 over the rows.
+    #[inline(always)]
+    fn moments<S: Simd>(&self, s: S, mean: [f32; LANES]) -> [S::V; 2] {
+        let x = self.norm.x;
+        // SAFETY: the columns exist in every row of x.
+        unsafe { columns::sum(s, &Moments { x, mean }, x.rows(), self.columns.j, self.columns.n) }
+    }
+
+    /// The running statistic `old`, moved towards the batch's.
+    #[inline(always)]
+    fn moved<S: Simd>(&self, s: S, old: &[f32], batch: S::V) -> S::V {
+        let keep = s.splat(1.0 - self.norm.momentum);
+        let take = s.splat(self.norm.momentum);
+        s.fma(take, batch, s.mul(keep, self.columns.of(s, old)))
+    }
+}
+
 /// Terms of dgamma and dbeta: dy h and dy, with h = (x - mean) rstd. `mean` and `rstd` hold the values of the task's
 /// columns.
 #[derive(Clone, Copy)]
-struct Scaled<'a> {
+struct BatchGradTerms<'a> {
     dy: Rows<'a>,
     x: Rows<'a>,
     mean: [f32; LANES],
     rstd: [f32; LANES],
 }
 
-impl Terms for Scaled<'_> {
+impl ColumnTerms for BatchGradTerms<'_> {
     #[inline(always)]
     unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2] {
         // SAFETY: the caller promises the row and the columns; the vectors have all lanes.
@@ -230,14 +245,14 @@ impl Terms for Scaled<'_> {
 }
 
 /// Gradients of the columns of one task, for `Isa::run`. An output with address 0 is not written.
-struct Grad<'a> {
-    norm: BatchNormGrad<'a>,
+struct BatchNormGradColumns<'a> {
+    norm: BatchNormGradInputs<'a>,
     dx: Option<&'a RowsMut<'a>>,
     outs: [usize; 2],
-    columns: Columns,
+    columns: ColumnGroup,
 }
 
-impl Kernel for Grad<'_> {
+impl Kernel for BatchNormGradColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let norm = self.norm;
@@ -251,12 +266,12 @@ impl Kernel for Grad<'_> {
                 (columns.of(s, norm.mean), s.div(one, deviation))
             }
         };
-        let mut scaled = Scaled { dy: norm.dy, x: norm.x, mean: [0.0; LANES], rstd: [0.0; LANES] };
+        let mut terms = BatchGradTerms { dy: norm.dy, x: norm.x, mean: [0.0; LANES], rstd: [0.0; LANES] };
         // SAFETY: the arrays hold sixteen f32 each; the columns exist in every row of dy and x.
         let [dgamma, dbeta] = unsafe {
-            s.store(scaled.mean.as_mut_ptr(), mean);
-            s.store(scaled.rstd.as_mut_ptr(), rstd);
-            columns::sum(s, &scaled, rows, columns.j, columns.n)
+            s.store(terms.mean.as_mut_ptr(), mean);
+            s.store(terms.rstd.as_mut_ptr(), rstd);
+            columns::sum(s, &terms, rows, columns.j, columns.n)
         };
         for (out, v) in self.outs.into_iter().zip([dgamma, dbeta]) {
             // SAFETY: each output has one element per column, and only this task accesses these columns.

@@ -14,7 +14,7 @@ const BLOCK: usize = 64;
 const WIDTH: usize = 4;
 
 /// The two terms per element that a kernel sums over rows.
-pub(crate) trait Terms: Copy + Send + Sync {
+pub(crate) trait ColumnTerms: Copy + Send + Sync {
     /// Computes the terms of row `r`, columns `j..j + n`; the other lanes may hold any value.
     ///
     /// # Safety
@@ -23,7 +23,13 @@ pub(crate) trait Terms: Copy + Send + Sync {
 }
 
 /// Sums both terms over `rows` rows of `cols` columns, in parallel; each sum is written if its output is given.
-pub(crate) fn sums<T: Terms>(cpu: &Cpu, rows: usize, cols: usize, terms: T, outs: [Option<&mut [f32]>; 2]) {
+pub(crate) fn sums<T: ColumnTerms>(
+    cpu: &Cpu,
+    rows: usize,
+    cols: usize,
+    terms: T,
+    outs: [Option<&mut [f32]>; 2],
+) {
     let outs = outs.map(|out| start_of(out, cols));
     if outs == [0, 0] {
         return;
@@ -31,7 +37,12 @@ pub(crate) fn sums<T: Terms>(cpu: &Cpu, rows: usize, cols: usize, terms: T, outs
     let width = WIDTH * LANES;
     cpu.pool().run(cols.div_ceil(width), &|task, _| {
         let outs = outs.map(|out| out as *mut f32);
-        cpu.isa().run(Sums { terms, rows, columns: [task * width, cols.min((task + 1) * width)], outs });
+        cpu.isa().run(ColumnTermSums {
+            terms,
+            rows,
+            columns: [task * width, cols.min((task + 1) * width)],
+            outs,
+        });
     });
 }
 
@@ -47,7 +58,13 @@ pub(crate) fn start_of(out: Option<&mut [f32]>, cols: usize) -> usize {
 /// # Safety
 /// The columns must exist in each of the `rows` rows.
 #[inline(always)]
-pub(crate) unsafe fn sum<S: Simd, T: Terms>(s: S, terms: &T, rows: usize, j: usize, n: usize) -> [S::V; 2] {
+pub(crate) unsafe fn sum<S: Simd, T: ColumnTerms>(
+    s: S,
+    terms: &T,
+    rows: usize,
+    j: usize,
+    n: usize,
+) -> [S::V; 2] {
     // SAFETY: guaranteed by the caller.
     let [sums] = unsafe { side_by_side::<S, T, 1>(s, terms, rows, j, j + n) };
     sums
@@ -58,7 +75,7 @@ pub(crate) unsafe fn sum<S: Simd, T: Terms>(s: S, terms: &T, rows: usize, j: usi
 /// # Safety
 /// Columns `first..end` must exist in each of the `rows` rows.
 #[inline(always)]
-unsafe fn side_by_side<S: Simd, T: Terms, const N: usize>(
+unsafe fn side_by_side<S: Simd, T: ColumnTerms, const N: usize>(
     s: S,
     terms: &T,
     rows: usize,
@@ -86,14 +103,14 @@ unsafe fn side_by_side<S: Simd, T: Terms, const N: usize>(
 }
 
 /// Sums of the columns `columns[0]..columns[1]`, for `Isa::run`. A null output is not written.
-struct Sums<T> {
+struct ColumnTermSums<T> {
     terms: T,
     rows: usize,
     columns: [usize; 2],
     outs: [*mut f32; 2],
 }
 
-impl<T: Terms> Kernel for Sums<T> {
+impl<T: ColumnTerms> Kernel for ColumnTermSums<T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let [first, end] = self.columns;

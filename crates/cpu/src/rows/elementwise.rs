@@ -14,18 +14,18 @@ use core::ops::Range;
 /// Addition: y = a + b. `y` may be exactly `a` or `b`.
 pub fn add<E: Element>(cpu: &Cpu, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     assert!(a.rows() == b.rows() && a.cols() == b.cols(), "a and b of one shape");
-    each(cpu, Op::Add, a, b, y);
+    each(cpu, ElementwiseOp::Add, a, b, y);
 }
 
 /// GELU: y = x Phi(x) with the exact normal distribution Phi (erf), not its tanh approximation. `y` may be exactly
 /// `x`.
 pub fn gelu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
-    each(cpu, Op::Gelu, x, x, y);
+    each(cpu, ElementwiseOp::Gelu, x, x, y);
 }
 
 /// ReLU: y = max(x, 0). NaN stays NaN. `y` may be exactly `x`.
 pub fn relu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
-    each(cpu, Op::Relu, x, x, y);
+    each(cpu, ElementwiseOp::Relu, x, x, y);
 }
 
 /// Activation function of a gated linear unit.
@@ -42,7 +42,7 @@ pub enum Gate {
 pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
-    each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
+    each(cpu, ElementwiseOp::Glu(gate), x.columns(0, half), x.columns(half, half), y);
 }
 
 /// Gradient of [`glu`]: dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..] and dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).
@@ -52,41 +52,41 @@ pub fn glu_grad(cpu: &Cpu, gate: Gate, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_
     let half = dy.cols();
     assert!(x.rows() == rows && x.cols() == 2 * half, "x is ({rows}, {})", 2 * half);
     assert!(dx.rows() == rows && dx.cols() == 2 * half, "dx is ({rows}, {})", 2 * half);
-    cpu.by_rows(rows, 2 * half, &|range| cpu.isa().run(GluGrad { gate, dy, x, dx: &dx, range }));
+    cpu.by_rows(rows, 2 * half, &|range| cpu.isa().run(GluGradRows { gate, dy, x, dx: &dx, range }));
 }
 
 /// Gradient of [`gelu`]: dx = dy (Phi(x) + x phi(x)). `dx` may be exactly `dy` or `x`.
 pub fn gelu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
     assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
-    each(cpu, Op::GeluGrad, dy, x, dx);
+    each(cpu, ElementwiseOp::GeluGrad, dy, x, dx);
 }
 
 /// Gradient of [`relu`]: dx = dy, and 0 where x <= 0. `dx` may be exactly `dy` or `x`.
 pub fn relu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
     assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
-    each(cpu, Op::ReluGrad, dy, x, dx);
+    each(cpu, ElementwiseOp::ReluGrad, dy, x, dx);
 }
 
 /// Scaling: y = factor x. `y` may be exactly `x`.
 pub fn scale<E: Element>(cpu: &Cpu, factor: f32, x: Rows<'_, E>, y: RowsMut<'_, E>) {
-    each(cpu, Op::Scale(factor), x, x, y);
+    each(cpu, ElementwiseOp::Scale(factor), x, x, y);
 }
 
 /// Copy: y = x, for example into some columns of a concatenation.
 pub fn copy<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
-    each(cpu, Op::Copy, x, x, y);
+    each(cpu, ElementwiseOp::Copy, x, x, y);
 }
 
 /// Sets all elements of `y` to `value`, for example zeros in rows past the last used row.
 pub fn fill(cpu: &Cpu, value: f32, y: RowsMut<'_>) {
-    // SAFETY: `Op::Fill` reads no element of this view.
+    // SAFETY: `ElementwiseOp::Fill` reads no element of this view.
     let nothing = unsafe { Rows::from_raw(core::ptr::null(), y.rows(), y.cols(), y.cols()) };
-    each(cpu, Op::Fill(value), nothing, nothing, y);
+    each(cpu, ElementwiseOp::Fill(value), nothing, nothing, y);
 }
 
 /// An element-wise op.
 #[derive(Clone, Copy)]
-enum Op {
+enum ElementwiseOp {
     Add,
     Gelu,
     GeluGrad,
@@ -100,26 +100,26 @@ enum Op {
 
 /// Runs an op over all rows, in parallel. Ops with one input receive it as both `a` and `b`. Panics if the shapes of
 /// `a` and `y` differ.
-fn each<E: Element>(cpu: &Cpu, op: Op, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
+fn each<E: Element>(cpu: &Cpu, op: ElementwiseOp, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     let rows = y.rows();
     let cols = y.cols();
     assert!(a.rows() == rows && a.cols() == cols, "x and y of one shape, ({rows}, {cols})");
-    cpu.by_rows(rows, cols, &|range| cpu.isa().run(Each { op, a, b, y: &y, range }));
+    cpu.by_rows(rows, cols, &|range| cpu.isa().run(ElementwiseRows { op, a, b, y: &y, range }));
 }
 
 /// The smallest positive f32: a number is below it exactly if it is at most 0.
 const SMALLEST_POSITIVE: f32 = f32::from_bits(1);
 
 /// An op on the rows `range`, for `Isa::run`.
-struct Each<'a, E> {
-    op: Op,
+struct ElementwiseRows<'a, E> {
+    op: ElementwiseOp,
     a: Rows<'a, E>,
     b: Rows<'a, E>,
     y: &'a RowsMut<'a, E>,
     range: Range<usize>,
 }
 
-impl<E: Element> Kernel for Each<'_, E> {
+impl<E: Element> Kernel for ElementwiseRows<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
@@ -142,26 +142,28 @@ impl<E: Element> Kernel for Each<'_, E> {
 /// # Safety
 /// `n` elements, at most 16, must be readable at each place that the op reads.
 #[inline(always)]
-unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: usize) -> S::V {
+unsafe fn value<S: Simd, E: Element>(s: S, op: ElementwiseOp, a: *const E, b: *const E, n: usize) -> S::V {
     // SAFETY: as the caller promises.
     unsafe {
         match op {
-            Op::Add => s.add(E::load_n(s, a, n), E::load_n(s, b, n)),
-            Op::Gelu => E::gelu(s, E::load_n(s, a, n)),
-            Op::GeluGrad => s.mul(E::load_n(s, a, n), math::gelu_slope(s, E::load_n(s, b, n))),
-            Op::Relu => s.max(s.splat(0.0), E::load_n(s, a, n)),
-            Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(SMALLEST_POSITIVE)),
-            Op::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
-            Op::Glu(Gate::Gelu) => s.mul(E::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
-            Op::Glu(Gate::Silu) => s.mul(E::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
-            Op::Copy => E::load_n(s, a, n),
-            Op::Fill(value) => s.splat(value),
+            ElementwiseOp::Add => s.add(E::load_n(s, a, n), E::load_n(s, b, n)),
+            ElementwiseOp::Gelu => E::gelu(s, E::load_n(s, a, n)),
+            ElementwiseOp::GeluGrad => s.mul(E::load_n(s, a, n), math::gelu_slope(s, E::load_n(s, b, n))),
+            ElementwiseOp::Relu => s.max(s.splat(0.0), E::load_n(s, a, n)),
+            ElementwiseOp::ReluGrad => {
+                s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(SMALLEST_POSITIVE))
+            }
+            ElementwiseOp::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
+            ElementwiseOp::Glu(Gate::Gelu) => s.mul(E::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            ElementwiseOp::Glu(Gate::Silu) => s.mul(E::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            ElementwiseOp::Copy => E::load_n(s, a, n),
+            ElementwiseOp::Fill(value) => s.splat(value),
         }
     }
 }
 
 /// Gradient of a gated linear unit for the rows `range`, for `Isa::run`.
-struct GluGrad<'a> {
+struct GluGradRows<'a> {
     gate: Gate,
     dy: Rows<'a>,
     x: Rows<'a>,
@@ -169,7 +171,7 @@ struct GluGrad<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for GluGrad<'_> {
+impl Kernel for GluGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let half = self.dy.cols();

@@ -9,48 +9,73 @@ use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 
-/// Embedding lookup: `y[t] = table[ids[t]] + plus`. `plus` is an optional row that is added to every token's, for
-/// example BERT's token-type embedding. Panics if the shapes do not match or an id is out of range.
-pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: RowsMut<'_, E>) {
-    check(ids, table, plus, &y);
+/// An embedding table, and a row that is added to every token's, for example BERT's token-type embedding.
+#[derive(Clone, Copy)]
+pub struct EmbeddingTable<'a, E> {
+    /// One row per token id.
+    pub table: Rows<'a, E>,
+    /// The added row.
+    pub plus: Option<&'a [E]>,
+}
+
+/// ESM's token dropout at inference: mask tokens have weight 0, all other tokens of a sequence the weight keep / (1 -
+/// n_mask / n) over its n tokens, all in f32 (fair-esm, `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens
+/// that were not masked in training).
+#[derive(Clone, Copy)]
+pub struct EsmTokenDropout<'a> {
+    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them have weight 0.
+    pub spans: &'a [[u32; 2]],
+    /// Id of the mask token.
+    pub mask_id: u32,
+    /// Share of tokens that were not masked in training.
+    pub keep: f32,
+}
+
+impl EsmTokenDropout<'_> {
+    /// The weight of the tokens `ids` of one sequence that are not masks.
+    #[inline(always)]
+    pub(crate) fn weight(&self, ids: &[u32]) -> f32 {
+        let masks = ids.iter().filter(|&&id| id == self.mask_id).count();
+        self.keep / (1.0 - masks as f32 / ids.len() as f32)
+    }
+}
+
+/// Embedding lookup: `y[t] = table[ids[t]] + plus`. Panics if the shapes do not match or an id is out of range.
+pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], embedding: EmbeddingTable<'_, E>, y: RowsMut<'_, E>) {
+    check(ids, embedding, &y);
+    let EmbeddingTable { table, plus } = embedding;
     cpu.by_rows(ids.len(), table.cols(), &|range| {
         for t in range {
-            cpu.isa().run(Gather { from: pick(table, ids[t]), scale: 1.0, plus, y: &y, t });
+            cpu.isa().run(EmbeddedToken { from: pick(table, ids[t]), scale: 1.0, plus, y: &y, t });
         }
     });
 }
 
-/// Embedding lookup with ESM's token dropout at inference: `y[t] = (table[ids[t]] + plus) * scale`, and zeros for
-/// tokens `mask_id`. scale = keep / (1 - n_mask / n) over the n tokens of t's sequence, all in f32 (fair-esm,
-/// `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens that were not masked in training). `spans` are
-/// the (start, end) of the sequences, ascending and disjoint; rows outside of them are not written. Panics as
-/// [`gather`].
-#[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
+/// Embedding lookup with token dropout: `y[t] = (table[ids[t]] + plus) * weight`, and zeros for mask tokens. Rows outside
+/// of the sequences are not written. Panics as [`gather`].
 pub(crate) fn gather_esm<E: Element>(
     cpu: &Cpu,
     ids: &[u32],
-    spans: &[[u32; 2]],
-    mask_id: u32,
-    keep: f32,
-    table: Rows<'_, E>,
-    plus: Option<&[E]>,
+    embedding: EmbeddingTable<'_, E>,
+    dropout: EsmTokenDropout<'_>,
     y: RowsMut<'_, E>,
 ) {
-    check(ids, table, plus, &y);
-    crate::check_spans(spans, ids.len());
-    cpu.pool().run(spans.len(), &|task, _| {
-        let span = spans[task][0] as usize..spans[task][1] as usize;
-        let masks = ids[span.clone()].iter().filter(|&&id| id == mask_id).count();
-        let scale = keep / (1.0 - masks as f32 / span.len() as f32);
+    check(ids, embedding, &y);
+    crate::check_spans(dropout.spans, ids.len());
+    let EmbeddingTable { table, plus } = embedding;
+    cpu.pool().run(dropout.spans.len(), &|task, _| {
+        let span = dropout.spans[task][0] as usize..dropout.spans[task][1] as usize;
+        let scale = dropout.weight(&ids[span.clone()]);
         for t in span {
-            let from = (ids[t] != mask_id).then(|| pick(table, ids[t])).flatten();
-            cpu.isa().run(Gather { from, scale, plus, y: &y, t });
+            let from = (ids[t] != dropout.mask_id).then(|| pick(table, ids[t])).flatten();
+            cpu.isa().run(EmbeddedToken { from, scale, plus, y: &y, t });
         }
     });
 }
 
 /// Panics unless the shapes match.
-fn check<E: Element>(ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: &RowsMut<'_, E>) {
+fn check<E: Element>(ids: &[u32], embedding: EmbeddingTable<'_, E>, y: &RowsMut<'_, E>) {
+    let EmbeddingTable { table, plus } = embedding;
     assert!(plus.is_none_or(|p| p.len() == table.cols()), "the added row has the table's columns");
     assert_eq!(y.rows(), ids.len(), "one row per token");
     assert_eq!(y.cols(), table.cols(), "columns of the table");
@@ -63,7 +88,7 @@ fn pick<E: Element>(table: Rows<'_, E>, id: u32) -> Option<*const E> {
 }
 
 /// Row `t` of y: (the row `from` + `plus`) times `scale`, or zeros if `from` is `None`. For `Isa::run`.
-struct Gather<'a, E> {
+struct EmbeddedToken<'a, E> {
     from: Option<*const E>,
     scale: f32,
     plus: Option<&'a [E]>,
@@ -71,7 +96,7 @@ struct Gather<'a, E> {
     t: usize,
 }
 
-impl<E: Element> Kernel for Gather<'_, E> {
+impl<E: Element> Kernel for EmbeddedToken<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();

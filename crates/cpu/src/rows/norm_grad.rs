@@ -4,7 +4,7 @@
 //! are sums over rows, in the order of `columns`.
 
 use crate::Cpu;
-use crate::rows::columns::{self, Terms};
+use crate::rows::columns::{self, ColumnTerms};
 use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -12,7 +12,7 @@ use core::ops::Range;
 
 /// Inputs of a norm's gradient.
 #[derive(Clone, Copy)]
-pub struct NormGrad<'a> {
+pub struct NormGradInputs<'a> {
     /// Gradient of the norm's output.
     pub dy: Rows<'a>,
     /// Input of the norm.
@@ -30,7 +30,7 @@ pub struct NormGrad<'a> {
 /// `dx` may be exactly `dy` or `x`.
 pub fn norm_grad(
     cpu: &Cpu,
-    norm: NormGrad<'_>,
+    norm: NormGradInputs<'_>,
     dx: Option<RowsMut<'_>>,
     dgamma: Option<&mut [f32]>,
     dbeta: Option<&mut [f32]>,
@@ -41,7 +41,7 @@ pub fn norm_grad(
     let statistics = norm.rstd.len() == rows && norm.mean.is_none_or(|mean| mean.len() == rows);
     assert!(statistics && norm.gamma.len() == cols, "one statistic per row, one scale per column");
     // Must come before dx, which may overwrite the inputs of these sums.
-    columns::sums(cpu, rows, cols, Scaled(norm), [dgamma, dbeta]);
+    columns::sums(cpu, rows, cols, NormGradTerms(norm), [dgamma, dbeta]);
     if let Some(dx) = dx {
         assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
         cpu.by_rows(rows, cols, &|range| cpu.isa().run(InputGradRows { norm, dx: &dx, range }));
@@ -50,9 +50,9 @@ pub fn norm_grad(
 
 /// Terms of dgamma and dbeta: dy h and dy.
 #[derive(Clone, Copy)]
-struct Scaled<'a>(NormGrad<'a>);
+struct NormGradTerms<'a>(NormGradInputs<'a>);
 
-impl NormGrad<'_> {
+impl NormGradInputs<'_> {
     /// The normalised input h of row `r`, columns `j..j + n`.
     ///
     /// # Safety
@@ -64,9 +64,19 @@ impl NormGrad<'_> {
         let centred = self.mean.map_or(x, |mean| s.sub(x, s.splat(mean[r])));
         s.mul(centred, s.splat(self.rstd[r]))
     }
+
+    /// g = dy gamma of row `r`, columns `j..j + n`; zero in the lanes past `n`.
+    ///
+    /// # Safety
+    /// The row and the columns must exist.
+    #[inline(always)]
+    unsafe fn weighted<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.mul(s.load_n(self.dy.row(r).add(j), n), s.load_n(self.gamma.as_ptr().add(j), n)) }
+    }
 }
 
-impl Terms for Scaled<'_> {
+impl ColumnTerms for NormGradTerms<'_> {
     #[inline(always)]
     unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2] {
         // SAFETY: the caller's promise.
@@ -79,7 +89,7 @@ impl Terms for Scaled<'_> {
 
 /// dx of the rows `range`, for `Isa::run`.
 struct InputGradRows<'a> {
-    norm: NormGrad<'a>,
+    norm: NormGradInputs<'a>,
     dx: &'a RowsMut<'a>,
     range: Range<usize>,
 }
@@ -90,21 +100,17 @@ impl Kernel for InputGradRows<'_> {
         let cols = self.dx.cols();
         let norm = self.norm;
         for r in self.range.clone() {
-            let dy = norm.dy.row(r);
-            let zero = s.splat(0.0);
-            // SAFETY: called for columns of row r, which dy and gamma have too.
-            let weighted = |j: usize, n: usize| unsafe {
-                s.mul(s.load_n(dy.add(j), n), s.load_n(norm.gamma.as_ptr().add(j), n))
-            };
-            let mut sum_g = zero;
-            let mut sum_gh = zero;
+            let mut sum_g = s.splat(0.0);
+            let mut sum_gh = s.splat(0.0);
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
                 // Lanes past n are 0 in g, and finite in h if the row's statistics are, so they add 0 to the sum.
-                let g = weighted(j, n);
-                sum_g = s.add(sum_g, g);
                 // SAFETY: j + n <= cols.
-                sum_gh = s.fma(g, unsafe { norm.normalised(s, r, j, n) }, sum_gh);
+                unsafe {
+                    let g = norm.weighted(s, r, j, n);
+                    sum_g = s.add(sum_g, g);
+                    sum_gh = s.fma(g, norm.normalised(s, r, j, n), sum_gh);
+                }
             }
             let mean_g = if norm.mean.is_some() { s.sum(sum_g) / cols as f32 } else { 0.0 };
             let mean_g = s.splat(mean_g);
@@ -114,7 +120,7 @@ impl Kernel for InputGradRows<'_> {
                 // SAFETY: j + n <= cols; the elements at j are read before they are written.
                 unsafe {
                     let h = norm.normalised(s, r, j, n);
-                    let d = s.fma(h, minus_gh, s.sub(weighted(j, n), mean_g));
+                    let d = s.fma(h, minus_gh, s.sub(norm.weighted(s, r, j, n), mean_g));
                     s.store_n(self.dx.row(r).add(j), s.mul(d, s.splat(norm.rstd[r])), n);
                 }
             }

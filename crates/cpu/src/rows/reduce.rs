@@ -15,33 +15,42 @@ use core::ops::Range;
 pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
     assert!(y.rows() == x.rows() && y.cols() == x.cols(), "x and y of one shape");
     if x.cols() > 0 {
-        cpu.by_rows(x.rows(), x.cols(), &|range| cpu.isa().run(Softmax { x, y: &y, range }));
+        cpu.by_rows(x.rows(), x.cols(), &|range| cpu.isa().run(SoftmaxRows { x, y: &y, range }));
     }
 }
 
-/// Mean over each span's rows: `y[s]` is the mean of the rows of span s, without its first `skip_first` and last
-/// `skip_last` rows (ESM-2 averages residues only, so 1 and 1). The sums are f64, because an f32 sum over 3 000
-/// rows would lose up to four digits. A span with no row left gives zeros.
-pub fn segment_mean<E: Element>(
-    cpu: &Cpu,
-    x: Rows<'_, E>,
-    spans: &[[u32; 2]],
-    skip_first: usize,
-    skip_last: usize,
-    y: RowsMut<'_>,
-) {
-    assert!(y.rows() == spans.len() && y.cols() == x.cols(), "y is (spans, columns of x)");
-    crate::check_spans(spans, x.rows());
+/// The rows of each sequence that a mean is taken over.
+#[derive(Clone, Copy)]
+pub struct MeanSpans<'a> {
+    /// (start, end) of every sequence, ascending and disjoint.
+    pub spans: &'a [[u32; 2]],
+    /// Rows that are left out at the start of each span, and at its end (ESM-2 averages residues only, so 1 and 1).
+    pub skip_first: usize,
+    /// Rows that are left out at the end.
+    pub skip_last: usize,
+}
+
+impl MeanSpans<'_> {
+    /// The averaged rows of span number `segment`.
+    fn rows(&self, segment: usize) -> Range<usize> {
+        let [start, end] = self.spans[segment].map(|row| row as usize);
+        // The start is limited to `end`, so a span with more skipped rows than rows is an empty range.
+        (start + self.skip_first).min(end)..end.saturating_sub(self.skip_last)
+    }
+}
+
+/// Mean over each span's rows: `y[s]` is the mean of the averaged rows of span s. The sums are f64, because an f32 sum
+/// over 3 000 rows would lose up to four digits. A span with no row left gives zeros.
+pub fn segment_mean<E: Element>(cpu: &Cpu, x: Rows<'_, E>, segments: MeanSpans<'_>, y: RowsMut<'_>) {
+    let count = segments.spans.len();
+    assert!(y.rows() == count && y.cols() == x.cols(), "y is (spans, columns of x)");
+    crate::check_spans(segments.spans, x.rows());
     let parts = x.cols().div_ceil(CHUNK);
-    cpu.pool().run(spans.len() * parts, &|task, _| {
+    cpu.pool().run(count * parts, &|task, _| {
         let segment = task / parts;
         let part = task % parts;
-        let start = spans[segment][0] as usize;
-        let end = spans[segment][1] as usize;
         let columns = part * CHUNK..x.cols().min((part + 1) * CHUNK);
-        // The start is limited to `end`, so a span with more skipped rows than rows is an empty range.
-        let rows = (start + skip_first).min(end)..end.saturating_sub(skip_last);
-        cpu.isa().run(Mean { x, rows, columns, segment, y: &y });
+        cpu.isa().run(SegmentMean { x, rows: segments.rows(segment), columns, segment, y: &y });
     });
 }
 
@@ -51,29 +60,20 @@ pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
     let cols = dy.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
-    cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGrad { dy, y, dx: &dx, range }));
+    cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGradRows { dy, y, dx: &dx, range }));
 }
 
 /// Gradient of `segment_mean`: `dx[t] = dy[s] / n` for the n rows of span s that are averaged; zero for all other
 /// rows.
-pub fn segment_mean_grad(
-    cpu: &Cpu,
-    dy: Rows<'_>,
-    spans: &[[u32; 2]],
-    skip_first: usize,
-    skip_last: usize,
-    dx: RowsMut<'_>,
-) {
+pub fn segment_mean_grad(cpu: &Cpu, dy: Rows<'_>, segments: MeanSpans<'_>, dx: RowsMut<'_>) {
+    let spans = segments.spans;
     assert!(dy.rows() == spans.len() && dy.cols() == dx.cols(), "dy is (spans, columns of dx)");
     crate::check_spans(spans, dx.rows());
     cpu.by_rows(dx.rows(), dx.cols(), &|range| {
         for t in range {
             let segment = spans.partition_point(|span| span[1] as usize <= t);
-            let counted = spans.get(segment).map(|&[start, end]| {
-                (start as usize + skip_first).min(end as usize)..(end as usize).saturating_sub(skip_last)
-            });
-            let counted = counted.filter(|counted| counted.contains(&t));
-            let share = counted.map_or(0.0, |counted| 1.0 / counted.len() as f32);
+            let averaged = if segment < spans.len() { segments.rows(segment) } else { 0..0 };
+            let share = if averaged.contains(&t) { 1.0 / averaged.len() as f32 } else { 0.0 };
             let from = (share > 0.0).then(|| dy.row(segment));
             cpu.isa().run(RowShare { from, share, dx: &dx, t });
         }
@@ -84,39 +84,40 @@ pub fn segment_mean_grad(
 const CHUNK: usize = 64;
 
 /// Softmax of the rows `range`, for `Isa::run`.
-struct Softmax<'a> {
+struct SoftmaxRows<'a> {
     x: Rows<'a>,
     y: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for Softmax<'_> {
+impl Kernel for SoftmaxRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
         for r in self.range.clone() {
             let x = self.x.row(r);
             let y = self.y.row(r);
-            let width = |j: usize| LANES.min(cols - j);
-            // SAFETY: row r of x and y holds `cols` f32, and j + width(j) <= cols; the row of y is read only where it
-            // has been written.
+            // SAFETY: row r of x and y holds `cols` f32, and j + n <= cols; the row of y is read only where it has been
+            // written.
             unsafe {
                 let mut top = s.splat(f32::NEG_INFINITY);
                 for j in (0..cols).step_by(LANES) {
-                    let v = s.load_n(x.add(j), width(j));
-                    top = s.max(top, s.first(v, top, width(j)));
+                    let n = LANES.min(cols - j);
+                    let v = s.load_n(x.add(j), n);
+                    top = s.max(top, s.first(v, top, n));
                 }
                 let top = s.splat(s.max_lane(top));
                 let mut sum = s.splat(0.0);
                 for j in (0..cols).step_by(LANES) {
-                    let e = exp(s, s.sub(s.load_n(x.add(j), width(j)), top));
-                    s.store_n(y.add(j), e, width(j));
-                    sum = s.add(sum, s.first(e, s.splat(0.0), width(j)));
+                    let n = LANES.min(cols - j);
+                    let e = exp(s, s.sub(s.load_n(x.add(j), n), top));
+                    s.store_n(y.add(j), e, n);
+                    sum = s.add(sum, s.first(e, s.splat(0.0), n));
                 }
                 let sum = s.splat(s.sum(sum));
                 for j in (0..cols).step_by(LANES) {
-                    let v = s.div(s.load_n(y.add(j), width(j)), sum);
-                    s.store_n(y.add(j), v, width(j));
+                    let n = LANES.min(cols - j);
+                    s.store_n(y.add(j), s.div(s.load_n(y.add(j), n), sum), n);
                 }
             }
         }
@@ -124,7 +125,7 @@ impl Kernel for Softmax<'_> {
 }
 
 /// Mean over `rows` of the columns `columns`, written to row `segment` of y.
-struct Mean<'a, E> {
+struct SegmentMean<'a, E> {
     x: Rows<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -132,7 +133,7 @@ struct Mean<'a, E> {
     y: &'a RowsMut<'a>,
 }
 
-impl<E: Element> Kernel for Mean<'_, E> {
+impl<E: Element> Kernel for SegmentMean<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let mut sums = [0.0f64; CHUNK];
@@ -155,14 +156,14 @@ impl<E: Element> Kernel for Mean<'_, E> {
 }
 
 /// Softmax gradient of the rows `range`, for `Isa::run`.
-struct SoftmaxGrad<'a> {
+struct SoftmaxGradRows<'a> {
     dy: Rows<'a>,
     y: Rows<'a>,
     dx: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for SoftmaxGrad<'_> {
+impl Kernel for SoftmaxGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();

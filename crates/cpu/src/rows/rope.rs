@@ -16,7 +16,8 @@ pub fn table(inv_freq: &[f32], longest: usize, cos: &mut [f32], sin: &mut [f32])
         for ((cos, sin), &freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
             let angle = f64::from(pos as f32 * freq);
             let (s, c) = libm::sincos(angle);
-            (*cos, *sin) = (c as f32, s as f32);
+            *cos = c as f32;
+            *sin = s as f32;
         }
     }
 }

@@ -27,11 +27,11 @@ pub(crate) const STRIP: usize = 2 * SIDE;
 pub(crate) const STEP: usize = 32;
 /// Number of steps of a strip of A, or of a panel of B, that stay in L1: 18 steps of 2 KB are 36 of its 48 KB, which
 /// leaves room for the accumulator buffer and the factor that streams through.
-pub(crate) const NEAR: usize = 18;
+pub(crate) const L1_STEPS: usize = 18;
 
 /// Which factor of a step is loaded so that L1 keeps it; the other is streamed from L2 past L1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Near {
+pub(crate) enum L1Factor {
     /// The strip of A, which is used again with the next panel.
     A,
     /// The panel of B, which is used again with the next strip.
@@ -40,11 +40,11 @@ pub(crate) enum Near {
     Neither,
 }
 
-impl Near {
-    /// Returns `self` for the first `most` steps and `Neither` for later ones.
+impl L1Factor {
+    /// The factor to keep in step `step`, if L1 has room for the first `l1_steps` steps.
     #[inline(always)]
-    pub(crate) fn first(self, most: usize, step: usize) -> Near {
-        if step < most { self } else { Near::Neither }
+    pub(crate) fn for_step(self, step: usize, l1_steps: usize) -> L1Factor {
+        if step < l1_steps { self } else { L1Factor::Neither }
     }
 }
 
@@ -98,7 +98,7 @@ fn permitted() -> bool {
 
 /// Operand of `ldtilecfg`: the palette, and for each register the bytes per row and the number of rows.
 #[repr(C, align(64))]
-pub(crate) struct Config {
+pub(crate) struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -106,9 +106,9 @@ pub(crate) struct Config {
     rows: [u8; 16],
 }
 
-impl Config {
+impl TileConfig {
     /// All eight registers at full size.
-    pub(crate) const WHOLE: Config = Config {
+    pub(crate) const WHOLE: TileConfig = TileConfig {
         palette: 1,
         start_row: 0,
         reserved: [0; 14],
@@ -117,13 +117,28 @@ impl Config {
     };
 
     /// Restricts register `t` to `rows` rows of `row_bytes` bytes.
-    pub(crate) fn cut(&mut self, t: usize, rows: usize, row_bytes: usize) {
+    pub(crate) fn restrict(&mut self, t: usize, rows: usize, row_bytes: usize) {
         assert!((1..=SIDE).contains(&rows) && (4..=64).contains(&row_bytes) && t < 8, "part of a register");
-        (self.rows[t], self.row_bytes[t]) = (rows as u8, row_bytes as u16);
+        self.rows[t] = rows as u8;
+        self.row_bytes[t] = row_bytes as u16;
     }
 }
 
-static CONFIG: Config = Config::WHOLE;
+static CONFIG: TileConfig = TileConfig::WHOLE;
+
+/// Operands of a product of bf16x3 splits, c (+)= a b.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16x3Matmul {
+    /// `steps` steps of (lo, mid, hi), two tiles each.
+    pub(crate) a: *const u8,
+    /// `steps` steps of (hi, mid, lo), two tiles each.
+    pub(crate) b: *const u8,
+    /// 32 rows of 32 f32.
+    pub(crate) c: *mut f32,
+    pub(crate) steps: usize,
+    /// Whether `c` holds the sums of earlier steps; otherwise the sums start at zero.
+    pub(crate) continues: bool,
+}
 
 /// Eight tile registers as a 32 x 32 accumulator and two factors. Registers 0 to 3 hold the accumulator, f32 or i32,
 /// as (upper left, upper right, lower left, lower right); 4 and 5 hold the two tiles of A, 6 and 7 the two tiles of B.
@@ -170,7 +185,7 @@ pub(crate) trait TileUnit: Sized {
     /// # Safety
     /// As for `load_a` and `load_b`.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _l1_factor: L1Factor) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             self.load_a(a, row, true);
@@ -201,33 +216,24 @@ pub(crate) trait TileUnit: Sized {
         self.multiply();
     }
 
-    /// Computes `c (+)= a b` to nearly f32 accuracy from the bf16x3 split of each factor (Henry, Tang and Heinecke
-    /// 2019): of the nine products of components, the six largest, ordered so that successive products share a
-    /// factor. `c` is 32 x 32 and starts at zero unless `more` is set. `meanwhile` is called after each product, so
-    /// that the core does other work while the tile unit is busy.
+    /// Multiplies two bf16x3 splits to nearly f32 accuracy (Henry, Tang and Heinecke 2019): of the nine products of
+    /// components, the six largest, ordered so that successive products share a factor. `meanwhile` is called after each
+    /// product, so that the core does other work while the tile unit is busy.
     ///
-    /// A step of `a` is stored as (lo, mid, hi), a step of `b` as (hi, mid, lo), two tiles each. `a` streams past L1.
-    /// `b` stays in L1 if it fits; otherwise only its hi component is kept, which each step loads twice.
+    /// `a` streams past L1. `b` stays in L1 if it fits; otherwise only its hi component is kept, which each step loads
+    /// twice.
     ///
     /// # Safety
-    /// `a` and `b` must hold `steps` steps of six tiles each, and `c` 32 rows of 32 f32, which `meanwhile` must not
-    /// touch.
+    /// The memory of the operands must be as documented at [`Bf16x3Matmul`]; `meanwhile` must not touch `c`.
     #[inline(always)]
-    unsafe fn bf16x3_product(
-        &mut self,
-        a: *const u8,
-        b: *const u8,
-        c: *mut f32,
-        steps: usize,
-        more: bool,
-        mut meanwhile: impl FnMut(),
-    ) {
+    unsafe fn bf16x3_matmul(&mut self, matmul: Bf16x3Matmul, mut meanwhile: impl FnMut()) {
         const PART: usize = 2 * TILE;
         const ROW: usize = 64;
-        let near = 3 * steps <= NEAR;
+        let Bf16x3Matmul { a, b, c, steps, continues } = matmul;
+        let near = 3 * steps <= L1_STEPS;
         // SAFETY: all offsets stay inside the buffers that the caller guarantees.
         unsafe {
-            if more {
+            if continues {
                 self.begin(c)
             } else {
                 self.zero()
@@ -301,12 +307,12 @@ unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
 pub(crate) struct Tiles<const INT8: bool = false>(());
 
 impl<const INT8: bool> Tiles<INT8> {
-    /// Like `configure`, with other tile shapes. `TileUnit`'s products assume full tiles, so a caller that cuts registers
+    /// Like `configure`, with other tile shapes. `TileUnit`'s products assume full tiles, so a caller that restricts registers
     /// must not use them.
     ///
     /// # Safety
     /// As for `configure`.
-    pub(crate) unsafe fn configure_as(config: &Config) -> Self {
+    pub(crate) unsafe fn configure_as(config: &TileConfig) -> Self {
         // SAFETY: the CPU has the instruction, which reads the 64 bytes of `config`.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(nostack, readonly, preserves_flags))
@@ -426,9 +432,9 @@ impl<const INT8: bool> TileUnit for Tiles<INT8> {
 
     /// Loads each tile immediately before its first product: up to a tenth faster than all loads before all products.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, near: Near) {
-        let near_a = near == Near::A;
-        let near_b = near == Near::B;
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, l1_factor: L1Factor) {
+        let near_a = l1_factor == L1Factor::A;
+        let near_b = l1_factor == L1Factor::B;
         // SAFETY: reads 32 rows and two tiles, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<6>(b, 64, near_b);

@@ -3,7 +3,7 @@
 //!
 //! Invariant: integer sums are exact, so they are equal on every instruction set. int8 values are from -127 to
 //! 127, so the sum of two products fits in 16 bits: 2 * 127 * 127 = 32258. For the order of additions of a bf16
-//! dot product see `Pairs`.
+//! dot product see `Bf16Pairs`.
 
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86::{Avx2, Avx512};
@@ -34,18 +34,18 @@ pub(crate) trait Dot: Copy {
     }
     /// Sixteen sums with the initial value `offset`.
     fn begin(self, offset: i32) -> Self::I;
-    /// Loads sums that `keep` stored.
+    /// Loads sums that `suspend` stored.
     /// # Safety
     /// Sixteen words must be readable at `from`.
     unsafe fn resume(self, from: *const f32) -> Self::I;
     /// Stores the bits of the sums, for `resume`.
     /// # Safety
     /// Sixteen words must be writable at `to`.
-    unsafe fn keep(self, to: *mut f32, sum: Self::I);
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I);
     /// Stores the sums as f32, rounded to nearest with ties to even.
     /// # Safety
     /// Sixteen f32 must be writable at `to`.
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I);
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I);
     /// Loads one line of a tile: four bytes of each of sixteen rows of W.
     /// # Safety
     /// 64 bytes must be readable at `w`.
@@ -69,7 +69,7 @@ impl Dot for Portable {
         unsafe { from.cast::<Self::I>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
         unsafe { to.cast::<Self::I>().write_unaligned(sum) }
     }
@@ -87,7 +87,7 @@ impl Dot for Portable {
         })
     }
     #[inline(always)]
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(sum.map(|sum| sum as f32)) }
     }
@@ -113,7 +113,7 @@ impl Dot for Avx2 {
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
     }
     #[inline(always)]
-    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             _mm256_storeu_si256(to.cast(), sum[0]);
@@ -140,7 +140,7 @@ impl Dot for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             _mm256_storeu_ps(to, _mm256_cvtepi32_ps(sum[0]));
@@ -149,12 +149,20 @@ impl Dot for Avx2 {
     }
 }
 
+/// A line of weights for `maddubs`: magnitudes, and the mask of the negative weights.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct SignedLine {
+    magnitudes: __m512i,
+    negative: __mmask64,
+}
+
 /// int8 dot products as on AVX2. AVX-512 has no `sign` instruction, so the signs of w are a mask of lanes in
 /// which x is negated.
 #[cfg(target_arch = "x86_64")]
 impl Dot for Avx512 {
     type I = __m512i;
-    type W = (__m512i, __mmask64);
+    type W = SignedLine;
     const HEIGHT: usize = 8;
 
     #[inline(always)]
@@ -168,7 +176,7 @@ impl Dot for Avx512 {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_storeu_si512(to.cast(), sum) }
     }
@@ -177,21 +185,21 @@ impl Dot for Avx512 {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             let w = _mm512_loadu_si512(w.cast());
-            (_mm512_abs_epi8(w), _mm512_movepi8_mask(w))
+            SignedLine { magnitudes: _mm512_abs_epi8(w), negative: _mm512_movepi8_mask(w) }
         }
     }
     #[inline(always)]
-    fn dot(self, sum: Self::I, x: i32, (w, negative): Self::W) -> Self::I {
+    fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I {
         // SAFETY: `self` proves the instructions.
         unsafe {
             let x = _mm512_set1_epi32(x);
-            let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
-            let pairs = _mm512_maddubs_epi16(w, x);
+            let x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
+            let pairs = _mm512_maddubs_epi16(w.magnitudes, x);
             _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         }
     }
     #[inline(always)]
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(sum)) }
     }
@@ -248,9 +256,9 @@ impl Dot for Vnni {
         unsafe { self.0.resume(from) }
     }
     #[inline(always)]
-    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
-        unsafe { self.0.keep(to, sum) }
+        unsafe { self.0.suspend(to, sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -264,9 +272,9 @@ impl Dot for Vnni {
         unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
-        unsafe { self.0.numbers(to, sum) }
+        unsafe { self.0.store_f32(to, sum) }
     }
 }
 
@@ -276,22 +284,22 @@ impl Dot for Vnni {
 /// inputs and results as zero, which f32 lanes do not, so the bits may differ where numbers are below 2^-126.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(crate) struct Pairs(());
+pub(crate) struct Bf16Pairs(());
 
 #[cfg(target_arch = "x86_64")]
-impl Pairs {
+impl Bf16Pairs {
     /// Returns the proof that the CPU has the instructions.
     ///
     /// # Safety
     /// The CPU must have AVX-512 F and BF16.
     #[inline(always)]
-    pub(crate) unsafe fn assume() -> Pairs {
-        Pairs(())
+    pub(crate) unsafe fn assume() -> Bf16Pairs {
+        Bf16Pairs(())
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Dot for Pairs {
+impl Dot for Bf16Pairs {
     type I = __m512;
     type W = __m512i;
     const HEIGHT: usize = 14;
@@ -307,14 +315,14 @@ impl Dot for Pairs {
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
-    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+    unsafe fn suspend(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_storeu_ps(to, sum) }
     }
     #[inline(always)]
-    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+    unsafe fn store_f32(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
-        unsafe { self.keep(to, sum) }
+        unsafe { self.suspend(to, sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -325,8 +333,9 @@ impl Dot for Pairs {
     fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I {
         // SAFETY: `self` proves the instructions; both types are 64 bytes, and every bit pattern is 32 bf16 values.
         unsafe {
-            let bits = |v: __m512i| -> __m512bh { core::mem::transmute(v) };
-            _mm512_dpbf16_ps(sum, bits(w), bits(_mm512_set1_epi32(x)))
+            let w = core::mem::transmute::<__m512i, __m512bh>(w);
+            let x = core::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x));
+            _mm512_dpbf16_ps(sum, w, x)
         }
     }
 }

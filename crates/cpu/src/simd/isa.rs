@@ -108,7 +108,7 @@ impl Isa {
     }
 
     /// Whether bf16 matmuls may use dot products of pairs (AVX512-BF16): twice the rate of f32 lanes with the
-    /// same bits, except for denormals (see `dot::Pairs`).
+    /// same bits, except for denormals (see `dot::Bf16Pairs`).
     pub fn has_dots(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         // VBMI is required too, because attention with these dot products needs it: a CPU that had only one of the

@@ -140,6 +140,12 @@ pub trait Simd: Dot {
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
+/// The larger of two numbers; `b` if either is NaN, as `Simd::max`.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
 /// a * b + c, fused only if the target has the instruction: otherwise `f32::mul_add` is a library call per element.
 #[inline(always)]
 fn mul_add(a: f32, b: f32, c: f32) -> f32 {
@@ -266,7 +272,6 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn max_lane(self, a: Self::V) -> f32 {
-        let larger = |a: f32, b: f32| if a > b { a } else { b };
         let b: [f32; 8] = core::array::from_fn(|i| larger(a[i], a[i + 8]));
         let c: [f32; 4] = core::array::from_fn(|i| larger(b[i], b[i + 4]));
         larger(larger(c[0], c[2]), larger(c[1], c[3]))

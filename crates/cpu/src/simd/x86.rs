@@ -98,6 +98,13 @@ fn transpose16(rows: &mut [__m512; 16]) {
     }
 }
 
+/// The lower 16 bits of 8 lanes as the upper 16 bits of f32: bf16 as f32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn upper_half(x: __m256i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+}
+
 /// All lanes rounded to bf16; same results as `half::f32_to_bf16`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -345,8 +352,7 @@ impl Simd for Avx2 {
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
-            let up = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
-            (up(low), up(high))
+            (upper_half(low), upper_half(high))
         }
     }
     #[inline(always)]
@@ -356,9 +362,9 @@ impl Simd for Avx2 {
             let low = _mm256_loadu_si256(p.cast());
             let high = _mm256_loadu_si256(p.add(LANES).cast());
             let top = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-            let first = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
-            let second = |x| _mm256_castsi256_ps(_mm256_and_si256(x, top));
-            [(first(low), first(high)), (second(low), second(high))]
+            let second_low = _mm256_castsi256_ps(_mm256_and_si256(low, top));
+            let second_high = _mm256_castsi256_ps(_mm256_and_si256(high, top));
+            [(upper_half(low), upper_half(high)), (second_low, second_high)]
         }
     }
     #[inline(always)]
@@ -374,9 +380,11 @@ impl Simd for Avx2 {
     unsafe fn store_low(self, p: *mut u8, v: Self::V) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
-            let low = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xff));
+            let mask = _mm256_set1_epi32(0xff);
+            let low = _mm256_and_si256(_mm256_castps_si256(v.0), mask);
+            let high = _mm256_and_si256(_mm256_castps_si256(v.1), mask);
             // The pack instruction works within each 128-bit half, so the middle quarters must be exchanged.
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low(v.0), low(v.1)));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
             let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(p.cast(), bytes);
         }

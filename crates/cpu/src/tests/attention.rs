@@ -52,14 +52,14 @@ impl Case {
         }
     }
 
-    fn config(&self) -> Attention<'_> {
-        Attention {
+    fn config(&self) -> AttentionConfig<'_> {
+        AttentionConfig {
             heads: self.heads,
             kv_heads: self.heads,
             mask: self.mask,
             head_dim: self.hd,
             scale: self.scale,
-            rope: self.rope.then_some(Rope { cos: &self.cos, sin: &self.sin }),
+            rope: self.rope.then_some(RotaryTables { cos: &self.cos, sin: &self.sin }),
             slopes: self.alibi.then_some(&self.slopes[..]),
         }
     }
@@ -71,17 +71,15 @@ impl Case {
         let mut o = vec![5.0; tokens * d];
         let mut lse = vec![5.0; tokens * self.heads];
         let mut scratch = workspace(cpu, workspace_bytes(self.hd));
-        attention(
-            cpu,
-            self.config(),
-            x.columns(0, d),
-            x.columns(d, d),
-            x.columns(2 * d, d),
+        let operands = AttentionOperands {
+            q: x.columns(0, d),
+            k: x.columns(d, d),
+            v: x.columns(2 * d, d),
             spans,
-            RowsMut::new(&mut o, tokens, d, d),
-            Some(RowsMut::new(&mut lse, tokens, self.heads, self.heads)),
-            &mut scratch,
-        );
+            o: RowsMut::new(&mut o, tokens, d, d),
+            lse: Some(RowsMut::new(&mut lse, tokens, self.heads, self.heads)),
+        };
+        attention(cpu, self.config(), operands, &mut scratch);
         (o, lse)
     }
 
@@ -92,18 +90,19 @@ impl Case {
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
         let (o, lse) = self.run(cpu, from, tokens, spans);
         let noise = numbers(12, (from + tokens) * d);
-        let given = SavedForward {
+        let saved = SavedForward {
             q: x.columns(0, d),
             k: x.columns(d, d),
             v: x.columns(2 * d, d),
             o: Rows::new(&o, tokens, d, d),
             lse: Rows::new(&lse, tokens, h, h),
             gradient: Rows::new(&noise[from * d..], tokens, d, d),
+            spans,
         };
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![5.0; tokens * d]);
         let [q, k, v] = [&mut dq, &mut dk, &mut dv].map(|x| Some(RowsMut::new(x, tokens, d, d)));
         let mut scratch = workspace(cpu, grad_workspace_bytes(self.hd));
-        attention_grad(cpu, self.config(), given, spans, Gradients { q, k, v }, &mut scratch);
+        attention_grad(cpu, self.config(), saved, AttentionGradients { q, k, v }, &mut scratch);
         let row = |t: usize| [&dq, &dk, &dv].map(|x| &x[t * d..(t + 1) * d]).concat();
         (0..tokens).flat_map(row).collect()
     }
@@ -210,7 +209,7 @@ fn in_bf16_it_is_that_of_f32_rounded() {
         let kv_heads = 2;
         let t = 291;
         let case = Case { mask, ..Case::new(heads, hd, t, rope, !rope) };
-        let config = Attention { kv_heads, ..case.config() };
+        let config = AttentionConfig { kv_heads, ..case.config() };
         let columns = [(0, heads * hd), (heads * hd, kv_heads * hd), ((heads + kv_heads) * hd, kv_heads * hd)];
         let ld = 3 * heads * hd;
         let narrow: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
@@ -229,7 +228,7 @@ fn in_bf16_it_is_that_of_f32_rounded() {
 /// spans keep the value `before`.
 fn fused<E: Element>(
     cpu: &Cpu,
-    config: Attention<'_>,
+    config: AttentionConfig<'_>,
     columns: [(usize, usize); 3],
     x: Rows<'_, E>,
     spans: &[[u32; 2]],
@@ -244,7 +243,8 @@ fn fused<E: Element>(
     let mut scratch = workspace(cpu, workspace_bytes(config.head_dim));
     let out = RowsMut::new(&mut o, t, d, d);
     let sums = RowsMut::new(&mut lse, t, h, h);
-    attention(cpu, config, q, k, v, spans, out, Some(sums), &mut scratch);
+    let operands = AttentionOperands { q, k, v, spans, o: out, lse: Some(sums) };
+    attention(cpu, config, operands, &mut scratch);
     (o, lse)
 }
 

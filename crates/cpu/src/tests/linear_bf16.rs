@@ -9,8 +9,7 @@ use crate::Isa;
 use crate::matmul::linear_bf16::*;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::linear_bf16_amx::{self, Form};
-use crate::matmul::linear_f32::Act;
-use crate::matmul::linear_f32::GemmCall;
+use crate::matmul::{Act, LinearCall, MatmulEpilogue};
 #[cfg(target_arch = "x86_64")]
 use crate::rows::elementwise::Gate;
 use crate::{Bf16, Cpu, Rows, RowsMut};
@@ -30,7 +29,7 @@ pub(super) fn pack(w: &[Bf16], k: usize) -> Vec<Bf16> {
 }
 
 /// An implementation of the matmul: `linear` with its own choice, or emulated tiles.
-pub(super) type Linear = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
+pub(super) type Linear = fn(&Cpu, LinearCall<'_, Bf16>, &mut [f32]);
 
 /// All implementations by name, and whether each has the bits of a chain of fused multiply-adds.
 pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
@@ -54,7 +53,7 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
 }
 
 const IN_LANES: Linear =
-    |cpu, x, w, e, y, workspace| linear_by(cpu, Instructions::Lanes, GemmCall::new(x, w, e, &y), workspace);
+    |cpu, call, workspace| linear_by(cpu, Bf16Instructions::Lanes, call.operands(), workspace);
 
 /// Whether this CPU has the vector instructions that the kernels use around the tile products; says so if not.
 #[cfg(target_arch = "x86_64")]
@@ -67,14 +66,14 @@ pub(super) fn has_bf16() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
-    if x.cols() == 0 {
-        return linear(cpu, x, w, e, y, workspace);
+const ON_DOUBLE: Linear = |cpu, call, workspace| {
+    if call.x.cols() == 0 {
+        return linear(cpu, call, workspace);
     }
-    let job = GemmCall::new(x, w, e, &y);
+    let operands = call.operands();
     let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe { linear_bf16_amx::linear::<Double>(cpu, job, Form::Plain, workspace.as_mut_ptr(), each) }
+    unsafe { linear_bf16_amx::linear::<Double>(cpu, operands, Form::Plain, workspace.as_mut_ptr(), each) }
 };
 
 /// Operands of one matmul.
@@ -111,10 +110,11 @@ impl Case {
         let mut y = vec![Bf16(7); m * ldy];
         let mut scratch = workspace(cpu, WORKSPACE_BYTES);
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
-        let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
+        let e = MatmulEpilogue { bias: self.bias.as_deref(), act: self.act, residual };
         let rows = Rows::new(&strided, m, k, ldx);
         let out = RowsMut::new(&mut y, m, n, ldy);
-        linear(cpu, rows, &pack(&self.w, k), e, out, &mut scratch);
+        let w = pack(&self.w, k);
+        linear(cpu, LinearCall { x: rows, w: &w, epilogue: e, y: out }, &mut scratch);
         assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == Bf16(7))), "wrote past the row");
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
     }
@@ -203,8 +203,10 @@ fn the_residual_may_be_the_output() {
         let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
         // SAFETY: the residual is exactly y, which `linear` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
-        let e = EpilogueBf16 { residual: Some(residual), ..Default::default() };
-        linear(&cpu, Rows::new(&case.x, m, k, k), &pack(&case.w, k), e, out, &mut scratch);
+        let e = MatmulEpilogue { residual: Some(residual), ..Default::default() };
+        let w = pack(&case.w, k);
+        let call = LinearCall { x: Rows::new(&case.x, m, k, k), w: &w, epilogue: e, y: out };
+        linear(&cpu, call, &mut scratch);
         same(&y, &case.run(&cpu, linear, 0, m), &name);
     }
 }
@@ -247,10 +249,11 @@ fn where_x_lies_says_nothing() {
         for (name, _, cpu, linear) in ways() {
             let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
             let mut y = vec![Bf16(7); 70 * n];
-            let e = EpilogueBf16 { bias: case.bias.as_deref(), ..Default::default() };
+            let e = MatmulEpilogue { bias: case.bias.as_deref(), ..Default::default() };
             let rows = Rows::new(room, 70, k, ld);
             let out = RowsMut::new(&mut y, 70, n, n);
-            linear(&cpu, rows, &pack(&case.w, k), e, out, &mut scratch);
+            let w = pack(&case.w, k);
+            linear(&cpu, LinearCall { x: rows, w: &w, epilogue: e, y: out }, &mut scratch);
             same(&y, &case.run(&cpu, linear, 0, 70), &format!("{name} {k}"));
         }
     }
@@ -258,17 +261,14 @@ fn where_x_lies_says_nothing() {
 
 /// A matmul with a gate: `gated` on tiles, or on emulated tiles.
 #[cfg(target_arch = "x86_64")]
-type Gated = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], Option<&[Bf16]>, Gate, RowsMut<'_, Bf16>, &mut [f32]);
+type Gated = fn(&Cpu, GatedLinearCall<'_>, &mut [f32]);
 
 #[cfg(target_arch = "x86_64")]
-const GATED_ON_DOUBLE: Gated = |cpu, x, w, bias, gate, y, workspace| {
-    let job = gated_job(x, w, bias, &y);
+const GATED_ON_DOUBLE: Gated = |cpu, call, workspace| {
+    let (operands, form) = call.operands();
     let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and the test saw AVX-512 with BF16.
-    unsafe {
-        let form = Form::Gated { gate, bias };
-        linear_bf16_amx::linear::<Double>(cpu, job, form, workspace.as_mut_ptr(), each);
-    }
+    unsafe { linear_bf16_amx::linear::<Double>(cpu, operands, form, workspace.as_mut_ptr(), each) };
 };
 
 /// Sums of gates and values are of order 1. The tolerance is half a unit in the last place of bf16, plus the errors of the
@@ -300,7 +300,8 @@ fn a_gate_multiplies_the_value_of_its_column_in_any_company() {
                     let mut scratch = workspace(cpu, WORKSPACE_BYTES);
                     let mut y = vec![Bf16(7); rows * (f + 3)];
                     let out = RowsMut::new(&mut y, rows, f, f + 3);
-                    gated(cpu, Rows::new(&x[from * k..], rows, k, k), &packed, bias, gate, out, &mut scratch);
+                    let x = Rows::new(&x[from * k..], rows, k, k);
+                    gated(cpu, GatedLinearCall { x, w: &packed, bias, gate, y: out }, &mut scratch);
                     assert!(y.chunks(f + 3).all(|row| row[f..].iter().all(|&v| v == Bf16(7))), "past the row");
                     y.chunks(f + 3).flat_map(|row| row[..f].to_vec()).collect::<Vec<_>>()
                 };

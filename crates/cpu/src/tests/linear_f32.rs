@@ -2,6 +2,7 @@
 
 use super::{close, machines, numbers, peer, same_bits, workspace};
 use crate::matmul::linear_f32::*;
+use crate::matmul::{Act, LinearCall, MatmulEpilogue};
 use crate::{Cpu, Isa, Rows, RowsMut};
 
 fn pack(w: &[f32], n: usize, k: usize) -> Vec<f32> {
@@ -14,7 +15,7 @@ fn pack(w: &[f32], n: usize, k: usize) -> Vec<f32> {
 }
 
 /// Runs into y with a stride of n + 3; elements between the rows must not change.
-fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: Epilogue<'_>) -> Vec<f32> {
+fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: MatmulEpilogue<'_>) -> Vec<f32> {
     let ldx = k + 5;
     let ldy = n + 3;
     let mut strided = vec![f32::NAN; m * ldx];
@@ -25,12 +26,21 @@ fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: Epilogu
     let mut scratch = workspace(cpu, workspace_bytes(cpu.isa()));
     let rows = Rows::new(&strided, m, k, ldx);
     let out = RowsMut::new(&mut y, m, n, ldy);
-    linear(cpu, rows, &pack(w, n, k), e, out, &mut scratch);
+    let w = pack(w, n, k);
+    linear(cpu, LinearCall { x: rows, w: &w, epilogue: e, y: out }, &mut scratch);
     assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
     y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
 }
 
-fn reference(m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: &Epilogue<'_>, r: &[f32]) -> Vec<f64> {
+fn reference(
+    m: usize,
+    k: usize,
+    n: usize,
+    x: &[f32],
+    w: &[f32],
+    e: &MatmulEpilogue<'_>,
+    r: &[f32],
+) -> Vec<f64> {
     let mut y = Vec::with_capacity(m * n);
     for i in 0..m {
         for j in 0..n {
@@ -76,7 +86,7 @@ fn linear_is_the_product_with_its_epilogue() {
             let r = numbers(4, m * n);
             for act in [Act::None, Act::Gelu] {
                 for with in 0..4 {
-                    let e = Epilogue {
+                    let e = MatmulEpilogue {
                         bias: (with & 1 > 0).then_some(&b),
                         act,
                         residual: (with & 2 > 0).then(|| Rows::new(&r, m, n, n)),
@@ -100,15 +110,17 @@ fn the_residual_may_be_the_output() {
     let w = numbers(2, n * k);
     let r = numbers(3, m * n);
     for cpu in machines() {
-        let apart = Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() };
+        let apart = MatmulEpilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() };
         let want = run(&cpu, m, k, n, &x, &w, apart);
         let mut y = r.clone();
         let at = y.as_mut_ptr();
         let mut scratch = workspace(&cpu, workspace_bytes(cpu.isa()));
         // SAFETY: the residual is exactly y, which `linear` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
-        let e = Epilogue { residual: Some(residual), ..Default::default() };
-        linear(&cpu, Rows::new(&x, m, k, k), &pack(&w, n, k), e, out, &mut scratch);
+        let e = MatmulEpilogue { residual: Some(residual), ..Default::default() };
+        let packed = pack(&w, n, k);
+        let call = LinearCall { x: Rows::new(&x, m, k, k), w: &packed, epilogue: e, y: out };
+        linear(&cpu, call, &mut scratch);
         same_bits(&y, &want, "in place");
     }
 }
@@ -121,7 +133,7 @@ fn a_row_has_the_same_bits_in_any_company() {
     let x = numbers(5, most * k);
     let w = numbers(6, n * k);
     let b = numbers(7, n);
-    let e = Epilogue { bias: Some(&b), act: Act::Gelu, residual: None };
+    let e = MatmulEpilogue { bias: Some(&b), act: Act::Gelu, residual: None };
     let plain = |isa: Isa| isa.has_fma() && !isa.has_tiles();
     let fused = Isa::available().find(|&isa| plain(isa)).unwrap_or(Isa::detect());
     let fused = run(&Cpu::with_isa(1, fused), most, k, n, &x, &w, e);
@@ -148,7 +160,7 @@ fn it_agrees_with_the_gemm_crate() {
     peer::linear(1, (m, n, k), &x, &w, &mut product);
     let want: Vec<f64> = product.iter().map(|&v| f64::from(v)).collect();
     for isa in Isa::available() {
-        let y = run(&Cpu::with_isa(2, isa), m, k, n, &x, &w, Epilogue::default());
+        let y = run(&Cpu::with_isa(2, isa), m, k, n, &x, &w, MatmulEpilogue::default());
         close(&y, &want, 2.0 * tolerance(k), "against gemm");
     }
 }

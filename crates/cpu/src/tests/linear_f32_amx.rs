@@ -3,7 +3,9 @@
 
 use super::double::Double;
 use super::{numbers, same_bits, workspace};
+use crate::matmul::linear::LinearOperands;
 use crate::matmul::linear_f32::*;
+use crate::matmul::{Act, LinearCall, MatmulEpilogue};
 use crate::simd::amx::{TileUnit, Tiles};
 use crate::{Cpu, Isa, Rows, RowsMut, matmul::linear_f32_amx};
 
@@ -26,7 +28,7 @@ unsafe fn by<U: TileUnit>(
     size @ (m, k, n): Size,
     x: &[f32],
     w: &[f32],
-    e: Epilogue<'_>,
+    e: MatmulEpilogue<'_>,
 ) -> Vec<f32> {
     let cpu = Cpu::new(threads);
     let each = plimsoll_plan::InstructionSet::Amx.gemm_f32() as usize;
@@ -35,13 +37,13 @@ unsafe fn by<U: TileUnit>(
     let mut y = vec![f32::NAN; m * n];
     let rows = Rows::new(x, m, k, k);
     let out = RowsMut::new(&mut y, m, n, n);
-    let job = GemmCall::new(rows, &w, e, &out);
+    let operands = LinearOperands::new(rows, &w, e, &out);
     // SAFETY: as the caller promises; `scratch` holds the workspace of all threads.
-    unsafe { linear_f32_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), each) };
+    unsafe { linear_f32_amx::linear::<U>(&cpu, operands, scratch.as_mut_ptr(), each) };
     y
 }
 
-fn with_epilogue(threads: usize, size: Size, x: &[f32], w: &[f32], e: Epilogue<'_>) -> Vec<f32> {
+fn with_epilogue(threads: usize, size: Size, x: &[f32], w: &[f32], e: MatmulEpilogue<'_>) -> Vec<f32> {
     // SAFETY: the double is plain code, and every test asks for AVX-512 first.
     let y = unsafe { by::<Double>(threads, size, x, w, e) };
     if Isa::detect().has_tiles() {
@@ -52,7 +54,7 @@ fn with_epilogue(threads: usize, size: Size, x: &[f32], w: &[f32], e: Epilogue<'
 }
 
 fn on_tiles(size: Size, x: &[f32], w: &[f32]) -> Vec<f32> {
-    with_epilogue(1, size, x, w, Epilogue::default())
+    with_epilogue(1, size, x, w, MatmulEpilogue::default())
 }
 
 /// Matmul in plain f32: one chain of multiply-adds for each element.
@@ -63,7 +65,9 @@ fn plainly(size @ (m, k, n): Size, x: &[f32], w: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; m * n];
     let rows = Rows::new(x, m, k, k);
     let out = RowsMut::new(&mut y, m, n, n);
-    linear(&cpu, rows, &pack(size, w), Epilogue::default(), out, &mut scratch);
+    let w = pack(size, w);
+    let call = LinearCall { x: rows, w: &w, epilogue: MatmulEpilogue::default(), y: out };
+    linear(&cpu, call, &mut scratch);
     y
 }
 
@@ -194,7 +198,7 @@ fn a_row_has_the_same_bits_in_any_company() {
         let r = numbers(8, most * n);
         let part = |threads, start: usize, m: usize| {
             let residual = Some(Rows::new(&r[start * n..], m, n, n));
-            let e = Epilogue { bias: Some(&b), act: Act::Gelu, residual };
+            let e = MatmulEpilogue { bias: Some(&b), act: Act::Gelu, residual };
             with_epilogue(threads, (m, k, n), &x[start * k..][..m * k], &w, e)
         };
         let all = part(1, 0, most);

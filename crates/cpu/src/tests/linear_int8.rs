@@ -6,17 +6,16 @@ use super::double::Double;
 #[cfg(target_arch = "x86_64")]
 use super::linear_bf16::has_bf16;
 use super::{machines, numbers, workspace};
-use crate::matmul::linear_bf16::EpilogueBf16;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::linear_bf16_amx::{self, Form};
-use crate::matmul::linear_f32::Act;
 use crate::matmul::linear_int8::*;
+use crate::matmul::{Act, MatmulEpilogue};
 use crate::{Bf16, Cpu, QuantizedRows, QuantizedTiles, Rows, RowsMut};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 use plimsoll_exec::scaled::QuantizedFormat;
 use plimsoll_exec::tiles::{STEP, codes_stride, pack_codes};
 
-type Linear = fn(&Cpu, QuantizedRows<'_>, QuantizedTiles<'_>, EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
+type Linear = fn(&Cpu, QuantizedLinearCall<'_>, &mut [f32]);
 
 /// All implementations by name, and whether GELU has the bits of fused multiply-adds.
 fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
@@ -24,10 +23,11 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), cpu.isa().has_fma(), cpu, linear as Linear)
     });
     // AVX-512 without VNNI must be tested even if the machine has VNNI.
-    let lanes = machines().filter(|cpu| Instructions::of(cpu.isa()) != Instructions::Lanes).map(|cpu| {
-        let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
-        (name, cpu.isa().has_fma(), cpu, IN_LANES)
-    });
+    let lanes =
+        machines().filter(|cpu| Int8Instructions::of(cpu.isa()) != Int8Instructions::Lanes).map(|cpu| {
+            let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
+            (name, cpu.isa().has_fma(), cpu, IN_LANES)
+        });
     let chosen = chosen.chain(lanes);
     #[cfg(target_arch = "x86_64")]
     let chosen = chosen.chain([1, 3].into_iter().filter(|_| has_bf16()).map(|threads| {
@@ -36,27 +36,16 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     chosen
 }
 
-const IN_LANES: Linear = |cpu, x, w, e, y, workspace| {
-    let scales = Scales { x: x.scales, w: w.scales };
-    linear_by(cpu, Instructions::Lanes, as_bf16_job(x, w, e, &y), scales, workspace);
+const IN_LANES: Linear = |cpu, call, workspace| {
+    linear_by(cpu, Int8Instructions::Lanes, call.operands(), call.scales(), workspace);
 };
 
 #[cfg(target_arch = "x86_64")]
-fn on_double(
-    cpu: &Cpu,
-    x: QuantizedRows<'_>,
-    w: QuantizedTiles<'_>,
-    e: EpilogueBf16<'_>,
-    y: RowsMut<'_, Bf16>,
-    workspace: &mut [f32],
-) {
-    let scales = Scales { x: x.scales, w: w.scales };
-    let job = as_bf16_job(x, w, e, &y);
+fn on_double(cpu: &Cpu, call: QuantizedLinearCall<'_>, workspace: &mut [f32]) {
+    let form = Form::Scaled(call.scales());
     let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe {
-        linear_bf16_amx::linear::<Double<true>>(cpu, job, Form::Scaled(scales), workspace.as_mut_ptr(), each)
-    }
+    unsafe { linear_bf16_amx::linear::<Double<true>>(cpu, call.operands(), form, workspace.as_mut_ptr(), each) }
 }
 
 /// Copies bytes to aligned memory.
@@ -93,7 +82,7 @@ fn packed(bytes: &[u8], n: usize, k: usize) -> Vec<f32> {
     let rows = QuantizedRows::new(bytes, n, k);
     let mut tiles = vec![];
     let stride = codes_stride(k);
-    for band in rows.codes.chunks(STEP * rows.stride()) {
+    for band in rows.values.chunks(STEP * rows.stride()) {
         let mut wide = vec![0; band.len() / rows.stride() * stride];
         band.chunks(rows.stride())
             .zip(wide.chunks_mut(stride))
@@ -143,15 +132,16 @@ impl Case {
     fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
         let all = QuantizedRows::new(bytemuck::cast_slice(&self.x.1), self.size.0, k);
-        let codes = &all.codes[from * all.stride()..(from + m) * all.stride()];
-        let x = QuantizedRows { codes, scales: &all.scales[from..from + m], columns: k };
+        let values = &all.values[from * all.stride()..(from + m) * all.stride()];
+        let x = QuantizedRows { values, scales: &all.scales[from..from + m], columns: k };
         let w = QuantizedTiles::new(bytemuck::cast_slice(&self.w.1), n.div_ceil(STEP), k);
         let ldy = n + 3;
         let mut y = vec![Bf16(7); m * ldy];
         let mut scratch = workspace(cpu, WORKSPACE_BYTES);
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
-        let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
-        linear(cpu, x, w, e, RowsMut::new(&mut y, m, n, ldy), &mut scratch);
+        let e = MatmulEpilogue { bias: self.bias.as_deref(), act: self.act, residual };
+        let y_rows = RowsMut::new(&mut y, m, n, ldy);
+        linear(cpu, QuantizedLinearCall { x, w, epilogue: e, y: y_rows }, &mut scratch);
         assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == Bf16(7))), "wrote past the row");
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
     }

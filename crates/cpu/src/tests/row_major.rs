@@ -1,8 +1,9 @@
-//! Tests of `matmul::matmul` against f64, against `linear_f32::linear`, and of its bits against itself.
+//! Tests of `row_major::matmul` against f64, against `linear_f32::linear`, and of its bits against itself.
 
 use super::{close, machines, numbers, same_bits, workspace};
-use crate::matmul::linear_f32::{self, Act, Epilogue};
+use crate::matmul::linear_f32;
 use crate::matmul::row_major::*;
+use crate::matmul::{Act, LinearCall, MatmulEpilogue};
 use crate::{Cpu, Isa, Rows, RowsMut};
 
 /// A matrix (rows, cols) stored with a stride, as is or transposed.
@@ -25,20 +26,22 @@ impl Held {
         Self { data, shape, transposed }
     }
 
-    fn factor(&self) -> Operand<'_> {
+    fn factor(&self) -> Factor<'_> {
         let x = Rows::new(&self.data, self.shape.0, self.shape.1, self.shape.1 + 5);
-        if self.transposed { Operand::Transposed(x) } else { Operand::Stored(x) }
+        if self.transposed { Factor::Transposed(x) } else { Factor::Stored(x) }
     }
 }
 
 /// Runs into y with a stride of n + 3; elements between the rows must not change.
-fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
+fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: MatmulEpilogue<'_>) -> Vec<f32> {
     let (m, _) = a.factor().shape();
     let (_, n) = b.factor().shape();
     let ld = n + 3;
     let mut y = vec![7.0; m * ld];
     let mut scratch = workspace(cpu, WORKSPACE_BYTES);
-    matmul(cpu, a.factor(), b.factor(), e, RowsMut::new(&mut y, m, n, ld), &mut scratch);
+    let y_rows = RowsMut::new(&mut y, m, n, ld);
+    let call = MatmulCall { a: a.factor(), b: b.factor(), epilogue: e, y: y_rows };
+    matmul(cpu, call, &mut scratch);
     assert!(y.chunks(ld).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
     y.chunks(ld).flat_map(|row| row[..n].to_vec()).collect()
 }
@@ -88,7 +91,7 @@ fn every_orientation_is_the_product() {
             for ways in [(false, false), (false, true), (true, false), (true, true)] {
                 let a = held(&a, (m, k), ways.0);
                 let b = held(&b, (k, n), ways.1);
-                let y = run(&cpu, [&a, &b], Epilogue::default());
+                let y = run(&cpu, [&a, &b], MatmulEpilogue::default());
                 close(&y, &want, tolerance(k.max(1)), &format!("{} {m}x{k}x{n} {ways:?}", cpu.isa().name()));
                 same_bits(&y, first.get_or_insert_with(|| y.clone()), "the other orientation");
             }
@@ -111,11 +114,12 @@ fn it_has_the_bits_of_packed_weights() {
                 linear_f32::pack_panel(rows, k, out);
             }
             for act in [Act::None, Act::Gelu] {
-                let e = Epilogue { bias: Some(&b), act, residual: Some(Rows::new(&r, m, n, n)) };
+                let e = MatmulEpilogue { bias: Some(&b), act, residual: Some(Rows::new(&r, m, n, n)) };
                 let mut want = vec![0.0; m * n];
                 let mut scratch = workspace(&cpu, linear_f32::workspace_bytes(cpu.isa()));
                 let y = RowsMut::new(&mut want, m, n, n);
-                linear_f32::linear(&cpu, Rows::new(&x, m, k, k), &packed, e, y, &mut scratch);
+                let call = LinearCall { x: Rows::new(&x, m, k, k), w: &packed, epilogue: e, y };
+                linear_f32::linear(&cpu, call, &mut scratch);
                 let a = Held::new(&x, (m, k), false);
                 let b = Held::new(&transpose(&w, n), (k, n), true);
                 same_bits(&run(&cpu, [&a, &b], e), &want, &format!("{m}x{k}x{n} {act:?}"));
@@ -135,15 +139,18 @@ fn it_adds_to_what_stands_in_y() {
     let a = Held::new(&x, (m, k), false);
     let b = Held::new(&w, (k, n), false);
     for cpu in machines() {
-        let want =
-            run(&cpu, [&a, &b], Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() });
+        let want = run(
+            &cpu,
+            [&a, &b],
+            MatmulEpilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() },
+        );
         let mut y = r.clone();
         let at = y.as_mut_ptr();
         let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
         // SAFETY: the residual is exactly y, which `matmul` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
-        let e = Epilogue { residual: Some(residual), ..Default::default() };
-        matmul(&cpu, a.factor(), b.factor(), e, out, &mut scratch);
+        let e = MatmulEpilogue { residual: Some(residual), ..Default::default() };
+        matmul(&cpu, MatmulCall { a: a.factor(), b: b.factor(), epilogue: e, y: out }, &mut scratch);
         same_bits(&y, &want, "in place");
     }
 }
@@ -158,7 +165,7 @@ fn an_element_has_the_same_bits_on_any_threads_and_in_any_company() {
     let all = |isa: Isa, threads, m: usize| {
         let a = Held::new(&x[..m * k], (m, k), true);
         let b = Held::new(&w, (k, n), false);
-        run(&Cpu::with_isa(threads, isa), [&a, &b], Epilogue::default())
+        run(&Cpu::with_isa(threads, isa), [&a, &b], MatmulEpilogue::default())
     };
     let best = all(Isa::detect(), 1, m);
     for isa in Isa::available().filter(|isa| isa.has_fma() == Isa::detect().has_fma()) {

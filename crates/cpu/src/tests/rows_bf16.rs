@@ -4,8 +4,10 @@
 use super::math::for_bf16;
 use super::{machines, numbers};
 use crate::rows::elementwise::Gate;
-use crate::rows::norm::{layer_norm, rms_norm};
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::elementwise, rows::embed, rows::reduce};
+use crate::rows::embed::{self, EmbeddingTable, EsmTokenDropout};
+use crate::rows::norm::{LayerNormOutputs, LayerNormParams, RmsNormParams, layer_norm, rms_norm};
+use crate::rows::reduce::{self, MeanSpans};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::elementwise};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
@@ -52,19 +54,26 @@ fn norms_round_once() {
         let wide_view = Rows::new(&xf, m, n, n);
         for cpu in machines() {
             let [mut mean, mut mean_f, mut rstd, mut rstd_f] = [0; 4].map(|_| vec![f32::NAN; m]);
+            let params = LayerNormParams { gamma: &gf[..], beta: &bf[..], eps: 1e-5 };
             let wanted = written(f32::NAN, m, n, |y| {
-                layer_norm(&cpu, wide_view, &gf, &bf, 1e-5, Some(y), Some(&mut mean_f), Some(&mut rstd_f));
+                let outputs = LayerNormOutputs { y: Some(y), mean: Some(&mut mean_f), rstd: Some(&mut rstd_f) };
+                layer_norm(&cpu, wide_view, params, outputs);
             });
             let found = written(NONE, m, n, |y| {
-                layer_norm(&cpu, view, &gf, &bf, 1e-5, Some(y), Some(&mut mean), Some(&mut rstd));
+                let outputs = LayerNormOutputs { y: Some(y), mean: Some(&mut mean), rstd: Some(&mut rstd) };
+                layer_norm(&cpu, view, params, outputs);
             });
             rounded(&found, &wanted, "layer norm");
             assert_eq!((mean, rstd), (mean_f, rstd_f), "statistics are f32");
-            let found = written(NONE, m, n, |y| layer_norm(&cpu, view, &g, &b, 1e-5, Some(y), None, None));
+            let params = LayerNormParams { gamma: &g[..], beta: &b[..], eps: 1e-5 };
+            let found = written(NONE, m, n, |y| {
+                layer_norm(&cpu, view, params, LayerNormOutputs { y: Some(y), mean: None, rstd: None });
+            });
             rounded(&found, &wanted, "layer norm with parameters of bf16");
 
-            let wanted = written(f32::NAN, m, n, |y| rms_norm(&cpu, wide_view, &gf, 1e-5, Some(y), None));
-            let found = written(NONE, m, n, |y| rms_norm(&cpu, view, &gf, 1e-5, Some(y), None));
+            let params = RmsNormParams { gamma: &gf[..], eps: 1e-5 };
+            let wanted = written(f32::NAN, m, n, |y| rms_norm(&cpu, wide_view, params, Some(y), None));
+            let found = written(NONE, m, n, |y| rms_norm(&cpu, view, params, Some(y), None));
             rounded(&found, &wanted, "RMS norm");
         }
     }
@@ -140,20 +149,21 @@ fn embeddings_and_means_round_once() {
         let rows_f = Rows::new(&table_f, v, n, n);
         for cpu in machines() {
             for (plus, plus_f) in [(None, None), (Some(&plus[..]), Some(&plus_f[..]))] {
-                let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, rows_f, plus_f, y));
-                let found = written(NONE, m, n, |y| embed::gather(&cpu, &ids, rows, plus, y));
+                let embedding = EmbeddingTable { table: rows, plus };
+                let embedding_f = EmbeddingTable { table: rows_f, plus: plus_f };
+                let dropout = EsmTokenDropout { spans: &spans, mask_id: 32, keep: 0.88 };
+                let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, embedding_f, y));
+                let found = written(NONE, m, n, |y| embed::gather(&cpu, &ids, embedding, y));
                 rounded(&found, &wanted, "gather");
-                let wanted = written(f32::NAN, m, n, |y| {
-                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows_f, plus_f, y);
-                });
-                let found = written(NONE, m, n, |y| {
-                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows, plus, y);
-                });
+                let wanted =
+                    written(f32::NAN, m, n, |y| embed::gather_esm(&cpu, &ids, embedding_f, dropout, y));
+                let found = written(NONE, m, n, |y| embed::gather_esm(&cpu, &ids, embedding, dropout, y));
                 rounded(&found, &wanted, "gather_esm");
             }
             // Means are f32 for both element types, so they must be equal without rounding.
-            let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, &[[0, 20], [20, 33]], 1, 1, y);
-            let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, &[[0, 20], [20, 33]], 1, 1, y);
+            let segments = MeanSpans { spans: &[[0, 20], [20, 33]], skip_first: 1, skip_last: 1 };
+            let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, segments, y);
+            let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, segments, y);
             assert_eq!(written(f32::NAN, 2, n, mean), written(f32::NAN, 2, n, mean_f), "segment mean");
         }
     }

@@ -2,8 +2,10 @@
 //! must be ignored. Their values are compared with the reference in the op cases.
 
 use super::{numbers, same_bits, workspace};
-use crate::training::cross_entropy::{Gradients, Head, gradients, loss};
-use crate::{Cpu, Isa, Rows, RowsMut, matmul::grouped, matmul::row_major};
+use crate::matmul::grouped::{self, ExpertInputGrad, ExpertLinear, ExpertWeightGrad};
+use crate::matmul::{MatmulEpilogue, row_major};
+use crate::training::cross_entropy::{CrossEntropyHead, HeadGradients, SavedLoss, gradients, loss};
+use crate::{Cpu, Isa, Rows, RowsMut};
 
 const ROWS: usize = 130;
 const CLASSES: usize = 700;
@@ -16,19 +18,19 @@ fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
     let b = numbers(3, CLASSES);
     let x = Rows::new(x, ROWS, WIDTH, WIDTH);
     let w = Rows::new(&w, CLASSES, WIDTH, WIDTH);
-    let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
+    let head = CrossEntropyHead { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
     let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
     scratch.resize(scratch.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
     let [mut lse, mut dx, mut dw, mut db] =
         [ROWS, ROWS * WIDTH, CLASSES * WIDTH, CLASSES].map(|n| vec![f32::NAN; n]);
     let sum = loss(cpu, head, Some(&mut lse), &mut scratch);
     scratch.fill(f32::NAN);
-    let to = Gradients {
+    let to = HeadGradients {
         dx: Some(RowsMut::new(&mut dx, ROWS, WIDTH, WIDTH)),
         dw: Some(RowsMut::new(&mut dw, CLASSES, WIDTH, WIDTH)),
         db: Some(&mut db),
     };
-    gradients(cpu, head, 0.5, &lse, to, &mut scratch);
+    gradients(cpu, head, SavedLoss { dloss: 0.5, lse: &lse }, to, &mut scratch);
     [vec![sum.sum, sum.cross_entropy, sum.z], lse, dx, dw, db]
 }
 
@@ -87,10 +89,14 @@ fn an_expert_has_the_bits_of_its_product_alone() {
         let [mut y, mut dx, mut dw, mut db] =
             [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
         let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
-        grouped::linear(cpu, xs, ws, None, &offsets, RowsMut::new(&mut y, rows, n, n), &mut scratch);
-        grouped::input_grad(cpu, dys, ws, &offsets, RowsMut::new(&mut dx, rows, k, k), &mut scratch);
-        let to = RowsMut::new(&mut dw, experts * n, k, k);
-        grouped::weight_grad(cpu, dys, xs, &offsets, Some(to), Some(&mut db), &mut scratch);
+        let offsets = &offsets[..];
+        let y_rows = RowsMut::new(&mut y, rows, n, n);
+        grouped::linear(cpu, ExpertLinear { x: xs, w: ws, bias: None, offsets, y: y_rows }, &mut scratch);
+        let dx_rows = RowsMut::new(&mut dx, rows, k, k);
+        grouped::input_grad(cpu, ExpertInputGrad { dy: dys, w: ws, offsets, dx: dx_rows }, &mut scratch);
+        let dw_rows = Some(RowsMut::new(&mut dw, experts * n, k, k));
+        let grad = ExpertWeightGrad { dy: dys, x: xs, offsets, dw: dw_rows, db: Some(&mut db) };
+        grouped::weight_grad(cpu, grad, &mut scratch);
         [y, dx, dw, db]
     };
     let one = run(&Cpu::new(1));
@@ -98,9 +104,11 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let cpu = Cpu::new(2);
     let mut scratch = workspace(&cpu, row_major::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
-    let a = row_major::Operand::Stored(xs.part(3, 287));
-    let b = row_major::Operand::Transposed(ws.part(2 * n, n));
-    row_major::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut scratch);
+    let a = row_major::Factor::Stored(xs.part(3, 287));
+    let b = row_major::Factor::Transposed(ws.part(2 * n, n));
+    let y_rows = RowsMut::new(&mut y, 287, n, n);
+    let call = row_major::MatmulCall { a, b, epilogue: MatmulEpilogue::default(), y: y_rows };
+    row_major::matmul(&cpu, call, &mut scratch);
     same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
     assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));
 }

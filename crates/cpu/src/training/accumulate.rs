@@ -29,19 +29,24 @@ pub fn accumulate(cpu: &Cpu, acc: Accumulator<'_>, g: Gradient<'_>, keep: bool) 
     };
     assert_eq!(len, n, "sums and gradient of one length");
     cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
-        cpu.isa().run(Sum { acc: &acc, g, keep, range: task * GRAIN..n.min((task + 1) * GRAIN) });
+        cpu.isa().run(AccumulateElements {
+            acc: &acc,
+            g,
+            keep,
+            range: task * GRAIN..n.min((task + 1) * GRAIN),
+        });
     });
 }
 
 /// Kernel that accumulates the elements `range` of one task.
-struct Sum<'a> {
+struct AccumulateElements<'a> {
     acc: &'a Accumulator<'a>,
     g: Gradient<'a>,
     keep: bool,
     range: Range<usize>,
 }
 
-impl Kernel for Sum<'_> {
+impl Kernel for AccumulateElements<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for i in self.range.clone().step_by(LANES) {

@@ -7,7 +7,7 @@
 use crate::Cpu;
 use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
-use crate::training::optimizer::Scale;
+use crate::training::optimizer::ScaledGradient;
 use crate::training::optimizer_state::{Gradient, OptimizerState};
 use crate::training::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
@@ -28,16 +28,16 @@ pub struct Factored<'a> {
     pub column: OptimizerState<'a, f32>,
 }
 
-/// Runs one optimizer step; `hyper` is (learning rate, beta2). If `scale.ok` is false the step is skipped: old values
+/// Runs one optimizer step; `hyper` is (learning rate, beta2). If the scale is not ok the step is skipped: old values
 /// are copied to the new ones. Panics if the shapes do not match.
 pub fn adafactor(
     cpu: &Cpu,
     op: &Adafactor,
-    g: Gradient<'_>,
+    gradient: ScaledGradient<'_>,
     states: Factored<'_>,
-    scale: Scale,
     hyper: [f32; 2],
 ) {
+    let ScaledGradient { g, scale } = gradient;
     let Factored { p, row, column } = states;
     let rows = row.as_ref().map_or(1, OptimizerState::len);
     let columns = column.len();
@@ -48,28 +48,50 @@ pub fn adafactor(
     if g.is_empty() {
         return;
     }
-    let mean = Mean { g, columns, factor: scale.factor, eps1: f64::from(op.eps1), b2: f64::from(hyper[1]) };
+    let squares =
+        SquareMeans { g, columns, factor: scale.factor, eps1: f64::from(op.eps1), b2: f64::from(hyper[1]) };
     cpu.pool().run(columns.div_ceil(WIDTH), &|task, _| {
         let range = task * WIDTH..columns.min((task + 1) * WIDTH);
-        cpu.isa().run(ColumnMeans { mean, rows, range, column: &column });
+        cpu.isa().run(ColumnMeans { squares, rows, range, column: &column });
     });
-    let each = (GRAIN / columns).max(1);
-    let chunks = rows.div_ceil(each);
-    let chunk = |i: usize| i * each..rows.min((i + 1) * each);
+    let chunks = RowChunks { rows, rows_per_chunk: (GRAIN / columns).max(1) };
     if let Some(row) = &row {
-        cpu.pool().run(chunks, &|i, _| cpu.isa().run(RowMeans { mean, range: chunk(i), row }));
+        cpu.pool().run(chunks.count(), &|i, _| {
+            cpu.isa().run(RowMeans { squares, range: chunks.rows(i), row });
+        });
     }
-    let u = Direction { mean, row: row.as_ref().map(|row| (row, average(row))), column: &column };
-    let sum = total(cpu, chunks, &|i| {
+    let row_means = row.as_ref().map(|means| RowFactors { means, average: average(means) });
+    let u = UnclippedUpdate { squares, row_means, column: &column };
+    let sum = total(cpu, chunks.count(), &|i| {
         let mut sum = 0.0;
-        cpu.isa().run(Size { u, range: chunk(i), sum: &mut sum });
+        cpu.isa().run(UpdateSquares { u, range: chunks.rows(i), sum: &mut sum });
         sum
     });
     let lr = f64::from(hyper[0]);
     let rms = (sum / g.len() as f64).sqrt();
     let rate = (lr / (rms / f64::from(op.clip)).max(1.0)) as f32;
-    let left = (1.0 - lr * f64::from(op.weight_decay)) as f32;
-    cpu.pool().run(chunks, &|i, _| cpu.isa().run(Apply { u, p: &p, left, rate, range: chunk(i) }));
+    let decay = (1.0 - lr * f64::from(op.weight_decay)) as f32;
+    cpu.pool().run(chunks.count(), &|i, _| {
+        cpu.isa().run(ApplyUpdate { u, p: &p, decay, rate, range: chunks.rows(i) });
+    });
+}
+
+/// Division of the rows among tasks.
+#[derive(Clone, Copy)]
+struct RowChunks {
+    rows: usize,
+    rows_per_chunk: usize,
+}
+
+impl RowChunks {
+    fn count(self) -> usize {
+        self.rows.div_ceil(self.rows_per_chunk)
+    }
+
+    /// The rows of chunk number `i`.
+    fn rows(self, i: usize) -> Range<usize> {
+        i * self.rows_per_chunk..self.rows.min((i + 1) * self.rows_per_chunk)
+    }
 }
 
 /// Mean of the updated row means.
@@ -81,7 +103,7 @@ fn average(row: &OptimizerState<'_, f32>) -> f64 {
 
 /// Parameters of the moving averages of squared gradients.
 #[derive(Clone, Copy)]
-struct Mean<'a> {
+struct SquareMeans<'a> {
     g: Gradient<'a>,
     columns: usize,
     factor: f32,
@@ -89,7 +111,7 @@ struct Mean<'a> {
     b2: f64,
 }
 
-impl Mean<'_> {
+impl SquareMeans<'_> {
     /// Loads `n` elements of the scaled gradient, starting at row `r`, column `j`.
     ///
     /// # Safety
@@ -116,7 +138,7 @@ impl Mean<'_> {
 
 /// Kernel that updates the column means of the columns `range`.
 struct ColumnMeans<'a> {
-    mean: Mean<'a>,
+    squares: SquareMeans<'a>,
     rows: usize,
     range: Range<usize>,
     column: &'a OptimizerState<'a, f32>,
@@ -129,20 +151,20 @@ impl Kernel for ColumnMeans<'_> {
         for r in 0..self.rows {
             for (sums, j) in sums.iter_mut().zip(self.range.clone().step_by(LANES)) {
                 // SAFETY: the columns j.. of row r exist; the count is limited to the end of `range`.
-                let g = unsafe { self.mean.load(s, r, j, LANES.min(self.range.end - j)) };
+                let g = unsafe { self.squares.load(s, r, j, LANES.min(self.range.end - j)) };
                 add_squares(s, sums, g);
             }
         }
         for (j, sum) in self.range.clone().zip(sums.as_flattened()) {
             // SAFETY: column j belongs to this task alone.
-            unsafe { self.mean.update(self.column, j, *sum, self.rows) };
+            unsafe { self.squares.update(self.column, j, *sum, self.rows) };
         }
     }
 }
 
 /// Kernel that updates the row means of the rows `range`.
 struct RowMeans<'a> {
-    mean: Mean<'a>,
+    squares: SquareMeans<'a>,
     range: Range<usize>,
     row: &'a OptimizerState<'a, f32>,
 }
@@ -150,93 +172,103 @@ struct RowMeans<'a> {
 impl Kernel for RowMeans<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let columns = self.mean.columns;
+        let columns = self.squares.columns;
         for r in self.range.clone() {
             // SAFETY: `squares` asks for columns of row r only.
-            let sum = squares(s, 0..columns, |j, n| unsafe { self.mean.load(s, r, j, n) });
+            let sum = squares(s, 0..columns, |j, n| unsafe { self.squares.load(s, r, j, n) });
             // SAFETY: row r belongs to this task alone.
-            unsafe { self.mean.update(self.row, r, sum, columns) };
+            unsafe { self.squares.update(self.row, r, sum, columns) };
         }
     }
 }
 
+/// The updated row means R, and their mean.
+#[derive(Clone, Copy)]
+struct RowFactors<'a> {
+    means: &'a OptimizerState<'a, f32>,
+    average: f64,
+}
+
 /// The unclipped update `u = g / sqrt(R C / mean(R))`, computed from the updated means R and C.
 #[derive(Clone, Copy)]
-struct Direction<'a> {
-    mean: Mean<'a>,
-    /// The row means R and their mean; `None` for a vector.
-    row: Option<(&'a OptimizerState<'a, f32>, f64)>,
+struct UnclippedUpdate<'a> {
+    squares: SquareMeans<'a>,
+    /// The row means; `None` for a vector.
+    row_means: Option<RowFactors<'a>>,
     column: &'a OptimizerState<'a, f32>,
 }
 
-impl Direction<'_> {
+impl UnclippedUpdate<'_> {
     /// The row factor sqrt(mean(R) / R) of row `r`.
     ///
     /// # Safety
     /// The row must exist.
     #[inline(always)]
-    unsafe fn share(&self, r: usize) -> f32 {
+    unsafe fn row_factor(&self, r: usize) -> f32 {
+        let Some(RowFactors { means, average }) = self.row_means else { return 1.0 };
         // SAFETY: guaranteed by the caller.
-        self.row.map_or(1.0, |(row, mean)| (mean / f64::from(unsafe { *row.write(r) })).sqrt() as f32)
+        let mean = f64::from(unsafe { *means.write(r) });
+        (average / mean).sqrt() as f32
     }
 
-    /// Computes `n` elements of u, starting at row `r`, column `j`; `share` is the row factor.
+    /// Computes `n` elements of u, starting at row `r`, column `j`; `row_factor` is that of the row.
     ///
     /// # Safety
     /// The elements must exist.
     #[inline(always)]
-    unsafe fn load<S: Simd>(&self, s: S, share: S::V, r: usize, j: usize, n: usize) -> S::V {
+    unsafe fn load<S: Simd>(&self, s: S, row_factor: S::V, r: usize, j: usize, n: usize) -> S::V {
         // SAFETY: guaranteed by the caller.
-        let (g, column) = unsafe { (self.mean.load(s, r, j, n), s.load_n(self.column.write(j), n)) };
+        let (g, column) = unsafe { (self.squares.load(s, r, j, n), s.load_n(self.column.write(j), n)) };
         // Lanes past the last column divide 0 by 1: dividing by their zero would give NaN, which a sum over all lanes
         // would spread.
-        s.mul(share, s.div(g, s.first(s.sqrt(column), s.splat(1.0), n)))
+        s.mul(row_factor, s.div(g, s.first(s.sqrt(column), s.splat(1.0), n)))
     }
 }
 
 /// Kernel that adds the squares of u over the rows `range` to `sum`.
-struct Size<'a> {
-    u: Direction<'a>,
+struct UpdateSquares<'a> {
+    u: UnclippedUpdate<'a>,
     range: Range<usize>,
     sum: &'a mut f64,
 }
 
-impl Kernel for Size<'_> {
+impl Kernel for UpdateSquares<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
             // SAFETY: row r exists.
-            let share = s.splat(unsafe { self.u.share(r) });
+            let factor = s.splat(unsafe { self.u.row_factor(r) });
             // SAFETY: `squares` asks for columns of row r only.
-            *self.sum += squares(s, 0..self.u.mean.columns, |j, n| unsafe { self.u.load(s, share, r, j, n) });
+            *self.sum +=
+                squares(s, 0..self.u.squares.columns, |j, n| unsafe { self.u.load(s, factor, r, j, n) });
         }
     }
 }
 
-/// Kernel that computes p = left p - rate u for the rows `range`.
-struct Apply<'a> {
-    u: Direction<'a>,
+/// Kernel that computes p = decay p - rate u for the rows `range`.
+struct ApplyUpdate<'a> {
+    u: UnclippedUpdate<'a>,
     p: &'a OptimizerState<'a, f32>,
-    left: f32,
+    decay: f32,
     rate: f32,
     range: Range<usize>,
 }
 
-impl Kernel for Apply<'_> {
+impl Kernel for ApplyUpdate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let columns = self.u.mean.columns;
+        let columns = self.u.squares.columns;
         for r in self.range.clone() {
             // SAFETY: row r exists.
-            let share = s.splat(-self.rate * unsafe { self.u.share(r) });
+            let factor = s.splat(-self.rate * unsafe { self.u.row_factor(r) });
             for j in (0..columns).step_by(LANES) {
                 let i = r * columns + j;
                 let n = LANES.min(columns - j);
                 // SAFETY: the columns j.. of row r exist, and only this task writes row r.
                 unsafe {
-                    let u = self.u.load(s, share, r, j, n);
+                    let u = self.u.load(s, factor, r, j, n);
                     let p = s.load_n(self.p.read(i), n);
-                    s.store_n(self.p.write(i), s.fma(s.splat(self.left), p, u), n);
+                    s.store_n(self.p.write(i), s.fma(s.splat(self.decay), p, u), n);
                 }
             }
         }

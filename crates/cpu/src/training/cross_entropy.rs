@@ -5,8 +5,8 @@
 //! not ignored, copied to contiguous memory. Rows are taken in ascending order in chunks of a fixed size, so no
 //! result depends on the number of threads. Only dw and db, which are sums over rows, depend on the chunk size.
 
-use crate::matmul::linear_f32::Epilogue;
-use crate::matmul::row_major::{self, Operand, add_matmul, column_sums, matmul};
+use crate::matmul::linear::MatmulEpilogue;
+use crate::matmul::row_major::{self, Factor, MatmulCall, add_matmul, column_sums, matmul};
 use crate::simd::isa::Kernel;
 use crate::simd::math::{exp, log_sum_exp};
 use crate::simd::{LANES, Simd};
@@ -17,7 +17,7 @@ use plimsoll_plan::chunk_words;
 
 /// Inputs and attributes of the fused linear layer and loss, for R rows, K input columns and V classes.
 #[derive(Clone, Copy)]
-pub struct Head<'a> {
+pub struct CrossEntropyHead<'a> {
     /// Input of the linear layer (R, K).
     pub x: Rows<'a>,
     /// Weight (V, K).
@@ -33,7 +33,7 @@ pub struct Head<'a> {
 }
 
 /// Output gradients; `None` is not computed.
-pub struct Gradients<'a> {
+pub struct HeadGradients<'a> {
     /// Gradient of x (R, K).
     pub dx: Option<RowsMut<'a>>,
     /// Gradient of the weight (V, K).
@@ -42,9 +42,18 @@ pub struct Gradients<'a> {
     pub db: Option<&'a mut [f32]>,
 }
 
+/// What the gradients need of the loss.
+#[derive(Clone, Copy)]
+pub struct SavedLoss<'a> {
+    /// Gradient of the loss.
+    pub dloss: f32,
+    /// The output `lse` of [`loss`] (R).
+    pub lse: &'a [f32],
+}
+
 /// Results of [`loss`], each rounded from f64 separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Losses {
+pub struct CrossEntropyLosses {
     /// The sum of both terms.
     pub sum: f32,
     /// `sum_r (lse_r - logit[r, target_r])`.
@@ -55,9 +64,14 @@ pub struct Losses {
 
 /// Computes the sum of `lse - logit[target] + z lse^2` over the rows that are not ignored, and the sums of its two
 /// terms, in f64 and in row order. `lse` (R), if given, receives ln sum exp(logit) of each row, 0 for ignored rows.
-/// `workspace` holds [`matmul::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
+/// `workspace` holds [`row_major::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
 /// do not match or a target is not below V.
-pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
+pub fn loss(
+    cpu: &Cpu,
+    head: CrossEntropyHead<'_>,
+    mut lse: Option<&mut [f32]>,
+    workspace: &mut [f32],
+) -> CrossEntropyLosses {
     let v = head.w.rows();
     let mut total = 0.0;
     let mut cross_entropy = 0.0;
@@ -65,67 +79,73 @@ pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
-    let mut scratch = Scratch::new(cpu, head, workspace);
-    while let Some(chunk) = scratch.next(cpu) {
-        let logits = Rows::new(scratch.logits, chunk, v, v);
-        let sums = RowsMut::new(scratch.sums, chunk, 1, 1);
-        cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExp { logits, sums: &sums, range }));
-        for (i, &r) in scratch.index[..chunk].iter().enumerate() {
-            let at_target = scratch.logits[i * v + head.targets[r as usize] as usize];
-            let sum = f64::from(scratch.sums[i]);
+    let mut chunks = ChunkedLogits::new(cpu, head, workspace);
+    while let Some(chunk) = chunks.next(cpu) {
+        let logits = Rows::new(chunks.logits, chunk, v, v);
+        let sums = RowsMut::new(chunks.sums, chunk, 1, 1);
+        cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExpRows { logits, sums: &sums, range }));
+        for (i, &r) in chunks.index[..chunk].iter().enumerate() {
+            let at_target = chunks.logits[i * v + head.targets[r as usize] as usize];
+            let sum = f64::from(chunks.sums[i]);
             let entropy = sum - f64::from(at_target);
             let squared = f64::from(head.z_loss) * sum * sum;
             total += entropy + squared;
             cross_entropy += entropy;
             z += squared;
             if let Some(lse) = lse.as_deref_mut() {
-                lse[r as usize] = scratch.sums[i];
+                lse[r as usize] = chunks.sums[i];
             }
         }
     }
-    Losses { sum: total as f32, cross_entropy: cross_entropy as f32, z: z as f32 }
+    CrossEntropyLosses { sum: total as f32, cross_entropy: cross_entropy as f32, z: z as f32 }
 }
 
 /// Computes the gradients of [`loss`]. With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for ignored
-/// rows: dx = g W, dw = g^T x and db = sum of g over rows. The logits are recomputed; `lse` is the output of
-/// [`loss`]. `workspace` and panics as for [`loss`].
+/// rows: dx = g W, dw = g^T x and db = sum of g over rows. The logits are recomputed.
+/// `workspace` and panics as for [`loss`].
 pub fn gradients(
     cpu: &Cpu,
-    head: Head<'_>,
-    dloss: f32,
-    lse: &[f32],
-    mut to: Gradients<'_>,
+    head: CrossEntropyHead<'_>,
+    saved: SavedLoss<'_>,
+    mut to: HeadGradients<'_>,
     workspace: &mut [f32],
 ) {
+    let SavedLoss { dloss, lse } = saved;
     assert_eq!(lse.len(), head.x.rows(), "an lse for each row");
     let v = head.w.rows();
     let k = head.x.cols();
     clear(cpu, &head, &mut to);
-    let mut scratch = Scratch::new(cpu, head, workspace);
-    while let Some(chunk) = scratch.next(cpu) {
-        let g = RowsMut::new(scratch.logits, chunk, v, v);
+    let mut chunks = ChunkedLogits::new(cpu, head, workspace);
+    while let Some(chunk) = chunks.next(cpu) {
+        let g = RowsMut::new(chunks.logits, chunk, v, v);
         cpu.by_rows(chunk, v, &|range| {
-            cpu.isa().run(Softmax { head: &head, dloss, lse, index: scratch.index, g: &g, range });
+            cpu.isa().run(LogitGradRows { head: &head, dloss, lse, index: chunks.index, g: &g, range });
         });
-        let g = Rows::new(scratch.logits, chunk, v, v);
-        let x = Rows::new(scratch.rows, chunk, k, k);
+        let g = Rows::new(chunks.logits, chunk, v, v);
+        let x = Rows::new(chunks.rows, chunk, k, k);
         if let Some(dw) = &mut to.dw {
-            add_matmul(cpu, Operand::Transposed(g), Operand::Stored(x), dw.part(0, v), scratch.units);
+            add_matmul(cpu, Factor::Transposed(g), Factor::Stored(x), dw.part(0, v), chunks.matmul);
         }
         if let Some(db) = &mut to.db {
             column_sums(cpu, g, true, db);
         }
         if let Some(dx) = &to.dx {
             // The chunk's rows of x are not needed after dw, so dx overwrites them.
-            let y = RowsMut::new(scratch.rows, chunk, k, k);
-            matmul(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, scratch.units);
-            scratch.scatter(cpu, chunk, dx);
+            let y = RowsMut::new(chunks.rows, chunk, k, k);
+            let call = MatmulCall {
+                a: Factor::Stored(g),
+                b: Factor::Stored(head.w),
+                epilogue: MatmulEpilogue::default(),
+                y,
+            };
+            matmul(cpu, call, chunks.matmul);
+            chunks.scatter(cpu, chunk, dx);
         }
     }
 }
 
 /// Zeroes the gradients: chunks accumulate into dw and db, and write only the rows of dx that are not ignored.
-fn clear(cpu: &Cpu, head: &Head<'_>, to: &mut Gradients<'_>) {
+fn clear(cpu: &Cpu, head: &CrossEntropyHead<'_>, to: &mut HeadGradients<'_>) {
     if let Some(dx) = &mut to.dx {
         assert!(dx.rows() == head.x.rows() && dx.cols() == head.x.cols(), "dx like x");
         elementwise::fill(cpu, 0.0, dx.part(0, head.x.rows()));
@@ -141,12 +161,12 @@ fn clear(cpu: &Cpu, head: &Head<'_>, to: &mut Gradients<'_>) {
 }
 
 /// The partitioned workspace, and the position of the next chunk.
-struct Scratch<'a> {
-    head: Head<'a>,
+struct ChunkedLogits<'a> {
+    head: CrossEntropyHead<'a>,
     /// First row that no chunk has examined.
     next: usize,
     /// Workspace of the matmuls, for all threads.
-    units: &'a mut [f32],
+    matmul: &'a mut [f32],
     /// Logits of the chunk (chunk, V), or their gradients.
     logits: &'a mut [f32],
     /// The chunk's rows of x (chunk, K), contiguous; later their gradients.
@@ -157,20 +177,20 @@ struct Scratch<'a> {
     index: &'a mut [u32],
 }
 
-impl<'a> Scratch<'a> {
+impl<'a> ChunkedLogits<'a> {
     /// Partitions the workspace. Panics if the shapes do not match or the workspace is too small.
-    fn new(cpu: &Cpu, head: Head<'a>, workspace: &'a mut [f32]) -> Self {
+    fn new(cpu: &Cpu, head: CrossEntropyHead<'a>, workspace: &'a mut [f32]) -> Self {
         let v = head.w.rows();
         let k = head.x.cols();
         assert_eq!(head.w.cols(), k, "columns of w");
         assert_eq!(head.targets.len(), head.x.rows(), "a target for each row");
         let chunk = head.chunk.min(head.x.rows());
-        let (units, rest) = workspace.split_at_mut(row_major::WORKSPACE_BYTES / 4 * cpu.threads());
+        let (matmul, rest) = workspace.split_at_mut(row_major::WORKSPACE_BYTES / 4 * cpu.threads());
         let rest = &mut rest[..chunk_words(chunk as u64, k as u64, v as u64) as usize];
         let (logits, rest) = rest.split_at_mut(chunk * v);
         let (rows, rest) = rest.split_at_mut(chunk * k);
         let (sums, rest) = rest.split_at_mut(chunk);
-        Self { head, next: 0, units, logits, rows, sums, index: bytemuck::cast_slice_mut(rest) }
+        Self { head, next: 0, matmul, logits, rows, sums, index: bytemuck::cast_slice_mut(rest) }
     }
 
     /// Collects the next rows that are not ignored and computes their logits. Returns the number of rows, `None`
@@ -199,10 +219,13 @@ impl<'a> Scratch<'a> {
                 unsafe { rows.row(i).copy_from_nonoverlapping(head.x.row(self.index[i] as usize), k) };
             }
         });
-        let x = Operand::Stored(Rows::new(self.rows, count, k, k));
-        let w = Operand::Transposed(head.w);
-        let epilogue = Epilogue { bias: head.bias, ..Default::default() };
-        matmul(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
+        let call = MatmulCall {
+            a: Factor::Stored(Rows::new(self.rows, count, k, k)),
+            b: Factor::Transposed(head.w),
+            epilogue: MatmulEpilogue { bias: head.bias, ..Default::default() },
+            y: RowsMut::new(self.logits, count, v, v),
+        };
+        matmul(cpu, call, self.matmul);
         Some(count)
     }
 
@@ -221,13 +244,13 @@ impl<'a> Scratch<'a> {
 
 /// ln sum exp of the rows `range`, for `Isa::run`. The largest element is subtracted first, so that exp cannot
 /// overflow (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp").
-struct LogSumExp<'a> {
+struct LogSumExpRows<'a> {
     logits: Rows<'a>,
     sums: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for LogSumExp<'_> {
+impl Kernel for LogSumExpRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
@@ -248,13 +271,13 @@ impl Kernel for LogSumExp<'_> {
 #[inline(always)]
 pub(crate) unsafe fn sum_exp<S: Simd>(s: S, x: *const f32, cols: usize) -> (f32, f64) {
     const BLOCK: usize = 64 * LANES;
-    let width = |j: usize| LANES.min(cols - j);
-    // SAFETY: j + width(j) <= cols.
+    // SAFETY: j + n <= cols.
     unsafe {
         let mut top = s.splat(f32::NEG_INFINITY);
         for j in (0..cols).step_by(LANES) {
-            let v = s.load_n(x.add(j), width(j));
-            top = s.max(top, s.first(v, top, width(j)));
+            let n = LANES.min(cols - j);
+            let v = s.load_n(x.add(j), n);
+            top = s.max(top, s.first(v, top, n));
         }
         let largest = s.max_lane(top);
         let top = s.splat(largest);
@@ -262,8 +285,9 @@ pub(crate) unsafe fn sum_exp<S: Simd>(s: S, x: *const f32, cols: usize) -> (f32,
         for block in (0..cols).step_by(BLOCK) {
             let mut sum = s.splat(0.0);
             for j in (block..cols.min(block + BLOCK)).step_by(LANES) {
-                let e = exp(s, s.sub(s.load_n(x.add(j), width(j)), top));
-                sum = s.add(sum, s.first(e, s.splat(0.0), width(j)));
+                let n = LANES.min(cols - j);
+                let e = exp(s, s.sub(s.load_n(x.add(j), n), top));
+                sum = s.add(sum, s.first(e, s.splat(0.0), n));
             }
             total += f64::from(s.sum(sum));
         }
@@ -272,8 +296,8 @@ pub(crate) unsafe fn sum_exp<S: Simd>(s: S, x: *const f32, cols: usize) -> (f32,
 }
 
 /// Replaces the logits of the chunk's rows `range` by their gradients, for `Isa::run`.
-struct Softmax<'a> {
-    head: &'a Head<'a>,
+struct LogitGradRows<'a> {
+    head: &'a CrossEntropyHead<'a>,
     dloss: f32,
     lse: &'a [f32],
     index: &'a [u32],
@@ -281,7 +305,7 @@ struct Softmax<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for Softmax<'_> {
+impl Kernel for LogitGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.g.cols();

@@ -12,7 +12,7 @@ use crate::view::{Rows, RowsMut};
 
 /// Parameters of a dropout.
 #[derive(Clone, Copy, Debug)]
-pub struct Dropout {
+pub struct DropoutParams {
     /// Probability that an element is dropped, in 0..1.
     pub p: f32,
     /// Distinguishes the dropouts of one step.
@@ -25,7 +25,7 @@ pub struct Dropout {
 /// counts from the first row of the pack, is dropped if word c % 4 of Philox4x32-10 is below p 2^32; its counter is
 /// (c / 4, r, stream, n) and its key the seed. `y` may be exactly `x`. Panics if the shapes differ or the packs have
 /// another number of rows.
-pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, packs: Packs<'_>, y: RowsMut<'_>) {
+pub fn dropout(cpu: &Cpu, dropout: DropoutParams, x: Rows<'_>, packs: Packs<'_>, y: RowsMut<'_>) {
     let rows = x.rows();
     let cols = x.cols();
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
@@ -35,7 +35,7 @@ pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, packs: Packs<'_>, y: Ro
     let factor = 1.0 / (1.0 - dropout.p);
     cpu.by_rows(rows, cols, &|range| {
         for part in packs.parts(range) {
-            cpu.isa().run(Drop { dropout, threshold, factor, x, y: &y, part });
+            cpu.isa().run(DropoutRows { dropout, threshold, factor, x, y: &y, part });
         }
     });
 }
@@ -44,8 +44,8 @@ pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, packs: Packs<'_>, y: Ro
 const GROUP: usize = 4 * LANES;
 
 /// Dropout of the rows of `part`, for `Isa::run`.
-struct Drop<'a> {
-    dropout: Dropout,
+struct DropoutRows<'a> {
+    dropout: DropoutParams,
     threshold: u32,
     factor: f32,
     x: Rows<'a>,
@@ -53,7 +53,7 @@ struct Drop<'a> {
     part: PackPart,
 }
 
-impl Kernel for Drop<'_> {
+impl Kernel for DropoutRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let cols = self.x.cols();

@@ -17,7 +17,7 @@ pub fn divergence(cpu: &Cpu, x: Rows<'_>, y: Rows<'_>) -> f32 {
     assert!(x.rows() == y.rows() && x.cols() == y.cols(), "x and y of one shape");
     let mut total = 0.0;
     if x.cols() > 0 {
-        cpu.isa().run(Divergence { x, y, total: &mut total });
+        cpu.isa().run(RowDivergences { x, y, total: &mut total });
     }
     total as f32
 }
@@ -29,18 +29,18 @@ pub fn gradient(cpu: &Cpu, dloss: f32, x: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
     if cols > 0 {
-        cpu.by_rows(rows, cols, &|range| cpu.isa().run(Gradient { dloss, x, y, dx: &dx, range }));
+        cpu.by_rows(rows, cols, &|range| cpu.isa().run(DivergenceGradRows { dloss, x, y, dx: &dx, range }));
     }
 }
 
 /// Adds the divergences of all rows to `total`, for `Isa::run`.
-struct Divergence<'a> {
+struct RowDivergences<'a> {
     x: Rows<'a>,
     y: Rows<'a>,
     total: &'a mut f64,
 }
 
-impl Kernel for Divergence<'_> {
+impl Kernel for RowDivergences<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -68,7 +68,7 @@ impl Kernel for Divergence<'_> {
 }
 
 /// Gradient of the rows `range`, for `Isa::run`.
-struct Gradient<'a> {
+struct DivergenceGradRows<'a> {
     dloss: f32,
     x: Rows<'a>,
     y: Rows<'a>,
@@ -76,7 +76,7 @@ struct Gradient<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for Gradient<'_> {
+impl Kernel for DivergenceGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -88,12 +88,13 @@ impl Kernel for Gradient<'_> {
             unsafe {
                 let (top_x, sum_x) = sum_exp(s, x, cols);
                 let (top_y, sum_y) = sum_exp(s, y, cols);
-                let [of_x, of_y] = [sum_x, sum_y].map(|sum| s.splat((f64::from(self.dloss) / sum) as f32));
+                let [factor_p, factor_q] =
+                    [sum_x, sum_y].map(|sum| s.splat((f64::from(self.dloss) / sum) as f32));
                 for j in (0..cols).step_by(LANES) {
                     let n = LANES.min(cols - j);
                     let p = exp(s, s.sub(s.load_n(x.add(j), n), s.splat(top_x)));
                     let q = exp(s, s.sub(s.load_n(y.add(j), n), s.splat(top_y)));
-                    s.store_n(dx.add(j), s.sub(s.mul(of_x, p), s.mul(of_y, q)), n);
+                    s.store_n(dx.add(j), s.sub(s.mul(factor_p, p), s.mul(factor_q, q)), n);
                 }
             }
         }

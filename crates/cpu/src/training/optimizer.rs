@@ -10,50 +10,59 @@ use crate::simd::{LANES, Simd};
 use crate::training::optimizer_state::{Gradient, OptimizerState};
 use crate::training::total::{GRAIN, squares, total};
 use core::ops::Range;
-use plimsoll_graph::ops::{AdamW, Ema, GradScale, Sgd};
+use plimsoll_graph::ops::{AdamW, GradScale, Sgd};
 
 /// Factor on all gradients: computed by [`grad_scale`], applied by every optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scale {
+pub struct GradientScale {
     /// Multiplier: the optimizer uses `factor * g`.
     pub factor: f32,
     /// Whether the gradient norm is finite. If not, no state is updated.
     pub ok: bool,
 }
 
+/// The gradient of an optimizer step, and its scale.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledGradient<'a> {
+    /// The gradient g.
+    pub g: Gradient<'a>,
+    /// Factor on g.
+    pub scale: GradientScale,
+}
+
 /// One step of AdamW on the states p, m and v; hyper = (lr, 1 - b1^t, 1 - b2^t).
 pub fn adamw(
     cpu: &Cpu,
     op: &AdamW,
-    g: Gradient<'_>,
+    gradient: ScaledGradient<'_>,
     states: [OptimizerState<'_, f32>; 3],
-    scale: Scale,
     hyper: [f32; 3],
 ) {
-    update(cpu, AdamWStep::new(op, hyper), g, states, scale);
+    update(cpu, AdamWRule::new(op, hyper), gradient, states);
 }
 
 /// One step of SGD without momentum on the parameter p.
-pub fn sgd(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, p: OptimizerState<'_, f32>, scale: Scale, lr: f32) {
-    update(cpu, SgdStep { op: *op, lr }, g, [p], scale);
+pub fn sgd(cpu: &Cpu, op: &Sgd, gradient: ScaledGradient<'_>, p: OptimizerState<'_, f32>, lr: f32) {
+    update(cpu, SgdRule { op: *op, lr }, gradient, [p]);
 }
 
 /// One step of SGD with momentum on the parameter p and its momentum buffer.
 pub fn sgd_momentum(
     cpu: &Cpu,
     op: &Sgd,
-    g: Gradient<'_>,
+    gradient: ScaledGradient<'_>,
     states: [OptimizerState<'_, f32>; 2],
-    scale: Scale,
     lr: f32,
 ) {
-    update(cpu, SgdStep { op: *op, lr }, g, states, scale);
+    update(cpu, SgdRule { op: *op, lr }, gradient, states);
 }
 
-/// One step of the average `ema` of the parameter p, after `steps` earlier steps.
-pub fn ema(cpu: &Cpu, op: &Ema, p: Gradient<'_>, ema: OptimizerState<'_, f32>, scale: Scale, steps: f32) {
+/// One step of the moving average `ema` of the parameter p, which has this weight in the new average. If `ok` is false,
+/// the average keeps its values.
+pub fn ema(cpu: &Cpu, weight: f32, p: Gradient<'_>, ema: OptimizerState<'_, f32>, ok: bool) {
     // The rule gets the parameter in place of the gradient, which the factor of the gradients must not change.
-    update(cpu, EmaStep { weight: op.weight(steps) }, p, [ema], Scale { factor: 1.0, ..scale });
+    let parameter = ScaledGradient { g: p, scale: GradientScale { factor: 1.0, ok } };
+    update(cpu, EmaRule { weight }, parameter, [ema]);
 }
 
 /// Returns the scale for `grads`, and their norm after multiplication with `unscale` and before clipping
@@ -63,7 +72,7 @@ pub fn grad_scale<'a>(
     op: &GradScale,
     grads: impl Iterator<Item = Gradient<'a>>,
     unscale: f32,
-) -> (Scale, f32) {
+) -> (GradientScale, f32) {
     let sum: f64 = grads.map(|g| sum_of_squares(cpu, g)).sum();
     let norm = f64::from(unscale).abs() * sum.sqrt();
     let clip = match f64::from(op.max_norm) {
@@ -71,14 +80,14 @@ pub fn grad_scale<'a>(
         max_norm => (max_norm / (norm + 1e-6)).min(1.0),
     };
     let factor = (f64::from(unscale) * clip) as f32;
-    (Scale { factor, ok: (norm as f32).is_finite() }, norm as f32)
+    (GradientScale { factor, ok: (norm as f32).is_finite() }, norm as f32)
 }
 
 fn sum_of_squares(cpu: &Cpu, g: Gradient<'_>) -> f64 {
     total(cpu, g.len().div_ceil(GRAIN), &|chunk| {
         let mut sum = 0.0;
         let range = chunk * GRAIN..g.len().min((chunk + 1) * GRAIN);
-        cpu.isa().run(Squares { g, range, sum: &mut sum });
+        cpu.isa().run(GradientSquares { g, range, sum: &mut sum });
         sum
     })
 }
@@ -91,97 +100,97 @@ pub(crate) trait UpdateRule<const K: usize>: Copy + Sync {
 
 /// AdamW's update rule, with the step's factors computed once in f64.
 #[derive(Clone, Copy)]
-pub(crate) struct AdamWStep {
+pub(crate) struct AdamWRule {
     op: AdamW,
     /// Weight decay's factor on p: 1 - lr * weight_decay.
-    left: f32,
+    decay: f32,
     /// lr / (1 - b1^t), the learning rate with the first moment's bias correction.
     rate: f32,
     /// 1 / sqrt(1 - b2^t), the second moment's bias correction.
     root: f32,
 }
 
-impl AdamWStep {
+impl AdamWRule {
     pub(crate) fn new(op: &AdamW, hyper: [f32; 3]) -> Self {
         let [lr, c1, c2] = hyper.map(f64::from);
-        let left = 1.0 - lr * f64::from(op.weight_decay);
-        Self { op: *op, left: left as f32, rate: (lr / c1) as f32, root: (1.0 / c2.sqrt()) as f32 }
+        let decay = 1.0 - lr * f64::from(op.weight_decay);
+        Self { op: *op, decay: decay as f32, rate: (lr / c1) as f32, root: (1.0 / c2.sqrt()) as f32 }
     }
 }
 
-impl UpdateRule<3> for AdamWStep {
+impl UpdateRule<3> for AdamWRule {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p, m, v]: [S::V; 3]) -> [S::V; 3] {
         let AdamW { beta1, beta2, eps, .. } = self.op;
         let m = s.fma(s.splat(beta1), m, s.mul(s.splat(1.0 - beta1), g));
         let v = s.fma(s.splat(beta2), v, s.mul(s.mul(s.splat(1.0 - beta2), g), g));
-        let below = s.fma(s.sqrt(v), s.splat(self.root), s.splat(eps));
-        let by = s.div(s.mul(s.splat(-self.rate), m), below);
-        [s.fma(s.splat(self.left), p, by), m, v]
+        let denominator = s.fma(s.sqrt(v), s.splat(self.root), s.splat(eps));
+        let change = s.div(s.mul(s.splat(-self.rate), m), denominator);
+        [s.fma(s.splat(self.decay), p, change), m, v]
     }
 }
 
 /// SGD's update rule, without (K = 1) or with (K = 2) a momentum buffer.
 #[derive(Clone, Copy)]
-struct SgdStep {
+struct SgdRule {
     op: Sgd,
     lr: f32,
 }
 
-impl SgdStep {
+impl SgdRule {
     /// The gradient with weight decay, g + weight_decay * p.
     #[inline(always)]
     fn decayed<S: Simd>(&self, s: S, g: S::V, p: S::V) -> S::V {
         s.fma(s.splat(self.op.weight_decay), p, g)
     }
 
-    /// The parameter after a step against `by`, p - lr * by.
+    /// The parameter after a step against `direction`, p - lr * direction.
     #[inline(always)]
-    fn down<S: Simd>(&self, s: S, p: S::V, by: S::V) -> S::V {
-        s.fma(s.splat(-self.lr), by, p)
+    fn descend<S: Simd>(&self, s: S, p: S::V, direction: S::V) -> S::V {
+        s.fma(s.splat(-self.lr), direction, p)
     }
 }
 
-impl UpdateRule<1> for SgdStep {
+impl UpdateRule<1> for SgdRule {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p]: [S::V; 1]) -> [S::V; 1] {
-        [self.down(s, p, self.decayed(s, g, p))]
+        [self.descend(s, p, self.decayed(s, g, p))]
     }
 }
 
-impl UpdateRule<2> for SgdStep {
+impl UpdateRule<2> for SgdRule {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p, b]: [S::V; 2]) -> [S::V; 2] {
         let g = self.decayed(s, g, p);
         let momentum = s.splat(self.op.momentum);
         let b = s.fma(momentum, b, g);
-        let by = if self.op.nesterov { s.fma(momentum, b, g) } else { b };
-        [self.down(s, p, by), b]
+        let direction = if self.op.nesterov { s.fma(momentum, b, g) } else { b };
+        [self.descend(s, p, direction), b]
     }
 }
 
 /// Rule of an average of parameters, of which the parameter has this weight.
 #[derive(Clone, Copy)]
-struct EmaStep {
+struct EmaRule {
     weight: f32,
 }
 
-impl UpdateRule<1> for EmaStep {
+impl UpdateRule<1> for EmaRule {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, p: S::V, [ema]: [S::V; 1]) -> [S::V; 1] {
-        let by = s.fma(s.splat(-1.0), ema, p);
-        [s.fma(s.splat(self.weight), by, ema)]
+        let difference = s.fma(s.splat(-1.0), ema, p);
+        [s.fma(s.splat(self.weight), difference, ema)]
     }
 }
 
-/// Applies `step` to all elements in parallel. If the scale is not ok, the states keep their values.
+/// Applies `rule` to all elements in parallel. If the scale is not ok, the states keep their values.
 fn update<const K: usize>(
     cpu: &Cpu,
-    step: impl UpdateRule<K>,
-    g: Gradient<'_>,
+    rule: impl UpdateRule<K>,
+    gradient: ScaledGradient<'_>,
     states: [OptimizerState<'_, f32>; K],
-    scale: Scale,
 ) {
+    let ScaledGradient { g, scale } = gradient;
     assert!(states.iter().all(|state| state.len() == g.len()), "states and gradient of one length");
     if !scale.ok {
         return states.into_iter().for_each(OptimizerState::keep);
@@ -190,20 +199,20 @@ fn update<const K: usize>(
     let factor = scale.factor;
     cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
         let range = task * GRAIN..n.min((task + 1) * GRAIN);
-        cpu.isa().run(Update { step, g, states: &states, factor, range });
+        cpu.isa().run(ElementUpdates { rule, g, states: &states, factor, range });
     });
 }
 
 /// One optimizer step on the elements `range`, for `Isa::run`.
-struct Update<'a, T, const K: usize> {
-    step: T,
+struct ElementUpdates<'a, T, const K: usize> {
+    rule: T,
     g: Gradient<'a>,
     states: &'a [OptimizerState<'a, f32>; K],
     factor: f32,
     range: Range<usize>,
 }
 
-impl<T: UpdateRule<K>, const K: usize> Kernel for Update<'_, T, K> {
+impl<T: UpdateRule<K>, const K: usize> Kernel for ElementUpdates<'_, T, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for i in self.range.clone().step_by(LANES) {
@@ -212,7 +221,7 @@ impl<T: UpdateRule<K>, const K: usize> Kernel for Update<'_, T, K> {
             let g = unsafe { self.g.load(s, i, n) };
             // SAFETY: elements i..i + n of each state.
             let old = core::array::from_fn(|k| unsafe { s.load_n(self.states[k].read(i), n) });
-            let new = self.step.step(s, s.mul(s.splat(self.factor), g), old);
+            let new = self.rule.step(s, s.mul(s.splat(self.factor), g), old);
             for (state, new) in self.states.iter().zip(new) {
                 // SAFETY: as above; only this task writes these elements, and it has read them already.
                 unsafe { s.store_n(state.write(i), new, n) };
@@ -222,17 +231,16 @@ impl<T: UpdateRule<K>, const K: usize> Kernel for Update<'_, T, K> {
 }
 
 /// Sum of squares of the gradient's elements `range`, for `Isa::run`.
-struct Squares<'a> {
+struct GradientSquares<'a> {
     g: Gradient<'a>,
     range: Range<usize>,
     sum: &'a mut f64,
 }
 
-impl Kernel for Squares<'_> {
+impl Kernel for GradientSquares<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: elements of the gradient.
-        let load = |i, n| unsafe { self.g.load(s, i, n) };
-        *self.sum = squares(s, self.range, load);
+        *self.sum = squares(s, self.range, |i, n| unsafe { self.g.load(s, i, n) });
     }
 }

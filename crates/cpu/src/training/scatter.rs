@@ -4,25 +4,23 @@
 //! write the same element, and a frequent token costs no more than a rare one.
 
 use crate::Cpu;
+use crate::rows::embed::EsmTokenDropout;
 use crate::simd::isa::Kernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use crate::{rows::columns, rows::elementwise};
 
-/// Weights of tokens under ESM's token dropout, as in `embed::gather_esm`.
-#[derive(Clone, Copy)]
-pub struct TokenDropout<'a> {
-    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them have weight 0.
-    pub spans: &'a [[u32; 2]],
-    /// Id of the mask token, whose weight is 0.
-    pub mask_id: u32,
-    /// Share of tokens that were not masked in training.
-    pub keep: f32,
+/// Outputs of the gradient of an embedding; each is computed if given.
+pub struct EmbeddingGradients<'a> {
+    /// Gradient of the table.
+    pub dtable: Option<RowsMut<'a>>,
+    /// Gradient of the row that is added to every token's.
+    pub drow: Option<&'a mut [f32]>,
 }
 
 /// Scatter-add: `y[ids[i]] += x[i]` for every i in order, starting from zeros.
 pub fn scatter(cpu: &Cpu, ids: &[u32], x: Rows<'_>, y: RowsMut<'_>) {
-    embed_grad(cpu, ids, x, None, Some(y), None);
+    embed_grad(cpu, ids, x, None, EmbeddingGradients { dtable: Some(y), drow: None });
 }
 
 /// Gradient of an embedding: `dtable[ids[t]] += scale dx[t]` for every t in order, starting from zeros, and drow
@@ -32,10 +30,10 @@ pub fn embed_grad(
     cpu: &Cpu,
     ids: &[u32],
     dx: Rows<'_>,
-    dropout: Option<TokenDropout<'_>>,
-    mut dtable: Option<RowsMut<'_>>,
-    drow: Option<&mut [f32]>,
+    dropout: Option<EsmTokenDropout<'_>>,
+    gradients: EmbeddingGradients<'_>,
 ) {
+    let EmbeddingGradients { mut dtable, drow } = gradients;
     let cols = dx.cols();
     assert_eq!(dx.rows(), ids.len(), "one row per token");
     assert!(dtable.as_ref().is_none_or(|table| table.cols() == cols), "columns of the table");
@@ -52,7 +50,7 @@ pub fn embed_grad(
         let dtable = dtable.as_ref();
         let drow = drow as *mut f32;
         let columns = [task * WIDTH, cols.min((task + 1) * WIDTH)];
-        cpu.isa().run(Scatter { ids, dx, dropout, dtable, drow, columns });
+        cpu.isa().run(ScatterColumns { ids, dx, dropout, dtable, drow, columns });
     });
 }
 
@@ -63,16 +61,16 @@ const WIDTH: usize = 2 * LANES;
 const BLOCK: usize = 64;
 
 /// The columns `columns[0]..columns[1]` of the gradient, for `Isa::run`. A null `drow` is not computed.
-struct Scatter<'a> {
+struct ScatterColumns<'a> {
     ids: &'a [u32],
     dx: Rows<'a>,
-    dropout: Option<TokenDropout<'a>>,
+    dropout: Option<EsmTokenDropout<'a>>,
     dtable: Option<&'a RowsMut<'a>>,
     drow: *mut f32,
     columns: [usize; 2],
 }
 
-impl Kernel for Scatter<'_> {
+impl Kernel for ScatterColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let [first, end] = self.columns;
@@ -84,8 +82,7 @@ impl Kernel for Scatter<'_> {
                 Some(dropout) => {
                     for span in dropout.spans {
                         let span = span[0] as usize..span[1] as usize;
-                        let masks = self.ids[span.clone()].iter().filter(|&&id| id == dropout.mask_id).count();
-                        let scale = dropout.keep / (1.0 - masks as f32 / span.len() as f32);
+                        let scale = dropout.weight(&self.ids[span.clone()]);
                         let mut sum = zero;
                         for t in span.filter(|&t| self.ids[t] != dropout.mask_id) {
                             sum = self.add(s, t, scale, [j, n], sum);
@@ -111,7 +108,7 @@ impl Kernel for Scatter<'_> {
     }
 }
 
-impl Scatter<'_> {
+impl ScatterColumns<'_> {
     /// Adds token `t`, times `scale`, to its row of the table and to `sum`.
     #[inline(always)]
     fn add<S: Simd>(&self, s: S, t: usize, scale: f32, [j, n]: [usize; 2], sum: S::V) -> S::V {

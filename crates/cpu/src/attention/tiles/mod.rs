@@ -18,15 +18,18 @@
 //! within a strip instead (`stream`), with identical bits.
 
 mod dots;
+mod matmuls;
 mod pack;
-mod places;
-mod products;
 mod registers;
 mod stream;
 mod weights;
+mod workspace;
 
-use super::pack::Head;
-use super::{Attention, QueryBlock, blocks, workspace_bytes};
+use super::pack::HeadRows;
+use super::{
+    AttentionConfig, AttentionOperands, QueryBlock, QueryPartition, ScheduledBlock, by_query_blocks,
+    workspace_bytes,
+};
 use crate::Cpu;
 use crate::element::Bf16;
 use crate::simd::Simd;
@@ -36,13 +39,13 @@ use crate::simd::x86::Avx512;
 use crate::view::{Rows, RowsMut};
 use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
-use dots::Dots;
-use pack::{HeadSplit, PairPermutation, Pairs, columns};
-use places::{Next, WorkspaceLayout};
+use dots::DotRegisters;
+use matmuls::{ValueProgress, pairs};
+use pack::{HeadSplit, PairPermutation, RotatedPairs, columns};
 use plimsoll_graph::ops::Mask;
-use products::{Gather, pairs};
-pub(crate) use registers::{Registers, Shape};
-use weights::{Running, Scores, UNITS, bounded, rest, softmax_row, softmax_row_far};
+pub(crate) use registers::{Registers, TileShape};
+use weights::{RunningSoftmax, Scores, UNITS, bounded, rest, softmax_row, softmax_row_far};
+use workspace::{NextBlock, TiledWorkspace};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
@@ -74,7 +77,7 @@ pub(crate) fn has_lanes() -> bool {
 
 /// Whether `isa` has tiles or dot products and this kernel supports the requested form: unmasked, without lse, as in
 /// inference. The scale must be positive, since a negative one would turn maxima into minima.
-pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
+pub(super) fn takes(isa: Isa, config: AttentionConfig<'_>, lse: bool) -> bool {
     (isa.has_tiles() || isa.has_dots())
         && has_lanes()
         && config.mask == Mask::Full
@@ -86,55 +89,56 @@ pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
 /// module. Panics if `takes` does not accept the form.
 pub(super) fn attention(
     cpu: &Cpu,
-    config: Attention<'_>,
-    qkv: [Rows<'_, Bf16>; 3],
-    spans: &[[u32; 2]],
-    o: &RowsMut<'_, Bf16>,
+    config: AttentionConfig<'_>,
+    operands: &AttentionOperands<'_, Bf16>,
     workspace: &mut [f32],
 ) {
     let isa = cpu.isa();
     assert!(takes(isa, config, false), "tiles, and a form for them");
     if isa.has_tiles() {
         // SAFETY: `has_tiles` proves that the CPU has tiles; a thread holds no other tiles while it runs a task.
-        let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };
-        return attention_on(cpu, config, qkv, spans, o, workspace, configure);
+        return attention_on::<Tiles>(cpu, config, operands, workspace, &|shape| unsafe {
+            registers::configure(shape)
+        });
     }
     // SAFETY: `has_dots` proves that the CPU has the instructions.
-    let configure = &|_| unsafe { Dots::new(config.head_dim) };
-    attention_on(cpu, config, qkv, spans, o, workspace, configure);
+    attention_on(cpu, config, operands, workspace, &|_| unsafe { DotRegisters::new(config.head_dim) });
 }
 
 /// Runs attention on the registers that `configure` creates for each task.
 pub(crate) fn attention_on<R: Registers>(
     cpu: &Cpu,
-    config: Attention<'_>,
-    [q, k, v]: [Rows<'_, Bf16>; 3],
-    spans: &[[u32; 2]],
-    o: &RowsMut<'_, Bf16>,
+    config: AttentionConfig<'_>,
+    operands: &AttentionOperands<'_, Bf16>,
     workspace: &mut [f32],
-    configure: &(dyn Fn(Shape) -> R + Sync),
+    configure: &(dyn Fn(TileShape) -> R + Sync),
 ) {
+    let &AttentionOperands { q, k, v, spans, ref o, .. } = operands;
     config.check(&[q, o.as_rows()], [k, v], None, spans);
-    let each = workspace_bytes(config.head_dim) / 4;
-    assert!(has_lanes() && workspace.len() >= each * cpu.threads(), "lanes, workspace");
-    let cut = HeadSplit::new(config.head_dim, config.heads, config.group());
-    let job = TiledCall { config, q, k, v, o, cut, order: PairPermutation::new(cut) };
-    let shape = Shape { pairs: if cut.together == 2 { cut.half } else { SIDE } };
-    let scratch = workspace.as_mut_ptr() as usize;
-    let heads = config.heads / cut.together;
-    blocks(cpu, spans, (heads, QUERIES), TOGETHER / cut.columns(), &|places, worker| {
-        let scratch = (scratch as *mut f32).wrapping_add(worker * each);
+    let words_per_thread = workspace_bytes(config.head_dim) / 4;
+    assert!(has_lanes() && workspace.len() >= words_per_thread * cpu.threads(), "lanes, workspace");
+    let split = HeadSplit::new(config.head_dim, config.heads, config.group());
+    let call = TiledCall { config, q, k, v, o, split, order: PairPermutation::new(split) };
+    let shape = TileShape { pairs: if split.together == 2 { split.half } else { SIDE } };
+    let workspace = workspace.as_mut_ptr() as usize;
+    let partition = QueryPartition {
+        heads: config.heads / split.together,
+        queries: QUERIES,
+        together: TOGETHER / split.columns(),
+    };
+    by_query_blocks(cpu, spans, partition, &|blocks, worker| {
+        let scratch = (workspace as *mut f32).wrapping_add(worker * words_per_thread);
         let mut tiles = configure(shape);
-        for place in places {
+        for scheduled in blocks {
             // SAFETY: `has_lanes` was asserted; each worker index, hence each scratch, is used by one thread at a
             // time.
             unsafe {
-                match (cut.dim, cut.together) {
-                    (16, 2) => job.run::<R, 16, 2>(place, scratch, &mut tiles),
-                    (24, 1) => job.run::<R, 24, 1>(place, scratch, &mut tiles),
-                    (32, 1) => job.run::<R, 32, 1>(place, scratch, &mut tiles),
-                    (64, 1) => job.run::<R, 64, 1>(place, scratch, &mut tiles),
-                    _ => job.run::<R, 0, 0>(place, scratch, &mut tiles),
+                match (split.dim, split.together) {
+                    (16, 2) => call.run::<R, 16, 2>(scheduled, scratch, &mut tiles),
+                    (24, 1) => call.run::<R, 24, 1>(scheduled, scratch, &mut tiles),
+                    (32, 1) => call.run::<R, 32, 1>(scheduled, scratch, &mut tiles),
+                    (64, 1) => call.run::<R, 64, 1>(scheduled, scratch, &mut tiles),
+                    _ => call.run::<R, 0, 0>(scheduled, scratch, &mut tiles),
                 }
             }
         }
@@ -143,12 +147,12 @@ pub(crate) fn attention_on<R: Registers>(
 
 /// Inputs and outputs of one call, shared by all its tasks.
 struct TiledCall<'a> {
-    config: Attention<'a>,
+    config: AttentionConfig<'a>,
     q: Rows<'a, Bf16>,
     k: Rows<'a, Bf16>,
     v: Rows<'a, Bf16>,
     o: &'a RowsMut<'a, Bf16>,
-    cut: HeadSplit,
+    split: HeadSplit,
     order: PairPermutation,
 }
 
@@ -163,20 +167,30 @@ impl TiledCall<'_> {
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn run<R: Registers, const DIM: usize, const HEADS: usize>(
         &self,
-        (place, next): (QueryBlock, Option<QueryBlock>),
+        scheduled: ScheduledBlock,
         scratch: *mut f32,
         tiles: &mut R,
     ) {
-        let cut =
-            if DIM > 0 { HeadSplit { dim: DIM, half: DIM.div_ceil(2), together: HEADS } } else { self.cut };
-        let parts = WorkspaceLayout::new(cut);
-        debug_assert!(parts.len <= workspace_bytes(self.config.head_dim), "the parts fit");
+        let split =
+            if DIM > 0 { HeadSplit { dim: DIM, half: DIM.div_ceil(2), together: HEADS } } else { self.split };
+        let layout = TiledWorkspace::new(split);
+        debug_assert!(layout.len <= workspace_bytes(self.config.head_dim), "the parts fit");
         // SAFETY: as the caller promises.
         let s = unsafe { Avx512::assume() };
         let units = self.config.scale * LOG2_E * UNITS;
         let [factor, scale] = if self.config.rope.is_some() { [units, 1.0] } else { [1.0, units] };
-        let next = next.map(|next| Next::new(self, cut, next));
-        let task = TiledBlock { job: self, place, next, parts, cut, scratch: scratch.cast(), s, factor, scale };
+        let next = scheduled.next.map(|next| NextBlock::new(self, split, next));
+        let task = TiledBlock {
+            call: self,
+            block: scheduled.block,
+            next,
+            layout,
+            split,
+            scratch: scratch.cast(),
+            s,
+            factor,
+            scale,
+        };
         // SAFETY: as the caller promises.
         unsafe { task.run(tiles) };
     }
@@ -184,11 +198,11 @@ impl TiledCall<'_> {
 
 /// One block of queries of one head, or of the heads packed together.
 struct TiledBlock<'a> {
-    job: &'a TiledCall<'a>,
-    place: QueryBlock,
-    next: Option<Next>,
-    parts: WorkspaceLayout,
-    cut: HeadSplit,
+    call: &'a TiledCall<'a>,
+    block: QueryBlock,
+    next: Option<NextBlock>,
+    layout: TiledWorkspace,
+    split: HeadSplit,
     scratch: *mut u8,
     s: Avx512,
     /// Queries are multiplied by `factor` when they are rotated, scores by `scale` otherwise; either way scores come
@@ -199,16 +213,25 @@ struct TiledBlock<'a> {
 
 /// A block of keys of the sequence: `len` keys from `start` on.
 #[derive(Clone, Copy)]
-struct Keys {
+struct KeyBlock {
     start: usize,
     len: usize,
     /// Mask of the keys of the last, partial step (see `weights::rest`).
     rest: __mmask32,
 }
 
+/// All strips of one of the heads packed together.
+#[derive(Clone, Copy)]
+struct HeadStrips {
+    head: usize,
+    strips: usize,
+    /// Whether this is the last head, and the last block of keys of the sequence: then the strips are written to o.
+    last: bool,
+}
+
 /// A strip of one of the heads packed together, and whether its scores are bounded.
 #[derive(Clone, Copy)]
-struct Strip {
+struct QueryStrip {
     head: usize,
     strip: usize,
     bounded: bool,
@@ -221,19 +244,19 @@ impl TiledBlock<'_> {
     /// The requirements of `TiledCall::run`, which is the only caller.
     #[inline(always)]
     unsafe fn run<R: Registers>(&self, tiles: &mut R) {
-        let strips = (self.place.queries.1 - self.place.queries.0).div_ceil(SIDE);
+        let strips = self.block.count().div_ceil(SIDE);
         // SAFETY: every row and column below lies in the block's sequence and heads.
         unsafe {
             let mut squares = [[0.0; 2]; STRIPS];
             for (strip, squares) in squares.iter_mut().enumerate().take(strips) {
                 *squares = self.pack_queries(strip);
             }
-            let mut running = [[Running::new(); STRIPS]; 2];
-            for start in (0..self.place.len).step_by(KEYS) {
-                let len = KEYS.min(self.place.len - start);
-                let keys = Keys { start, len, rest: rest(len) };
+            let mut running = [[RunningSoftmax::new(); STRIPS]; 2];
+            for start in (0..self.block.len).step_by(KEYS) {
+                let len = KEYS.min(self.block.len - start);
+                let keys = KeyBlock { start, len, rest: rest(len) };
                 let largest = self.pack_keys(keys);
-                for head in 0..self.cut.together {
+                for head in 0..self.split.together {
                     self.pack_bias(keys, head);
                     self.check_bounds(keys, head, &squares[..strips], largest[head], &mut running[head]);
                     self.attend(tiles, keys, head, strips, &mut running);
@@ -250,18 +273,18 @@ impl TiledBlock<'_> {
     #[inline(always)]
     unsafe fn check_bounds(
         &self,
-        keys: Keys,
+        keys: KeyBlock,
         head: usize,
         squares: &[[f32; 2]],
         largest: f32,
-        running: &mut [Running; STRIPS],
+        running: &mut [RunningSoftmax; STRIPS],
     ) {
         for strip in 0..squares.len() {
             running[strip].bounded &= bounded(squares[strip][head], largest, self.scale);
         }
-        let tiles = self.at(self.parts.keys);
+        let tiles = self.at(self.layout.keys);
         // SAFETY: as the caller promises.
-        if !largest.is_finite() && unsafe { !pack::finite(self.cut, head, tiles, keys.len.div_ceil(SIDE)) } {
+        if !largest.is_finite() && unsafe { !pack::finite(self.split, head, tiles, keys.len.div_ceil(SIDE)) } {
             running.iter_mut().for_each(|r| r.fill_nan());
         }
     }
@@ -274,34 +297,38 @@ impl TiledBlock<'_> {
     unsafe fn attend<R: Registers>(
         &self,
         tiles: &mut R,
-        keys: Keys,
+        keys: KeyBlock,
         head: usize,
         strips: usize,
-        running: &mut [[Running; STRIPS]; 2],
+        running: &mut [[RunningSoftmax; STRIPS]; 2],
     ) {
-        let last = head + 1 == self.cut.together && keys.start + keys.len == self.place.len;
+        let last = head + 1 == self.split.together && keys.start + keys.len == self.block.len;
         if self.ready() && running[head][..strips].iter().all(|running| running.bounded) {
             // SAFETY: as the caller promises.
-            return unsafe { self.stream(tiles, keys, (head, strips, last), running) };
+            return unsafe { self.stream(tiles, keys, HeadStrips { head, strips, last }, running) };
         }
         // SAFETY: as the caller promises.
         unsafe {
-            let first = Strip { head, strip: 0, bounded: running[head][0].bounded };
+            let mut current = QueryStrip { head, strip: 0, bounded: running[head][0].bounded };
             // While a strip's weights are computed, the tile unit works on its neighbours; only the first strip's
             // scores and the last strip's output have no neighbour to overlap with.
             for pair in 0..pairs(keys) {
-                self.score(tiles, keys, first, pair);
+                self.score(tiles, keys, current, pair);
             }
             for strip in 0..strips {
-                let next = (strip + 1 < strips).then(|| running[head][strip + 1].bounded);
-                self.softmax_strip(tiles, keys, (head, strip), next, &mut running[head][strip]);
+                let next = (strip + 1 < strips).then(|| {
+                    let bounded = running[head][strip + 1].bounded;
+                    QueryStrip { head, strip: strip + 1, bounded }
+                });
+                self.softmax_strip(tiles, keys, current, next, &mut running[head][strip]);
                 if last && strip > 0 {
                     self.finish(strip - 1, running);
                 }
+                current = next.unwrap_or(current);
             }
-            let mut gather = Gather::new(head, strips - 1);
+            let mut progress = ValueProgress::new(head, strips - 1);
             for _ in 0..self.turns(keys) {
-                self.gather(tiles, keys, &mut gather);
+                self.multiply_values(tiles, keys, &mut progress);
             }
             if last {
                 self.finish(strips - 1, running);
@@ -320,42 +347,47 @@ impl TiledBlock<'_> {
     unsafe fn softmax_strip<R: Registers>(
         &self,
         tiles: &mut R,
-        keys: Keys,
-        (head, strip): (usize, usize),
-        next: Option<bool>,
-        running: &mut Running,
+        keys: KeyBlock,
+        strip: QueryStrip,
+        next: Option<QueryStrip>,
+        running: &mut RunningSoftmax,
     ) {
+        let QueryStrip { head, strip: index, .. } = strip;
         // Heads packed together need so few tile products that both kinds of turns may be mixed: a pair's scores
         // overwrite only weights that have already been used (tested below).
-        let spread = self.cut.together == 2;
-        let turns = if strip > 0 { self.turns(keys) } else { 0 };
-        let pairs = if next.is_some() { pairs(keys) } else { 0 };
-        let next = Strip { head, strip: strip + 1, bounded: next.unwrap_or(false) };
-        let mut gather = Gather::new(head, strip.wrapping_sub(1));
+        let spread = self.split.together == 2;
+        let turns = if index > 0 { self.turns(keys) } else { 0 };
+        let next_pairs = if next.is_some() { pairs(keys) } else { 0 };
+        // Not read if there is no next strip: then it has no pairs.
+        let next = next.unwrap_or(strip);
+        let mut progress = ValueProgress::new(head, index.wrapping_sub(1));
         // SAFETY: as the caller promises; there are at most 8 pairs.
         unsafe {
-            let scores = self.scores(strip);
-            let decay = self.begin(keys, (head, strip), running);
+            let scores = self.scores(index);
+            let decay = self.begin(keys, strip, running);
             let ready = running.bounded && self.ready();
-            let far = running.far();
+            let far = running.has_far_offset();
             let mut offsets = [0.0; SIDE];
-            _mm512_storeu_ps(offsets.as_mut_ptr(), if far { running.taken() } else { running.offsets() });
+            let offset = if far { running.offsets_in_units() } else { running.offsets() };
+            _mm512_storeu_ps(offsets.as_mut_ptr(), offset);
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for (r, sums) in sums.iter_mut().enumerate() {
                 let row = scores.add(r * SCORES);
-                *sums = match (ready, far) {
-                    (true, _) => softmax_row(row, keys.len, keys.rest, Scores::Ready),
-                    (_, true) => softmax_row_far(row, keys.len, keys.rest, self.scale, offsets[r]),
-                    _ => softmax_row(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
+                *sums = if ready {
+                    softmax_row(row, keys.len, keys.rest, Scores::Ready)
+                } else if far {
+                    softmax_row_far(row, keys.len, keys.rest, self.scale, offsets[r])
+                } else {
+                    softmax_row(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r]))
                 };
                 if head == 0 && keys.start == 0 {
-                    self.prefetch(strip * SIDE + r);
+                    self.prefetch(index * SIDE + r);
                 }
-                for _ in 0..gathers(r, turns) {
-                    self.gather(tiles, keys, &mut gather);
+                for _ in 0..turns_after_row(r, turns) {
+                    self.multiply_values(tiles, keys, &mut progress);
                 }
                 let pair = if spread { r / 2 } else { r.wrapping_sub(SIDE / 2) };
-                if pair < pairs && (!spread || r % 2 == 1) {
+                if pair < next_pairs && (!spread || r % 2 == 1) {
                     self.score(tiles, keys, next, pair);
                 }
             }
@@ -369,16 +401,16 @@ impl TiledBlock<'_> {
     /// # Safety
     /// The scores of the strip have been computed.
     #[inline(always)]
-    unsafe fn begin(&self, keys: Keys, (head, strip): (usize, usize), running: &mut Running) -> __m512 {
+    unsafe fn begin(&self, keys: KeyBlock, strip: QueryStrip, running: &mut RunningSoftmax) -> __m512 {
         // SAFETY: as the caller promises.
         unsafe {
             if running.bounded {
                 running.use_fixed_offset();
                 return _mm512_set1_ps(1.0);
             }
-            let decay = running.update_max(self.scores(strip), keys.len, self.scale);
+            let decay = running.update_max(self.scores(strip.strip), keys.len, self.scale);
             if keys.start > 0 {
-                self.decay(head, strip, decay);
+                self.decay(strip.head, strip.strip, decay);
             }
             decay
         }
@@ -388,9 +420,9 @@ impl TiledBlock<'_> {
     #[inline(always)]
     fn prefetch(&self, row: usize) {
         let Some(next) = self.next.filter(|next| row < next.count) else { return };
-        for (x, apart) in next.rows {
+        for rows in next.rows {
             for line in 0..next.lines {
-                self.s.prefetch_far(x.wrapping_add(row * apart + line * LINE).cast());
+                self.s.prefetch_far(rows.first.wrapping_add(row * rows.stride + line * LINE).cast());
             }
         }
     }
@@ -406,7 +438,7 @@ impl TiledBlock<'_> {
         unsafe {
             _mm512_storeu_ps(factors.as_mut_ptr(), decay);
             for (r, &factor) in factors.iter().enumerate() {
-                for tile in 0..self.cut.tiles() {
+                for tile in 0..self.split.tiles() {
                     let at = self.out(strip * SIDE + r, head).add(tile * SIDE);
                     _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(factor)));
                 }
@@ -419,20 +451,20 @@ impl TiledBlock<'_> {
     /// # Safety
     /// The strip has been through all blocks of keys, for every head.
     #[inline(always)]
-    unsafe fn finish(&self, strip: usize, running: &[[Running; STRIPS]; 2]) {
-        let first = self.place.start + self.place.queries.0 + strip * SIDE;
-        let column = self.place.head * self.cut.columns();
+    unsafe fn finish(&self, strip: usize, running: &[[RunningSoftmax; STRIPS]; 2]) {
+        let first = self.block.start + self.block.first + strip * SIDE;
+        let column = self.block.head * self.split.columns();
         let mut factors = [[0.0; SIDE]; 2];
         // SAFETY: this task alone writes these rows of these heads.
         unsafe {
-            for head in 0..self.cut.together {
+            for head in 0..self.split.together {
                 let factor = _mm512_div_ps(_mm512_set1_ps(1.0), running[head][strip].sum);
                 _mm512_storeu_ps(factors[head].as_mut_ptr(), factor);
             }
             #[allow(clippy::needless_range_loop)] // zips and maps of arrays were calls
             for r in 0..self.rows(strip) {
-                let o = self.job.o.row(first + r).add(column);
-                columns(self.cut, self.out(strip * SIDE + r, 0), [factors[0][r], factors[1][r]], o);
+                let o = self.call.o.row(first + r).add(column);
+                columns(self.split, self.out(strip * SIDE + r, 0), [factors[0][r], factors[1][r]], o);
             }
         }
     }
@@ -443,11 +475,11 @@ impl TiledBlock<'_> {
     /// The strip lies in the block.
     #[inline(always)]
     unsafe fn pack_queries(&self, strip: usize) -> [f32; 2] {
-        let at = self.place.queries.0 + strip * SIDE;
-        let to = self.at(self.parts.queries + strip * self.cut.steps() * TILE);
-        let q = self.pairs(self.job.q, self.place.head, Some(self.factor));
-        // SAFETY: positions of the sequence, and space in the parts.
-        unsafe { pack::queries(self.s, q, (at, self.rows(strip)), to) }
+        let at = self.block.first + strip * SIDE;
+        let to = self.at(self.layout.queries + strip * self.split.steps() * TILE);
+        let q = self.pairs(self.call.q, self.block.head, Some(self.factor));
+        // SAFETY: positions of the sequence, and space in the buffers.
+        unsafe { pack::queries(self.s, q, at..at + self.rows(strip), to) }
     }
 
     /// Packs keys and values. Returns, for each head, the largest sum of squares of a key.
@@ -455,22 +487,25 @@ impl TiledBlock<'_> {
     /// # Safety
     /// `keys` lie in the sequence.
     #[inline(always)]
-    unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
-        let shared = self.place.head / self.job.config.group();
-        let k = self.pairs(self.job.k, shared, None);
-        let v = self.head(self.job.v, shared);
-        // SAFETY: positions of the sequence, and space in the parts.
+    unsafe fn pack_keys(&self, keys: KeyBlock) -> [f32; 2] {
+        let shared = self.block.head / self.call.config.group();
+        let k = self.pairs(self.call.k, shared, None);
+        let v = self.head(self.call.v, shared);
+        // SAFETY: positions of the sequence, and space in the buffers.
         unsafe {
             let mut squares = [_mm512_setzero_ps(); 2];
             for tile in 0..keys.len.div_ceil(SIDE) {
-                let to = self.at(self.parts.keys + tile * self.cut.steps() * TILE);
-                let rows = (keys.start + tile * SIDE, SIDE.min(keys.len - tile * SIDE));
-                pack::keys(self.s, k, rows, &mut squares, to);
+                let to = self.at(self.layout.keys + tile * self.split.steps() * TILE);
+                let first = tile * SIDE;
+                let positions = keys.start + first..keys.start + keys.len.min(first + SIDE);
+                pack::keys(self.s, k, positions, &mut squares, to);
             }
             for step in 0..keys.len.div_ceil(STEP) {
-                let to = self.at(self.parts.values + step * TILE);
-                let rows = (keys.start + step * STEP, STEP.min(keys.len - step * STEP));
-                pack::values(self.s, self.cut, v, rows, to, STEPS * TILE);
+                let to =
+                    pack::ValueTiles { first: self.at(self.layout.values + step * TILE), stride: STEPS * TILE };
+                let first = step * STEP;
+                let positions = keys.start + first..keys.start + keys.len.min(first + STEP);
+                pack::values(self.s, self.split, v, positions, to);
             }
             [pack::largest(squares[0]), pack::largest(squares[1])]
         }
@@ -482,16 +517,16 @@ impl TiledBlock<'_> {
     /// # Safety
     /// The requirements of `TiledBlock::run`, which is the only caller.
     #[inline(always)]
-    unsafe fn pack_bias(&self, keys: Keys, head: usize) {
-        let Some(slopes) = self.job.config.slopes else { return };
+    unsafe fn pack_bias(&self, keys: KeyBlock, head: usize) {
+        let Some(slopes) = self.call.config.slopes else { return };
         // Divided by the scale, because the sum of score and bias is multiplied by it afterwards.
-        let slope = -slopes[self.place.head * self.cut.together + head] * LOG2_E * UNITS / self.scale;
-        let to = self.at(self.parts.bias).cast::<f32>();
+        let slope = -slopes[self.block.head * self.split.together + head] * LOG2_E * UNITS / self.scale;
+        let to = self.at(self.layout.bias).cast::<f32>();
         // Entry e is the bias of key j of the key block and query i of the query block with e = QUERIES + j - i.
-        let first = keys.start as isize - self.place.queries.0 as isize - QUERIES as isize;
+        let first = keys.start as isize - self.block.first as isize - QUERIES as isize;
         for e in 0..QUERIES + KEYS + SIDE {
             let distance = (first + e as isize).unsigned_abs() as f32;
-            // SAFETY: an entry of the part.
+            // SAFETY: an entry of the buffer.
             unsafe { to.add(e).write(slope * distance) };
         }
     }
@@ -500,60 +535,59 @@ impl TiledBlock<'_> {
     /// rounding to whole numbers happens once, and accumulators that start with nothing but `BEGIN`.
     #[inline(always)]
     fn ready(&self) -> bool {
-        self.cut.narrow() && self.scale == 1.0 && self.job.config.slopes.is_none()
+        self.split.narrow() && self.scale == 1.0 && self.call.config.slopes.is_none()
     }
 
     /// View of the heads of this sequence in q or k, read as pairs.
     #[inline(always)]
-    fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize, factor: Option<f32>) -> Pairs<'b> {
+    fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize, factor: Option<f32>) -> RotatedPairs<'b> {
         let head = self.head(x, head);
-        Pairs { cut: self.cut, head, rope: self.job.config.rope, factor, order: &self.job.order }
+        RotatedPairs { split: self.split, head, rope: self.call.config.rope, factor, order: &self.call.order }
     }
 
     /// View of the heads of this sequence in q, k or v.
     #[inline(always)]
-    fn head<'b>(&self, x: Rows<'b, Bf16>, head: usize) -> Head<'b, Bf16> {
-        let dim = self.cut.columns();
-        Head { x, start: self.place.start, column: head * dim, dim }
+    fn head<'b>(&self, x: Rows<'b, Bf16>, head: usize) -> HeadRows<'b, Bf16> {
+        let dim = self.split.columns();
+        HeadRows { x, start: self.block.start, column: head * dim, dim }
     }
 
     /// Number of queries of a strip.
     #[inline(always)]
     fn rows(&self, strip: usize) -> usize {
-        let (first, last) = self.place.queries;
-        SIDE.min(last - first - strip * SIDE)
+        SIDE.min(self.block.count() - strip * SIDE)
     }
 
-    /// Pointer to the workspace buffer at byte offset `part`.
+    /// Pointer to the workspace buffer at byte `offset`.
     #[inline(always)]
-    fn at(&self, part: usize) -> *mut u8 {
-        self.scratch.wrapping_add(part)
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.scratch.wrapping_add(offset)
     }
 
     /// Score buffer of a strip; successive strips alternate between two buffers.
     #[inline(always)]
     fn scores(&self, strip: usize) -> *mut f32 {
-        self.at(self.parts.scores).cast::<f32>().wrapping_add(strip % 2 * SIDE * SCORES)
+        self.at(self.layout.scores).cast::<f32>().wrapping_add(strip % 2 * SIDE * SCORES)
     }
 
     /// Output accumulators of a row of the block, for one of the heads packed together.
     #[inline(always)]
     fn out(&self, row: usize, head: usize) -> *mut f32 {
-        let tiles = row * self.cut.together + head;
-        self.at(self.parts.out).cast::<f32>().wrapping_add(tiles * self.cut.tiles() * SIDE)
+        let tiles = row * self.split.together + head;
+        self.at(self.layout.out).cast::<f32>().wrapping_add(tiles * self.split.tiles() * SIDE)
     }
 }
 
 /// Number of the `turns` turns that follow row `r`. All fall into the first half of the rows, at most one per row if
 /// that is enough.
 #[inline(always)]
-fn gathers(r: usize, turns: usize) -> usize {
+fn turns_after_row(r: usize, turns: usize) -> usize {
     const HALF: usize = SIDE / 2;
-    match turns <= HALF {
-        true => usize::from(r < turns),
-        false if r < HALF => (r + 1) * turns / HALF - r * turns / HALF,
-        false => 0,
+    if turns <= HALF {
+        return usize::from(r < turns);
     }
+    // Spread evenly over the rows of the first half.
+    if r < HALF { (r + 1) * turns / HALF - r * turns / HALF } else { 0 }
 }
 
 #[cfg(test)]
@@ -563,13 +597,13 @@ mod tests {
     #[test]
     fn all_turns_come_and_no_score_before_the_weights_it_replaces_were_used() {
         for turns in 0..=2 * STEPS {
-            assert_eq!((0..SIDE).map(|r| gathers(r, turns)).sum::<usize>(), turns);
-            assert!((SIDE / 2..SIDE).all(|r| gathers(r, turns) == 0));
+            assert_eq!((0..SIDE).map(|r| turns_after_row(r, turns)).sum::<usize>(), turns);
+            assert!((SIDE / 2..SIDE).all(|r| turns_after_row(r, turns) == 0));
         }
         // The scores of a pair occupy the memory of the weights of two steps.
         for steps in 1..=STEPS {
             for pair in 0..steps {
-                let done: usize = (0..2 * pair + 2).map(|r| gathers(r, steps)).sum();
+                let done: usize = (0..2 * pair + 2).map(|r| turns_after_row(r, steps)).sum();
                 assert!(done >= (2 * pair + 2).min(steps), "pair {pair} of {steps}");
             }
         }

@@ -2,7 +2,7 @@
 //! for each k. Invariant: packing copies values unchanged, from either storage order, and fills with zeros past the
 //! operand.
 
-use super::{Operand, STRIDE};
+use super::{Factor, STRIDE};
 use crate::matmul::register_tile::{PANEL, PrefetchPlan};
 use crate::simd::{LANES, Simd};
 use crate::view::Rows;
@@ -13,34 +13,37 @@ use core::ops::Range;
 /// # Safety
 /// The rows and `ks` lie in `a`; `to` has space for the rows in whole tiles, and for `ks` in whole vectors.
 #[inline(always)]
-pub(super) unsafe fn rows<S: Simd>(s: S, a: Operand<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
+pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
     let height = rows.len().next_multiple_of(S::ROWS);
     match a {
-        Operand::Stored(x) => {
+        Factor::Stored(x) => {
             for r in 0..height {
                 let to = to.wrapping_add(r * STRIDE);
                 // SAFETY: as the caller promises.
                 unsafe {
-                    match r < rows.len() {
-                        true => {
-                            to.copy_from_nonoverlapping(x.row(rows.start + r).wrapping_add(ks.start), ks.len())
-                        }
-                        false => to.write_bytes(0, ks.len()),
+                    if r < rows.len() {
+                        to.copy_from_nonoverlapping(x.row(rows.start + r).wrapping_add(ks.start), ks.len());
+                    } else {
+                        to.write_bytes(0, ks.len());
                     }
                 }
             }
         }
-        Operand::Transposed(x) => {
+        Factor::Transposed(x) => {
             for k in ks.clone().step_by(LANES) {
                 for r in (0..height).step_by(LANES) {
-                    let columns = rows.len().saturating_sub(r).min(LANES);
-                    let at = (k..ks.end.min(k + LANES), rows.start + r);
-                    let to = to.wrapping_add(r * STRIDE + k - ks.start);
+                    let source = Square {
+                        rows: k..ks.end.min(k + LANES),
+                        column: rows.start + r,
+                        columns: rows.len().saturating_sub(r).min(LANES),
+                    };
+                    let at = to.wrapping_add(r * STRIDE + k - ks.start);
+                    let to = PackedRows { at, ld: STRIDE, count: (height - r).min(LANES) };
                     for next in 0..LANES {
                         s.prefetch(x.row(k + LANES + next).wrapping_add(rows.start + r));
                     }
                     // SAFETY: as the caller promises; a row's last vector ends inside its STRIDE.
-                    unsafe { square(s, x, at, columns, to, STRIDE, (height - r).min(LANES)) };
+                    unsafe { transpose(s, x, source, to) };
                 }
             }
         }
@@ -54,7 +57,7 @@ pub(super) unsafe fn rows<S: Simd>(s: S, a: Operand<'_>, rows: &Range<usize>, ks
 #[inline(always)]
 pub(super) unsafe fn panel<S: Simd>(
     s: S,
-    b: Operand<'_>,
+    b: Factor<'_>,
     columns: &Range<usize>,
     ks: &Range<usize>,
     to: *mut f32,
@@ -64,7 +67,7 @@ pub(super) unsafe fn panel<S: Simd>(
         let start = columns.start + half;
         let to = to.wrapping_add(half);
         match b {
-            Operand::Stored(x) => {
+            Factor::Stored(x) => {
                 for (i, k) in ks.clone().enumerate() {
                     // SAFETY: as the caller promises.
                     unsafe {
@@ -72,62 +75,71 @@ pub(super) unsafe fn panel<S: Simd>(
                     }
                 }
             }
-            Operand::Transposed(x) => {
+            Factor::Transposed(x) => {
                 for k in ks.clone().step_by(LANES) {
                     let deep = (ks.end - k).min(LANES);
                     let to = to.wrapping_add((k - ks.start) * PANEL);
                     for r in start..start + width {
                         s.prefetch(x.row(r).wrapping_add(k + 2 * LANES));
                     }
+                    let source = Square { rows: start..start + width, column: k, columns: deep };
                     // SAFETY: as the caller promises.
-                    unsafe { square(s, x, (start..start + width, k), deep, to, PANEL, deep) };
+                    unsafe { transpose(s, x, source, PackedRows { at: to, ld: PANEL, count: deep }) };
                 }
             }
         }
     }
 }
 
-/// Transposes a block of at most 16 x 16: writes `most` rows of sixteen, `ld` elements apart, from the rows `at.0` of
-/// x from column `at.1` on. Missing rows (fewer than sixteen) and columns (past `columns`) are zero.
+/// At most 16 x 16 elements of a matrix.
+struct Square {
+    rows: Range<usize>,
+    /// First column, and number of columns.
+    column: usize,
+    columns: usize,
+}
+
+/// `count` rows of sixteen f32, `ld` elements apart.
+struct PackedRows {
+    at: *mut f32,
+    ld: usize,
+    count: usize,
+}
+
+/// Transposes a square of x. Missing rows (fewer than sixteen) and columns are zero.
 ///
 /// # Safety
-/// These rows and columns lie in x; `to` has space for `most` rows of sixteen.
+/// The square lies in x; the packed rows are writable.
 #[inline(always)]
-unsafe fn square<S: Simd>(
-    s: S,
-    x: Rows<'_>,
-    at: (Range<usize>, usize),
-    columns: usize,
-    to: *mut f32,
-    ld: usize,
-    most: usize,
-) {
+unsafe fn transpose<S: Simd>(s: S, x: Rows<'_>, source: Square, to: PackedRows) {
     let mut square = [s.splat(0.0); LANES];
-    for (v, r) in square.iter_mut().zip(at.0) {
+    for (v, r) in square.iter_mut().zip(source.rows) {
         // SAFETY: as the caller promises.
-        *v = unsafe { s.load_n(x.row(r).wrapping_add(at.1), columns) };
+        *v = unsafe { s.load_n(x.row(r).wrapping_add(source.column), source.columns) };
     }
     s.transpose(&mut square);
-    for (i, &v) in square.iter().enumerate().take(most) {
+    for (i, &v) in square.iter().enumerate().take(to.count) {
         // SAFETY: as the caller promises.
-        unsafe { s.store(to.add(i * ld), v) };
+        unsafe { s.store(to.at.add(i * to.ld), v) };
     }
 }
 
-/// Prefetch addresses of the memory that a panel of b will be packed from: share `part.0` of `part.1`.
+/// Prefetch addresses of the memory that a panel of b will be packed from: the share of strip number `strip` of
+/// `strips`.
 #[inline(always)]
 pub(super) fn prefetch_plan(
-    b: Operand<'_>,
+    b: Factor<'_>,
     columns: &Range<usize>,
     ks: &Range<usize>,
-    part: (usize, usize),
+    strip: usize,
+    strips: usize,
 ) -> PrefetchPlan {
     let (x, rows, across) = match b {
-        Operand::Stored(x) => (x, ks, columns),
-        Operand::Transposed(x) => (x, columns, ks),
+        Factor::Stored(x) => (x, ks, columns),
+        Factor::Transposed(x) => (x, columns, ks),
     };
-    let share = rows.len().div_ceil(part.1);
-    let start = part.0 * share;
+    let share = rows.len().div_ceil(strips);
+    let start = strip * share;
     let count = rows.len().saturating_sub(start).min(share);
     PrefetchPlan {
         at: x.row(rows.start + start).wrapping_add(across.start),

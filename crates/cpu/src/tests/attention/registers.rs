@@ -1,13 +1,13 @@
 //! AMX tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
-use crate::attention::tiles::{Registers, Shape};
+use crate::attention::tiles::{Registers, TileShape};
 
 /// Eight registers of 16 rows of 64 bytes. Registers 2, 3 and 5 are smaller, as the shape says.
-pub(crate) struct Double([[[u8; 64]; 16]; 8], Shape);
+pub(crate) struct Double([[[u8; 64]; 16]; 8], TileShape);
 
 impl Double {
     /// Registers with arbitrary content, which a kernel must not read.
-    pub(crate) fn new(shape: Shape) -> Self {
+    pub(crate) fn new(shape: TileShape) -> Self {
         Self([[[0xff; 64]; 16]; 8], shape)
     }
 

@@ -55,23 +55,22 @@ fn run(
     let x: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
     let ld = d + 2 * kv;
     let x = Rows::new(&x[from * ld..], tokens, ld, ld);
-    let qkv = [x.columns(0, d), x.columns(d, kv), x.columns(d + kv, kv)];
-    let config = Attention { kv_heads, ..case.config() };
+    let [q, k, v] = [x.columns(0, d), x.columns(d, kv), x.columns(d + kv, kv)];
+    let config = AttentionConfig { kv_heads, ..case.config() };
     let mut scratch = workspace(cpu, workspace_bytes(case.hd));
     let mut o = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
-    let mut out = RowsMut::new(&mut o, tokens, d, d);
+    let operands = AttentionOperands { q, k, v, spans, o: RowsMut::new(&mut o, tokens, d, d), lse: None };
     if !double {
-        let [q, k, v] = qkv;
-        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        attention_bf16(cpu, config, operands, &mut scratch);
         return o.iter().map(|x| bf16_to_f32(x.0)).collect();
     }
-    attention_on(cpu, config, qkv, spans, &out, &mut scratch, &Double::new);
+    attention_on(cpu, config, &operands, &mut scratch, &Double::new);
     let double = o.iter().map(|x| bf16_to_f32(x.0)).collect();
     if cpu.isa().has_tiles() {
         let mut real = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
-        out = RowsMut::new(&mut real, tokens, d, d);
-        let [q, k, v] = qkv;
-        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        let out = RowsMut::new(&mut real, tokens, d, d);
+        let operands = AttentionOperands { q, k, v, spans, o: out, lse: None };
+        attention_bf16(cpu, config, operands, &mut scratch);
         // Any NaN equals any other: their bits are not specified.
         let same = |(a, b): (&Bf16, &Bf16)| a == b || bf16_to_f32(a.0).is_nan() && bf16_to_f32(b.0).is_nan();
         assert!(real.iter().zip(&o).all(same), "AMX does what its double does");

@@ -8,10 +8,10 @@
 
 use super::registers::Registers;
 use super::weights::BEGIN;
-use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, TiledBlock, WIDE};
+use super::{KeyBlock, LINE, QUERIES, QueryStrip, SCORES, SIDE, STEP, STEPS, TILE, TiledBlock, WIDE};
 
 /// Progress of multiplying a strip's weights by the values.
-pub(super) struct Gather {
+pub(super) struct ValueProgress {
     head: usize,
     strip: usize,
     /// First column tile of the group that is being summed, and the next step of keys.
@@ -19,9 +19,9 @@ pub(super) struct Gather {
     step: usize,
 }
 
-impl Gather {
-    pub(super) fn new(head: usize, strip: usize) -> Gather {
-        Gather { head, strip, wide: 0, step: 0 }
+impl ValueProgress {
+    pub(super) fn new(head: usize, strip: usize) -> ValueProgress {
+        ValueProgress { head, strip, wide: 0, step: 0 }
     }
 }
 
@@ -32,15 +32,21 @@ impl TiledBlock<'_> {
     /// # Safety
     /// Queries and keys are packed.
     #[inline(always)]
-    pub(super) unsafe fn score<R: Registers>(&self, tiles: &mut R, keys: Keys, strip: Strip, pair: usize) {
+    pub(super) unsafe fn score<R: Registers>(
+        &self,
+        tiles: &mut R,
+        keys: KeyBlock,
+        strip: QueryStrip,
+        pair: usize,
+    ) {
         const BACK: isize = -4;
         let both = pair * STEP + SIDE < keys.len;
         let to = self.scores(strip.strip).wrapping_add(pair * STEP).cast::<u8>();
         // SAFETY: the tiles lie in their buffers; a stride of 0 reads the single row of `BEGIN` 16 times.
         unsafe {
-            if self.job.config.slopes.is_some() {
+            if self.call.config.slopes.is_some() {
                 // Row i of the bias tile starts i entries earlier: its distances to the keys are shifted by i.
-                let bias = self.at(self.parts.bias + 4 * (pair * STEP + QUERIES - strip.strip * SIDE));
+                let bias = self.at(self.layout.bias + 4 * (pair * STEP + QUERIES - strip.strip * SIDE));
                 tiles.load::<6>(bias, BACK);
                 tiles.load::<7>(bias.add(LINE), BACK);
             } else if strip.bounded && self.ready() {
@@ -50,9 +56,10 @@ impl TiledBlock<'_> {
                 tiles.zero::<6>();
                 tiles.zero::<7>();
             }
-            match self.cut.narrow() {
-                true => self.score_narrow(tiles, strip, pair, both),
-                false => self.score_wide(tiles, strip, pair, both),
+            if self.split.narrow() {
+                self.score_narrow(tiles, strip, pair, both);
+            } else {
+                self.score_wide(tiles, strip, pair, both);
             }
             tiles.store::<6>(to, 4 * SCORES as isize);
             if both {
@@ -66,10 +73,10 @@ impl TiledBlock<'_> {
     /// # Safety
     /// As `score`.
     #[inline(always)]
-    unsafe fn score_narrow<R: Registers>(&self, tiles: &mut R, strip: Strip, pair: usize, both: bool) {
-        let first = strip.head * self.cut.half;
-        let a = self.at(self.parts.queries + strip.strip * TILE + 4 * first);
-        let b = self.at(self.parts.keys + 2 * pair * TILE + first * LINE);
+    unsafe fn score_narrow<R: Registers>(&self, tiles: &mut R, strip: QueryStrip, pair: usize, both: bool) {
+        let first = strip.head * self.split.half;
+        let a = self.at(self.layout.queries + strip.strip * TILE + 4 * first);
+        let b = self.at(self.layout.keys + 2 * pair * TILE + first * LINE);
         // SAFETY: as the caller promises.
         unsafe {
             if pair == 0 {
@@ -90,10 +97,10 @@ impl TiledBlock<'_> {
     /// # Safety
     /// As `score`.
     #[inline(always)]
-    unsafe fn score_wide<R: Registers>(&self, tiles: &mut R, strip: Strip, pair: usize, both: bool) {
-        let steps = self.cut.steps();
-        let a = self.at(self.parts.queries + strip.strip * steps * TILE);
-        let b = self.at(self.parts.keys + 2 * pair * steps * TILE);
+    unsafe fn score_wide<R: Registers>(&self, tiles: &mut R, strip: QueryStrip, pair: usize, both: bool) {
+        let steps = self.split.steps();
+        let a = self.at(self.layout.queries + strip.strip * steps * TILE);
+        let b = self.at(self.layout.keys + 2 * pair * steps * TILE);
         let line = LINE as isize;
         for step in (0..steps).step_by(2) {
             let [a, first, second] = [a, b, b.wrapping_add(steps * TILE)].map(|x| x.wrapping_add(step * TILE));
@@ -126,73 +133,83 @@ impl TiledBlock<'_> {
 
     /// Number of turns needed to multiply a strip's weights by the values.
     #[inline(always)]
-    pub(super) fn turns(&self, keys: Keys) -> usize {
-        self.cut.tiles().div_ceil(WIDE) * pairs(keys)
+    pub(super) fn turns(&self, keys: KeyBlock) -> usize {
+        self.split.tiles().div_ceil(WIDE) * pairs(keys)
     }
 
     /// Multiplies one step of weights by the values of at most `WIDE` column tiles.
     ///
     /// # Safety
-    /// The strip's weights are stored, and `at` has turns left.
+    /// The strip's weights are stored, and `progress` has turns left.
     #[inline(always)]
-    pub(super) unsafe fn gather<R: Registers>(&self, tiles: &mut R, keys: Keys, at: &mut Gather) {
-        let count = (self.cut.tiles() - at.wide).min(WIDE);
-        let weights = self.scores(at.strip).cast::<u8>().wrapping_add(at.step * LINE);
-        let column = at.head * self.cut.tiles() + at.wide;
-        let values = self.at(self.parts.values + (column * STEPS + at.step) * TILE);
-        let row = (self.cut.together * self.cut.tiles() * LINE) as isize;
-        let out = self.out(at.strip * SIDE, at.head).cast::<u8>().wrapping_add(at.wide * LINE);
-        let first = at.step == 0;
-        let last = at.step + 1 == pairs(keys);
+    pub(super) unsafe fn multiply_values<R: Registers>(
+        &self,
+        tiles: &mut R,
+        keys: KeyBlock,
+        progress: &mut ValueProgress,
+    ) {
+        let count = (self.split.tiles() - progress.wide).min(WIDE);
+        let weights = self.scores(progress.strip).cast::<u8>().wrapping_add(progress.step * LINE);
+        let column = progress.head * self.split.tiles() + progress.wide;
+        let values = self.at(self.layout.values + (column * STEPS + progress.step) * TILE);
+        let row = (self.split.together * self.split.tiles() * LINE) as isize;
+        let out =
+            self.out(progress.strip * SIDE, progress.head).cast::<u8>().wrapping_add(progress.wide * LINE);
+        let first = progress.step == 0;
+        let last = progress.step + 1 == pairs(keys);
         // SAFETY: the tiles lie in their buffers.
         unsafe {
             if first && keys.start == 0 {
-                each::<R, 0>(tiles, count, |tiles| tiles.zero::<0>());
-                each::<R, 1>(tiles, count, |tiles| tiles.zero::<1>());
-                each::<R, 2>(tiles, count, |tiles| tiles.zero::<2>());
-                each::<R, 3>(tiles, count, |tiles| tiles.zero::<3>());
+                if_tile::<R, 0>(tiles, count, |tiles| tiles.zero::<0>());
+                if_tile::<R, 1>(tiles, count, |tiles| tiles.zero::<1>());
+                if_tile::<R, 2>(tiles, count, |tiles| tiles.zero::<2>());
+                if_tile::<R, 3>(tiles, count, |tiles| tiles.zero::<3>());
             } else if first {
-                each::<R, 0>(tiles, count, |tiles| tiles.load::<0>(out, row));
-                each::<R, 1>(tiles, count, |tiles| tiles.load::<1>(out.add(LINE), row));
-                each::<R, 2>(tiles, count, |tiles| tiles.load::<2>(out.add(2 * LINE), row));
-                each::<R, 3>(tiles, count, |tiles| tiles.load::<3>(out.add(3 * LINE), row));
+                if_tile::<R, 0>(tiles, count, |tiles| tiles.load::<0>(out, row));
+                if_tile::<R, 1>(tiles, count, |tiles| tiles.load::<1>(out.add(LINE), row));
+                if_tile::<R, 2>(tiles, count, |tiles| tiles.load::<2>(out.add(2 * LINE), row));
+                if_tile::<R, 3>(tiles, count, |tiles| tiles.load::<3>(out.add(3 * LINE), row));
             }
             tiles.load::<4>(weights, 4 * SCORES as isize);
-            match (self.cut.together, self.cut.narrow()) {
-                (2, _) => add::<R, 0, 1>(tiles, values),
+            match (self.split.together, self.split.narrow()) {
+                (2, _) => add_values::<R, 0, 1>(tiles, values),
                 (_, true) => {
-                    add::<R, 0, 5>(tiles, values);
-                    each::<R, 1>(tiles, count, |tiles| add::<R, 1, 3>(tiles, values));
+                    add_values::<R, 0, 5>(tiles, values);
+                    if_tile::<R, 1>(tiles, count, |tiles| add_values::<R, 1, 3>(tiles, values));
                 }
                 (_, false) => {
-                    add::<R, 0, 5>(tiles, values);
-                    each::<R, 1>(tiles, count, |tiles| add::<R, 1, 6>(tiles, values));
-                    each::<R, 2>(tiles, count, |tiles| add::<R, 2, 7>(tiles, values));
-                    each::<R, 3>(tiles, count, |tiles| add::<R, 3, 5>(tiles, values));
+                    add_values::<R, 0, 5>(tiles, values);
+                    if_tile::<R, 1>(tiles, count, |tiles| add_values::<R, 1, 6>(tiles, values));
+                    if_tile::<R, 2>(tiles, count, |tiles| add_values::<R, 2, 7>(tiles, values));
+                    if_tile::<R, 3>(tiles, count, |tiles| add_values::<R, 3, 5>(tiles, values));
                 }
             }
             if last {
-                each::<R, 0>(tiles, count, |tiles| tiles.store::<0>(out, row));
-                each::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
-                each::<R, 2>(tiles, count, |tiles| tiles.store::<2>(out.add(2 * LINE), row));
-                each::<R, 3>(tiles, count, |tiles| tiles.store::<3>(out.add(3 * LINE), row));
+                if_tile::<R, 0>(tiles, count, |tiles| tiles.store::<0>(out, row));
+                if_tile::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
+                if_tile::<R, 2>(tiles, count, |tiles| tiles.store::<2>(out.add(2 * LINE), row));
+                if_tile::<R, 3>(tiles, count, |tiles| tiles.store::<3>(out.add(3 * LINE), row));
             }
         }
-        (at.wide, at.step) = if last { (at.wide + WIDE, 0) } else { (at.wide, at.step + 1) };
+        progress.step += 1;
+        if last {
+            progress.wide += WIDE;
+            progress.step = 0;
+        }
     }
 }
 
 /// Number of pairs of tiles of 16 keys; each pair is one step of the output sums.
 #[inline(always)]
-pub(super) fn pairs(keys: Keys) -> usize {
+pub(super) fn pairs(keys: KeyBlock) -> usize {
     keys.len.div_ceil(STEP)
 }
 
-/// Calls `of` if `count` is greater than `N`.
+/// Calls `work` if column tile `N` exists, of `count`.
 #[inline(always)]
-pub(super) fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOnce(&mut R)) {
+pub(super) fn if_tile<R: Registers, const N: usize>(tiles: &mut R, count: usize, work: impl FnOnce(&mut R)) {
     if N < count {
-        of(tiles);
+        work(tiles);
     }
 }
 
@@ -202,7 +219,10 @@ pub(super) fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of
 /// # Safety
 /// The values are packed.
 #[inline(always)]
-pub(super) unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, values: *const u8) {
+pub(super) unsafe fn add_values<R: Registers, const C: usize, const V: usize>(
+    tiles: &mut R,
+    values: *const u8,
+) {
     // SAFETY: as the caller promises.
     unsafe { tiles.load::<V>(values.add(C * STEPS * TILE), LINE as isize) };
     tiles.multiply::<C, 4, V>();
