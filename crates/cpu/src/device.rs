@@ -3,10 +3,10 @@
 //! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch. Copies from and to the
 //! scratch file run in threads of their own; everything else is synchronous.
 
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 use crate::{Bf16, Cpu, Isa, launch, launch::widening, rows::reduce};
-use plimsoll_exec::arena::{Arena, Weights};
-use plimsoll_exec::host::Clock;
+use plimsoll_exec::arena::{Arena, SharedWeights};
+use plimsoll_exec::host::HostClock;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{Allocation, Device, DeviceError, DeviceInfo, Launch, OnStart, Recorder, Tracer, Transfer};
 use plimsoll_graph::{Bytes, Space};
@@ -14,13 +14,13 @@ use plimsoll_plan::{CpuKernel, KernelId, Kernels, Location, PlanError, Queue, Ta
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A device's membership in a group of replicas that divide the host's cores and share their weights.
-struct Replica {
+struct ReplicaShare {
     /// Index of this replica; replica 0 writes the weights.
     number: usize,
     /// Number of replicas.
     count: usize,
     /// The shared weights, alive while an arena of any replica uses them.
-    weights: Arc<Mutex<Weak<Weights>>>,
+    weights: Arc<Mutex<Weak<SharedWeights>>>,
 }
 
 /// A device that runs kernels on the host's cores.
@@ -29,8 +29,8 @@ pub struct CpuDevice {
     /// Before the arena, so that no thread copies from or to an arena that is gone.
     file: Option<FileQueues>,
     arena: Option<Arena>,
-    replica: Option<Replica>,
-    clock: Clock,
+    replica: Option<ReplicaShare>,
+    clock: HostClock,
 }
 
 impl CpuDevice {
@@ -62,7 +62,7 @@ impl CpuDevice {
         let weights = Arc::new(Mutex::new(Weak::new()));
         (0..count)
             .map(|number| {
-                let replica = Replica { number, count, weights: Arc::clone(&weights) };
+                let replica = ReplicaShare { number, count, weights: Arc::clone(&weights) };
                 Ok(Self { replica: Some(replica), ..Self::open(threads)? })
             })
             .collect()
@@ -70,7 +70,7 @@ impl CpuDevice {
 
     /// A device without an arena.
     fn on(cpu: Cpu) -> Self {
-        Self { cpu, file: None, arena: None, replica: None, clock: Clock::default() }
+        Self { cpu, file: None, arena: None, replica: None, clock: HostClock::default() }
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -99,22 +99,22 @@ impl CpuDevice {
         let KernelId::Cpu(kernel) = launch.kernel else {
             return Err(launch.wrong_kernel());
         };
-        let l = Operands { arena, launch, widened: kernel.widens() };
+        let l = LaunchOperands { arena, launch, widened: kernel.widens() };
         widening::widen(&l, &self.cpu)?;
         run(kernel, &l, &self.cpu)?;
         widening::narrow(&l, &self.cpu)
     }
 }
 
-impl Replica {
+impl ReplicaShare {
     /// The shared weights of this size, the first bytes of the arena. The first replica to ask allocates them, as does any
     /// replica that asks for another size.
-    fn shared(&self, bytes: Bytes) -> Result<Arc<Weights>, DeviceError> {
+    fn shared(&self, bytes: Bytes) -> Result<Arc<SharedWeights>, DeviceError> {
         let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weights) = current.upgrade().filter(|weights| weights.are(bytes)) {
             return Ok(weights);
         }
-        let weights = Arc::new(Weights::new(bytes)?);
+        let weights = Arc::new(SharedWeights::new(bytes)?);
         *current = Arc::downgrade(&weights);
         Ok(weights)
     }
@@ -255,7 +255,7 @@ impl Device for CpuDevice {
 
 /// Runs `kernel` on the launch's operands. `Err` if the launch has an op that the kernel does not implement, or
 /// operands that it does not accept.
-fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+fn run(kernel: CpuKernel, l: &LaunchOperands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     use CpuKernel as K;
     match kernel {
         K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, l.launch.op_as()?),

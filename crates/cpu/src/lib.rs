@@ -29,7 +29,7 @@ pub use device::CpuDevice;
 pub use element::{Bf16, Element};
 pub use machine::CpuMachine;
 pub use matmul::quantized::{QuantizedRows, QuantizedRowsMut, QuantizedTiles};
-pub use pool::Pool;
+pub use pool::ThreadPool;
 pub use simd::isa::Isa;
 pub use view::{Rows, RowsMut};
 
@@ -39,7 +39,7 @@ use std::io;
 /// The instruction set and the thread pool that kernels run on.
 pub struct Cpu {
     isa: Isa,
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 impl Cpu {
@@ -50,12 +50,12 @@ impl Cpu {
 
     /// As [`Cpu::new`], but returns an error if the operating system refuses to start a thread.
     pub fn start(threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { isa: Isa::detect(), pool: Pool::start(threads)? })
+        Ok(Cpu { isa: Isa::detect(), pool: ThreadPool::start(threads)? })
     }
 
     /// As [`Cpu::new`], with a given instruction set.
     pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
-        Cpu { isa, pool: Pool::new(threads) }
+        Cpu { isa, pool: ThreadPool::new(threads) }
     }
 
     /// The instruction set that all kernels use.
@@ -64,7 +64,7 @@ impl Cpu {
     }
 
     /// The thread pool.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &ThreadPool {
         &self.pool
     }
 

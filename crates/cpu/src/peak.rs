@@ -4,7 +4,7 @@
 use crate::Cpu;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::{SIDE, TILE, TileUnit, Tiles};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use std::hint::black_box;
 #[cfg(target_arch = "x86_64")]
@@ -87,7 +87,7 @@ struct FmaBurst<'a> {
     flops: &'a mut u64,
 }
 
-impl Kernel for FmaBurst<'_> {
+impl SimdKernel for FmaBurst<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // As many accumulators as registers hold: enough independent chains to hide the latency of a multiply-add.

@@ -30,7 +30,7 @@ const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
 /// A pool of threads. The thread that calls `run` is worker 0.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<()>,
@@ -66,15 +66,15 @@ unsafe impl Sync for PoolState {}
 // SAFETY: the closure behind `work` is `Sync` and outlives its run.
 unsafe impl Send for PoolState {}
 
-impl Pool {
+impl ThreadPool {
     /// Starts a pool of `threads` workers, the caller included; at least one. Panics if the operating system refuses
-    /// a thread; meant for tests and measurements, other code uses [`Pool::start`].
-    pub fn new(threads: usize) -> Pool {
-        Pool::start(threads).expect("the system starts a thread")
+    /// a thread; meant for tests and measurements, other code uses [`ThreadPool::start`].
+    pub fn new(threads: usize) -> ThreadPool {
+        ThreadPool::start(threads).expect("the system starts a thread")
     }
 
-    /// As [`Pool::new`], but returns an error if the operating system refuses a thread.
-    pub fn start(threads: usize) -> io::Result<Pool> {
+    /// As [`ThreadPool::new`], but returns an error if the operating system refuses a thread.
+    pub fn start(threads: usize) -> io::Result<ThreadPool> {
         let shared = Arc::new(PoolState {
             gate: AtomicU64::new(0),
             next: AtomicUsize::new(0),
@@ -89,7 +89,7 @@ impl Pool {
             panic: Mutex::new(None),
         });
         // If a thread fails to start, dropping `pool` ends the workers that were already started.
-        let mut pool = Pool { shared, workers: vec![], caller: Mutex::new(()) };
+        let mut pool = ThreadPool { shared, workers: vec![], caller: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let name = format!("plimsoll-{worker}");
@@ -127,7 +127,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
         drop(ignore_poison(self.shared.lock.lock()));
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_and_workers_are_distinct() {
-        let pool = Pool::new(4);
+        let pool = ThreadPool::new(4);
         for tasks in [0, 1, 2, 3, 100, 1000] {
             let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
             let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn many_runs_from_several_threads() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn runs_after_the_workers_have_parked() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..5 {
             std::thread::sleep(std::time::Duration::from_millis(3));
             let ran = AtomicUsize::new(0);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         for bad in [0, 7, 49] {
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(50, &|task, _| assert!(task != bad, "task {bad}"));

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 /// Spans recorded since tracing was turned on; none while it is off.
 #[derive(Debug, Default)]
-pub struct Clock {
+pub struct HostClock {
     began: Option<Instant>,
     spans: Vec<Span>,
 }
 
-impl Clock {
-    /// Start time for [`Clock::note`]; `None` while tracing is off.
+impl HostClock {
+    /// Start time for [`HostClock::note`]; `None` while tracing is off.
     pub fn start(&self) -> Option<Instant> {
         self.began.map(|_| Instant::now())
     }
@@ -35,7 +35,7 @@ impl Clock {
     }
 }
 
-impl Tracer for Clock {
+impl Tracer for HostClock {
     fn set(&mut self, on: bool) -> Result<(), DeviceError> {
         self.began = on.then(Instant::now);
         self.spans.clear();

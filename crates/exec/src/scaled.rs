@@ -138,8 +138,9 @@ impl QuantizedFormat {
         let mut numbers = vec![0.0; rows * columns];
         let to = numbers.chunks_mut(columns.max(1));
         for ((row, codes), scale) in to.zip(codes.chunks(stride.max(1))).zip(scales) {
-            let wide = |code: u8| f64::from(self.widen(code)) * f64::from(scale);
-            row.iter_mut().zip(codes).for_each(|(x, &code)| *x = wide(code));
+            for (x, &code) in row.iter_mut().zip(codes) {
+                *x = f64::from(self.widen(code)) * f64::from(scale);
+            }
         }
         numbers
     }

@@ -15,7 +15,7 @@ use super::{
 use crate::Cpu;
 use crate::element::Element;
 use crate::matmul::register_tile::{InitialSums, PANEL, StripMatmul, strip};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::{exp, log_sum_exp};
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -109,7 +109,7 @@ struct ForwardBlock<'a, E> {
     scratch: *mut f32,
 }
 
-impl<E: Element> Kernel for ForwardBlock<'_, E> {
+impl<E: Element> SimdKernel for ForwardBlock<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let queries = self.block.count();

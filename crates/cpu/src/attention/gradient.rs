@@ -13,7 +13,7 @@ use super::pack::{HeadRows, PanelRows, Rotation, copy, transpose};
 use super::{AttentionConfig, ROW, STRIP, VisibleRange, keys_of, queries_of, select};
 use crate::Cpu;
 use crate::matmul::register_tile::{InitialSums, PANEL, StripMatmul, strip};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::exp;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -225,7 +225,7 @@ struct GradientBlock<'a> {
     scratch: *mut f32,
 }
 
-impl Kernel for GradientBlock<'_> {
+impl SimdKernel for GradientBlock<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let len = self.kv_head.len;

@@ -3,7 +3,7 @@
 use crate::attention::{
     self, AttentionConfig, AttentionGradients, AttentionOperands, RotaryTables, SavedForward,
 };
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 use crate::{Cpu, Element, Rows};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
@@ -11,14 +11,14 @@ use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 /// Maximum number of heads of a launch. Fixed, so that the ALiBi slopes fit on the stack without an allocation.
 const MAX_HEADS: usize = plimsoll_plan::MAX_HEADS as usize;
 
-pub(crate) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+pub(crate) fn attention_f32(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 0, &mut slopes)?;
     attention::attention::<f32>(cpu, config, operands(l, op)?, l.workspace()?);
     Ok(())
 }
 
-pub(crate) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+pub(crate) fn attention_bf16(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 0, &mut slopes)?;
     attention::attention_bf16(cpu, config, operands(l, op)?, l.workspace()?);
@@ -26,13 +26,16 @@ pub(crate) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Res
 }
 
 /// Inputs and outputs of the forward pass.
-fn operands<'a, E: Element>(l: &Operands<'a>, op: &Attention) -> Result<AttentionOperands<'a, E>, DeviceError> {
+fn operands<'a, E: Element>(
+    l: &LaunchOperands<'a>,
+    op: &Attention,
+) -> Result<AttentionOperands<'a, E>, DeviceError> {
     let [q, k, v] = qkv(l, op, 0)?;
     let spans = l.spans(op.operands(), q.rows())?;
     Ok(AttentionOperands { q, k, v, spans, o: l.output(0)?, lse: l.output_if(1)? })
 }
 
-pub(crate) fn attention_grad(l: &Operands<'_>, cpu: &Cpu, op: &AttentionGrad) -> Result<(), DeviceError> {
+pub(crate) fn attention_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &AttentionGrad) -> Result<(), DeviceError> {
     let op = &op.forward;
     let [q, k, v] = qkv(l, op, 1)?;
     let o = l.input(1 + op.inputs())?;
@@ -59,7 +62,7 @@ pub(crate) fn attention_grad(l: &Operands<'_>, cpu: &Cpu, op: &AttentionGrad) ->
 
 /// Views of q, k and v (T, heads x head_dim). Their inputs begin at index `first`; fused q, k and v share one input.
 fn qkv<'a, E: Element>(
-    l: &Operands<'a>,
+    l: &LaunchOperands<'a>,
     op: &Attention,
     first: usize,
 ) -> Result<[Rows<'a, E>; 3], DeviceError> {
@@ -99,7 +102,7 @@ fn columns(op: &Attention) -> [ColumnRange; 3] {
 /// Converts the op's attributes to the kernel's configuration. The inputs of the forward pass begin at index `first`;
 /// `slopes` is the storage for the ALiBi slopes.
 fn config<'a>(
-    l: &Operands<'a>,
+    l: &LaunchOperands<'a>,
     op: &Attention,
     first: usize,
     slopes: &'a mut [f32; MAX_HEADS],

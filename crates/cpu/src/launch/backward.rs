@@ -2,7 +2,7 @@
 //! precondition of a kernel is checked here.
 
 use super::Launched;
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 use crate::launch::widening::half;
 use crate::rows::batch_norm::{self, BatchStatistics};
 use crate::rows::cast;
@@ -15,7 +15,7 @@ use crate::training::scatter::{self, EmbeddingGradients};
 use crate::{Cpu, rows::norm_grad};
 use plimsoll_graph::ops::*;
 
-pub(crate) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
+pub(crate) fn batch_norm_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
     let gamma = l.vector(2)?;
     let mean = l.vector(3)?;
     let spread = BatchStatistics::Running(l.vector(4)?, op.eps);
@@ -24,7 +24,7 @@ pub(crate) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -
     Ok(())
 }
 
-pub(crate) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain) -> Launched {
+pub(crate) fn batch_norm_train(l: &LaunchOperands<'_>, cpu: &Cpu, op: &BatchNormTrain) -> Launched {
     let x = l.input(0)?;
     if x.rows() < 2 {
         return Err(l.refuse("the variance of a batch needs two rows".to_owned()));
@@ -40,7 +40,7 @@ pub(crate) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain)
     Ok(())
 }
 
-pub(crate) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTrainGrad) -> Launched {
+pub(crate) fn batch_norm_train_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &BatchNormTrainGrad) -> Launched {
     let mean = l.vector(2)?;
     let spread = BatchStatistics::Batch(l.vector(3)?);
     let gamma = l.vector(4)?;
@@ -49,7 +49,7 @@ pub(crate) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTr
     Ok(())
 }
 
-pub(crate) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
+pub(crate) fn cast(l: &LaunchOperands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
     let x = &l.launch.ins[0];
     let y = l.wanted(0)?;
     match (half(x.spec.dtype), half(y.spec.dtype)) {
@@ -63,13 +63,13 @@ pub(crate) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
     Ok(())
 }
 
-pub(crate) fn concat_grad(l: &Operands<'_>, cpu: &Cpu, op: &ConcatGrad) -> Launched {
+pub(crate) fn concat_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &ConcatGrad) -> Launched {
     let columns = l.input::<f32>(0)?.columns(op.first as usize, op.count as usize);
     elementwise::copy(cpu, columns, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn dropout(l: &Operands<'_>, cpu: &Cpu, op: &Dropout) -> Launched {
+pub(crate) fn dropout(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Dropout) -> Launched {
     let [low, high] = *l.words(1)? else {
         return Err(l.refuse("a seed has two words".to_owned()));
     };
@@ -81,7 +81,7 @@ pub(crate) fn dropout(l: &Operands<'_>, cpu: &Cpu, op: &Dropout) -> Launched {
     Ok(())
 }
 
-pub(crate) fn embed_grad(l: &Operands<'_>, cpu: &Cpu, op: &EmbedGrad) -> Launched {
+pub(crate) fn embed_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &EmbedGrad) -> Launched {
     let ids = l.ids(1, op.vocab as usize)?;
     let dropout = match op.token_dropout {
         Some(TokenDropout { mask_id, keep }) => {
@@ -95,7 +95,7 @@ pub(crate) fn embed_grad(l: &Operands<'_>, cpu: &Cpu, op: &EmbedGrad) -> Launche
     Ok(())
 }
 
-pub(crate) fn gelu_grad(l: &Operands<'_>, cpu: &Cpu, _: &GeluGrad) -> Launched {
+pub(crate) fn gelu_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &GeluGrad) -> Launched {
     elementwise::gelu_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }
@@ -108,22 +108,22 @@ pub(crate) fn gate(activation: Activation) -> Gate {
     }
 }
 
-pub(crate) fn glu_grad(l: &Operands<'_>, cpu: &Cpu, op: &GluGrad) -> Launched {
+pub(crate) fn glu_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &GluGrad) -> Launched {
     elementwise::glu_grad(cpu, gate(op.activation), l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn kl_divergence(l: &Operands<'_>, cpu: &Cpu, _: &KlDivergence) -> Launched {
+pub(crate) fn kl_divergence(l: &LaunchOperands<'_>, cpu: &Cpu, _: &KlDivergence) -> Launched {
     l.flat_out(0)?[0] = kl::divergence(cpu, l.input(0)?, l.input(1)?);
     Ok(())
 }
 
-pub(crate) fn kl_divergence_grad(l: &Operands<'_>, cpu: &Cpu, _: &KlDivergenceGrad) -> Launched {
+pub(crate) fn kl_divergence_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &KlDivergenceGrad) -> Launched {
     kl::gradient(cpu, l.vector(0)?[0], l.input(1)?, l.input(2)?, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn layer_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &LayerNormGrad) -> Launched {
+pub(crate) fn layer_norm_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &LayerNormGrad) -> Launched {
     let mean = Some(l.vector(2)?);
     let rstd = l.vector(3)?;
     let gamma = l.vector(4)?;
@@ -132,12 +132,12 @@ pub(crate) fn layer_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &LayerNormGrad) ->
     Ok(())
 }
 
-pub(crate) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> Launched {
+pub(crate) fn relu_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &ReluGrad) -> Launched {
     elementwise::relu_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> Launched {
+pub(crate) fn rms_norm_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> Launched {
     let heads = op.heads as usize;
     let dy = l.input(0)?.by_heads(heads);
     let x = l.input(1)?.by_heads(heads);
@@ -147,7 +147,7 @@ pub(crate) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &RmsNormGrad) -> La
     Ok(())
 }
 
-pub(crate) fn segment_mean_grad(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMeanGrad) -> Launched {
+pub(crate) fn segment_mean_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &SegmentMeanGrad) -> Launched {
     let dx = l.output(0)?;
     let spans = l.spans(1, dx.rows())?;
     let segments = MeanSpans { spans, skip_first: op.skip_first as usize, skip_last: op.skip_last as usize };
@@ -155,13 +155,13 @@ pub(crate) fn segment_mean_grad(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMeanGra
     Ok(())
 }
 
-pub(crate) fn select_rows_grad(l: &Operands<'_>, cpu: &Cpu, _: &SelectRowsGrad) -> Launched {
+pub(crate) fn select_rows_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &SelectRowsGrad) -> Launched {
     let dx = l.output(0)?;
     scatter::scatter(cpu, l.ids(1, dx.rows())?, l.input(0)?, dx);
     Ok(())
 }
 
-pub(crate) fn softmax_grad(l: &Operands<'_>, cpu: &Cpu, _: &SoftmaxGrad) -> Launched {
+pub(crate) fn softmax_grad(l: &LaunchOperands<'_>, cpu: &Cpu, _: &SoftmaxGrad) -> Launched {
     reduce::softmax_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }

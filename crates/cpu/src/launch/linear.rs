@@ -3,7 +3,7 @@
 
 use super::Launched;
 use super::backward::gate;
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::linear_bf16::GatedLinearCall;
 use crate::matmul::linear_f32::{self, PANEL};
@@ -16,13 +16,13 @@ use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, Linear};
 
 /// Linear layer with an f32 weight packed in panels.
-pub(crate) fn packed_f32(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+pub(crate) fn packed_f32(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     linear_f32::linear(cpu, packed(l, op)?, l.workspace()?);
     Ok(())
 }
 
 /// Linear layer with a bf16 weight packed in tiles.
-pub(crate) fn packed_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+pub(crate) fn packed_bf16(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     if let Some(activation) = op.epilogue.gate() {
         return gated(l, cpu, op, gate(activation));
     }
@@ -31,12 +31,12 @@ pub(crate) fn packed_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched 
 }
 
 /// Operands of a linear layer with a packed weight.
-fn packed<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<LinearCall<'a, E>, DeviceError> {
+fn packed<'a, E: Element>(l: &LaunchOperands<'a>, op: &Linear) -> Result<LinearCall<'a, E>, DeviceError> {
     Ok(LinearCall { x: l.input(0)?, w: l.vector(1)?, epilogue: epilogue(l, op)?, y: l.output(0)? })
 }
 
 /// Linear layer with a bf16 weight packed in tiles, and the gated linear unit after it.
-fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
+fn gated(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() {
         let bias = op.bias.then(|| l.vector(2)).transpose()?;
@@ -49,7 +49,7 @@ fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
 }
 
 /// Linear layer with an int8 weight, packed in tiles, and quantized activations.
-pub(crate) fn packed_int8(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+pub(crate) fn packed_int8(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let x = l.quantized(0)?;
     let y = l.output(0)?;
     let w = QuantizedTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(PANEL), x.columns);
@@ -58,7 +58,7 @@ pub(crate) fn packed_int8(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched 
 }
 
 /// Linear layer with an unpacked, row-major weight, as in training.
-pub(crate) fn row_major(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+pub(crate) fn row_major(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let call = MatmulCall {
         a: Factor::Stored(l.input(0)?),
         b: Factor::Transposed(l.input(1)?),
@@ -70,7 +70,7 @@ pub(crate) fn row_major(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
 }
 
 /// Epilogue of a matmul: bias, activation and residual.
-fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<MatmulEpilogue<'a, E>, DeviceError> {
+fn epilogue<'a, E: Element>(l: &LaunchOperands<'a>, op: &Linear) -> Result<MatmulEpilogue<'a, E>, DeviceError> {
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let after = 2 + usize::from(op.bias);
     let (act, residual) = match op.epilogue {

@@ -1,7 +1,7 @@
 //! Launches of matmuls whose operands change in every step: gradients of linear layers, expert matmuls and the fused
 //! cross-entropy loss. Invariant: every precondition of a kernel is checked here.
 
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 use crate::matmul::MatmulEpilogue;
 use crate::matmul::grouped::{self, ExpertInputGrad, ExpertLinear, ExpertWeightGrad};
 use crate::matmul::row_major::{Factor, MatmulCall, column_sums, matmul};
@@ -10,7 +10,7 @@ use crate::{Cpu, Rows};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 
-pub(crate) fn grouped_linear(l: &Operands<'_>, cpu: &Cpu, op: &GroupedLinear) -> Result<(), DeviceError> {
+pub(crate) fn grouped_linear(l: &LaunchOperands<'_>, cpu: &Cpu, op: &GroupedLinear) -> Result<(), DeviceError> {
     let x = l.input(0)?;
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let offsets = offsets(l, 2 + usize::from(op.bias), x.rows())?;
@@ -20,7 +20,7 @@ pub(crate) fn grouped_linear(l: &Operands<'_>, cpu: &Cpu, op: &GroupedLinear) ->
 }
 
 pub(crate) fn grouped_linear_input_grad(
-    l: &Operands<'_>,
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     _: &GroupedLinearInputGrad,
 ) -> Result<(), DeviceError> {
@@ -32,7 +32,7 @@ pub(crate) fn grouped_linear_input_grad(
 }
 
 pub(crate) fn grouped_linear_weight_grad(
-    l: &Operands<'_>,
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &GroupedLinearWeightGrad,
 ) -> Result<(), DeviceError> {
@@ -45,7 +45,7 @@ pub(crate) fn grouped_linear_weight_grad(
 }
 
 pub(crate) fn linear_cross_entropy(
-    l: &Operands<'_>,
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropy,
 ) -> Result<(), DeviceError> {
@@ -62,7 +62,7 @@ pub(crate) fn linear_cross_entropy(
 }
 
 pub(crate) fn linear_cross_entropy_grad(
-    l: &Operands<'_>,
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropyGrad,
 ) -> Result<(), DeviceError> {
@@ -75,7 +75,11 @@ pub(crate) fn linear_cross_entropy_grad(
     Ok(())
 }
 
-pub(crate) fn linear_input_grad(l: &Operands<'_>, cpu: &Cpu, _: &LinearInputGrad) -> Result<(), DeviceError> {
+pub(crate) fn linear_input_grad(
+    l: &LaunchOperands<'_>,
+    cpu: &Cpu,
+    _: &LinearInputGrad,
+) -> Result<(), DeviceError> {
     let call = MatmulCall {
         a: Factor::Stored(l.input(0)?),
         b: Factor::Stored(l.input(1)?),
@@ -87,7 +91,7 @@ pub(crate) fn linear_input_grad(l: &Operands<'_>, cpu: &Cpu, _: &LinearInputGrad
 }
 
 pub(crate) fn linear_weight_grad(
-    l: &Operands<'_>,
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearWeightGrad,
 ) -> Result<(), DeviceError> {
@@ -112,7 +116,11 @@ pub(crate) fn linear_weight_grad(
 
 /// Operands of a fused cross-entropy whose x is input `x`. `Err` if a target is not below the number of classes;
 /// negative targets are ignored positions.
-fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<CrossEntropyHead<'a>, DeviceError> {
+fn head<'a>(
+    l: &LaunchOperands<'a>,
+    op: &LinearCrossEntropy,
+    x: usize,
+) -> Result<CrossEntropyHead<'a>, DeviceError> {
     let w = l.input(x + 1)?;
     let bias = op.bias.then(|| l.vector(x + 2)).transpose()?;
     let targets: &[i32] = bytemuck::cast_slice(l.words(x + 2 + usize::from(op.bias))?);
@@ -125,7 +133,7 @@ fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Cross
 
 /// Row offsets of the experts: expert `e` has rows `offsets[e]..offsets[e + 1]`. `Err` unless they start at 0, ascend
 /// and end within `rows`.
-fn offsets<'a>(l: &Operands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+fn offsets<'a>(l: &LaunchOperands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
     let offsets = l.words(i)?;
     let ascending = offsets.first() == Some(&0) && offsets.is_sorted();
     if !offsets.last().is_some_and(|&end| ascending && end as usize <= rows) {

@@ -2,22 +2,22 @@
 //! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index, and packs cover all
 //! tokens.
 
-use crate::launch::operands::Operands;
+use crate::launch::operands::LaunchOperands;
 use crate::packs::{self, Packs};
 use crate::{Cpu, moe::dispatch, moe::route, moe::router_loss};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 use plimsoll_graph::packs::TOKENS;
 
-pub(crate) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
+pub(crate) fn combine(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
     let rows = l.input(0)?;
     let gates = l.vector(1)?;
-    let outputs = dispatch::ExpertRows { top_k: op.top_k as usize, rows, places: l.slots(3)? };
+    let outputs = dispatch::DispatchedRows { top_k: op.top_k as usize, rows, places: l.slots(3)? };
     dispatch::combine(cpu, outputs, gates, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
+pub(crate) fn combine_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
     let order = l.slots(3)?;
     let places = l.slots(4)?;
     let inputs = dispatch::CombineInputs {
@@ -31,17 +31,17 @@ pub(crate) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Res
     Ok(())
 }
 
-pub(crate) fn dispatch(l: &Operands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
+pub(crate) fn dispatch(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
     dispatch::dispatch(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn dispatch_grad(l: &Operands<'_>, cpu: &Cpu, op: &DispatchGrad) -> Result<(), DeviceError> {
+pub(crate) fn dispatch_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &DispatchGrad) -> Result<(), DeviceError> {
     dispatch::dispatch_grad(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(crate) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
+pub(crate) fn route(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
     let logits = l.input(0)?;
     if i32::try_from(logits.rows() * op.top_k as usize).is_err() {
         return Err(l.refuse(format!("{} tokens with {} experts each", logits.rows(), op.top_k)));
@@ -68,7 +68,7 @@ pub(crate) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), Devic
     Ok(())
 }
 
-pub(crate) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
+pub(crate) fn route_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
     let logits = l.input(1)?;
     let experts = l.ids(2, logits.cols())?;
     let places = l.slots(3)?;
@@ -77,7 +77,7 @@ pub(crate) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<
     Ok(())
 }
 
-pub(crate) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
+pub(crate) fn router_loss(l: &LaunchOperands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
     let choices = choices(l, 0, op.balance, op.z)?;
     let losses = router_loss::router_loss(cpu, choices, l.workspace()?);
     for (k, value) in [losses.sum, losses.balance, losses.z].into_iter().enumerate() {
@@ -88,7 +88,11 @@ pub(crate) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Resul
     Ok(())
 }
 
-pub(crate) fn router_loss_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouterLossGrad) -> Result<(), DeviceError> {
+pub(crate) fn router_loss_grad(
+    l: &LaunchOperands<'_>,
+    cpu: &Cpu,
+    op: &RouterLossGrad,
+) -> Result<(), DeviceError> {
     let dloss = l.vector(0)?[0];
     let choices = choices(l, 1, op.balance, op.z)?;
     router_loss::router_loss_grad(cpu, choices, dloss, l.output(0)?, l.workspace()?);
@@ -97,7 +101,7 @@ pub(crate) fn router_loss_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouterLossGrad)
 
 /// The inputs logits, experts and packs of a router loss, from input `first` on, and its weights.
 fn choices<'a>(
-    l: &Operands<'a>,
+    l: &LaunchOperands<'a>,
     first: usize,
     balance: f32,
     z: f32,

@@ -10,20 +10,20 @@ use plimsoll_graph::{Bytes, DType};
 
 /// The operands of one launch; its methods give the typed views that kernels take. `i` is the index of an input, `k`
 /// of an output.
-pub(crate) struct Operands<'a> {
+pub(crate) struct LaunchOperands<'a> {
     pub(crate) arena: &'a Arena,
     pub(crate) launch: &'a Launch<'a>,
     /// Whether 16-bit operands have f32 copies in the workspace, which the kernel then uses in place of the operands.
     pub(crate) widened: bool,
 }
 
-impl<'a> Operands<'a> {
+impl<'a> LaunchOperands<'a> {
     /// The error for a launch that no kernel can run, with the op's name and the reason.
     pub(crate) fn refuse(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
     }
 
-    /// Address of an operand's first element: bf16 in place if `E` is bf16, otherwise as [`Operands::start`].
+    /// Address of an operand's first element: bf16 in place if `E` is bf16, otherwise as [`LaunchOperands::start`].
     fn start_of<E: Element>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
         if size_of::<E>() == size_of::<f32>() {
             return Ok(self.start(o)?.cast());

@@ -4,14 +4,14 @@
 //! line, inside the space that the plan reserves for the maximum sizes. The kernel's own scratch follows them.
 
 use crate::Cpu;
-use crate::launch::operands::Operands;
-use crate::rows::cast::{self, Half};
+use crate::launch::operands::LaunchOperands;
+use crate::rows::cast::{self, Float16};
 use plimsoll_exec::{DeviceError, Operand};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::copy_bytes;
 
 /// Every operand that has a copy, and the copy's byte offset in the workspace.
-pub(crate) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand, u64)> {
+pub(crate) fn copies<'a>(l: &LaunchOperands<'a>) -> impl Iterator<Item = (&'a Operand, u64)> {
     let launch = l.launch;
     let mut end = 0;
     widened(l).map(move |o| {
@@ -22,12 +22,12 @@ pub(crate) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand,
 }
 
 /// Total bytes of all copies.
-pub(crate) fn end(l: &Operands<'_>) -> Bytes {
+pub(crate) fn end(l: &LaunchOperands<'_>) -> Bytes {
     widened(l).map(|o| copy_bytes(&o.spec, l.launch.counts)).sum()
 }
 
 /// The 16-bit operands, inputs first; none if the launch is not widened.
-fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
+fn widened<'a>(l: &LaunchOperands<'a>) -> impl Iterator<Item = &'a Operand> {
     let launch = l.launch;
     let widened = l.widened;
     let all = launch.ins.iter().chain(launch.outs.iter().flatten());
@@ -35,7 +35,7 @@ fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
 }
 
 /// Converts the 16-bit inputs to their f32 copies.
-pub(crate) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+pub(crate) fn widen(l: &LaunchOperands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.ins.iter().filter(|_| l.widened) {
         if let Some(half) = half(o.spec.dtype) {
             cast::widen(cpu, half, l.stored(o)?, l.copy_of(o)?);
@@ -45,7 +45,7 @@ pub(crate) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
 }
 
 /// Rounds the f32 copies of outputs to the outputs themselves.
-pub(crate) fn narrow(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+pub(crate) fn narrow(l: &LaunchOperands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.outs.iter().flatten().filter(|_| l.widened) {
         if let Some(half) = half(o.spec.dtype) {
             cast::narrow(cpu, half, l.copy_of(o)?, l.stored_mut(o)?);
@@ -55,10 +55,10 @@ pub(crate) fn narrow(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
 }
 
 /// The 16-bit floating-point format of an element type; `None` for other types.
-pub(crate) fn half(dtype: DType) -> Option<Half> {
+pub(crate) fn half(dtype: DType) -> Option<Float16> {
     match dtype {
-        DType::Bf16 => Some(Half::Bf16),
-        DType::F16 => Some(Half::F16),
+        DType::Bf16 => Some(Float16::Bf16),
+        DType::F16 => Some(Float16::F16),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => None,
     }
 }

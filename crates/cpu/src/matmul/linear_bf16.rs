@@ -19,14 +19,14 @@ use crate::element::Bf16;
 use crate::matmul::linear::MatmulEpilogue;
 use crate::matmul::linear::{LinearCall, LinearOperands};
 #[cfg(target_arch = "x86_64")]
-use crate::matmul::linear_bf16_amx::{self, Form};
+use crate::matmul::linear_bf16_amx::{self, LinearKind};
 use crate::matmul::register_tile::{InitialSums, PANEL, StripMatmul, strip};
 use crate::matmul::task_grid::{GridLimits, TaskGrid};
 #[cfg(target_arch = "x86_64")]
 use crate::rows::elementwise::Gate;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Tiles;
-use crate::simd::isa::{Isa, Kernel};
+use crate::simd::isa::{Isa, SimdKernel};
 use crate::simd::{LANES, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::{Rows, RowsMut};
@@ -74,7 +74,7 @@ pub fn linear(cpu: &Cpu, call: LinearCall<'_, Bf16>, workspace: &mut [f32]) {
         let workspace = workspace.as_mut_ptr();
         // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe {
-            linear_bf16_amx::linear::<Tiles>(cpu, operands, Form::Plain, workspace, WORKSPACE_BYTES)
+            linear_bf16_amx::linear::<Tiles>(cpu, operands, LinearKind::Plain, workspace, WORKSPACE_BYTES)
         };
     }
     linear_by(cpu, Bf16Instructions::of(cpu.isa()), operands, workspace);
@@ -99,14 +99,14 @@ pub struct GatedLinearCall<'a> {
 #[cfg(target_arch = "x86_64")]
 impl GatedLinearCall<'_> {
     /// The operands as the tasks share them, and the gate. Panics if the sizes are inconsistent.
-    pub(crate) fn operands(&self) -> (LinearOperands<'_, Bf16>, Form<'_>) {
+    pub(crate) fn operands(&self) -> (LinearOperands<'_, Bf16>, LinearKind<'_>) {
         let k = self.x.cols();
         let n = 2 * self.y.cols();
         assert!((1..=linear_bf16_amx::LONGEST_GATED).contains(&k), "rows of {k} behind a gate");
         assert_eq!(self.w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
         assert!(self.bias.is_none_or(|bias| bias.len() == n), "bias of {n}");
         let operands = LinearOperands::new(self.x, self.w, MatmulEpilogue::default(), &self.y);
-        (operands, Form::Gated { gate: self.gate, bias: self.bias })
+        (operands, LinearKind::Gated { gate: self.gate, bias: self.bias })
     }
 }
 
@@ -176,7 +176,7 @@ struct LinearBf16Task<'a> {
     scratch: *mut f32,
 }
 
-impl Kernel for LinearBf16Task<'_> {
+impl SimdKernel for LinearBf16Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.instructions {

@@ -68,7 +68,7 @@ const _: () = assert!(SHORT <= DEPTH && plimsoll_plan::LONGEST_GATED as usize ==
 
 /// What kind of linear layer the operands are.
 #[derive(Clone, Copy)]
-pub(crate) enum Form<'a> {
+pub(crate) enum LinearKind<'a> {
     /// bf16.
     Plain,
     /// int8, with these scales: each bf16 element stands for two int8 values.
@@ -82,12 +82,12 @@ pub(crate) enum Form<'a> {
     },
 }
 
-impl Form<'_> {
+impl LinearKind<'_> {
     /// Panels of the weight for each panel of y.
     fn halves(&self) -> usize {
         match self {
-            Form::Plain | Form::Scaled(_) => 1,
-            Form::Gated { .. } => 2,
+            LinearKind::Plain | LinearKind::Scaled(_) => 1,
+            LinearKind::Gated { .. } => 2,
         }
     }
 }
@@ -105,7 +105,7 @@ impl Form<'_> {
 pub(crate) unsafe fn linear<U: TileUnit>(
     cpu: &Cpu,
     operands: LinearOperands<'_, Bf16>,
-    form: Form<'_>,
+    form: LinearKind<'_>,
     workspace: *mut f32,
     bytes_per_thread: usize,
 ) {
@@ -160,7 +160,7 @@ pub(crate) unsafe fn linear<U: TileUnit>(
 /// One task. No other task uses the `WORKSPACE_BYTES` bytes at `scratch` meanwhile.
 struct LinearAmxTask<'a, U> {
     operands: LinearOperands<'a, Bf16>,
-    form: Form<'a>,
+    form: LinearKind<'a>,
     rows: Range<usize>,
     /// Panels of y.
     panels: Range<usize>,
@@ -426,7 +426,7 @@ struct Share {
 /// Work that the core does while the tile unit multiplies.
 struct AmxCoreWork<'a> {
     operands: LinearOperands<'a, Bf16>,
-    form: Form<'a>,
+    form: LinearKind<'a>,
     s: Avx512,
     /// Operands to prefetch into L2: the next strip's slice, and the panel's next slice. Null if there is no
     /// next one.
@@ -443,7 +443,7 @@ struct AmxCoreWork<'a> {
 
 impl<'a> AmxCoreWork<'a> {
     #[inline(always)]
-    fn new(operands: LinearOperands<'a, Bf16>, form: Form<'a>, s: Avx512) -> Self {
+    fn new(operands: LinearOperands<'a, Bf16>, form: LinearKind<'a>, s: Avx512) -> Self {
         Self {
             operands,
             form,
@@ -469,12 +469,12 @@ impl<'a> AmxCoreWork<'a> {
         let residual =
             epilogue.residual.map(|x| Bf16Rows { first: x.row(rows.start).wrapping_add(column), ld: x.ld() });
         let (bias, scales, gate) = match self.form {
-            Form::Plain => (epilogue.bias.map(|bias| &bias[column..]), None, None),
-            Form::Scaled(Scales { x, w }) => {
+            LinearKind::Plain => (epilogue.bias.map(|bias| &bias[column..]), None, None),
+            LinearKind::Scaled(Scales { x, w }) => {
                 let scales = Scales { x: &x[rows.clone()], w: &w[column..] };
                 (epilogue.bias.map(|bias| &bias[column..]), Some(scales), None)
             }
-            Form::Gated { gate, bias } => {
+            LinearKind::Gated { gate, bias } => {
                 // The gate's accumulators lie in the buffer before those of its value.
                 let gate_sums = sums.cast_const().wrapping_sub(SUMS / size_of::<f32>());
                 let gate = GateSums::new(self.s, gate, gate_sums, bias.map(|bias| &bias[column..y.cols()]));

@@ -25,7 +25,7 @@ use crate::matmul::task_grid::{GridLimits, TaskGrid};
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Tiles;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::view::Rows;
 use core::ops::Range;
 use plimsoll_plan::InstructionSet;
@@ -123,7 +123,7 @@ struct LinearF32Task<'a> {
     scratch: *mut f32,
 }
 
-impl Kernel for LinearF32Task<'_> {
+impl SimdKernel for LinearF32Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let k = self.operands.x.cols();

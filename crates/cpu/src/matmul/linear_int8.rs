@@ -15,7 +15,7 @@ use crate::element::Bf16;
 use crate::matmul::linear::{LinearOperands, MatmulEpilogue};
 use crate::matmul::linear_bf16::{BLOCK, DEPTH, GROUP, WORKSPACE_WORDS};
 #[cfg(target_arch = "x86_64")]
-use crate::matmul::linear_bf16_amx::{self, Form};
+use crate::matmul::linear_bf16_amx::{self, LinearKind};
 use crate::matmul::linear_dots::LinearDotTask;
 use crate::matmul::quantized::{QuantizedRows, QuantizedTiles};
 use crate::matmul::register_tile::PANEL;
@@ -23,7 +23,7 @@ use crate::matmul::task_grid::{GridLimits, TaskGrid};
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Tiles;
-use crate::simd::isa::{Isa, Kernel};
+use crate::simd::isa::{Isa, SimdKernel};
 use crate::{Cpu, Rows, RowsMut};
 use plimsoll_exec::tiles::codes_panel;
 
@@ -86,7 +86,7 @@ pub fn linear(cpu: &Cpu, call: QuantizedLinearCall<'_>, workspace: &mut [f32]) {
     assert!(bytes_per_thread >= WORKSPACE_BYTES, "workspace for {} threads", cpu.threads());
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() {
-        let form = Form::Scaled(scales);
+        let form = LinearKind::Scaled(scales);
         // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe {
             linear_bf16_amx::linear::<Tiles<true>>(
@@ -155,7 +155,7 @@ pub(crate) fn linear_by(
 /// One task, run by `Isa::run`. No other task uses its scratch meanwhile.
 struct LinearInt8Task<'a>(LinearDotTask<'a>);
 
-impl Kernel for LinearInt8Task<'_> {
+impl SimdKernel for LinearInt8Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: no other task uses the scratch.

@@ -17,7 +17,7 @@ use crate::Cpu;
 use crate::matmul::linear::{MatmulEpilogue, OutputStrip};
 use crate::matmul::register_tile::{InitialSums, PANEL, PrefetchPlan, StripMatmul, strip};
 use crate::matmul::task_grid::{GridLimits, TaskGrid};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -150,7 +150,7 @@ struct RowMajorTask<'a> {
     scratch: *mut f32,
 }
 
-impl Kernel for RowMajorTask<'_> {
+impl SimdKernel for RowMajorTask<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let k = self.operands.k;

@@ -4,7 +4,7 @@
 //! nothing is scattered and no bit depends on the number of threads.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -30,12 +30,12 @@ pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsM
 /// Gradient of the dispatch of tokens to experts: `dx[t] = sum_j drows[places[t k + j]]` over the k choices j of token
 /// t. A place below zero is a dropped choice and adds nothing.
 pub fn dispatch_grad(cpu: &Cpu, top_k: usize, drows: Rows<'_>, places: &[i32], dx: RowsMut<'_>) {
-    sum_choices(cpu, ExpertRows { top_k, rows: drows, places }, None, dx);
+    sum_choices(cpu, DispatchedRows { top_k, rows: drows, places }, None, dx);
 }
 
 /// Rows of the experts, and where the rows of a token's choices are among them.
 #[derive(Clone, Copy)]
-pub struct ExpertRows<'a> {
+pub struct DispatchedRows<'a> {
     /// Choices of a token, k.
     pub top_k: usize,
     /// (kT, D).
@@ -46,14 +46,14 @@ pub struct ExpertRows<'a> {
 
 /// Combines the outputs of experts: `y[t] = sum_j gates[t k + j] rows[places[t k + j]]` over the k choices j of token
 /// t.
-pub fn combine(cpu: &Cpu, outputs: ExpertRows<'_>, gates: &[f32], y: RowsMut<'_>) {
+pub fn combine(cpu: &Cpu, outputs: DispatchedRows<'_>, gates: &[f32], y: RowsMut<'_>) {
     assert_eq!(gates.len(), outputs.places.len(), "a gate for each choice");
     sum_choices(cpu, outputs, Some(gates), y);
 }
 
 /// The sum over each token's choices of their rows, weighted by `gates` if given.
-fn sum_choices(cpu: &Cpu, experts: ExpertRows<'_>, gates: Option<&[f32]>, y: RowsMut<'_>) {
-    let ExpertRows { top_k, rows, places } = experts;
+fn sum_choices(cpu: &Cpu, experts: DispatchedRows<'_>, gates: Option<&[f32]>, y: RowsMut<'_>) {
+    let DispatchedRows { top_k, rows, places } = experts;
     assert!(y.rows() * top_k == places.len() && y.cols() == rows.cols(), "k choices of each token");
     check(places, rows.rows());
     cpu.by_rows(y.rows(), y.cols() * top_k, &|range| {
@@ -112,17 +112,17 @@ fn check(indices: &[i32], limit: usize) {
 
 /// Sums of the choices of the tokens `range`, for `Isa::run`.
 struct SumChoices<'a> {
-    experts: ExpertRows<'a>,
+    experts: DispatchedRows<'a>,
     gates: Option<&'a [f32]>,
     y: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for SumChoices<'_> {
+impl SimdKernel for SumChoices<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.y.cols();
-        let ExpertRows { top_k, rows, places } = self.experts;
+        let DispatchedRows { top_k, rows, places } = self.experts;
         for t in self.range.clone() {
             let choices = t * top_k..(t + 1) * top_k;
             for c in (0..columns).step_by(LANES) {
@@ -153,7 +153,7 @@ struct CombineGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for CombineGradRows<'_> {
+impl SimdKernel for CombineGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.dy.cols();

@@ -6,7 +6,7 @@
 
 use crate::Cpu;
 use crate::packs::Packs;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::exp;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -278,7 +278,7 @@ struct ChooseExperts<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for ChooseExperts<'_> {
+impl SimdKernel for ChooseExperts<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let experts = self.logits.cols();
@@ -388,7 +388,7 @@ struct RouteGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for RouteGradRows<'_> {
+impl SimdKernel for RouteGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let experts = self.dlogits.cols();

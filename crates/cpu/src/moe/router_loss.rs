@@ -7,7 +7,7 @@
 
 use crate::Cpu;
 use crate::packs::{Pack, Packs};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::{exp, log_sum_exp};
 use crate::simd::{LANES, Simd};
 use crate::training::total::total;
@@ -16,7 +16,7 @@ use core::ops::Range;
 
 /// Results of [`router_loss`], each rounded from f64 separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RouterLosses {
+pub struct RouterLossValues {
     /// The sum of both terms.
     pub sum: f32,
     /// Sum over packs of `balance E sum_e f_e P_e` times the targets of the pack.
@@ -60,7 +60,7 @@ impl RouterChoices<'_> {
 /// Computes the sum over packs of `n (balance E sum_e f_e P_e + z mean_t lse_t^2)` and its two terms. n is the number of
 /// targets of the pack, f_e the share of its choices that went to expert e, P_e the mean probability of e, and lse_t the
 /// log-sum-exp of the logits of token t. `scratch` holds two words for each token.
-pub fn router_loss(cpu: &Cpu, choices: RouterChoices<'_>, scratch: &mut [f32]) -> RouterLosses {
+pub fn router_loss(cpu: &Cpu, choices: RouterChoices<'_>, scratch: &mut [f32]) -> RouterLossValues {
     choices.check();
     let logits = choices.logits;
     let tokens = logits.rows();
@@ -86,7 +86,7 @@ pub fn router_loss(cpu: &Cpu, choices: RouterChoices<'_>, scratch: &mut [f32]) -
         let squares = lses.map(|lse| lse * lse).sum::<f64>();
         f64::from(choices.z) * squares * target_share(&pack)
     });
-    RouterLosses { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
+    RouterLossValues { sum: (balance + z) as f32, balance: balance as f32, z: z as f32 }
 }
 
 /// The normalisers of the tokens of a pack, two words for each token.
@@ -182,7 +182,7 @@ struct Normalisers<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for Normalisers<'_> {
+impl SimdKernel for Normalisers<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for t in self.range.clone() {
@@ -212,7 +212,7 @@ struct Probabilities<'a> {
     out: &'a mut [f64; LANES],
 }
 
-impl Kernel for Probabilities<'_> {
+impl SimdKernel for Probabilities<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let n = LANES.min(self.logits.cols() - self.first);
@@ -239,7 +239,7 @@ struct RouterLossGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for RouterLossGradRows<'_> {
+impl SimdKernel for RouterLossGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.shares.len();

@@ -6,7 +6,7 @@
 
 use crate::Cpu;
 use crate::rows::columns::{self, ColumnTerms};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 
@@ -169,7 +169,7 @@ struct BatchNormTrainColumns<'a> {
     columns: ColumnGroup,
 }
 
-impl Kernel for BatchNormTrainColumns<'_> {
+impl SimdKernel for BatchNormTrainColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let norm = self.norm;
@@ -252,7 +252,7 @@ struct BatchNormGradColumns<'a> {
     columns: ColumnGroup,
 }
 
-impl Kernel for BatchNormGradColumns<'_> {
+impl SimdKernel for BatchNormGradColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let norm = self.norm;

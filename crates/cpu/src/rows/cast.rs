@@ -5,14 +5,14 @@
 
 use crate::Cpu;
 use crate::element::{Bf16, Element};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 use plimsoll_exec::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// A 16-bit floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum Float16 {
     /// bfloat16.
     Bf16,
     /// IEEE binary16.
@@ -20,7 +20,7 @@ pub enum Half {
 }
 
 /// Converts 16-bit numbers to f32: y = x, exact. Panics if the lengths differ.
-pub fn widen(cpu: &Cpu, half: Half, x: &[u16], y: &mut [f32]) {
+pub fn widen(cpu: &Cpu, half: Float16, x: &[u16], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
@@ -31,7 +31,7 @@ pub fn widen(cpu: &Cpu, half: Half, x: &[u16], y: &mut [f32]) {
 }
 
 /// Converts f32 to 16-bit numbers: y = x, rounded to nearest with ties to even. Panics if the lengths differ.
-pub fn narrow(cpu: &Cpu, half: Half, x: &[f32], y: &mut [u16]) {
+pub fn narrow(cpu: &Cpu, half: Float16, x: &[f32], y: &mut [u16]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
@@ -42,7 +42,7 @@ pub fn narrow(cpu: &Cpu, half: Half, x: &[f32], y: &mut [u16]) {
 }
 
 /// Converts numbers in the format `from` to the other 16-bit format, rounded once. Panics if the lengths differ.
-pub fn exchange(cpu: &Cpu, from: Half, x: &[u16], y: &mut [u16]) {
+pub fn exchange(cpu: &Cpu, from: Float16, x: &[u16], y: &mut [u16]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
@@ -61,51 +61,51 @@ fn by_elements(cpu: &Cpu, n: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
 
 /// 16 bits to f32, for `Isa::run`.
 struct Widen<'a> {
-    half: Half,
+    half: Float16,
     x: &'a [u16],
     y: &'a mut [f32],
 }
 
-impl Kernel for Widen<'_> {
+impl SimdKernel for Widen<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.half {
-            Half::Bf16 => copy(s, bytemuck::cast_slice::<u16, Bf16>(self.x), self.y),
-            Half::F16 => map(self.x, self.y, f16_to_f32),
+            Float16::Bf16 => copy(s, bytemuck::cast_slice::<u16, Bf16>(self.x), self.y),
+            Float16::F16 => map(self.x, self.y, f16_to_f32),
         }
     }
 }
 
 /// f32 to 16 bits, for `Isa::run`.
 struct Narrow<'a> {
-    half: Half,
+    half: Float16,
     x: &'a [f32],
     y: &'a mut [u16],
 }
 
-impl Kernel for Narrow<'_> {
+impl SimdKernel for Narrow<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.half {
-            Half::Bf16 => copy(s, self.x, bytemuck::cast_slice_mut::<u16, Bf16>(self.y)),
-            Half::F16 => map(self.x, self.y, f32_to_f16),
+            Float16::Bf16 => copy(s, self.x, bytemuck::cast_slice_mut::<u16, Bf16>(self.y)),
+            Float16::F16 => map(self.x, self.y, f32_to_f16),
         }
     }
 }
 
 /// One 16-bit format to the other, for `Isa::run`.
 struct Exchange<'a> {
-    from: Half,
+    from: Float16,
     x: &'a [u16],
     y: &'a mut [u16],
 }
 
-impl Kernel for Exchange<'_> {
+impl SimdKernel for Exchange<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         match self.from {
-            Half::Bf16 => map(self.x, self.y, |x| f32_to_f16(bf16_to_f32(x))),
-            Half::F16 => map(self.x, self.y, |x| f32_to_bf16(f16_to_f32(x))),
+            Float16::Bf16 => map(self.x, self.y, |x| f32_to_f16(bf16_to_f32(x))),
+            Float16::F16 => map(self.x, self.y, |x| f32_to_bf16(f16_to_f32(x))),
         }
     }
 }

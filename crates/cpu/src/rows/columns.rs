@@ -4,7 +4,7 @@
 //! additions depends on the number of rows only.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 
 /// Rows per partial sum. Two levels of sums keep the rounding error lower than one long f32 sum.
@@ -110,7 +110,7 @@ struct ColumnTermSums<T> {
     outs: [*mut f32; 2],
 }
 
-impl<T: ColumnTerms> Kernel for ColumnTermSums<T> {
+impl<T: ColumnTerms> SimdKernel for ColumnTermSums<T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let [first, end] = self.columns;

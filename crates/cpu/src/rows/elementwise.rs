@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::element::Element;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -119,7 +119,7 @@ struct ElementwiseRows<'a, E> {
     range: Range<usize>,
 }
 
-impl<E: Element> Kernel for ElementwiseRows<'_, E> {
+impl<E: Element> SimdKernel for ElementwiseRows<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
@@ -171,7 +171,7 @@ struct GluGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for GluGradRows<'_> {
+impl SimdKernel for GluGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let half = self.dy.cols();

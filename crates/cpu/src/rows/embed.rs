@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::element::Element;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 
@@ -96,7 +96,7 @@ struct EmbeddedToken<'a, E> {
     t: usize,
 }
 
-impl<E: Element> Kernel for EmbeddedToken<'_, E> {
+impl<E: Element> SimdKernel for EmbeddedToken<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();

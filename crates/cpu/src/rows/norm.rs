@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::element::Element;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -127,7 +127,7 @@ struct LayerNormRows<'a, E, P> {
     range: Range<usize>,
 }
 
-impl<E: Element, P: Element> Kernel for LayerNormRows<'_, E, P> {
+impl<E: Element, P: Element> SimdKernel for LayerNormRows<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -268,7 +268,7 @@ struct RmsNormRows<'a, E, P> {
     range: Range<usize>,
 }
 
-impl<E: Element, P: Element> Kernel for RmsNormRows<'_, E, P> {
+impl<E: Element, P: Element> SimdKernel for RmsNormRows<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -330,7 +330,7 @@ struct BatchNormRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for BatchNormRows<'_> {
+impl SimdKernel for BatchNormRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();

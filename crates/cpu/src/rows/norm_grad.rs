@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::rows::columns::{self, ColumnTerms};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -94,7 +94,7 @@ struct InputGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for InputGradRows<'_> {
+impl SimdKernel for InputGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.dx.cols();

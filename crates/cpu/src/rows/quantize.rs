@@ -10,7 +10,7 @@ use crate::element::Element;
 use crate::matmul::quantized::QuantizedRowsMut;
 use crate::rows::elementwise::Gate;
 use crate::rows::norm::{self, LayerNormParams, RowStatistics};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -79,7 +79,7 @@ struct QuantizeRowsTask<'a, E, P> {
     range: Range<usize>,
 }
 
-impl<E: Element, P: Element> Kernel for QuantizeRowsTask<'_, E, P> {
+impl<E: Element, P: Element> SimdKernel for QuantizeRowsTask<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {

@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::element::Element;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::exp;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -50,7 +50,7 @@ pub fn segment_mean<E: Element>(cpu: &Cpu, x: Rows<'_, E>, segments: MeanSpans<'
         let segment = task / parts;
         let part = task % parts;
         let columns = part * CHUNK..x.cols().min((part + 1) * CHUNK);
-        cpu.isa().run(SegmentMean { x, rows: segments.rows(segment), columns, segment, y: &y });
+        cpu.isa().run(SegmentMeanTask { x, rows: segments.rows(segment), columns, segment, y: &y });
     });
 }
 
@@ -90,7 +90,7 @@ struct SoftmaxRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for SoftmaxRows<'_> {
+impl SimdKernel for SoftmaxRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -125,7 +125,7 @@ impl Kernel for SoftmaxRows<'_> {
 }
 
 /// Mean over `rows` of the columns `columns`, written to row `segment` of y.
-struct SegmentMean<'a, E> {
+struct SegmentMeanTask<'a, E> {
     x: Rows<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -133,7 +133,7 @@ struct SegmentMean<'a, E> {
     y: &'a RowsMut<'a>,
 }
 
-impl<E: Element> Kernel for SegmentMean<'_, E> {
+impl<E: Element> SimdKernel for SegmentMeanTask<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let mut sums = [0.0f64; CHUNK];
@@ -163,7 +163,7 @@ struct SoftmaxGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for SoftmaxGradRows<'_> {
+impl SimdKernel for SoftmaxGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
@@ -197,7 +197,7 @@ struct RowShare<'a> {
     t: usize,
 }
 
-impl Kernel for RowShare<'_> {
+impl SimdKernel for RowShare<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.dx.cols();

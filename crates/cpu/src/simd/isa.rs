@@ -160,7 +160,7 @@ impl Isa {
 
     /// Runs `kernel`, compiled for this instruction set.
     #[inline]
-    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+    pub(crate) fn run<K: SimdKernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: only `available` makes these kinds, after it detected the instructions.
@@ -175,7 +175,7 @@ impl Isa {
 
 /// Work that is written once, generic over the instruction set. `run` and everything that it calls must be
 /// `#[inline(always)]`, so that all of it is compiled inside the function that enables the target features.
-pub(crate) trait Kernel {
+pub(crate) trait SimdKernel {
     /// Does the work with the SIMD operations of `s`.
     fn run<S: Simd>(self, s: S);
 }
@@ -202,7 +202,7 @@ fn has_avx512() -> bool {
 /// `has_avx512()` must be true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn run_avx512<K: Kernel>(kernel: K) {
+unsafe fn run_avx512<K: SimdKernel>(kernel: K) {
     // SAFETY: the caller promises that the CPU has the instructions.
     kernel.run(unsafe { Avx512::assume() });
 }
@@ -213,7 +213,7 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) {
 /// `has_avx2()` must be true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<K: Kernel>(kernel: K) {
+unsafe fn run_avx2<K: SimdKernel>(kernel: K) {
     // SAFETY: the caller promises that the CPU has the instructions.
     kernel.run(unsafe { Avx2::assume() });
 }

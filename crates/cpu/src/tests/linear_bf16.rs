@@ -8,7 +8,7 @@ use super::{machines, numbers, workspace};
 use crate::Isa;
 use crate::matmul::linear_bf16::*;
 #[cfg(target_arch = "x86_64")]
-use crate::matmul::linear_bf16_amx::{self, Form};
+use crate::matmul::linear_bf16_amx::{self, LinearKind};
 use crate::matmul::{Act, LinearCall, MatmulEpilogue};
 #[cfg(target_arch = "x86_64")]
 use crate::rows::elementwise::Gate;
@@ -73,7 +73,7 @@ const ON_DOUBLE: Linear = |cpu, call, workspace| {
     let operands = call.operands();
     let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe { linear_bf16_amx::linear::<Double>(cpu, operands, Form::Plain, workspace.as_mut_ptr(), each) }
+    unsafe { linear_bf16_amx::linear::<Double>(cpu, operands, LinearKind::Plain, workspace.as_mut_ptr(), each) }
 };
 
 /// Operands of one matmul.

@@ -7,7 +7,7 @@ use super::double::Double;
 use super::linear_bf16::has_bf16;
 use super::{machines, numbers, workspace};
 #[cfg(target_arch = "x86_64")]
-use crate::matmul::linear_bf16_amx::{self, Form};
+use crate::matmul::linear_bf16_amx::{self, LinearKind};
 use crate::matmul::linear_int8::*;
 use crate::matmul::{Act, MatmulEpilogue};
 use crate::{Bf16, Cpu, QuantizedRows, QuantizedTiles, Rows, RowsMut};
@@ -42,7 +42,7 @@ const IN_LANES: Linear = |cpu, call, workspace| {
 
 #[cfg(target_arch = "x86_64")]
 fn on_double(cpu: &Cpu, call: QuantizedLinearCall<'_>, workspace: &mut [f32]) {
-    let form = Form::Scaled(call.scales());
+    let form = LinearKind::Scaled(call.scales());
     let each = workspace.len() / cpu.threads() * 4;
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { linear_bf16_amx::linear::<Double<true>>(cpu, call.operands(), form, workspace.as_mut_ptr(), each) }

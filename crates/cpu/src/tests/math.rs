@@ -2,7 +2,7 @@
 
 use super::{machines, numbers, same_bits};
 use crate::rows::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::{exp, gelu_bf16, silu_bf16};
 use crate::simd::{LANES, Simd};
 use crate::{Cpu, Isa, Rows, RowsMut};
@@ -10,7 +10,7 @@ use plimsoll_exec::half::bf16_to_f32;
 
 struct Exp<'a>(&'a [f32], &'a mut [f32]);
 
-impl Kernel for Exp<'_> {
+impl SimdKernel for Exp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         each(s, self.0, self.1, |v| exp(s, v));
@@ -19,7 +19,7 @@ impl Kernel for Exp<'_> {
 
 struct ActivationBf16<'a>(Gate, &'a [f32], &'a mut [f32]);
 
-impl Kernel for ActivationBf16<'_> {
+impl SimdKernel for ActivationBf16<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         each(s, self.1, self.2, |v| match self.0 {
@@ -215,7 +215,7 @@ fn a_value_has_the_same_bits_at_every_place() {
 
 struct Reduce<'a>(&'a [f32; LANES], &'a mut [f32; 2]);
 
-impl Kernel for Reduce<'_> {
+impl SimdKernel for Reduce<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: sixteen f32.

@@ -2,7 +2,7 @@
 //! element type. Their values are compared with the reference in the op cases.
 
 use super::{machines, numbers, same_bits};
-use crate::rows::cast::{Half, narrow, widen};
+use crate::rows::cast::{Float16, narrow, widen};
 use crate::training::accumulate::{Accumulator, accumulate};
 use crate::training::adafactor::{Factored, adafactor};
 use crate::training::optimizer::{GradientScale, ScaledGradient, adamw, grad_scale, sgd, sgd_momentum};
@@ -113,16 +113,17 @@ fn where_nothing_is_done_no_bit_changes() {
 #[test]
 fn gradients_of_16_bits_are_widened() {
     let n = SHAPE.0 * SHAPE.1;
-    for (cpu, half) in machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), Half::Bf16), (cpu, Half::F16)])
+    for (cpu, half) in
+        machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), Float16::Bf16), (cpu, Float16::F16)])
     {
         let mut bits = vec![0; n];
         let mut g = vec![0.0; n];
         narrow(&cpu, half, &numbers(31, n), &mut bits);
         widen(&cpu, half, &bits, &mut g);
         let wanted = steps(&cpu, Gradient::F32(&g), true, SCALE);
-        same(&wanted, &steps(&cpu, Gradient::Half(half, &bits), true, SCALE), &format!("{half:?}"));
+        same(&wanted, &steps(&cpu, Gradient::Float16(half, &bits), true, SCALE), &format!("{half:?}"));
         let norm = |g| grad_scale(&cpu, &GradScale { max_norm: 0.0 }, [g].into_iter(), 1.0);
-        assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Half(half, &bits)));
+        assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Float16(half, &bits)));
 
         let other = numbers(32, n);
         let mut sum = g.clone();
@@ -132,15 +133,15 @@ fn gradients_of_16_bits_are_widened() {
         let mut kept = bits.clone();
         accumulate(
             &cpu,
-            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
+            Accumulator::Float16(half, OptimizerState::in_place(&mut kept)),
             Gradient::F32(&other),
             true,
         );
         assert!(kept == rounded, "{half:?}");
         accumulate(
             &cpu,
-            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
-            Gradient::Half(half, &bits),
+            Accumulator::Float16(half, OptimizerState::in_place(&mut kept)),
+            Gradient::Float16(half, &bits),
             false,
         );
         assert!(kept == bits, "{half:?}");

@@ -5,7 +5,7 @@
 //! the gradient's size is needed.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::training::optimizer::ScaledGradient;
 use crate::training::optimizer_state::{Gradient, OptimizerState};
@@ -144,7 +144,7 @@ struct ColumnMeans<'a> {
     column: &'a OptimizerState<'a, f32>,
 }
 
-impl Kernel for ColumnMeans<'_> {
+impl SimdKernel for ColumnMeans<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut sums = [[0.0_f64; LANES]; WIDTH / LANES];
@@ -169,7 +169,7 @@ struct RowMeans<'a> {
     row: &'a OptimizerState<'a, f32>,
 }
 
-impl Kernel for RowMeans<'_> {
+impl SimdKernel for RowMeans<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.squares.columns;
@@ -232,7 +232,7 @@ struct UpdateSquares<'a> {
     sum: &'a mut f64,
 }
 
-impl Kernel for UpdateSquares<'_> {
+impl SimdKernel for UpdateSquares<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
@@ -254,7 +254,7 @@ struct ApplyUpdate<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for ApplyUpdate<'_> {
+impl SimdKernel for ApplyUpdate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let columns = self.u.squares.columns;

@@ -7,7 +7,7 @@
 
 use crate::matmul::linear::MatmulEpilogue;
 use crate::matmul::row_major::{self, Factor, MatmulCall, add_matmul, column_sums, matmul};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::{exp, log_sum_exp};
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
@@ -250,7 +250,7 @@ struct LogSumExpRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for LogSumExpRows<'_> {
+impl SimdKernel for LogSumExpRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
@@ -305,7 +305,7 @@ struct LogitGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for LogitGradRows<'_> {
+impl SimdKernel for LogitGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.g.cols();

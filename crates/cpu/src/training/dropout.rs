@@ -6,7 +6,7 @@
 
 use crate::Cpu;
 use crate::packs::{PackPart, Packs};
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 
@@ -53,7 +53,7 @@ struct DropoutRows<'a> {
     part: PackPart,
 }
 
-impl Kernel for DropoutRows<'_> {
+impl SimdKernel for DropoutRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let cols = self.x.cols();

@@ -4,7 +4,7 @@
 //! last.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::math::{exp, log_sum_exp};
 use crate::simd::{LANES, Simd};
 use crate::training::cross_entropy::sum_exp;
@@ -40,7 +40,7 @@ struct RowDivergences<'a> {
     total: &'a mut f64,
 }
 
-impl Kernel for RowDivergences<'_> {
+impl SimdKernel for RowDivergences<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -76,7 +76,7 @@ struct DivergenceGradRows<'a> {
     range: Range<usize>,
 }
 
-impl Kernel for DivergenceGradRows<'_> {
+impl SimdKernel for DivergenceGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();

@@ -5,7 +5,7 @@
 //! instruction set does not change the sum.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::training::optimizer_state::{Gradient, OptimizerState};
 use crate::training::total::{GRAIN, squares, total};
@@ -212,7 +212,7 @@ struct ElementUpdates<'a, T, const K: usize> {
     range: Range<usize>,
 }
 
-impl<T: UpdateRule<K>, const K: usize> Kernel for ElementUpdates<'_, T, K> {
+impl<T: UpdateRule<K>, const K: usize> SimdKernel for ElementUpdates<'_, T, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for i in self.range.clone().step_by(LANES) {
@@ -237,7 +237,7 @@ struct GradientSquares<'a> {
     sum: &'a mut f64,
 }
 
-impl Kernel for GradientSquares<'_> {
+impl SimdKernel for GradientSquares<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: elements of the gradient.

@@ -3,7 +3,7 @@
 //! Invariant: a block's new states depend on that block alone. A task holds the f32 moments of one block at a time.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::training::optimizer::{AdamWRule, ScaledGradient, UpdateRule};
 use crate::training::optimizer_state::{Gradient, OptimizerState};
@@ -83,7 +83,7 @@ struct BlockUpdate<'a> {
     block: usize,
 }
 
-impl Kernel for BlockUpdate<'_> {
+impl SimdKernel for BlockUpdate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let first = self.block * BLOCK;

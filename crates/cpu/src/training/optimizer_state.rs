@@ -3,7 +3,7 @@
 //! Invariant: an [`OptimizerState`] may be read and written at the same address. A kernel accesses each element of it from one
 //! task only, and reads it before it writes it.
 
-use crate::rows::cast::Half;
+use crate::rows::cast::Float16;
 use crate::simd::{LANES, Simd};
 use core::marker::PhantomData;
 use plimsoll_exec::half::{bf16_to_f32, f16_to_f32};
@@ -81,7 +81,7 @@ pub enum Gradient<'a> {
     /// f32 elements.
     F32(&'a [f32]),
     /// 16-bit elements: bf16 or f16.
-    Half(Half, &'a [u16]),
+    Float16(Float16, &'a [u16]),
 }
 
 impl Gradient<'_> {
@@ -89,7 +89,7 @@ impl Gradient<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::F32(g) => g.len(),
-            Self::Half(_, g) => g.len(),
+            Self::Float16(_, g) => g.len(),
         }
     }
 
@@ -108,7 +108,7 @@ impl Gradient<'_> {
             // SAFETY: as the caller promises.
             Self::F32(g) => unsafe { s.load_n(g.as_ptr().add(i), n) },
             // SAFETY: as the caller promises.
-            Self::Half(half, g) => unsafe { load_half(s, *half, g.as_ptr().add(i), n) },
+            Self::Float16(half, g) => unsafe { load_half(s, *half, g.as_ptr().add(i), n) },
         }
     }
 }
@@ -118,7 +118,7 @@ impl Gradient<'_> {
 /// # Safety
 /// `n` elements must be readable at `p`.
 #[inline(always)]
-pub(crate) unsafe fn load_half<S: Simd>(s: S, half: Half, p: *const u16, n: usize) -> S::V {
+pub(crate) unsafe fn load_half<S: Simd>(s: S, half: Float16, p: *const u16, n: usize) -> S::V {
     let mut bits = [0; LANES];
     // SAFETY: the caller promises `n` readable elements; a full vector is a single load.
     unsafe {
@@ -128,8 +128,8 @@ pub(crate) unsafe fn load_half<S: Simd>(s: S, half: Half, p: *const u16, n: usiz
         }
     }
     let floats: [f32; LANES] = match half {
-        Half::Bf16 => core::array::from_fn(|i| bf16_to_f32(bits[i])),
-        Half::F16 => core::array::from_fn(|i| f16_to_f32(bits[i])),
+        Float16::Bf16 => core::array::from_fn(|i| bf16_to_f32(bits[i])),
+        Float16::F16 => core::array::from_fn(|i| f16_to_f32(bits[i])),
     };
     // SAFETY: sixteen floats.
     unsafe { s.load(floats.as_ptr()) }

@@ -5,7 +5,7 @@
 
 use crate::Cpu;
 use crate::rows::embed::EsmTokenDropout;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::{Rows, RowsMut};
 use crate::{rows::columns, rows::elementwise};
@@ -70,7 +70,7 @@ struct ScatterColumns<'a> {
     columns: [usize; 2],
 }
 
-impl Kernel for ScatterColumns<'_> {
+impl SimdKernel for ScatterColumns<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let [first, end] = self.columns;

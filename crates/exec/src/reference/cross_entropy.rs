@@ -6,7 +6,7 @@ use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 
 /// Inputs shared by forward and backward.
-struct Head<'a> {
+struct OutputHead<'a> {
     x: Matrix<'a>,
     w: Matrix<'a>,
     bias: Option<&'a [f64]>,
@@ -15,7 +15,7 @@ struct Head<'a> {
 }
 
 pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let head = Head::take(op, ins)?;
+    let head = OutputHead::take(op, ins)?;
     let mut cross_entropy = 0.0;
     let mut z = 0.0;
     let mut lses = vec![0.0; head.x.rows];
@@ -26,10 +26,9 @@ pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Ve
         z += f64::from(op.z_loss) * lse * lse;
         lses[r] = lse;
     }
-    let scalar = |x: f64| Tensor::f64(&[1], vec![x]);
-    let mut outs = vec![scalar(cross_entropy + z), Tensor::f64(&[head.x.rows], lses)];
+    let mut outs = vec![Tensor::f64(&[1], vec![cross_entropy + z]), Tensor::f64(&[head.x.rows], lses)];
     if op.z_loss != 0.0 {
-        outs.extend([scalar(cross_entropy), scalar(z)]);
+        outs.extend([cross_entropy, z].map(|x| Tensor::f64(&[1], vec![x])));
     }
     Ok(outs)
 }
@@ -39,9 +38,10 @@ pub(super) fn eval_grad(
     ins: &mut Operands<'_>,
 ) -> Result<Vec<Tensor>, ReferenceError> {
     let dloss = ins.shaped("dloss", &[1])?[0];
-    let head = Head::take(&op.forward, ins)?;
+    let head = OutputHead::take(&op.forward, ins)?;
     let lses = ins.shaped("lse", &[head.x.rows])?;
-    let (rows, k) = (head.x.rows, head.x.columns);
+    let rows = head.x.rows;
+    let k = head.x.columns;
     let v = head.w.rows;
     let mut dx = vec![0.0; rows * k];
     let mut dw = vec![0.0; v * k];
@@ -63,7 +63,7 @@ pub(super) fn eval_grad(
     Ok(outs)
 }
 
-impl<'a> Head<'a> {
+impl<'a> OutputHead<'a> {
     fn take(op: &LinearCrossEntropy, ins: &mut Operands<'a>) -> Result<Self, ReferenceError> {
         let x = ins.matrix("x")?;
         let w = ins.columns("w", x.columns)?;
@@ -75,13 +75,16 @@ impl<'a> Head<'a> {
             return Err(ReferenceError::Shape { what: "targets", wanted, found });
         }
         let limit = w.rows;
-        let class = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-            Ok(class) if class < limit => Ok(Some(class)),
-            Ok(_) => Err(ReferenceError::Index { what: "targets", position, index, limit }),
-            Err(_) => Ok(None),
-        };
-        let targets = targets.iter().enumerate().map(class).collect::<Result<_, _>>()?;
-        Ok(Self { x, w, bias, targets })
+        let mut classes = Vec::with_capacity(targets.len());
+        for (position, &index) in targets.iter().enumerate() {
+            // A negative target means that the row is ignored.
+            let class = usize::try_from(index).ok();
+            if class.is_some_and(|class| class >= limit) {
+                return Err(ReferenceError::Index { what: "targets", position, index, limit });
+            }
+            classes.push(class);
+        }
+        Ok(Self { x, w, bias, targets: classes })
     }
 
     /// Rows that are not ignored, with their targets.
@@ -90,8 +93,8 @@ impl<'a> Head<'a> {
     }
 
     fn logits(&self, r: usize) -> Vec<f64> {
-        let logit = |(j, w): (usize, _)| dot(self.x.row(r), w) + self.bias.map_or(0.0, |b| b[j]);
-        self.w.iter_rows().enumerate().map(logit).collect()
+        let rows = self.w.iter_rows().enumerate();
+        rows.map(|(j, w)| dot(self.x.row(r), w) + self.bias.map_or(0.0, |b| b[j])).collect()
     }
 }
 

@@ -46,8 +46,7 @@ fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
         let [a, b, c, d] = counter;
         let x = u64::from(a) * 0xD251_1F53;
         let y = u64::from(c) * 0xCD9E_8D57;
-        let high = |product: u64| (product >> 32) as u32;
-        counter = [high(y) ^ b ^ key[0], y as u32, high(x) ^ d ^ key[1], x as u32];
+        counter = [(y >> 32) as u32 ^ b ^ key[0], y as u32, (x >> 32) as u32 ^ d ^ key[1], x as u32];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter

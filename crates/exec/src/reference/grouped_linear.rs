@@ -97,10 +97,10 @@ fn groups(ins: &mut Operands<'_>, experts: u32, rows: usize) -> Result<Vec<Range
         return Err(ReferenceError::Shape { what: "offsets", wanted, found });
     }
     let end = offsets[experts as usize];
-    match offsets[0] == 0 && offsets.is_sorted() && end as usize <= rows {
-        true => Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect()),
-        false => Err(ReferenceError::Attribute { why: "offsets must ascend from 0 to at most the rows" }),
+    if offsets[0] != 0 || !offsets.is_sorted() || end as usize > rows {
+        return Err(ReferenceError::Attribute { why: "offsets must ascend from 0 to at most the rows" });
     }
+    Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
 }
 
 #[cfg(test)]

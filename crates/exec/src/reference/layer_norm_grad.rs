@@ -26,8 +26,8 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
             dbeta[c] += dy[c];
         }
     }
-    let column = |sums: Vec<f64>| Tensor::f64(&[sums.len()], sums);
-    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx), column(dgamma), column(dbeta)])
+    let [dgamma, dbeta] = [dgamma, dbeta].map(|sums| Tensor::f64(&[dy.columns], sums));
+    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx), dgamma, dbeta])
 }
 
 #[cfg(test)]

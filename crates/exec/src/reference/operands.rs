@@ -245,11 +245,14 @@ impl<'a> Operands<'a> {
 
 /// Converts `indices` to row numbers. `Err` unless all are below `limit`.
 pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Result<Vec<usize>, ReferenceError> {
-    let row = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-        Ok(row) if row < limit => Ok(row),
-        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
-    };
-    indices.iter().enumerate().map(row).collect()
+    let mut rows = Vec::with_capacity(indices.len());
+    for (position, &index) in indices.iter().enumerate() {
+        match usize::try_from(index) {
+            Ok(row) if row < limit => rows.push(row),
+            Ok(_) | Err(_) => return Err(ReferenceError::Index { what, position, index, limit }),
+        }
+    }
+    Ok(rows)
 }
 
 /// Converts `indices` to row numbers, with -1 as `None`. `Err` unless all others are below `limit`.
@@ -258,10 +261,13 @@ pub(super) fn slots_of(
     indices: &[i32],
     limit: usize,
 ) -> Result<Vec<Option<usize>>, ReferenceError> {
-    let slot = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-        Ok(row) if row < limit => Ok(Some(row)),
-        Err(_) if index == -1 => Ok(None),
-        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
-    };
-    indices.iter().enumerate().map(slot).collect()
+    let mut slots = Vec::with_capacity(indices.len());
+    for (position, &index) in indices.iter().enumerate() {
+        match usize::try_from(index) {
+            Ok(row) if row < limit => slots.push(Some(row)),
+            Err(_) if index == -1 => slots.push(None),
+            Ok(_) | Err(_) => return Err(ReferenceError::Index { what, position, index, limit }),
+        }
+    }
+    Ok(slots)
 }

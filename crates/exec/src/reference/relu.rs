@@ -5,8 +5,8 @@ use super::{Operands, ReferenceError, Tensor};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, x) = ins.floats("x")?;
-    let relu = |&x: &f64| if x > 0.0 || x.is_nan() { x } else { 0.0 };
-    Ok(vec![Tensor::f64(shape, x.iter().map(relu).collect())])
+    let y = x.iter().map(|&x| if x > 0.0 || x.is_nan() { x } else { 0.0 });
+    Ok(vec![Tensor::f64(shape, y.collect())])
 }
 
 pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {

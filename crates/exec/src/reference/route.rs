@@ -23,7 +23,7 @@ pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
     } else {
         vec![true; chosen.len()]
     };
-    let rows = Rows::sort(&chosen, &kept, experts);
+    let rows = RowsByExpert::sort(&chosen, &kept, experts);
     for (gate, place) in gates.iter_mut().zip(&rows.places) {
         if *place < 0 {
             *gate = 0.0;
@@ -88,8 +88,12 @@ fn largest(row: &[f64], k: usize) -> Vec<usize> {
 
 /// The softmax of `row` at `chosen`, or of the chosen values alone with `renormalise`.
 fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
-    let of = |weights: &[f64]| chosen.iter().map(|&e| weights[e]).collect::<Vec<f64>>();
-    if renormalise { normalise(&of(row)).0 } else { of(&normalise(row).0) }
+    if renormalise {
+        let logits: Vec<f64> = chosen.iter().map(|&e| row[e]).collect();
+        return normalise(&logits).0;
+    }
+    let weights = normalise(row).0;
+    chosen.iter().map(|&e| weights[e]).collect()
 }
 
 /// Whether each choice is among the first of its pack and expert, as many as the capacity of the expert.
@@ -108,14 +112,14 @@ fn within_capacity(op: &Route, chosen: &[usize], packs: &[Pack]) -> Vec<bool> {
 }
 
 /// Rows sorted by expert, as [`Route`] documents them.
-struct Rows {
+struct RowsByExpert {
     order: Vec<i32>,
     places: Vec<i32>,
     offsets: Vec<i32>,
     dropped: i32,
 }
 
-impl Rows {
+impl RowsByExpert {
     /// Sorts the choices that are `kept`.
     fn sort(chosen: &[usize], kept: &[bool], experts: usize) -> Self {
         let mut order = Vec::with_capacity(chosen.len());

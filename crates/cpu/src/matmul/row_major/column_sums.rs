@@ -2,7 +2,7 @@
 //! each summed in order, so it depends on neither the threads nor the other columns.
 
 use crate::Cpu;
-use crate::simd::isa::Kernel;
+use crate::simd::isa::SimdKernel;
 use crate::simd::{LANES, Simd};
 use crate::view::Rows;
 use core::ops::Range;
@@ -31,7 +31,7 @@ struct ColumnSums<'a> {
     y: *mut f32,
 }
 
-impl Kernel for ColumnSums<'_> {
+impl SimdKernel for ColumnSums<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         const VECS: usize = COLUMNS / LANES;
