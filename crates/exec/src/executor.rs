@@ -133,6 +133,7 @@ impl Executor {
     /// As [`Executor::switch`], with the programs of [`Executor::start_sizes`].
     pub fn switch_sizes(&mut self, programs: Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
+        // Enqueued work may still read the arena, which is resized or replaced here.
         self.device.synchronize()?;
         prepare_device(self.device.as_mut(), &programs, report)?;
         self.current = 0;
@@ -148,6 +149,7 @@ impl Executor {
     pub fn use_size(&mut self, size: usize) -> Result<(), DeviceError> {
         self.open.none("use_size")?;
         self.device.synchronize()?;
+        // In this order: if the arena cannot grow, the program that fits the present arena stays the current one.
         self.device.set_mapped(self.programs.program(size).arena_bytes())?;
         self.current = size;
         Ok(())
@@ -587,41 +589,55 @@ impl LoadedProgram {
 /// The instructions of a plan with addresses; adds the number of its moves to `moves`. An operand without an address is an
 /// error: if it were skipped, the kernel would read the later operands in the wrong places.
 fn instructions(program: &Program, plan: usize, moves: &mut usize) -> Result<Vec<Instruction>, DeviceError> {
-    let (name, p) = &program.plans()[plan];
-    let at = |op: &'static str, v: ValueId| {
-        let missing = || DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
-        p.memory.slice(v).map(|slice| program.location(plan, slice)).ok_or_else(missing)
-    };
+    let p = &program.plans()[plan].1;
     // The start and the wait of a move are two instructions of the same node, and must name the same transfer.
     let mut of_node: BTreeMap<usize, PlannedMove> = BTreeMap::new();
     for (id, _) in p.graph.nodes() {
         let Some((from, to)) = moved(&p.graph, id) else { continue };
         let spec = p.graph.spec(from).clone();
-        let one = PlannedMove { id: *moves, from: at("move", from)?, to: at("move", to)?, spec };
-        of_node.insert(id.index(), one);
+        let from = placed(program, plan, "move", from)?;
+        let to = placed(program, plan, "move", to)?;
+        of_node.insert(id.index(), PlannedMove { id: *moves, from, to, spec });
         *moves += 1;
     }
-    let step = |(i, instr): (usize, &Instr)| {
+    let mut instructions = Vec::with_capacity(p.schedule.instrs.len());
+    for (i, instr) in p.schedule.instrs.iter().enumerate() {
         let (Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) = *instr;
         let node = p.graph.node(id);
-        let a_move = || of_node.get(&id.index()).cloned().ok_or_else(|| no_move(node.op.name()));
-        match *instr {
+        let planned = of_node.get(&id.index()).cloned();
+        instructions.push(match *instr {
             Instr::Launch(_) => {
-                let operand =
-                    |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?.at, spec: p.graph.spec(v).clone() });
-                Ok(Instruction::Launch {
-                    op: node.op,
-                    kernel: p.kernels[id.index()],
-                    ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
-                    outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
-                    workspace: p.memory.workspaces[i].map(|s| (program.location(plan, s).at, s.bytes)),
-                })
+                let mut ins = Vec::with_capacity(node.inputs.len());
+                for &v in &node.inputs {
+                    ins.push(operand(program, plan, node.op.name(), v)?);
+                }
+                let mut outs = Vec::with_capacity(node.outputs.len());
+                for v in &node.outputs {
+                    outs.push(v.map(|v| operand(program, plan, node.op.name(), v)).transpose()?);
+                }
+                let workspace = p.memory.workspaces[i].map(|s| (program.location(plan, s).at, s.bytes));
+                Instruction::Launch { op: node.op, kernel: p.kernels[id.index()], ins, outs, workspace }
             }
-            Instr::Start(_) => a_move().map(Instruction::Start),
-            Instr::Wait(_) => a_move().map(Instruction::Wait),
-        }
-    };
-    p.schedule.instrs.iter().enumerate().map(step).collect()
+            Instr::Start(_) => Instruction::Start(planned.ok_or_else(|| no_move(node.op.name()))?),
+            Instr::Wait(_) => Instruction::Wait(planned.ok_or_else(|| no_move(node.op.name()))?),
+        });
+    }
+    Ok(instructions)
+}
+
+/// Position of a value that `op` reads or writes.
+fn placed(program: &Program, plan: usize, op: &'static str, v: ValueId) -> Result<Location, DeviceError> {
+    let (name, p) = &program.plans()[plan];
+    match p.memory.slice(v) {
+        Some(slice) => Ok(program.location(plan, slice)),
+        None => Err(DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() }),
+    }
+}
+
+/// A value as an operand of `op`.
+fn operand(program: &Program, plan: usize, op: &'static str, v: ValueId) -> Result<Operand, DeviceError> {
+    let at = placed(program, plan, op, v)?.at;
+    Ok(Operand { at, spec: program.plans()[plan].1.graph.spec(v).clone() })
 }
 
 /// The error for an instruction of a move whose node is none.

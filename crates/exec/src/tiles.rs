@@ -27,6 +27,7 @@ pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
         let columns = i / 2 * STEP..k.min((i / 2 + 1) * STEP);
         let mut whole = [[0; STEP]; SIDE];
         for (n, narrow) in whole.iter_mut().enumerate() {
+            // Rows past the last one keep the zeros of `whole`: products read all 16 rows of a tile.
             let Some(row) = rows.get((first + n) * k..(first + n + 1) * k) else { break };
             narrow.iter_mut().zip(&row[columns.clone()]).for_each(|(to, &w)| *to = f32_to_bf16(w));
         }

@@ -1,6 +1,6 @@
 //! AdamW with 8-bit moments. Invariant: p is updated with the new moments before they are quantized.
 
-use super::optimizer::{GradientScale, adamw};
+use super::optimizer::{StepScale, adamw};
 use super::{Operands, ReferenceError, Tensor};
 use crate::dynamic_codes::{DynamicCodes, SIGNED, UNSIGNED};
 use plimsoll_graph::ops::{AdamW8bit, BLOCK};
@@ -15,7 +15,7 @@ pub(super) fn eval(op: &AdamW8bit, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
     let m = QuantizedState { codes: m_codes.to_vec(), absmax: ins.shaped("m_absmax", &blocks)?.to_vec() };
     let v_codes = ins.codes("v", shape)?;
     let v = QuantizedState { codes: v_codes.to_vec(), absmax: ins.shaped("v_absmax", &blocks)?.to_vec() };
-    let scale = GradientScale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let hyper = ins.shaped("hyper", &[3])?;
     let Some(g) = scale.of(g) else {
         return Ok(tensors(shape, p.to_vec(), [m, v]));

@@ -79,11 +79,12 @@ impl AttentionGradSums {
     fn tensors(self, op: &Attention, tokens: usize) -> Vec<Tensor> {
         let q = op.width() as usize;
         let kv = op.kv_width() as usize;
-        let parts = match op.qkv {
-            Qkv::Fused => vec![0..self.columns],
-            Qkv::Separate => vec![0..q, q..q + kv, q + kv..q + 2 * kv],
-        };
-        parts.into_iter().map(|columns| self.part(columns, tokens)).collect()
+        match op.qkv {
+            Qkv::Fused => vec![self.part(0..self.columns, tokens)],
+            Qkv::Separate => {
+                [0..q, q..q + kv, q + kv..q + 2 * kv].map(|columns| self.part(columns, tokens)).into()
+            }
+        }
     }
 
     /// Columns of the first `tokens` rows.

@@ -1,7 +1,7 @@
 //! Dropout with a counter-based random generator. Invariant: whether an element is kept depends only on the seed, the
 //! stream, the number of its pack, and its position in the pack.
 
-use super::operands::{Pack, Packs};
+use super::operands::{PackInputs, PackRange};
 use super::{Operands, ReferenceError, Tensor};
 use plimsoll_graph::ops::Dropout;
 use plimsoll_graph::packs::{SEQUENCES, TOKENS};
@@ -30,7 +30,7 @@ pub(super) fn eval(op: &Dropout, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
 
 /// The packs of `rows` rows that are tokens or sequences. A tensor does not say which: they are those that the packs
 /// cover. `Err` if the packs cover both, as different rows.
-fn packs_of(packs: Packs<'_>, rows: usize) -> Result<Vec<Pack>, ReferenceError> {
+fn packs_of(packs: PackInputs<'_>, rows: usize) -> Result<Vec<PackRange>, ReferenceError> {
     match (packs.of(TOKENS, rows), packs.of(SEQUENCES, rows)) {
         (Ok(tokens), Ok(sequences)) if tokens != sequences => Err(ReferenceError::Attribute {
             why: "the rows of x may be the tokens or the sequences of the packs",

@@ -33,13 +33,13 @@ impl<'a> Matrix<'a> {
 
 /// The input `packs`, whose words are not yet checked.
 #[derive(Clone, Copy)]
-pub(super) struct Packs<'a> {
+pub(super) struct PackInputs<'a> {
     words: &'a [i32],
 }
 
 /// A pack of a step.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Pack {
+pub(super) struct PackRange {
     /// Its rows in the operand that the packs divide.
     pub rows: Range<usize>,
     /// Number of its targets.
@@ -48,10 +48,10 @@ pub(super) struct Pack {
     pub number: u32,
 }
 
-impl Packs<'_> {
+impl PackInputs<'_> {
     /// The packs of an operand with `rows` rows, where `word` is the word of the first row of a pack. `Err` unless the
     /// rows of the packs follow one another and cover all `rows`, or if a number of targets is negative.
-    pub fn of(self, word: usize, rows: usize) -> Result<Vec<Pack>, ReferenceError> {
+    pub fn of(self, word: usize, rows: usize) -> Result<Vec<PackRange>, ReferenceError> {
         let mut next = 0;
         let mut packs = Vec::with_capacity(self.words.len() / WORDS);
         for (pack, words) in self.words.chunks_exact(WORDS).enumerate() {
@@ -66,7 +66,7 @@ impl Packs<'_> {
             }
             let targets = words[TARGETS];
             let targets = u32::try_from(targets).map_err(|_| ReferenceError::Targets { pack, targets })?;
-            packs.push(Pack { rows: first..last, targets, number: words[NUMBER] as u32 });
+            packs.push(PackRange { rows: first..last, targets, number: words[NUMBER] as u32 });
             next = last;
         }
         if next != rows {
@@ -229,9 +229,9 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes the packs of a step: i32 (P, 6).
-    pub fn packs(&mut self) -> Result<Packs<'a>, ReferenceError> {
+    pub fn packs(&mut self) -> Result<PackInputs<'a>, ReferenceError> {
         let packs = self.ins.get(self.next).and_then(|t| t.shape.first()).copied();
-        Ok(Packs { words: self.shaped_integers("packs", &[packs.unwrap_or(0), WORDS])? })
+        Ok(PackInputs { words: self.shaped_integers("packs", &[packs.unwrap_or(0), WORDS])? })
     }
 
     /// Takes the next input, of any type and shape.

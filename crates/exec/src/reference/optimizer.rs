@@ -6,12 +6,12 @@ use plimsoll_graph::ops::{Adafactor, AdamW, CountSteps, Ema, GradScale, Sgd};
 
 /// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]
-pub(super) struct GradientScale {
+pub(super) struct StepScale {
     factor: f64,
     ok: bool,
 }
 
-impl GradientScale {
+impl StepScale {
     /// Takes the scale as the next input.
     pub(super) fn take(ins: &mut Operands<'_>) -> Result<Self, ReferenceError> {
         let scale = ins.shaped("scale", &[2])?;
@@ -27,7 +27,7 @@ impl GradientScale {
 pub(super) fn eval_adamw(op: &AdamW, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, p) = ins.floats("p")?;
     let [g, m, v] = [ins.shaped("g", shape)?, ins.shaped("m", shape)?, ins.shaped("v", shape)?];
-    let scale = GradientScale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let hyper = ins.shaped("hyper", &[3])?;
     let mut states = [p.to_vec(), m.to_vec(), v.to_vec()];
     if let Some(g) = scale.of(g) {
@@ -53,7 +53,7 @@ pub(super) fn eval_sgd(op: &Sgd, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     let g = ins.shaped("g", shape)?;
     let [momentum, decay] = [op.momentum, op.weight_decay].map(f64::from);
     let buffer = (momentum != 0.0).then(|| ins.shaped("b", shape)).transpose()?;
-    let scale = GradientScale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let lr = ins.shaped("hyper", &[1])?[0];
     let mut p = p.to_vec();
     let mut buffer = buffer.map(<[f64]>::to_vec);
@@ -78,7 +78,7 @@ pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<V
         [n] => (1, n, None, ins.shaped("v", &[n])?),
         _ => return Err(ReferenceError::Rank { what: "p", wanted: 2, found: shape.to_vec() }),
     };
-    let scale = GradientScale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let hyper = ins.shaped("hyper", &[2])?;
     let mut state = AdafactorState { p: p.to_vec(), row: row.map(<[f64]>::to_vec), column: column.to_vec() };
     if let Some(g) = scale.of(g) {
@@ -162,7 +162,7 @@ pub(super) fn eval_accumulate(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Ref
 pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, ema) = ins.floats("ema")?;
     let p = ins.shaped("p", shape)?;
-    let GradientScale { ok, .. } = GradientScale::take(ins)?;
+    let StepScale { ok, .. } = StepScale::take(ins)?;
     let t = ins.shaped("steps", &[1])?[0] + 1.0;
     let decay = f64::from(op.decay).min((1.0 + t) / (10.0 + t));
     let mean = ema.iter().zip(p).map(|(ema, p)| if ok { decay * ema + (1.0 - decay) * p } else { *ema });
@@ -171,7 +171,7 @@ pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
 
 pub(super) fn eval_count_steps(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let steps = ins.shaped("steps", &[1])?[0];
-    let GradientScale { ok, .. } = GradientScale::take(ins)?;
+    let StepScale { ok, .. } = StepScale::take(ins)?;
     let most = f64::from(CountSteps::MOST);
     Ok(vec![Tensor::f64(&[1], vec![if ok { (steps + 1.0).min(most) } else { steps }])])
 }

@@ -1,7 +1,7 @@
 //! Expert routing and the gradient of its gates. Invariant: of equal logits the lower expert wins, the rows of one expert
 //! are in token order, and which rows are dropped depends on the pack alone.
 
-use super::operands::{Pack, rows_of, slots_of};
+use super::operands::{PackRange, rows_of, slots_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
 use plimsoll_graph::ops::{Route, RouteGrad};
 use plimsoll_graph::packs::TOKENS;
@@ -97,7 +97,7 @@ fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
 }
 
 /// Whether each choice is among the first of its pack and expert, as many as the capacity of the expert.
-fn within_capacity(op: &Route, chosen: &[usize], packs: &[Pack]) -> Vec<bool> {
+fn within_capacity(op: &Route, chosen: &[usize], packs: &[PackRange]) -> Vec<bool> {
     let k = op.top_k as usize;
     let mut kept = Vec::with_capacity(chosen.len());
     for pack in packs {
