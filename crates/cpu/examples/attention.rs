@@ -6,9 +6,10 @@
 //! shapes in PyTorch, taking turns with this program.
 
 use plimsoll_cpu::attention::{
-    Attention, Gradients, SavedForward, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
+    AttentionConfig, AttentionGradients, AttentionOperands, SavedForward, attention, attention_grad,
+    grad_workspace_bytes, workspace_bytes,
 };
-use plimsoll_cpu::gemm::{self, Act, Epilogue};
+use plimsoll_cpu::matmul::{Act, LinearCall, MatmulEpilogue, linear_f32};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use plimsoll_graph::ops::Mask;
 use std::time::Instant;
@@ -43,8 +44,10 @@ fn numbers(n: usize) -> Vec<f32> {
 }
 
 fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, usize, usize, usize, Mask)) {
-    let (t, d, kv) = (len * sequences, heads * hd, kv_heads * hd);
-    let config = Attention {
+    let t = len * sequences;
+    let d = heads * hd;
+    let kv = kv_heads * hd;
+    let config = AttentionConfig {
         heads,
         kv_heads,
         head_dim: hd,
@@ -56,12 +59,15 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
     let [q, gradient] = [t * d; 2].map(numbers);
     let [k, v] = [t * kv; 2].map(numbers);
-    let (mut o, mut lse) = (vec![0.0; t * d], vec![0.0; t * heads]);
+    let mut o = vec![0.0; t * d];
+    let mut lse = vec![0.0; t * heads];
     let [q, gradient] = [&q, &gradient].map(|x| Rows::new(x, t, d, d));
     let [k, v] = [&k, &v].map(|x| Rows::new(x, t, kv, kv));
     let mut scratch = vec![0.0; workspace_bytes(hd) / 4 * cpu.threads()];
     let mut grad_space = vec![0.0; grad_workspace_bytes(hd) / 4 * cpu.threads()];
-    let (mut dq, mut dk, mut dv) = (vec![0.0; t * d], vec![0.0; t * kv], vec![0.0; t * kv]);
+    let mut dq = vec![0.0; t * d];
+    let mut dk = vec![0.0; t * kv];
+    let mut dv = vec![0.0; t * kv];
     let mut product = Product::new();
     let mut seconds = [const { Vec::new() }; 3];
     for turn in 0..TURNS + 1 {
@@ -69,24 +75,27 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let flops = product.run(cpu);
         let gemm = start.elapsed().as_secs_f64() / flops;
         let start = Instant::now();
-        let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, heads, heads));
-        attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut scratch);
+        let out = RowsMut::new(&mut o, t, d, d);
+        let sums = RowsMut::new(&mut lse, t, heads, heads);
+        let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: Some(sums) };
+        attention(cpu, config, operands, &mut scratch);
         let forward = start.elapsed().as_secs_f64();
-        let given = SavedForward {
+        let saved = SavedForward {
             q,
             k,
             v,
             o: Rows::new(&o, t, d, d),
             lse: Rows::new(&lse, t, heads, heads),
             gradient,
+            spans: &spans,
         };
-        let wanted = Gradients {
+        let gradients = AttentionGradients {
             q: Some(RowsMut::new(&mut dq, t, d, d)),
             k: Some(RowsMut::new(&mut dk, t, kv, kv)),
             v: Some(RowsMut::new(&mut dv, t, kv, kv)),
         };
         let start = Instant::now();
-        attention_grad(cpu, config, given, &spans, wanted, &mut grad_space);
+        attention_grad(cpu, config, saved, gradients, &mut grad_space);
         let backward = start.elapsed().as_secs_f64();
         if turn > 0 {
             for (all, one) in seconds.iter_mut().zip([gemm, forward, backward]) {
@@ -115,17 +124,18 @@ impl Product {
 
     fn new() -> Self {
         let (m, n, k) = Self::SHAPE;
-        Self { x: numbers(m * k), w: numbers(gemm::packed_len(n, k)), y: vec![0.0; m * n] }
+        Self { x: numbers(m * k), w: numbers(linear_f32::packed_len(n, k)), y: vec![0.0; m * n] }
     }
 
     /// Runs it four times and returns the number of operations.
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
-        let mut scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
-        let e = Epilogue { bias: None, act: Act::None, residual: None };
+        let mut scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+        let e = MatmulEpilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
-            let (x, y) = (Rows::new(&self.x, m, k, k), RowsMut::new(&mut self.y, m, n, n));
-            gemm::linear(cpu, x, &self.w, e, y, &mut scratch);
+            let x = Rows::new(&self.x, m, k, k);
+            let y = RowsMut::new(&mut self.y, m, n, n);
+            linear_f32::linear(cpu, LinearCall { x, w: &self.w, epilogue: e, y }, &mut scratch);
         }
         8.0 * (m * n * k) as f64
     }

@@ -4,8 +4,10 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention_bf16 [-- threads [turns]]`
 
-use plimsoll_cpu::attention::{Attention, Rope, attention, attention_bf16, workspace_bytes};
-use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rope};
+use plimsoll_cpu::attention::{
+    AttentionConfig, AttentionOperands, RotaryTables, attention, attention_bf16, workspace_bytes,
+};
+use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rows::rope};
 use plimsoll_graph::ops::{Mask, alibi_slopes};
 use std::time::Instant;
 
@@ -27,11 +29,12 @@ const SHAPES: [(usize, usize, usize, usize); 11] = [
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
-    let (threads, turns) = (args.next().unwrap_or(2), args.next().unwrap_or(7));
+    let threads = args.next().unwrap_or(2);
+    let turns = args.next().unwrap_or(7);
     let best = Cpu::new(threads);
     let lanes = Isa::available().find(|isa| !isa.has_tiles()).expect("portable code");
     let lanes = Cpu::with_isa(threads, lanes);
-    let raw = peak::amx_gflops(&best, peak::Factors::Bf16, 0.3);
+    let raw = peak::amx_gflops(&best, peak::FactorType::Bf16, 0.3);
     print!("{} x {threads}; medians of {turns} turns in ms", best.isa().name());
     println!("{}", raw.map_or(String::new(), |raw| format!("; tiles alone {raw:.0} GFLOP/s")));
     println!("{:>24} {:>8} {:>8} {:>8} | f32 over bf16, share of tiles", "", "bf16", "lanes", "f32");
@@ -46,18 +49,20 @@ fn time(
     turns: usize,
     raw: Option<f64>,
 ) {
-    let (t, d, alibi) = (len * sequences, heads * hd, heads == 12);
+    let t = len * sequences;
+    let d = heads * hd;
+    let alibi = heads == 12;
     let frequencies: Vec<f32> = (0..hd / 2).map(|j| 1e4f32.powf(-2.0 * j as f32 / hd as f32)).collect();
     let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; len * hd / 2]);
     rope::table(&frequencies, len, &mut cos, &mut sin);
     let slopes: Vec<f32> = alibi_slopes(heads as u32).collect();
-    let config = Attention {
+    let config = AttentionConfig {
         heads,
         kv_heads: heads,
         head_dim: hd,
         scale: (hd as f32).sqrt().recip(),
         mask: Mask::Full,
-        rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),
+        rope: (!alibi).then_some(RotaryTables { cos: &cos, sin: &sin }),
         slopes: alibi.then_some(&slopes),
     };
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
@@ -65,7 +70,8 @@ fn time(
     let wide = Aligned::new(3 * t * d, number);
     let narrow = Aligned::new(3 * t * d, |i| Bf16((number(i).to_bits() >> 16) as u16));
     let mut scratch = Aligned::new(workspace_bytes(hd) / 4 * cpus[0].threads(), |_| 0.0f32);
-    let (mut o, mut o_wide) = (Aligned::new(t * d, |_| Bf16(0)), Aligned::new(t * d, |_| 0.0f32));
+    let mut o = Aligned::new(t * d, |_| Bf16(0));
+    let mut o_wide = Aligned::new(t * d, |_| 0.0f32);
     let mut seconds = [const { Vec::new() }; 3];
     for turn in 0..turns + 1 {
         for (way, seconds) in seconds.iter_mut().enumerate() {
@@ -74,12 +80,14 @@ fn time(
                 let x = Rows::new(narrow.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o.get_mut(), t, d, d);
-                attention_bf16(cpus[way], config, q, k, v, &spans, out, None, scratch.get_mut());
+                let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: None };
+                attention_bf16(cpus[way], config, operands, scratch.get_mut());
             } else {
                 let x = Rows::new(wide.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o_wide.get_mut(), t, d, d);
-                attention(cpus[1], config, q, k, v, &spans, out, None, scratch.get_mut());
+                let operands = AttentionOperands { q, k, v, spans: &spans, o: out, lse: None };
+                attention(cpus[1], config, operands, scratch.get_mut());
             }
             if turn > 0 {
                 seconds.push(start.elapsed().as_secs_f64());

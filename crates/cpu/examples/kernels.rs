@@ -6,11 +6,13 @@
 //! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
 //! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs.
 
-use plimsoll_cpu::attention::{self, Attention, Rope, attention};
-use plimsoll_cpu::gemm::{self, Act, Epilogue};
+use plimsoll_cpu::attention::{self, AttentionConfig, AttentionOperands, RotaryTables, attention};
+use plimsoll_cpu::matmul::linear_int8::QuantizedLinearCall;
+use plimsoll_cpu::matmul::{Act, LinearCall, MatmulEpilogue, linear_f32};
+use plimsoll_cpu::rows::norm::{LayerNormOutputs, LayerNormParams};
 use plimsoll_cpu::{
-    Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8,
-    norm, peak, rope,
+    Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, matmul::linear_bf16,
+    matmul::linear_int8, peak, rows::elementwise, rows::norm, rows::rope,
 };
 use plimsoll_exec::tiles;
 use plimsoll_graph::ops::Mask;
@@ -101,7 +103,7 @@ fn raw(cpu: &Cpu, flops: f64) -> f64 {
 
 /// Measures the peak rate of bf16 on AMX tiles in GFLOP/s, for as long as `raw`; zero without AMX.
 fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
-    peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
+    peak::amx_gflops(cpu, peak::FactorType::Bf16, seconds(cpu, flops)).unwrap_or_default()
 }
 
 /// Duration of a measurement of the peak rate that is compared with a kernel of `flops` operations.
@@ -119,20 +121,25 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Times one f32 GEMM. `plain` has the best instruction set without tiles.
 fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
-    let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
-    let mut packed = vec![0.0; gemm::packed_len(n, k)];
-    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
-        gemm::pack_panel(rows, k, out);
+    let x = numbers(m * k);
+    let w = numbers(n * k);
+    let bias = numbers(n);
+    let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
+    for (rows, out) in w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k)) {
+        linear_f32::pack_panel(rows, k, out);
     }
     let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
-    let scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+    let scratch = vec![0.0; linear_f32::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
     let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| scratch.clone());
     let ours = |cpu: &Cpu, act, y: &mut [f32], scratch: &mut [f32]| {
-        let e = Epilogue { bias: Some(&bias), act, residual: None };
-        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
+        let e = MatmulEpilogue { bias: Some(&bias), act, residual: None };
+        let call =
+            LinearCall { x: Rows::new(&x, m, k, k), w: &packed, epilogue: e, y: RowsMut::new(y, m, n, n) };
+        linear_f32::linear(cpu, call, scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
-    let (mut raws, mut amxs) = (Vec::new(), Vec::new());
+    let mut raws = Vec::new();
+    let mut amxs = Vec::new();
     let [_, _, seconds @ ..] = by_turns([
         &mut || raws.push(raw(cpu, flops)),
         &mut || amxs.push(raw_amx(cpu, flops)),
@@ -142,7 +149,8 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         &mut || ours(cpu, Act::Gelu, &mut gelu, &mut gelu_space),
     ]);
     let [peer, plain, ours, gelu] = seconds.map(|s: f64| flops / s / 1e9);
-    let (raw, amx) = (median(raws), median(amxs));
+    let raw = median(raws);
+    let amx = median(amxs);
     print!("{m:>8},{n:>6},{k:>6}");
     [raw, amx, peer, plain, ours, gelu].iter().for_each(|r| print!(" {r:>7.1}"));
     println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
@@ -163,17 +171,23 @@ fn products_of_bf16(cpu: &Cpu) {
 
 fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residual: bool) {
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
-    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), gemm_bf16::packed(&numbers(n * k), k));
+    let x = halves(m * k);
+    let bias = halves(n);
+    let r = halves(m * n);
+    let w = linear_bf16::packed(&numbers(n * k), k);
     let mut y = vec![Bf16::default(); m * n];
-    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
-    let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
-    let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let raw = || raw_of(cpu, peak::FactorType::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
+    let mut raws = Vec::new();
+    let mut rates = Vec::new();
+    let mut shares = Vec::new();
     let mut before = raw();
     for turn in 0..TURNS + 1 {
         let residual = residual.then(|| Rows::new(&r, m, n, n));
-        let e = Epilogue { bias: Some(&bias[..]), act, residual };
+        let e = MatmulEpilogue { bias: Some(&bias[..]), act, residual };
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut y, m, n, n);
+        linear_bf16::linear(cpu, LinearCall { x: Rows::new(&x, m, k, k), w: &w, epilogue: e, y }, &mut scratch);
         let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
         let after = raw();
         if turn > 0 {
@@ -188,7 +202,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
 }
 
 /// Peak rate of AMX tiles in GFLOP/s, or of dot products on a CPU without AMX; `None` without either.
-fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
+fn raw_of(cpu: &Cpu, of: peak::FactorType) -> Option<f64> {
     peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
 }
 
@@ -210,24 +224,33 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let codes = |n| numbers(n).into_iter().map(|x| (127.0 * x) as i8 as u8).collect::<Vec<_>>();
     let panels = n.div_ceil(tiles::STEP);
-    let (x, w, bias, r) = (halves(m * k), gemm_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
-    let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
-    let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
-    let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
+    let x = halves(m * k);
+    let w = linear_bf16::packed(&numbers(n * k), k);
+    let bias = halves(n);
+    let r = halves(m * n);
+    let cx = codes(m * k);
+    let cw = codes(panels * tiles::codes_panel(k));
+    let sx = vec![0.01; m];
+    let sw = vec![0.01; panels * tiles::STEP];
+    let cx = QuantizedRows { values: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
-    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; linear_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
-    let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
-    let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let e = MatmulEpilogue { bias: Some(&bias[..]), act: Act::None, residual };
+    let mut raw = 0.0_f64;
+    let mut int8 = 0.0_f64;
+    let mut bf16 = 0.0_f64;
     let rate = |start: Instant| 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
     for _ in 0..TURNS {
-        raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
+        raw = raw.max(raw_of(cpu, peak::FactorType::Int8).unwrap_or_default());
         let start = Instant::now();
-        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut y, m, n, n);
+        linear_int8::linear(cpu, QuantizedLinearCall { x: cx, w: cw, epilogue: e, y }, &mut scratch);
         int8 = int8.max(rate(start));
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
+        let y = RowsMut::new(&mut z, m, n, n);
+        linear_bf16::linear(cpu, LinearCall { x: Rows::new(&x, m, k, k), w: &w, epilogue: e, y }, &mut scratch);
         bf16 = bf16.max(rate(start));
     }
     println!(
@@ -238,20 +261,22 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
 }
 
 fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {
-    let (t, d) = (len * sequences, heads * hd);
+    let t = len * sequences;
+    let d = heads * hd;
     let qkv = numbers(t * 3 * d);
     let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
     let freq: Vec<f32> = (0..hd / 2).map(|j| 1e4f32.powf(-(2.0 * j as f32) / hd as f32)).collect();
-    let (mut cos, mut sin) = (vec![0.0; len * hd / 2], vec![0.0; len * hd / 2]);
+    let mut cos = vec![0.0; len * hd / 2];
+    let mut sin = vec![0.0; len * hd / 2];
     rope::table(&freq, len, &mut cos, &mut sin);
     let slopes: Vec<f32> = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
-    let config = Attention {
+    let config = AttentionConfig {
         heads,
         kv_heads: heads,
         mask: Mask::Full,
         head_dim: hd,
         scale: 0.125,
-        rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),
+        rope: (!alibi).then_some(RotaryTables { cos: &cos, sin: &sin }),
         slopes: alibi.then_some(&slopes[..]),
     };
     let mut o = vec![0.0; t * d];
@@ -261,9 +286,12 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     let mut raws = Vec::new();
     let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
-        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut scratch);
+        let o = RowsMut::new(&mut o, t, d, d);
+        let operands = AttentionOperands { q, k, v, spans: &spans, o, lse: None };
+        attention(cpu, config, operands, &mut scratch);
     }]);
-    let (raw, ours) = (median(raws), flops / ours_s / 1e9);
+    let raw = median(raws);
+    let ours = flops / ours_s / 1e9;
     let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });
     println!("{what:>34} {raw:>8.1} {ours:>8.1} | {:>8.2}", ours / raw);
 }
@@ -271,7 +299,8 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
 /// Measures the GB/s read and written by layer norm and GELU on 2048 rows of 320 to 1920 columns.
 fn stream(cpu: &Cpu) {
     for n in [320, 640, 1280, 1920] {
-        let (m, g) = (2048, numbers(n));
+        let m = 2048;
+        let g = numbers(n);
         let x = numbers(m * n);
         let [norm_s, gelu_s] = rows(cpu, &x, &g);
         let halves: Vec<Bf16> = x.iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect();
@@ -289,12 +318,16 @@ fn stream(cpu: &Cpu) {
 
 /// Seconds of a layer norm and of a GELU on rows as wide as `g`.
 fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
-    let (m, n) = (x.len() / g.len(), g.len());
-    let (mut y, mut z) = (x.to_vec(), x.to_vec());
+    let m = x.len() / g.len();
+    let n = g.len();
+    let mut y = x.to_vec();
+    let mut z = x.to_vec();
     by_turns([
         &mut || {
-            let (x, y) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
-            norm::layer_norm(cpu, x, g, g, 1e-5, Some(y), None, None);
+            let x = Rows::new(x, m, n, n);
+            let y = RowsMut::new(&mut y, m, n, n);
+            let params = LayerNormParams { gamma: g, beta: g, eps: 1e-5 };
+            norm::layer_norm(cpu, x, params, LayerNormOutputs { y: Some(y), mean: None, rstd: None });
         },
         &mut || elementwise::gelu(cpu, Rows::new(x, m, n, n), RowsMut::new(&mut z, m, n, n)),
     ])

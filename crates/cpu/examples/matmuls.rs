@@ -4,9 +4,9 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example matmuls [-- threads [rows]]`
 
-use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
-use plimsoll_cpu::gemm::{self, Epilogue};
-use plimsoll_cpu::matmul::{self, Operand, matmul};
+use plimsoll_cpu::matmul::row_major::{self, Factor, MatmulCall, matmul};
+use plimsoll_cpu::matmul::{LinearCall, MatmulEpilogue, linear_f32};
+use plimsoll_cpu::training::cross_entropy::{CrossEntropyHead, HeadGradients, SavedLoss, gradients, loss};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use std::time::Instant;
 
@@ -14,7 +14,8 @@ const TURNS: usize = 15;
 
 fn main() {
     let arg = |i| std::env::args().nth(i).and_then(|a| a.parse().ok());
-    let (cpu, m) = (Cpu::new(arg(1).unwrap_or(2)), arg(2).unwrap_or(2048));
+    let cpu = Cpu::new(arg(1).unwrap_or(2));
+    let m = arg(2).unwrap_or(2048);
     println!("{} x {}; {m} rows; medians of {TURNS} turns, GFLOP/s", cpu.isa().name(), cpu.threads());
     println!("{:>12} {:>8} {:>8} {:>8} {:>8} | of packed", "N,K", "packed", "y=xW'", "dx=dyW", "dW=dy'x");
     for (n, k) in [(640, 640), (1920, 640), (2560, 640), (640, 2560), (256, 256), (1024, 256)] {
@@ -29,21 +30,27 @@ fn main() {
 /// Times a linear layer of `v` outputs with its cross-entropy, forward and backward, in chunks of 512 rows. No
 /// target is ignored.
 fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
-    let (x, w) = (numbers(m * k), numbers(v * k));
+    let x = numbers(m * k);
+    let w = numbers(v * k);
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
-    let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
-    let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
-    let units = matmul::WORKSPACE_BYTES / 4 * cpu.threads();
+    let xs = Rows::new(&x, m, k, k);
+    let ws = Rows::new(&w, v, k, k);
+    let head = CrossEntropyHead { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
+    let units = row_major::WORKSPACE_BYTES / 4 * cpu.threads();
     let mut scratch = vec![0.0; units + 512 * (v + k + 2)];
-    let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
+    let mut lse = vec![0.0; m];
+    let mut dx = vec![0.0; m * k];
+    let mut dw = vec![0.0; v * k];
     let mut seconds = [const { Vec::new() }; 2];
     for _ in 0..TURNS {
         let start = Instant::now();
         loss(cpu, head, Some(&mut lse), &mut scratch);
         seconds[0].push(start.elapsed().as_secs_f64());
         let start = Instant::now();
-        let (dx, dw) = (RowsMut::new(&mut dx, m, k, k), RowsMut::new(&mut dw, v, k, k));
-        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut scratch);
+        let dx = RowsMut::new(&mut dx, m, k, k);
+        let dw = RowsMut::new(&mut dw, v, k, k);
+        let to = HeadGradients { dx: Some(dx), dw: Some(dw), db: None };
+        gradients(cpu, head, SavedLoss { dloss: 1.0, lse: &lse }, to, &mut scratch);
         seconds[1].push(start.elapsed().as_secs_f64());
     }
     let [forward, backward] = seconds.map(|s| 1e3 * median(s));
@@ -61,33 +68,48 @@ fn numbers(n: usize) -> Vec<f32> {
 }
 
 fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
-    let (x, w, dy) = (numbers(m * k), numbers(n * k), numbers(m * n));
-    let mut packed = vec![0.0; gemm::packed_len(n, k)];
-    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
-        gemm::pack_panel(rows, k, out);
+    let x = numbers(m * k);
+    let w = numbers(n * k);
+    let dy = numbers(m * n);
+    let mut packed = vec![0.0; linear_f32::packed_len(n, k)];
+    for (rows, out) in w.chunks(linear_f32::PANEL * k).zip(packed.chunks_exact_mut(linear_f32::PANEL * k)) {
+        linear_f32::pack_panel(rows, k, out);
     }
-    let most = gemm::workspace_bytes(cpu.isa()).max(matmul::WORKSPACE_BYTES);
+    let most = linear_f32::workspace_bytes(cpu.isa()).max(row_major::WORKSPACE_BYTES);
     let mut scratch = vec![0.0; most / 4 * cpu.threads()];
-    let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
-    let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));
-    let e = Epilogue::default();
+    let mut y = vec![0.0; m * n];
+    let mut dx = vec![0.0; m * k];
+    let mut dw = vec![0.0; n * k];
+    let xs = Rows::new(&x, m, k, k);
+    let ws = Rows::new(&w, n, k, k);
+    let dys = Rows::new(&dy, m, n, n);
+    let e = MatmulEpilogue::default();
     let mut seconds = [const { Vec::new() }; 4];
     for turn in 0..TURNS + 1 {
         for (side, seconds) in seconds.iter_mut().enumerate() {
             let start = Instant::now();
             match side {
-                0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut scratch),
+                0 => {
+                    let y = RowsMut::new(&mut y, m, n, n);
+                    linear_f32::linear(cpu, LinearCall { x: xs, w: &packed, epilogue: e, y }, &mut scratch);
+                }
                 1 => {
-                    let (a, b) = (Operand::Stored(xs), Operand::Transposed(ws));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
+                    let a = Factor::Stored(xs);
+                    let b = Factor::Transposed(ws);
+                    let y = RowsMut::new(&mut y, m, n, n);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
                 2 => {
-                    let (a, b) = (Operand::Stored(dys), Operand::Stored(ws));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut scratch);
+                    let a = Factor::Stored(dys);
+                    let b = Factor::Stored(ws);
+                    let y = RowsMut::new(&mut dx, m, k, k);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
                 _ => {
-                    let (a, b) = (Operand::Transposed(dys), Operand::Stored(xs));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut scratch);
+                    let a = Factor::Transposed(dys);
+                    let b = Factor::Stored(xs);
+                    let y = RowsMut::new(&mut dw, n, k, k);
+                    matmul(cpu, MatmulCall { a, b, epilogue: e, y }, &mut scratch);
                 }
             }
             if turn > 0 {

@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
 
-use plimsoll_cpu::adafactor::{Factored, adafactor};
-use plimsoll_cpu::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
-use plimsoll_cpu::optimizer_8bit::{Moment, adamw_8bit};
-use plimsoll_cpu::optimizer_state::{Gradient, OptimizerState};
-use plimsoll_cpu::{Cpu, Rows, RowsMut, elementwise};
+use plimsoll_cpu::training::adafactor::{Factored, adafactor};
+use plimsoll_cpu::training::optimizer::{GradientScale, ScaledGradient, adamw, grad_scale, sgd_momentum};
+use plimsoll_cpu::training::optimizer_8bit::{QuantizedAdamWStates, QuantizedMoment, adamw_8bit};
+use plimsoll_cpu::training::optimizer_state::{Gradient, OptimizerState};
+use plimsoll_cpu::{Cpu, Rows, RowsMut, rows::elementwise};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0
 const SGD: Sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
 const ADAFACTOR: Adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
 const HYPER: [f32; 3] = [1e-3, 0.1, 0.05];
-const SCALE: Scale = Scale { factor: 1.0, ok: true };
+const SCALE: GradientScale = GradientScale { factor: 1.0, ok: true };
 
 /// Parameters, gradients and states that all optimizers share.
 struct Tensors {
@@ -25,7 +25,7 @@ struct Tensors {
     p: Vec<f32>,
     m: Vec<f32>,
     v: Vec<f32>,
-    codes: [Vec<u8>; 2],
+    quantized: [Vec<u8>; 2],
     absmax: [Vec<f32>; 2],
     row: Vec<f32>,
     column: Vec<f32>,
@@ -36,8 +36,10 @@ type Side = (&'static str, usize, fn(&Cpu, &mut Tensors));
 
 const SIDES: [Side; 6] = [
     ("p = v + g", 12, |cpu, t| {
-        let (rows, view) = (t.p.len() / COLUMNS, |x| Rows::new(x, t.p.len() / COLUMNS, COLUMNS, COLUMNS));
-        let (v, g) = (view(&t.v), view(&t.g));
+        let rows = t.p.len() / COLUMNS;
+        let view = |x| Rows::new(x, t.p.len() / COLUMNS, COLUMNS, COLUMNS);
+        let v = view(&t.v);
+        let g = view(&t.g);
         elementwise::add(cpu, v, g, RowsMut::new(&mut t.p, rows, COLUMNS, COLUMNS));
     }),
     ("grad_scale", 4, |cpu, t| {
@@ -47,9 +49,8 @@ const SIDES: [Side; 6] = [
         sgd_momentum(
             cpu,
             &SGD,
-            Gradient::F32(&t.g),
+            scaled(&t.g),
             [OptimizerState::in_place(&mut t.p), OptimizerState::in_place(&mut t.m)],
-            SCALE,
             1e-3,
         );
     }),
@@ -59,28 +60,34 @@ const SIDES: [Side; 6] = [
             OptimizerState::in_place(&mut t.m),
             OptimizerState::in_place(&mut t.v),
         ];
-        adamw(cpu, &ADAMW, Gradient::F32(&t.g), states, SCALE, HYPER);
+        adamw(cpu, &ADAMW, scaled(&t.g), states, HYPER);
     }),
     ("adamw_8bit", 16, |cpu, t| {
-        let [m, v] = &mut t.codes;
+        let [m, v] = &mut t.quantized;
         let [m_absmax, v_absmax] = &mut t.absmax;
-        let moments = [(m, m_absmax), (v, v_absmax)].map(|(codes, absmax)| Moment {
-            codes: OptimizerState::in_place(codes),
+        let [m, v] = [(m, m_absmax), (v, v_absmax)].map(|(values, absmax)| QuantizedMoment {
+            values: OptimizerState::in_place(values),
             absmax: OptimizerState::in_place(absmax),
         });
-        adamw_8bit(cpu, &ADAMW, Gradient::F32(&t.g), OptimizerState::in_place(&mut t.p), moments, SCALE, HYPER);
+        let states = QuantizedAdamWStates { p: OptimizerState::in_place(&mut t.p), m, v };
+        adamw_8bit(cpu, &ADAMW, scaled(&t.g), states, HYPER);
     }),
     ("adafactor", 24, |cpu, t| {
-        let (row, column) =
-            (Some(OptimizerState::in_place(&mut t.row)), OptimizerState::in_place(&mut t.column));
+        let row = Some(OptimizerState::in_place(&mut t.row));
+        let column = OptimizerState::in_place(&mut t.column);
         let states = Factored { p: OptimizerState::in_place(&mut t.p), row, column };
-        adafactor(cpu, &ADAFACTOR, Gradient::F32(&t.g), states, SCALE, [1e-3, 0.9]);
+        adafactor(cpu, &ADAFACTOR, scaled(&t.g), states, [1e-3, 0.9]);
     }),
 ];
 
+fn scaled(g: &[f32]) -> ScaledGradient<'_> {
+    ScaledGradient { g: Gradient::F32(g), scale: SCALE }
+}
+
 fn main() {
     let number = |i| std::env::args().nth(i).and_then(|a| a.parse().ok());
-    let (threads, millions) = (number(1).unwrap_or(2), number(2).unwrap_or(32));
+    let threads = number(1).unwrap_or(2);
+    let millions = number(2).unwrap_or(32);
     let rows = millions * 1_000_000 / COLUMNS;
     let n = rows * COLUMNS;
     let numbers = |n: usize| (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect::<Vec<_>>();
@@ -91,7 +98,7 @@ fn main() {
         p: numbers(n),
         m: numbers(n),
         v: positive(n),
-        codes: [vec![130; n], vec![100; n]],
+        quantized: [vec![130; n], vec![100; n]],
         absmax: [positive(blocks), positive(blocks)],
         row: positive(rows),
         column: positive(COLUMNS),

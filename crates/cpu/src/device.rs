@@ -3,10 +3,10 @@
 //! alias rule allows it. Token ids, spans and packs are user input and are checked at every launch. Copies from and to the
 //! scratch file run in threads of their own; everything else is synchronous.
 
-use super::operands::Operands;
-use super::{Bf16, Cpu, Isa, launch, reduce, widening};
-use plimsoll_exec::arena::{Arena, Weights};
-use plimsoll_exec::host::Clock;
+use crate::launch::operands::LaunchOperands;
+use crate::{Bf16, Cpu, Isa, launch, launch::widening, rows::reduce};
+use plimsoll_exec::arena::{Arena, SharedWeights};
+use plimsoll_exec::host::HostClock;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{Allocation, Device, DeviceError, DeviceInfo, Launch, OnStart, Recorder, Tracer, Transfer};
 use plimsoll_graph::{Bytes, Space};
@@ -14,13 +14,13 @@ use plimsoll_plan::{CpuKernel, KernelId, Kernels, Location, PlanError, Queue, Ta
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A device's membership in a group of replicas that divide the host's cores and share their weights.
-struct Lane {
+struct ReplicaShare {
     /// Index of this replica; replica 0 writes the weights.
     number: usize,
     /// Number of replicas.
     count: usize,
     /// The shared weights, alive while an arena of any replica uses them.
-    weights: Arc<Mutex<Weak<Weights>>>,
+    weights: Arc<Mutex<Weak<SharedWeights>>>,
 }
 
 /// A device that runs kernels on the host's cores.
@@ -29,8 +29,8 @@ pub struct CpuDevice {
     /// Before the arena, so that no thread copies from or to an arena that is gone.
     file: Option<FileQueues>,
     arena: Option<Arena>,
-    lane: Option<Lane>,
-    clock: Clock,
+    replica: Option<ReplicaShare>,
+    clock: HostClock,
 }
 
 impl CpuDevice {
@@ -60,17 +60,17 @@ impl CpuDevice {
     /// independently of each other, while the threads of one device synchronise after every op.
     pub fn replicas(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
         let weights = Arc::new(Mutex::new(Weak::new()));
-        let lane = |number| {
-            let weights = Arc::clone(&weights);
-            let lane = Lane { number, count, weights };
-            Ok(Self { lane: Some(lane), ..Self::open(threads)? })
-        };
-        (0..count).map(lane).collect()
+        (0..count)
+            .map(|number| {
+                let replica = ReplicaShare { number, count, weights: Arc::clone(&weights) };
+                Ok(Self { replica: Some(replica), ..Self::open(threads)? })
+            })
+            .collect()
     }
 
     /// A device without an arena.
     fn on(cpu: Cpu) -> Self {
-        Self { cpu, file: None, arena: None, lane: None, clock: Clock::default() }
+        Self { cpu, file: None, arena: None, replica: None, clock: HostClock::default() }
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -88,7 +88,7 @@ impl CpuDevice {
 
     /// Whether weights must be uploaded to this device: of replicas, to the first alone.
     fn takes_weights(&self) -> bool {
-        self.lane.as_ref().is_none_or(|lane| lane.number == 0)
+        self.replica.as_ref().is_none_or(|replica| replica.number == 0)
     }
 
     /// Runs one launch: widens 16-bit operands if the kernel needs it, runs the kernel, and rounds its outputs back.
@@ -99,22 +99,22 @@ impl CpuDevice {
         let KernelId::Cpu(kernel) = launch.kernel else {
             return Err(launch.wrong_kernel());
         };
-        let l = Operands { arena, launch, widened: kernel.widens() };
+        let l = LaunchOperands { arena, launch, widened: kernel.widens() };
         widening::widen(&l, &self.cpu)?;
         run(kernel, &l, &self.cpu)?;
         widening::narrow(&l, &self.cpu)
     }
 }
 
-impl Lane {
+impl ReplicaShare {
     /// The shared weights of this size, the first bytes of the arena. The first replica to ask allocates them, as does any
     /// replica that asks for another size.
-    fn shared(&self, bytes: Bytes) -> Result<Arc<Weights>, DeviceError> {
+    fn shared(&self, bytes: Bytes) -> Result<Arc<SharedWeights>, DeviceError> {
         let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weights) = current.upgrade().filter(|weights| weights.are(bytes)) {
             return Ok(weights);
         }
-        let weights = Arc::new(Weights::new(bytes)?);
+        let weights = Arc::new(SharedWeights::new(bytes)?);
         *current = Arc::downgrade(&weights);
         Ok(weights)
     }
@@ -122,12 +122,14 @@ impl Lane {
 
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
-        let lane = self.lane.as_ref().map(|lane| format!("replica {} of {}, ", lane.number + 1, lane.count));
+        let replica = match &self.replica {
+            Some(replica) => format!("replica {} of {}, ", replica.number + 1, replica.count),
+            None => String::new(),
+        };
         let threads = if self.cpu.threads() == 1 { "thread" } else { "threads" };
         let isa = self.cpu.isa().name();
-        let lane = lane.unwrap_or_default();
         DeviceInfo {
-            name: format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads()),
+            name: format!("cpu ({replica}{isa}, {} {threads})", self.cpu.threads()),
             kernels: Kernels::Cpu(self.cpu.isa().set()),
             workers: self.cpu.threads() as u64,
             depth: 1,
@@ -149,8 +151,8 @@ impl Device for CpuDevice {
             // Launches are synchronous, so the bytes may be touched as soon as a transfer is started.
             self.file = Some(FileQueues::start(file, memory.transfers, Arc::new(|_| Ok(())))?);
         }
-        self.arena = Some(match &self.lane {
-            Some(lane) => Arena::sharing(lane.shared(memory.weights)?, memory.weights, memory.arena)?,
+        self.arena = Some(match &self.replica {
+            Some(replica) => Arena::sharing(replica.shared(memory.weights)?, memory.weights, memory.arena)?,
             None => Arena::new(memory.arena)?,
         });
         Ok(())
@@ -253,7 +255,7 @@ impl Device for CpuDevice {
 
 /// Runs `kernel` on the launch's operands. `Err` if the launch has an op that the kernel does not implement, or
 /// operands that it does not accept.
-fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+fn run(kernel: CpuKernel, l: &LaunchOperands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     use CpuKernel as K;
     match kernel {
         K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, l.launch.op_as()?),
@@ -298,10 +300,10 @@ fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError
         K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, l.launch.op_as()?),
         K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, l.launch.op_as()?),
         K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, l.launch.op_as()?),
-        K::GemmF32 => launch::linear::panels(l, cpu, l.launch.op_as()?),
-        K::GemmBf16 => launch::linear::tiles(l, cpu, l.launch.op_as()?),
-        K::GemmInt8 => launch::linear::codes(l, cpu, l.launch.op_as()?),
-        K::ProductF32 => launch::linear::rows(l, cpu, l.launch.op_as()?),
+        K::GemmF32 => launch::linear::packed_f32(l, cpu, l.launch.op_as()?),
+        K::GemmBf16 => launch::linear::packed_bf16(l, cpu, l.launch.op_as()?),
+        K::GemmInt8 => launch::linear::packed_int8(l, cpu, l.launch.op_as()?),
+        K::ProductF32 => launch::linear::row_major(l, cpu, l.launch.op_as()?),
         K::LinearCrossEntropyF32 => launch::matmul::linear_cross_entropy(l, cpu, l.launch.op_as()?),
         K::LinearCrossEntropyGradF32 => launch::matmul::linear_cross_entropy_grad(l, cpu, l.launch.op_as()?),
         K::LinearInputGradF32 => launch::matmul::linear_input_grad(l, cpu, l.launch.op_as()?),

@@ -3,8 +3,8 @@
 //! Invariant: arithmetic is f32 for both types. Loading bf16 is exact; storing rounds once, to nearest with ties to
 //! even. NaN stays NaN. The bits are the same on every instruction set.
 
-use super::math;
-use super::simd::{LANES, Simd};
+use crate::simd::math;
+use crate::simd::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
 use plimsoll_exec::half::bf16_to_f32;
 

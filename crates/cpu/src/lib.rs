@@ -6,75 +6,31 @@
 //! the number of threads or the order in which threads work. Where the hardware has FMA, the bits do not depend on the
 //! instruction set either, except for matmuls on AMX tiles.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod amx_sums;
-#[cfg(target_arch = "x86_64")]
-mod bf16x3;
-mod columns;
 mod device;
-mod dot;
 mod element;
-#[cfg(target_arch = "x86_64")]
-mod gemm_amx;
-#[cfg(target_arch = "x86_64")]
-mod gemm_bf16_amx;
-mod gemm_dots;
-mod isa;
 mod launch;
 mod machine;
-mod math;
-mod operands;
 mod pool;
-mod quantized;
 mod simd;
-#[cfg(target_arch = "x86_64")]
-mod simd_x86;
-mod tile;
-mod total;
 mod view;
-mod widening;
 
-pub mod accumulate;
-pub mod adafactor;
 pub mod attention;
-pub mod batch_norm;
-pub mod cast;
-pub mod cross_entropy;
-pub mod dispatch;
-pub mod dropout;
-pub mod elementwise;
-pub mod embed;
-pub mod gemm;
-pub mod gemm_bf16;
-pub mod gemm_int8;
-pub mod grouped;
-pub mod kl_divergence;
 pub mod matmul;
-pub mod norm;
-pub mod norm_grad;
-pub mod optimizer;
-pub mod optimizer_8bit;
-pub mod optimizer_state;
+pub mod moe;
 pub mod packs;
 pub mod peak;
-pub mod quantize;
-pub mod reduce;
-pub mod rope;
-pub mod route;
-pub mod router_loss;
-pub mod scatter;
+pub mod rows;
+pub mod training;
 
 #[cfg(test)]
 mod tests;
 
 pub use device::CpuDevice;
 pub use element::{Bf16, Element};
-pub use isa::Isa;
 pub use machine::CpuMachine;
-pub use pool::Pool;
-pub use quantized::{CodeRowsMut, QuantizedRows, QuantizedTiles};
+pub use matmul::quantized::{QuantizedRows, QuantizedRowsMut, QuantizedTiles};
+pub use pool::ThreadPool;
+pub use simd::isa::Isa;
 pub use view::{Rows, RowsMut};
 
 use core::ops::Range;
@@ -83,7 +39,7 @@ use std::io;
 /// The instruction set and the thread pool that kernels run on.
 pub struct Cpu {
     isa: Isa,
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 impl Cpu {
@@ -94,12 +50,12 @@ impl Cpu {
 
     /// As [`Cpu::new`], but returns an error if the operating system refuses to start a thread.
     pub fn start(threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { isa: Isa::detect(), pool: Pool::start(threads)? })
+        Ok(Cpu { isa: Isa::detect(), pool: ThreadPool::start(threads)? })
     }
 
     /// As [`Cpu::new`], with a given instruction set.
     pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
-        Cpu { isa, pool: Pool::new(threads) }
+        Cpu { isa, pool: ThreadPool::new(threads) }
     }
 
     /// The instruction set that all kernels use.
@@ -108,7 +64,7 @@ impl Cpu {
     }
 
     /// The thread pool.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &ThreadPool {
         &self.pool
     }
 

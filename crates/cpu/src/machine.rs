@@ -1,6 +1,6 @@
-//! The host CPU as an `plimsoll_exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
+//! The host CPU as a `plimsoll_exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
 
-use super::{CpuDevice, Isa};
+use crate::{CpuDevice, Isa};
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Machine, memory};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Precision, Target};
@@ -14,7 +14,7 @@ pub struct CpuMachine {
 }
 
 impl CpuMachine {
-    /// Describes `lanes` replicas of `threads` threads each.
+    /// Describes `replicas` replicas of `threads` threads each.
     pub fn new(replicas: usize, threads: usize) -> Self {
         Self { replicas, threads }
     }
@@ -23,9 +23,10 @@ impl CpuMachine {
     /// AMX tiles: there, an f32 matmul costs six bf16 matmuls. Elsewhere f32 takes at most twice the time of bf16,
     /// and it is the arithmetic of the reference implementations.
     pub fn formats() -> [Precision; 3] {
-        match Isa::detect().has_tiles() {
-            true => [Precision::Bf16, Precision::F32, Precision::Int8],
-            false => [Precision::F32, Precision::Bf16, Precision::Int8],
+        if Isa::detect().has_tiles() {
+            [Precision::Bf16, Precision::F32, Precision::Int8]
+        } else {
+            [Precision::F32, Precision::Bf16, Precision::Int8]
         }
     }
 }
@@ -59,7 +60,7 @@ impl Machine for CpuMachine {
         if self.replicas == 1 {
             return Ok(vec![Box::new(CpuDevice::open(self.threads)?)]);
         }
-        let lanes = CpuDevice::replicas(self.replicas, self.threads)?;
-        Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn Device>).collect())
+        let replicas = CpuDevice::replicas(self.replicas, self.threads)?;
+        Ok(replicas.into_iter().map(|replica| Box::new(replica) as Box<dyn Device>).collect())
     }
 }

@@ -97,13 +97,13 @@ impl<'a> Packs<'a> {
     /// Packs that do not follow one another, do not cover all rows, or have a negative number of targets.
     pub fn new(words: &'a [[u32; WORDS]], first: usize, rows: usize) -> Result<Packs<'a>, PacksError> {
         let mut next = 0;
-        for (pack, of_pack) in words.iter().enumerate() {
-            let start = of_pack[first];
-            let end = of_pack[first + 1];
+        for (pack, pack_words) in words.iter().enumerate() {
+            let start = pack_words[first];
+            let end = pack_words[first + 1];
             if start != next || end < start || end as usize > rows {
                 return Err(PacksError::Rows { pack, start, end, next, rows });
             }
-            let targets = of_pack[TARGETS] as i32;
+            let targets = pack_words[TARGETS] as i32;
             if targets < 0 {
                 return Err(PacksError::Targets { pack, targets });
             }
@@ -140,13 +140,14 @@ impl<'a> Packs<'a> {
     /// The parts of the packs in `range`, in their order, without packs that have no row in it.
     pub fn parts(self, range: Range<usize>) -> impl Iterator<Item = PackPart> + use<'a> {
         let first = self.words.partition_point(|words| words[self.first + 1] as usize <= range.start);
-        let part = move |index| {
-            let pack = self.get(index);
-            let rows = pack.rows.start.max(range.start)..pack.rows.end.min(range.end);
-            PackPart { index, pack, rows }
-        };
         let end = range.end;
-        let parts = (first..self.count()).map(part).take_while(move |part| part.pack.rows.start < end);
-        parts.filter(|part| !part.rows.is_empty())
+        (first..self.count())
+            .map(move |index| {
+                let pack = self.get(index);
+                let rows = pack.rows.start.max(range.start)..pack.rows.end.min(range.end);
+                PackPart { index, pack, rows }
+            })
+            .take_while(move |part| part.pack.rows.start < end)
+            .filter(|part| !part.rows.is_empty())
     }
 }

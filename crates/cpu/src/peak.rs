@@ -1,11 +1,11 @@
 //! Measures the peak arithmetic rate of this machine, the reference for the speed of kernels. Invariant: all threads
 //! of a `Cpu` are busy for the whole measurement, with its instruction set, and no operand comes from beyond L1.
 
-use super::Cpu;
+use crate::Cpu;
 #[cfg(target_arch = "x86_64")]
-use super::amx::{SIDE, TILE, TileUnit, Tiles};
-use super::isa::Kernel;
-use super::simd::{LANES, Simd};
+use crate::simd::amx::{SIDE, TILE, TileUnit, Tiles};
+use crate::simd::isa::SimdKernel;
+use crate::simd::{LANES, Simd};
 use std::hint::black_box;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
@@ -24,18 +24,18 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
 
 /// Measures the rate of dot-product instructions in GFLOP/s: pairs of bf16 (AVX512-BF16) or quads of int8 (VNNI).
 /// `None` if the instruction set has none.
-pub fn dot_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
-    match of {
+pub fn dot_gflops(cpu: &Cpu, factors: FactorType, seconds: f64) -> Option<f64> {
+    match factors {
         // SAFETY: `has_dots` proves the instructions.
-        Factors::Bf16 => cpu.isa().has_dots().then(|| gflops(cpu, seconds, &|| unsafe { pairs_burst() })),
+        FactorType::Bf16 => cpu.isa().has_dots().then(|| gflops(cpu, seconds, &|| unsafe { pairs_burst() })),
         // SAFETY: `has_vnni` proves the instructions.
-        Factors::Int8 => cpu.isa().has_vnni().then(|| gflops(cpu, seconds, &|| unsafe { quads_burst() })),
+        FactorType::Int8 => cpu.isa().has_vnni().then(|| gflops(cpu, seconds, &|| unsafe { quads_burst() })),
     }
 }
 
 /// Operand type of tile products or dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Factors {
+pub enum FactorType {
     /// bf16 operands.
     Bf16,
     /// int8 operands, twice as many per instruction.
@@ -44,17 +44,20 @@ pub enum Factors {
 
 /// Measures the rate of multiply-adds on AMX tiles in GFLOP/s; `None` if the instruction set has none. An f32 matmul
 /// on tiles takes six bf16 matmuls.
-pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
-    let burst = || {
-        // SAFETY: called only if `has_tiles`; the pool's threads run no other tile kernel during a burst.
+pub fn amx_gflops(cpu: &Cpu, factors: FactorType, seconds: f64) -> Option<f64> {
+    if !cpu.isa().has_tiles() {
+        return None;
+    }
+    let rate = gflops(cpu, seconds, &|| {
+        // SAFETY: the CPU has tiles; the pool's threads run no other tile kernel during a burst.
         unsafe {
-            match of {
-                Factors::Bf16 => tile_burst::<false>(),
-                Factors::Int8 => tile_burst::<true>(),
+            match factors {
+                FactorType::Bf16 => tile_burst::<false>(),
+                FactorType::Int8 => tile_burst::<true>(),
             }
         }
-    };
-    cpu.isa().has_tiles().then(|| gflops(cpu, seconds, &burst))
+    });
+    Some(rate)
 }
 
 /// Calls `burst`, a short computation that returns its number of operations, on every thread until the time is
@@ -84,7 +87,7 @@ struct FmaBurst<'a> {
     flops: &'a mut u64,
 }
 
-impl Kernel for FmaBurst<'_> {
+impl SimdKernel for FmaBurst<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // As many accumulators as registers hold: enough independent chains to hide the latency of a multiply-add.
@@ -124,11 +127,11 @@ const SUMS: usize = 24;
 unsafe fn pairs_burst() -> u64 {
     use core::arch::x86_64::*;
     // Pairs (1/2, -1/2) times (1/2, 1/2) add 0, so the accumulators stay at 1.
-    let bits = |pair: u32| -> __m512bh {
+    let [x, y] = [0xbf00_3f00_u32, 0x3f00_3f00].map(|pair| {
+        let pairs = _mm512_set1_epi32(black_box(pair) as i32);
         // SAFETY: both types are 64 bytes, and any bits are valid bf16.
-        unsafe { core::mem::transmute(_mm512_set1_epi32(black_box(pair) as i32)) }
-    };
-    let (x, y) = (bits(0xbf00_3f00), bits(0x3f00_3f00));
+        unsafe { core::mem::transmute::<__m512i, __m512bh>(pairs) }
+    });
     let mut sums = [_mm512_set1_ps(1.0); SUMS];
     for _ in 0..ROUNDS {
         for sum in &mut sums {
@@ -148,8 +151,8 @@ unsafe fn pairs_burst() -> u64 {
 unsafe fn quads_burst() -> u64 {
     use core::arch::x86_64::*;
     // 200, 100, 1, 0 times 50, -101, 7, 9 adds -93 to the accumulators, which stay far from overflow.
-    let quad = |quad: [u8; 4]| _mm512_set1_epi32(black_box(i32::from_le_bytes(quad)));
-    let (x, y) = (quad([200, 100, 1, 0]), quad([50, 155, 7, 9]));
+    let [x, y] = [[200, 100, 1, 0], [50, 155, 7, 9]]
+        .map(|quad: [u8; 4]| _mm512_set1_epi32(black_box(i32::from_le_bytes(quad))));
     let mut sums = [_mm512_set1_epi32(1); SUMS];
     for _ in 0..ROUNDS {
         for sum in &mut sums {
@@ -168,11 +171,11 @@ unsafe fn quads_burst() -> u64 {
 #[cfg(target_arch = "x86_64")]
 unsafe fn tile_burst<const INT8: bool>() -> u64 {
     #[repr(align(64))]
-    struct Lines([u32; 1024]);
+    struct TileOperands([u32; 1024]);
     /// Four tiles: pairs of bf16 between -1 and 1, or the same bytes as quads of int8.
-    static TILES: LazyLock<Lines> = LazyLock::new(|| {
+    static TILES: LazyLock<TileOperands> = LazyLock::new(|| {
         let number = |i: usize| (((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).to_bits();
-        Lines(std::array::from_fn(|i| number(i) >> 16 | number(i + 1024) & 0xffff_0000))
+        TileOperands(std::array::from_fn(|i| number(i) >> 16 | number(i + 1024) & 0xffff_0000))
     });
     let tiles = TILES.0.as_ptr().cast::<u8>();
     // SAFETY: the caller promises the instructions; there are two tiles of each operand.
@@ -225,10 +228,12 @@ mod tests {
     fn every_instruction_set_multiplies() {
         for isa in Isa::available() {
             let cpu = Cpu::with_isa(2, isa);
-            let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, Factors::Bf16, 1e-3));
-            let int8 = amx_gflops(&cpu, Factors::Int8, 1e-3);
+            let fma = fma_gflops(&cpu, 1e-3);
+            let amx = amx_gflops(&cpu, FactorType::Bf16, 1e-3);
+            let int8 = amx_gflops(&cpu, FactorType::Int8, 1e-3);
             assert_eq!((amx.is_some(), int8.is_some()), (isa.has_tiles(), isa.has_tiles()));
-            let [dots, quads] = [Factors::Bf16, Factors::Int8].map(|of| dot_gflops(&cpu, of, 1e-3));
+            let [dots, quads] =
+                [FactorType::Bf16, FactorType::Int8].map(|factors| dot_gflops(&cpu, factors, 1e-3));
             assert_eq!((dots.is_some(), quads.is_some()), (isa.has_dots(), isa.has_vnni()));
             for rate in [Some(fma), amx, int8, dots, quads].into_iter().flatten() {
                 assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", isa.name());

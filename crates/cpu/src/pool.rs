@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// The function of one run: `(task index, worker index)`.
-type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
+type RunFn<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 /// Iterations of the spin wait before a thread parks: some tens of microseconds, the gap between two kernels of one
 /// step.
@@ -30,14 +30,14 @@ const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
 /// A pool of threads. The thread that calls `run` is worker 0.
-pub struct Pool {
-    shared: Arc<Shared>,
+pub struct ThreadPool {
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<()>,
 }
 
 /// State shared by the caller and the workers.
-struct Shared {
+struct PoolState {
     /// epoch << 32 | open bit | number of workers inside
     gate: AtomicU64,
     /// Index of the next task to take.
@@ -45,7 +45,7 @@ struct Shared {
     /// Number of tasks of the current run.
     tasks: AtomicUsize,
     /// Function of the current run; valid while the gate is open or a worker is inside.
-    work: UnsafeCell<Option<Work<'static>>>,
+    work: UnsafeCell<Option<RunFn<'static>>>,
     /// Set once, to end the workers.
     stop: AtomicBool,
     /// Number of workers that are parked on `start`, or about to be.
@@ -62,20 +62,20 @@ struct Shared {
 
 // SAFETY: the caller writes `work` only while the gate is closed and no worker is inside; workers read it only after
 // they entered through the open gate.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 // SAFETY: the closure behind `work` is `Sync` and outlives its run.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
-impl Pool {
+impl ThreadPool {
     /// Starts a pool of `threads` workers, the caller included; at least one. Panics if the operating system refuses
-    /// a thread; meant for tests and measurements, other code uses [`Pool::start`].
-    pub fn new(threads: usize) -> Pool {
-        Pool::start(threads).expect("the system starts a thread")
+    /// a thread; meant for tests and measurements, other code uses [`ThreadPool::start`].
+    pub fn new(threads: usize) -> ThreadPool {
+        ThreadPool::start(threads).expect("the system starts a thread")
     }
 
-    /// As [`Pool::new`], but returns an error if the operating system refuses a thread.
-    pub fn start(threads: usize) -> io::Result<Pool> {
-        let shared = Arc::new(Shared {
+    /// As [`ThreadPool::new`], but returns an error if the operating system refuses a thread.
+    pub fn start(threads: usize) -> io::Result<ThreadPool> {
+        let shared = Arc::new(PoolState {
             gate: AtomicU64::new(0),
             next: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
@@ -89,7 +89,7 @@ impl Pool {
             panic: Mutex::new(None),
         });
         // If a thread fails to start, dropping `pool` ends the workers that were already started.
-        let mut pool = Pool { shared, workers: vec![], caller: Mutex::new(()) };
+        let mut pool = ThreadPool { shared, workers: vec![], caller: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let name = format!("plimsoll-{worker}");
@@ -109,25 +109,25 @@ impl Pool {
     /// calling `run` inside a task deadlocks.
     ///
     /// Panics with the payload of the first task that panicked; tasks that have not begun by then are skipped.
-    pub fn run(&self, tasks: usize, work: Work<'_>) {
+    pub fn run(&self, tasks: usize, work: RunFn<'_>) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| work(task, 0));
             return;
         }
-        let alone = ignore_poison(self.caller.lock());
+        let only_caller = ignore_poison(self.caller.lock());
         let shared = &*self.shared;
         shared.open(tasks, work);
         shared.drain(work, 0);
         shared.close();
         let panic = ignore_poison(shared.panic.lock()).take();
-        drop(alone);
+        drop(only_caller);
         if let Some(payload) = panic {
             resume_unwind(payload);
         }
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
         drop(ignore_poison(self.shared.lock.lock()));
@@ -139,11 +139,11 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     /// Publishes a run. Called by the caller only, with the gate closed and no worker inside.
-    fn open(&self, tasks: usize, work: Work<'_>) {
+    fn open(&self, tasks: usize, work: RunFn<'_>) {
         // SAFETY: `close` returns only when no worker is inside, before the lifetime of `work` ends.
-        let work = unsafe { core::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        let work = unsafe { core::mem::transmute::<RunFn<'_>, RunFn<'static>>(work) };
         // SAFETY: the gate is closed and no worker is inside, so no thread reads `work`.
         unsafe { *self.work.get() = Some(work) };
         self.next.store(0, SeqCst);
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     /// Does tasks until none is left; records the first panic.
-    fn drain(&self, work: Work<'_>, worker: usize) {
+    fn drain(&self, work: RunFn<'_>, worker: usize) {
         let tasks = self.tasks.load(SeqCst);
         let result = catch_unwind(AssertUnwindSafe(|| {
             loop {
@@ -181,19 +181,23 @@ impl Shared {
     /// Closes the gate and waits until no worker is inside.
     fn close(&self) {
         self.gate.fetch_and(!OPEN, SeqCst);
-        let inside = || self.gate.load(SeqCst) & INSIDE > 0;
         for _ in 0..SPINS {
-            if !inside() {
+            if !self.has_workers_inside() {
                 return;
             }
             core::hint::spin_loop();
         }
         self.caller_waits.store(true, SeqCst);
         let mut guard = ignore_poison(self.lock.lock());
-        while inside() {
+        while self.has_workers_inside() {
             guard = ignore_poison(self.done.wait(guard));
         }
         self.caller_waits.store(false, SeqCst);
+    }
+
+    /// Whether a worker is inside the run.
+    fn has_workers_inside(&self) -> bool {
+        self.gate.load(SeqCst) & INSIDE > 0
     }
 
     /// Main loop of a worker thread: enters each run at most once, until the pool stops.
@@ -266,7 +270,7 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_and_workers_are_distinct() {
-        let pool = Pool::new(4);
+        let pool = ThreadPool::new(4);
         for tasks in [0, 1, 2, 3, 100, 1000] {
             let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
             let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
@@ -281,7 +285,7 @@ mod tests {
 
     #[test]
     fn many_runs_from_several_threads() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -299,7 +303,7 @@ mod tests {
 
     #[test]
     fn runs_after_the_workers_have_parked() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..5 {
             std::thread::sleep(std::time::Duration::from_millis(3));
             let ran = AtomicUsize::new(0);
@@ -313,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         for bad in [0, 7, 49] {
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(50, &|task, _| assert!(task != bad, "task {bad}"));

@@ -4,7 +4,7 @@
 //! them through raw pointers only, so that an output view may be exactly an input view where the kernel's
 //! documentation allows it.
 
-use super::element::Element;
+use crate::element::Element;
 use core::marker::PhantomData;
 
 /// A readable matrix: `rows` x `cols` elements, `ld` elements from one row to the next.

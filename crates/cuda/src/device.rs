@@ -16,8 +16,8 @@ use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{
-    Allocation, Device, DeviceError, DeviceInfo, GraphCapture, Launch, OnStart, Order, Recorder, Span,
-    StartProgress, StartStage, Tracer, Transfer,
+    Allocation, Device, DeviceError, DeviceInfo, GraphCapture, Launch, OnStart, Recorder, Span, StartProgress,
+    StartStage, Tracer, Transfer, TransferOrder,
 };
 use plimsoll_graph::{Bytes, Counts, DType, Space};
 use plimsoll_plan::{Capability, Location, PIECE, PIPELINE_DEPTH, Queue};
@@ -311,7 +311,7 @@ impl CudaDevice {
         let host = self.host(in_host)?;
         let start = host.range(in_host.at, bytes)?;
         let (stream, track) = if is_in { (context.inward, Track::In) } else { (context.outward, Track::Out) };
-        if order == Order::AfterLaunches {
+        if order == TransferOrder::AfterLaunches {
             context.order(context.stream, stream)?;
         }
         let api = context.api;

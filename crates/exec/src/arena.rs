@@ -8,6 +8,7 @@ use plimsoll_graph::Bytes;
 use std::alloc::{Layout, alloc, dealloc};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::slice::ChunksMut;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Size of a huge page. The arena is aligned to it, so that the operating system can back all of it with huge pages,
@@ -58,12 +59,13 @@ impl HostBlock {
         unsafe {
             libc::malloc_trim(0);
         }
-        let fail = || DeviceError::OutOfMemory { bytes };
-        let size = usize::try_from(bytes.0).map_err(|_| fail())?.max(1);
-        let layout = Layout::from_size_align(size, HUGE_PAGE).map_err(|_| fail())?;
+        let out_of_memory = DeviceError::OutOfMemory { bytes };
+        let Ok(size) = usize::try_from(bytes.0) else { return Err(out_of_memory) };
+        let size = size.max(1);
+        let Ok(layout) = Layout::from_size_align(size, HUGE_PAGE) else { return Err(out_of_memory) };
         // At this alignment the process's allocator returns null instead of ending the process (`heap.rs`).
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(fail)?;
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or(out_of_memory)?;
         // Only a hint: if it is not granted, pages are small and nothing else changes.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the allocation; the call does not change its content.
@@ -80,18 +82,12 @@ impl HostBlock {
             std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<MaybeUninit<u8>>(), self.size())
         };
         let parts = Mutex::new(all.chunks_mut(CLEARED_AT_ONCE));
-        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let clear = || {
-            while let Some(part) = next() {
-                part.fill(MaybeUninit::new(0));
-            }
-        };
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // If a thread cannot be started, the other threads clear its parts.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, clear);
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || clear_parts(&parts));
             }
-            clear();
+            clear_parts(&parts);
         });
     }
 
@@ -104,7 +100,8 @@ impl HostBlock {
     fn give_back(&mut self, kept: usize) {
         // Whole huge pages alone: the block is aligned to them, and the operating system would have to split one. The last
         // page may hold memory of other owners behind the block, so it stays.
-        let (first, last) = (kept.next_multiple_of(HUGE_PAGE), self.size() / HUGE_PAGE * HUGE_PAGE);
+        let first = kept.next_multiple_of(HUGE_PAGE);
+        let last = self.size() / HUGE_PAGE * HUGE_PAGE;
         if first >= last {
             return;
         }
@@ -124,12 +121,12 @@ impl HostBlock {
 
 /// Weights that several arenas share: they are the first bytes of each of these arenas.
 #[derive(Debug)]
-pub struct Weights {
+pub struct SharedWeights {
     block: HostBlock,
     access: RwLock<()>,
 }
 
-impl Weights {
+impl SharedWeights {
     /// Allocates `bytes`, zeroed.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
         Ok(Self { block: HostBlock::new(bytes)?, access: RwLock::new(()) })
@@ -145,7 +142,7 @@ impl Weights {
 #[derive(Debug)]
 pub struct Arena {
     /// The shared beginning, if any, and its size in bytes.
-    shared: Option<(Arc<Weights>, u64)>,
+    shared: Option<(Arc<SharedWeights>, u64)>,
     own: HostBlock,
 }
 
@@ -157,7 +154,7 @@ impl Arena {
 
     /// Makes an arena of `bytes` in total, of which the first `shared` are `weights`; allocates the rest, zeroed.
     /// Panics if `weights` has another size.
-    pub fn sharing(weights: Arc<Weights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
+    pub fn sharing(weights: Arc<SharedWeights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
         assert!(weights.are(shared), "weights of {shared}");
         Ok(Self { shared: Some((weights, shared.0)), own: HostBlock::new(bytes.saturating_sub(shared))? })
     }
@@ -236,11 +233,22 @@ impl Arena {
 
     /// Copies a range to another position; the two may overlap.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
+        let source = self.range(from, bytes)?;
+        let target = self.range(to, bytes)?;
         let _alone = self.writing(from.min(to));
         // SAFETY: both ranges are inside; other accesses are excluded as in `write`; `copy_to` allows overlap.
         unsafe { source.copy_to(target, bytes.0 as usize) };
         Ok(())
+    }
+}
+
+/// Sets parts of a block to zero until none is left.
+fn clear_parts(parts: &Mutex<ChunksMut<'_, MaybeUninit<u8>>>) {
+    loop {
+        // The lock is held only while the part is taken.
+        let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(part) = part else { return };
+        part.fill(MaybeUninit::new(0));
     }
 }
 
@@ -258,7 +266,7 @@ mod tests {
     /// Shared bytes exist once, and no range may cross from shared to own bytes.
     #[test]
     fn arenas_that_share_begin_with_the_same_bytes() {
-        let weights = Arc::new(Weights::new(Bytes(128)).expect("memory"));
+        let weights = Arc::new(SharedWeights::new(Bytes(128)).expect("memory"));
         let arena = |bytes| Arena::sharing(Arc::clone(&weights), Bytes(128), Bytes(bytes)).expect("memory");
         let [mut one, two] = [arena(192), arena(192)];
         assert_eq!((one.own.size(), one.shared()), (64, 128));

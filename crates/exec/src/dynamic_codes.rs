@@ -112,13 +112,15 @@ const fn last(values: &[f32; 256]) -> [f32; 256] {
 /// between indices; otherwise the assertion below fails at compile time.
 const fn cells(last: &[f32; 256], negative: bool) -> [u8; CELLS] {
     let mut cells = [0; CELLS];
-    let (mut code, mut i) = (0, 0);
+    let mut code = 0;
+    let mut i = 0;
     while i < CELLS {
         let cell = if negative { CELLS - 1 - i } else { i };
         // Cell 0 extends down to zero; cell CELLS - 1 is the number 1 alone.
         let inner = if cell == 0 { 0 } else { (FIRST_CELL + cell) << 16 };
         let outer = if cell == CELLS - 1 { inner } else { ((FIRST_CELL + cell) << 16) | 0xFFFF };
-        let (inner, outer) = (f32::from_bits(inner as u32), f32::from_bits(outer as u32));
+        let inner = f32::from_bits(inner as u32);
+        let outer = f32::from_bits(outer as u32);
         let (lowest, highest) = if negative { (-outer, -inner) } else { (inner, outer) };
         while lowest > last[code] {
             code += 1;

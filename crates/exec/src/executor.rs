@@ -9,7 +9,7 @@ use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
 use crate::load::{Buffers, Copies, ReadParam, ReadShared, Weight, load_weights};
 use crate::progress::OnStart;
 use crate::submit::InFlightSteps;
-use crate::transfer::{Allocation, Order, Transfer};
+use crate::transfer::{Allocation, Transfer, TransferOrder};
 use plimsoll_graph::{Bytes, Counts, Op, OutputRole, Space, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, Location, OutputId, Program, Queue, moved};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,13 +41,13 @@ pub struct Executor {
 /// equal devices share them.
 #[derive(Clone)]
 pub struct Prepared {
-    programs: Arc<[Loaded]>,
+    programs: Arc<[LoadedProgram]>,
     /// Folder for the scratch file.
     scratch: PathBuf,
 }
 
 /// A program with the instructions of each of its plans, in the order of the plan's schedule, with addresses.
-struct Loaded {
+struct LoadedProgram {
     program: Program,
     instructions: Vec<Vec<Instruction>>,
     /// Number of moves of all plans. Transfers of in-flight steps have the numbers from here on.
@@ -63,13 +63,13 @@ enum Instruction {
         outs: Vec<Option<Operand>>,
         workspace: Option<(u64, Bytes)>,
     },
-    Start(Move),
-    Wait(Move),
+    Start(PlannedMove),
+    Wait(PlannedMove),
 }
 
 /// A move of a plan.
 #[derive(Clone)]
-struct Move {
+struct PlannedMove {
     /// Number among the moves of all plans.
     id: usize,
     from: Location,
@@ -77,11 +77,17 @@ struct Move {
     spec: TensorSpec,
 }
 
-impl Move {
+impl PlannedMove {
     /// The transfer of the move in a step with `counts`.
     fn transfer(&self, counts: Counts) -> Transfer {
         let Self { id, from, to, spec } = self;
-        Transfer { id: *id, from: *from, to: *to, bytes: spec.bytes_at(counts), order: Order::AfterLaunches }
+        Transfer {
+            id: *id,
+            from: *from,
+            to: *to,
+            bytes: spec.bytes_at(counts),
+            order: TransferOrder::AfterLaunches,
+        }
     }
 }
 
@@ -105,7 +111,7 @@ impl Executor {
         programs: Prepared,
         report: OnStart<'_>,
     ) -> Result<Self, DeviceError> {
-        made(device.as_mut(), &programs, report)?;
+        prepare_device(device.as_mut(), &programs, report)?;
         Ok(Self {
             device_depth: device.info().depth,
             device,
@@ -127,8 +133,9 @@ impl Executor {
     /// As [`Executor::switch`], with the programs of [`Executor::start_sizes`].
     pub fn switch_sizes(&mut self, programs: Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
+        // Enqueued work may still read the arena, which is resized or replaced here.
         self.device.synchronize()?;
-        made(self.device.as_mut(), &programs, report)?;
+        prepare_device(self.device.as_mut(), &programs, report)?;
         self.current = 0;
         self.programs = programs;
         Ok(())
@@ -142,6 +149,7 @@ impl Executor {
     pub fn use_size(&mut self, size: usize) -> Result<(), DeviceError> {
         self.open.none("use_size")?;
         self.device.synchronize()?;
+        // In this order: if the arena cannot grow, the program that fits the present arena stays the current one.
         self.device.set_mapped(self.programs.program(size).arena_bytes())?;
         self.current = size;
         Ok(())
@@ -179,7 +187,7 @@ impl Executor {
     }
 
     /// The program that runs, with its instructions.
-    fn loaded(&self) -> &Loaded {
+    fn loaded(&self) -> &LoadedProgram {
         &self.programs.programs[self.current]
     }
 
@@ -234,7 +242,8 @@ impl Executor {
         read: ReadShared<'_>,
         report: OnStart<'_>,
     ) -> Result<(), DeviceError> {
-        let (program, mut loaded) = (self.program(), BTreeSet::new());
+        let program = self.program();
+        let mut loaded = BTreeSet::new();
         let all = (0..program.plans().len()).flat_map(|plan| Weight::resident(program, plan));
         let once = all.filter(|weight| loaded.insert(weight.at));
         let weights = once.map(|weight| {
@@ -305,11 +314,11 @@ impl Executor {
         // A device with a recorder (CUDA graphs) says how this step runs: already replayed from a capture, issued and
         // captured now, or issued without a capture. The captured launches do not run while they are captured: `end`
         // runs them, or returns `Plain` if the capture failed for lack of memory.
-        let repeat = match device.recorder().filter(|_| !moves) {
+        let capture = match device.recorder().filter(|_| !moves) {
             Some(recorder) => recorder.begin(plan, counts)?,
             None => GraphCapture::Plain,
         };
-        match repeat {
+        match capture {
             GraphCapture::Done => *launched = launches,
             GraphCapture::Plain => run(device.as_mut(), launched)?,
             GraphCapture::Record => {
@@ -337,7 +346,8 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.loaded().instructions[plan].len());
+        let entries = times.len();
+        let instructions = self.loaded().instructions[plan].len();
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
@@ -454,8 +464,9 @@ impl Instruction {
 /// Position of a value of a plan. `Err` if the value has no storage.
 fn location(program: &Program, plan: usize, v: ValueId) -> Result<Location, DeviceError> {
     let slice = program.plans()[plan].1.memory.slice(v);
-    let none = || DeviceError::Kernel { op: "address", why: format!("{v} has no storage") };
-    let slice = slice.ok_or_else(none)?;
+    let Some(slice) = slice else {
+        return Err(DeviceError::Kernel { op: "address", why: format!("{v} has no storage") });
+    };
     Ok(program.location(plan, slice))
 }
 
@@ -466,37 +477,45 @@ fn unnamed(name: &str) -> DeviceError {
 
 /// Checks that the device has the kernels and workers that the program was planned with.
 fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceError> {
-    let of = |kernels: Kernels, workers: u64| format!("{kernels:?} with {workers} workers");
     let target = program.target();
     let info = device.info();
     if (target.kernels, target.workers) == (info.kernels, info.workers) {
         return Ok(());
     }
     Err(DeviceError::Kernels {
-        planned: of(target.kernels, target.workers),
-        found: of(info.kernels, info.workers),
+        planned: with_workers(target.kernels, target.workers),
+        found: with_workers(info.kernels, info.workers),
     })
 }
 
+/// Kernels and workers in a message.
+fn with_workers(kernels: Kernels, workers: u64) -> String {
+    format!("{kernels:?} with {workers} workers")
+}
+
 /// Allocates the memory of the largest program, fills the arena with NaN, and prepares the launches of all programs.
-fn made(device: &mut dyn Device, prepared: &Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
+fn prepare_device(
+    device: &mut dyn Device,
+    prepared: &Prepared,
+    report: OnStart<'_>,
+) -> Result<(), DeviceError> {
     let all = &prepared.programs;
     let program = &all[0].program;
     same_kernels(program, device)?;
-    let largest =
-        |space| prepared.programs().map(|program| program.space_bytes(space)).max().unwrap_or_default();
+    let [host, file] = [Space::Host, Space::File]
+        .map(|space| prepared.programs().map(|program| program.space_bytes(space)).max().unwrap_or_default());
     device.allocate(&Allocation {
         arena: program.arena_bytes(),
         weights: program.persistent(),
         borders: &borders(all),
-        host: largest(Space::Host),
-        file: largest(Space::File),
+        host,
+        file,
         folder: &prepared.scratch,
         transfers: all.iter().map(|loaded| loaded.moves).max().unwrap_or(0) + 2 * program.depth(),
     })?;
     device.fill(Location::in_arena(0), program.arena_bytes(), POISON)?;
     let mut launches = vec![];
-    for Loaded { program, instructions, .. } in all.iter() {
+    for LoadedProgram { program, instructions, .. } in all.iter() {
         for (instructions, (_, plan)) in instructions.iter().zip(program.plans()) {
             launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
         }
@@ -507,9 +526,9 @@ fn made(device: &mut dyn Device, prepared: &Prepared, report: OnStart<'_>) -> Re
 
 /// Sizes to which the arena may shrink: of each program, or of the alternative plans of the only program. Empty if there is
 /// one size.
-fn borders(all: &[Loaded]) -> Vec<Bytes> {
+fn borders(all: &[LoadedProgram]) -> Vec<Bytes> {
     let borders: Vec<Bytes> = match all {
-        [Loaded { program, .. }] => {
+        [LoadedProgram { program, .. }] => {
             (0..program.alternatives().len()).map(|k| program.arena_bytes_from(k)).collect()
         }
         several => several.iter().map(|loaded| loaded.program.arena_bytes()).collect(),
@@ -524,17 +543,20 @@ impl Prepared {
     /// No program, a value without an address, or a program whose weights have other addresses or layouts than those of the
     /// first.
     pub fn new(programs: Vec<Program>) -> Result<Self, DeviceError> {
-        let refused = |why: &str| DeviceError::Kernel { op: "start", why: why.to_owned() };
-        let first = programs.first().ok_or_else(|| refused("there is no program"))?;
-        let fits = |other: &Program| {
-            other.arena_bytes() <= first.arena_bytes()
-                && other.target() == first.target()
-                && other.has_weights_of(first)
+        let Some(first) = programs.first() else {
+            return Err(DeviceError::Kernel { op: "start", why: "there is no program".to_owned() });
         };
-        if !programs.iter().all(fits) {
-            return Err(refused("the programs of several sizes have weights at other places"));
+        for other in &programs {
+            // The weights stay where they are when the size of a run changes.
+            let fits = other.arena_bytes() <= first.arena_bytes()
+                && other.target() == first.target()
+                && other.has_weights_of(first);
+            if !fits {
+                let why = "the programs of several sizes have weights at other places".to_owned();
+                return Err(DeviceError::Kernel { op: "start", why });
+            }
         }
-        let programs = programs.into_iter().map(Loaded::of).collect::<Result<_, _>>()?;
+        let programs = programs.into_iter().map(LoadedProgram::of).collect::<Result<_, _>>()?;
         Ok(Self { programs, scratch: std::env::temp_dir() })
     }
 
@@ -555,7 +577,7 @@ impl Prepared {
     }
 }
 
-impl Loaded {
+impl LoadedProgram {
     fn of(program: Program) -> Result<Self, DeviceError> {
         let mut moves = 0;
         let all = (0..program.plans().len()).map(|plan| instructions(&program, plan, &mut moves));
@@ -567,40 +589,55 @@ impl Loaded {
 /// The instructions of a plan with addresses; adds the number of its moves to `moves`. An operand without an address is an
 /// error: if it were skipped, the kernel would read the later operands in the wrong places.
 fn instructions(program: &Program, plan: usize, moves: &mut usize) -> Result<Vec<Instruction>, DeviceError> {
-    let (name, p) = &program.plans()[plan];
-    let at = |op: &'static str, v: ValueId| {
-        let missing = || DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
-        p.memory.slice(v).map(|slice| program.location(plan, slice)).ok_or_else(missing)
-    };
-    let mut of_node: BTreeMap<usize, Move> = BTreeMap::new();
+    let p = &program.plans()[plan].1;
+    // The start and the wait of a move are two instructions of the same node, and must name the same transfer.
+    let mut of_node: BTreeMap<usize, PlannedMove> = BTreeMap::new();
     for (id, _) in p.graph.nodes() {
         let Some((from, to)) = moved(&p.graph, id) else { continue };
         let spec = p.graph.spec(from).clone();
-        let one = Move { id: *moves, from: at("move", from)?, to: at("move", to)?, spec };
-        of_node.insert(id.index(), one);
+        let from = placed(program, plan, "move", from)?;
+        let to = placed(program, plan, "move", to)?;
+        of_node.insert(id.index(), PlannedMove { id: *moves, from, to, spec });
         *moves += 1;
     }
-    let step = |(i, instr): (usize, &Instr)| {
+    let mut instructions = Vec::with_capacity(p.schedule.instrs.len());
+    for (i, instr) in p.schedule.instrs.iter().enumerate() {
         let (Instr::Launch(id) | Instr::Start(id) | Instr::Wait(id)) = *instr;
         let node = p.graph.node(id);
-        let a_move = || of_node.get(&id.index()).cloned().ok_or_else(|| no_move(node.op.name()));
-        match *instr {
+        let planned = of_node.get(&id.index()).cloned();
+        instructions.push(match *instr {
             Instr::Launch(_) => {
-                let operand =
-                    |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?.at, spec: p.graph.spec(v).clone() });
-                Ok(Instruction::Launch {
-                    op: node.op,
-                    kernel: p.kernels[id.index()],
-                    ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
-                    outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
-                    workspace: p.memory.workspaces[i].map(|s| (program.location(plan, s).at, s.bytes)),
-                })
+                let mut ins = Vec::with_capacity(node.inputs.len());
+                for &v in &node.inputs {
+                    ins.push(operand(program, plan, node.op.name(), v)?);
+                }
+                let mut outs = Vec::with_capacity(node.outputs.len());
+                for v in &node.outputs {
+                    outs.push(v.map(|v| operand(program, plan, node.op.name(), v)).transpose()?);
+                }
+                let workspace = p.memory.workspaces[i].map(|s| (program.location(plan, s).at, s.bytes));
+                Instruction::Launch { op: node.op, kernel: p.kernels[id.index()], ins, outs, workspace }
             }
-            Instr::Start(_) => a_move().map(Instruction::Start),
-            Instr::Wait(_) => a_move().map(Instruction::Wait),
-        }
-    };
-    p.schedule.instrs.iter().enumerate().map(step).collect()
+            Instr::Start(_) => Instruction::Start(planned.ok_or_else(|| no_move(node.op.name()))?),
+            Instr::Wait(_) => Instruction::Wait(planned.ok_or_else(|| no_move(node.op.name()))?),
+        });
+    }
+    Ok(instructions)
+}
+
+/// Position of a value that `op` reads or writes.
+fn placed(program: &Program, plan: usize, op: &'static str, v: ValueId) -> Result<Location, DeviceError> {
+    let (name, p) = &program.plans()[plan];
+    match p.memory.slice(v) {
+        Some(slice) => Ok(program.location(plan, slice)),
+        None => Err(DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() }),
+    }
+}
+
+/// A value as an operand of `op`.
+fn operand(program: &Program, plan: usize, op: &'static str, v: ValueId) -> Result<Operand, DeviceError> {
+    let at = placed(program, plan, op, v)?.at;
+    Ok(Operand { at, spec: program.plans()[plan].1.graph.spec(v).clone() })
 }
 
 /// The error for an instruction of a move whose node is none.

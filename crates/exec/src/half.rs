@@ -31,7 +31,8 @@ pub fn f32_to_bf16(x: f32) -> u16 {
 /// hardware round to multiples of 2^-24, the unit in the last place of 1/2.
 #[inline(always)]
 pub fn f32_to_f16(x: f32) -> u16 {
-    let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, ((x.to_bits() >> 16) & 0x8000) as u16);
+    let bits = x.to_bits() & 0x7FFF_FFFF;
+    let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
     let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13) as u16;
     let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;
     let finite = if bits < (127 - 14) << 23 { small } else { normal };

@@ -72,7 +72,7 @@ fn got(pointer: *mut u8, bytes: usize, align: usize) -> *mut u8 {
 #[cold]
 #[cfg(unix)]
 fn refused(bytes: usize) {
-    let mut text = Text { bytes: [0; 256], end: 0 };
+    let mut text = MessageBuffer { bytes: [0; 256], end: 0 };
     text.add(b"error: the system refused ");
     text.number(bytes as u64);
     text.add(b" B of memory\nlimit: ");
@@ -102,13 +102,13 @@ fn refused(_: usize) {
 
 /// A message of at most 256 bytes, built without allocation; the rest is cut off.
 #[cfg(unix)]
-struct Text {
+struct MessageBuffer {
     bytes: [u8; 256],
     end: usize,
 }
 
 #[cfg(unix)]
-impl Text {
+impl MessageBuffer {
     /// Appends text.
     fn add(&mut self, text: &[u8]) {
         let free = &mut self.bytes[self.end..];
@@ -119,7 +119,9 @@ impl Text {
 
     /// Appends a number in decimal.
     fn number(&mut self, number: u64) {
-        let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, number);
+        let mut digits = [b'0'; 20];
+        let mut first = 20;
+        let mut rest = number;
         loop {
             first -= 1;
             digits[first] = b'0' + (rest % 10) as u8;
@@ -138,7 +140,7 @@ mod tests {
 
     #[test]
     fn messages_are_made_in_place_and_end_at_their_room() {
-        let mut text = Text { bytes: [0; 256], end: 0 };
+        let mut text = MessageBuffer { bytes: [0; 256], end: 0 };
         [0, 7, 10, u64::MAX].into_iter().for_each(|number| {
             text.number(number);
             text.add(b" ");

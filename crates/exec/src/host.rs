@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 /// Spans recorded since tracing was turned on; none while it is off.
 #[derive(Debug, Default)]
-pub struct Clock {
+pub struct HostClock {
     began: Option<Instant>,
     spans: Vec<Span>,
 }
 
-impl Clock {
-    /// Start time for [`Clock::note`]; `None` while tracing is off.
+impl HostClock {
+    /// Start time for [`HostClock::note`]; `None` while tracing is off.
     pub fn start(&self) -> Option<Instant> {
         self.began.map(|_| Instant::now())
     }
@@ -21,7 +21,8 @@ impl Clock {
     /// Records the span from `start` to now.
     pub fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
         if let (Some(began), Some(start)) = (self.began, start) {
-            let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
+            let from = (start - began).as_secs_f64();
+            let seconds = start.elapsed().as_secs_f64();
             self.spans.push(Span { track, name: name.to_owned(), start: from, seconds });
         }
     }
@@ -34,7 +35,7 @@ impl Clock {
     }
 }
 
-impl Tracer for Clock {
+impl Tracer for HostClock {
     fn set(&mut self, on: bool) -> Result<(), DeviceError> {
         self.began = on.then(Instant::now);
         self.spans.clear();

@@ -34,4 +34,4 @@ pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;
 pub use progress::{OnStart, StartProgress, StartStage};
 pub use submit::{Data, Submitted};
-pub use transfer::{Allocation, Order, Transfer};
+pub use transfer::{Allocation, Transfer, TransferOrder};

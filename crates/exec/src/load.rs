@@ -70,73 +70,91 @@ pub(crate) fn load_weights(
     let weights: Vec<Weight> = weights.iter().flat_map(Weight::windows).collect();
     let total = weights.iter().map(Weight::elements).sum();
     let mut done = 0;
-    let mut count = |elements| {
-        done += elements;
-        report(StartProgress { stage: StartStage::Load, done, total });
-    };
     match executors.as_mut_slice() {
         [] => return Ok(()),
         [one] if readers < 2 => {
             for weight in &weights {
-                let upload = &mut |at, part: &[u8]| one.device_mut().upload(at, part);
-                let read = &mut |param: &Param, range, out: &mut [f32]| read(param, range, out);
-                weight.load(upload, &mut Buffers::of(std::iter::once(weight)), read)?;
-                count(weight.elements());
+                let buffers = &mut Buffers::of(std::iter::once(weight));
+                weight.load(
+                    &mut |at, part| one.device_mut().upload(at, part),
+                    buffers,
+                    &mut |param, range, out| read(param, range, out),
+                )?;
+                done += weight.elements();
+                report(StartProgress { stage: StartStage::Load, done, total });
             }
             return Ok(());
         }
         _ => {}
     }
     let next = AtomicUsize::new(0);
-    let refused = |source| DeviceError::Thread { source };
     std::thread::scope(|scope| {
-        let (mut senders, mut devices) = (vec![], vec![]);
+        let mut senders = vec![];
+        let mut devices = vec![];
         for executor in executors {
-            let (sender, parts) = sync_channel::<Part>(PARTS_AHEAD);
-            let mut put = move |(at, part): Part| executor.device_mut().upload(at, &part);
-            let work = move || parts.iter().try_for_each(&mut put);
-            devices.push(Builder::new().name("load".to_owned()).spawn_scoped(scope, work).map_err(refused)?);
+            let (sender, parts) = sync_channel::<WeightPart>(PARTS_AHEAD);
+            let thread = Builder::new().name("load".to_owned()).spawn_scoped(scope, move || {
+                parts.iter().try_for_each(|(at, part)| executor.device_mut().upload(at, &part))
+            });
+            devices.push(thread.map_err(|source| DeviceError::Thread { source })?);
             senders.push(sender);
         }
-        let (weights, next, (read_elements, elements)) = (&weights, &next, channel());
-        let reader = |_| {
-            let (senders, read_elements) = (senders.clone(), read_elements.clone());
-            let work = move || read_weights(weights, next, &senders, &read_elements, read);
-            Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).map_err(refused)
-        };
+        let weights = &weights;
+        let next = &next;
+        let (read_elements, elements) = channel();
+        let count = readers.clamp(1, weights.len().max(1));
+        let threads: Result<Vec<_>, _> = (0..count)
+            .map(|_| {
+                let senders = senders.clone();
+                let read_elements = read_elements.clone();
+                Builder::new()
+                    .name("weights".to_owned())
+                    .spawn_scoped(scope, move || read_weights(weights, next, &senders, &read_elements, read))
+                    .map_err(|source| DeviceError::Thread { source })
+            })
+            .collect();
         // When all senders are dropped every upload thread ends, so the scope ends after an error as well.
-        let readers: Result<Vec<_>, _> = (0..readers.clamp(1, weights.len().max(1))).map(reader).collect();
         drop((senders, read_elements));
         // The observer of a run belongs to this thread. The loop ends when every reader has ended.
-        elements.iter().for_each(&mut count);
-        let loaded = readers?.into_iter().map(ended).fold(Ok(()), Result::and);
+        for elements in elements {
+            done += elements;
+            report(StartProgress { stage: StartStage::Load, done, total });
+        }
+        let loaded = threads?.into_iter().map(ended).fold(Ok(()), Result::and);
         devices.into_iter().map(ended).fold(Ok(()), Result::and).and(loaded)
     })
 }
 
 /// Bytes of a weight, and their position.
-type Part = (Location, Arc<[u8]>);
+type WeightPart = (Location, Arc<[u8]>);
 
 /// Takes weights from the list until none is left, reads them, and sends their parts to every device. Sends the number of
 /// elements of each weight to `elements`.
 fn read_weights(
     weights: &[Weight],
     next: &AtomicUsize,
-    devices: &[SyncSender<Part>],
+    devices: &[SyncSender<WeightPart>],
     elements: &Sender<u64>,
     read: ReadShared<'_>,
 ) -> Result<(), DeviceError> {
-    let mut upload = |at: Location, part: &[u8]| {
-        let part: Arc<[u8]> = part.into();
-        // Sending fails if the device's thread has ended after an error; that thread returns the error.
-        devices.iter().for_each(|device| drop(device.send((at, Arc::clone(&part)))));
-        Ok(())
-    };
-    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| read(param, range, out);
     while let Some(weight) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
-        weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), &mut read)?;
+        // Buffers of the size of this weight, so that no reader holds the memory of the largest weight all the time.
+        let buffers = &mut Buffers::of(std::iter::once(weight));
+        weight.load(&mut |at, part| send(devices, at, part), buffers, &mut |param, range, out| {
+            read(param, range, out)
+        })?;
         // The receiver is dropped only after all readers have ended.
         let _ = elements.send(weight.elements());
+    }
+    Ok(())
+}
+
+/// Sends the same bytes to the thread of each device.
+fn send(devices: &[SyncSender<WeightPart>], at: Location, part: &[u8]) -> Result<(), DeviceError> {
+    let part: Arc<[u8]> = part.into();
+    for device in devices {
+        // Sending fails if the device's thread has ended after an error; that thread returns the error.
+        let _ = device.send((at, Arc::clone(&part)));
     }
     Ok(())
 }
@@ -152,12 +170,12 @@ pub(crate) struct Weight {
     /// Positions of further copies of the parameter, row-major in f32.
     copies: Copies,
     param: Param,
-    shape: Shape,
+    layout: WeightLayout,
 }
 
 /// The layout of a parameter. `Rows` is row-major, converted to `dtype`.
 #[derive(Clone, Copy)]
-enum Shape {
+enum WeightLayout {
     Rows {
         /// Range of elements to load: all of the parameter's, or a window of them.
         first: u64,
@@ -169,7 +187,7 @@ enum Shape {
     /// bf16 (n, k) in tiles.
     Tiles { n: u64, k: u64 },
     /// Quantized (n, k), row-major, followed by one scale per row.
-    Scaled { of: QuantizedFormat, n: u64, k: u64 },
+    Scaled { format: QuantizedFormat, n: u64, k: u64 },
     /// int8 (n, k) in tiles, followed by one scale per row.
     ScaledTiles { n: u64, k: u64 },
 }
@@ -183,7 +201,7 @@ pub(crate) struct Buffers {
     rows: Vec<f32>,
     panel: Vec<f32>,
     narrow: Vec<u16>,
-    codes: Vec<u8>,
+    quantized: Vec<u8>,
     packed: Vec<u8>,
     scales: Vec<f32>,
 }
@@ -194,7 +212,12 @@ impl Weight {
         let p: &Plan = &program.plans()[plan].1;
         p.graph.param_values().filter_map(move |(v, _, param)| {
             let at = program.location(plan, p.memory.persistent_slice(v)?);
-            Some(Self { at, copies: [None; 2], param: param.clone(), shape: Shape::of(p.graph.spec(v), p) })
+            Some(Self {
+                at,
+                copies: [None; 2],
+                param: param.clone(),
+                layout: WeightLayout::of(p.graph.spec(v), p),
+            })
         })
     }
 
@@ -205,28 +228,34 @@ impl Weight {
 
     /// Number of elements to load.
     fn elements(&self) -> u64 {
-        match self.shape {
-            Shape::Rows { first, end, .. } => end - first,
-            Shape::Panels { n, k, .. }
-            | Shape::Tiles { n, k }
-            | Shape::Scaled { n, k, .. }
-            | Shape::ScaledTiles { n, k } => n * k,
+        match self.layout {
+            WeightLayout::Rows { first, end, .. } => end - first,
+            WeightLayout::Panels { n, k, .. }
+            | WeightLayout::Tiles { n, k }
+            | WeightLayout::Scaled { n, k, .. }
+            | WeightLayout::ScaledTiles { n, k } => n * k,
         }
     }
 
     /// Divides a row-major weight into windows of [`WINDOW`] elements; other layouts stay whole.
     fn windows(&self) -> Vec<Self> {
-        let window = |shape| Self { param: self.param.clone(), shape, ..*self };
-        match self.shape {
-            Shape::Rows { first, end, dtype } => {
-                let of = |first| window(Shape::Rows { first, end: end.min(first + WINDOW), dtype });
-                (first..end).step_by(WINDOW as usize).map(of).collect()
-            }
-            shape @ (Shape::Panels { .. }
-            | Shape::Tiles { .. }
-            | Shape::Scaled { .. }
-            | Shape::ScaledTiles { .. }) => vec![window(shape)],
+        match self.layout {
+            WeightLayout::Rows { first, end, dtype } => (first..end)
+                .step_by(WINDOW as usize)
+                .map(|first| {
+                    self.with_layout(WeightLayout::Rows { first, end: end.min(first + WINDOW), dtype })
+                })
+                .collect(),
+            layout @ (WeightLayout::Panels { .. }
+            | WeightLayout::Tiles { .. }
+            | WeightLayout::Scaled { .. }
+            | WeightLayout::ScaledTiles { .. }) => vec![self.with_layout(layout)],
         }
+    }
+
+    /// The same parameter with another layout or window.
+    fn with_layout(&self, layout: WeightLayout) -> Self {
+        Self { param: self.param.clone(), layout, ..*self }
     }
 
     /// Reads the parameter, packs it and uploads it, also to its further copies.
@@ -237,12 +266,14 @@ impl Weight {
         read: ReadParam<'_>,
     ) -> Result<(), DeviceError> {
         let mut loading = Loading { weight: self, upload, read };
-        match self.shape {
-            Shape::Rows { first, end, dtype } => load_rows(&mut loading, first..end, dtype, buffers),
-            Shape::Scaled { of, n, k } => load_scaled(&mut loading, of, (n, k), buffers),
-            Shape::ScaledTiles { n, k } => load_scaled_tiles(&mut loading, n, k, buffers),
-            Shape::Tiles { n, k } => load_tiles(&mut loading, n, k, buffers),
-            Shape::Panels { width, n, k } => {
+        match self.layout {
+            WeightLayout::Rows { first, end, dtype } => load_rows(&mut loading, first..end, dtype, buffers),
+            WeightLayout::Scaled { format, n, k } => {
+                load_scaled(&mut loading, format, ScaledShape { n, k }, buffers)
+            }
+            WeightLayout::ScaledTiles { n, k } => load_scaled_tiles(&mut loading, n, k, buffers),
+            WeightLayout::Tiles { n, k } => load_tiles(&mut loading, n, k, buffers),
+            WeightLayout::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
                     let (there, beyond) = rows.split_at_mut(((n - first).min(width) * k) as usize);
@@ -269,8 +300,8 @@ impl Loading<'_, '_, '_> {
     /// Reads elements from `first` on, and uploads them to the further copies of the weight.
     fn read(&mut self, first: u64, out: &mut [f32]) -> Result<(), DeviceError> {
         let Weight { param, copies, .. } = self.weight;
-        let fail = |source| DeviceError::Load { param: param.name.clone(), source };
-        (self.read)(param, first..first + out.len() as u64, out).map_err(fail)?;
+        let read = (self.read)(param, first..first + out.len() as u64, out);
+        read.map_err(|source| DeviceError::Load { param: param.name.clone(), source })?;
         copies.iter().flatten().try_for_each(|&copy| {
             (self.upload)(behind(copy, first * DType::F32.size()), bytemuck::cast_slice(out))
         })
@@ -287,13 +318,14 @@ fn behind(start: Location, offset: u64) -> Location {
     Location { at: start.at + offset, ..start }
 }
 
-impl Shape {
+impl WeightLayout {
     fn of(spec: &TensorSpec, plan: &Plan) -> Self {
         let full = plan.graph.bounds.full();
         match spec.layout {
             Layout::RowMajor => Self::Rows { first: 0, end: spec.elements_at(full), dtype: spec.dtype },
             Layout::Packed { rows, .. } => {
-                let (n, k) = (spec.rows(full), spec.row_elements());
+                let n = spec.rows(full);
+                let k = spec.row_elements();
                 match spec.dtype {
                     DType::F32 => Self::Panels { width: u64::from(rows), n, k },
                     DType::Bf16 => Self::Tiles { n, k },
@@ -305,8 +337,9 @@ impl Shape {
                 }
             }
             Layout::Scaled => {
-                let of = if spec.dtype == DType::I8 { QuantizedFormat::Int8 } else { QuantizedFormat::E4m3 };
-                Self::Scaled { of, n: spec.rows(full), k: spec.row_elements() }
+                let format =
+                    if spec.dtype == DType::I8 { QuantizedFormat::Int8 } else { QuantizedFormat::E4m3 };
+                Self::Scaled { format, n: spec.rows(full), k: spec.row_elements() }
             }
         }
     }
@@ -315,40 +348,48 @@ impl Shape {
 impl Buffers {
     /// Buffers large enough for each of the given weights.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel, mut narrow, mut codes, mut packed, mut scales) = (0, 0, 0, 0, 0, 0);
+        let mut rows = 0;
+        let mut panel = 0;
+        let mut narrow = 0;
+        let mut quantized = 0;
+        let mut packed = 0;
+        let mut scales = 0;
         for weight in weights {
-            match weight.shape {
-                Shape::Rows { first, end, dtype } => {
+            match weight.layout {
+                WeightLayout::Rows { first, end, dtype } => {
                     rows = rows.max((end - first).min(CHUNK));
                     if let DType::Bf16 | DType::F16 = dtype {
                         narrow = narrow.max((end - first).min(CHUNK));
                     }
                 }
-                Shape::Panels { width, k, .. } => {
+                WeightLayout::Panels { width, k, .. } => {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
                 }
-                Shape::Tiles { k, .. } => {
+                WeightLayout::Tiles { k, .. } => {
                     rows = rows.max(tiles::STEP as u64 * k);
                     narrow = narrow.max(tiles::panel(k as usize) as u64);
                 }
-                Shape::ScaledTiles { n, k } => {
+                WeightLayout::ScaledTiles { n, k } => {
                     rows = rows.max(tiles::STEP as u64 * k);
-                    codes = codes.max(tiles::codes_panel(k as usize));
+                    quantized = quantized.max(tiles::codes_panel(k as usize));
                     packed = packed.max(tiles::codes_panel(k as usize));
                     scales = scales.max(n.next_multiple_of(tiles::STEP as u64));
                 }
-                Shape::Scaled { n, k, .. } => {
-                    let together = scaled_rows(n, k);
-                    rows = rows.max(together * k);
-                    codes = codes.max(together as usize * scaled::stride(k as usize));
+                WeightLayout::Scaled { n, k, .. } => {
+                    let rows_per_read = scaled_rows(n, k);
+                    rows = rows.max(rows_per_read * k);
+                    quantized = quantized.max(rows_per_read as usize * scaled::stride(k as usize));
                     scales = scales.max(n);
                 }
             }
         }
-        let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
-        let (codes, packed, scales) = (vec![0; codes], vec![0; packed], vec![0.0; scales as usize]);
-        Self { rows, panel, narrow: vec![0; narrow as usize], codes, packed, scales }
+        let rows = vec![0.0; rows as usize];
+        let panel = vec![0.0; panel as usize];
+        let quantized = vec![0; quantized];
+        let packed = vec![0; packed];
+        let scales = vec![0.0; scales as usize];
+        Self { rows, panel, narrow: vec![0; narrow as usize], quantized, packed, scales }
     }
 }
 
@@ -359,7 +400,8 @@ fn load_rows(
     dtype: DType,
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (Buffers { rows, narrow, .. }, end) = (buffers, range.end);
+    let Buffers { rows, narrow, .. } = buffers;
+    let end = range.end;
     for first in range.step_by(CHUNK as usize) {
         let part = &mut rows[..(end - first).min(CHUNK) as usize];
         loading.read(first, part)?;
@@ -403,23 +445,33 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
     (CHUNK / k.max(1)).clamp(1, n.max(1))
 }
 
+/// Size of a matrix that is quantized by rows.
+#[derive(Clone, Copy)]
+struct ScaledShape {
+    n: u64,
+    k: u64,
+}
+
 /// Loads a parameter quantized by rows; the scales follow all rows.
 fn load_scaled(
     loading: &mut Loading<'_, '_, '_>,
-    of: QuantizedFormat,
-    (n, k): (u64, u64),
+    format: QuantizedFormat,
+    shape: ScaledShape,
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (stride, together) = (scaled::stride(k as usize), scaled_rows(n, k));
+    let ScaledShape { n, k } = shape;
+    let stride = scaled::stride(k as usize);
+    let rows_per_read = scaled_rows(n, k);
     let scales = &mut buffers.scales[..n as usize];
-    for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
+    for (first, scales) in (0..n).step_by(rows_per_read as usize).zip(scales.chunks_mut(rows_per_read as usize))
+    {
         let rows = &mut buffers.rows[..scales.len() * k as usize];
         loading.read(first * k, rows)?;
-        let codes = &mut buffers.codes[..scales.len() * stride];
-        for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
-            *scale = of.quantise_weights(row, codes);
+        let quantized = &mut buffers.quantized[..scales.len() * stride];
+        for ((row, quantized), scale) in rows.chunks(k as usize).zip(quantized.chunks_mut(stride)).zip(scales) {
+            *scale = format.quantise_weights(row, quantized);
         }
-        loading.upload(first * stride as u64, codes)?;
+        loading.upload(first * stride as u64, quantized)?;
     }
     loading.upload(n * stride as u64, bytemuck::cast_slice(scales))
 }
@@ -431,18 +483,19 @@ fn load_scaled_tiles(
     k: u64,
     buffers: &mut Buffers,
 ) -> Result<(), DeviceError> {
-    let (stride, panel) = (tiles::codes_stride(k as usize), tiles::codes_panel(k as usize));
+    let stride = tiles::codes_stride(k as usize);
+    let panel = tiles::codes_panel(k as usize);
     let scales = &mut buffers.scales[..(n as usize).next_multiple_of(tiles::STEP)];
     scales.fill(0.0);
     for (i, scales) in scales.chunks_mut(tiles::STEP).enumerate() {
         let first = (i * tiles::STEP) as u64;
         let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
         loading.read(first * k, rows)?;
-        let codes = &mut buffers.codes[..rows.len() / k as usize * stride];
-        for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
-            *scale = QuantizedFormat::Int8.quantise_weights(row, codes);
+        let quantized = &mut buffers.quantized[..rows.len() / k as usize * stride];
+        for ((row, quantized), scale) in rows.chunks(k as usize).zip(quantized.chunks_mut(stride)).zip(scales) {
+            *scale = QuantizedFormat::Int8.quantise_weights(row, quantized);
         }
-        tiles::pack_codes(codes, stride, &mut buffers.packed[..panel]);
+        tiles::pack_codes(quantized, stride, &mut buffers.packed[..panel]);
         loading.upload((i * panel) as u64, &buffers.packed[..panel])?;
     }
     loading.upload((scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))

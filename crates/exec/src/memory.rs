@@ -39,18 +39,18 @@ pub fn kib(text: &str, name: &str) -> Option<Bytes> {
 }
 
 /// Reads a text file; `None` if it cannot be read.
-type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+type ReadFile<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// Stands for an unknown amount of memory; larger than any machine's.
 const UNKNOWN: Bytes = Bytes(u64::MAX >> 8);
 
 /// Computes the host memory from the files that `read` gives.
-fn memory(read: Read<'_>) -> Memory {
+fn memory(read: ReadFile<'_>) -> Memory {
     let meminfo = read(Path::new("/proc/meminfo")).unwrap_or_default();
     // A value that cannot be read, for example because no more files may be opened, counts as unlimited. If a step
     // then does not fit, the system refuses it.
-    let field = |name| kib(&meminfo, name).unwrap_or(UNKNOWN);
-    let host = Memory { free: field("MemAvailable:"), total: field("MemTotal:") };
+    let [free, total] = ["MemAvailable:", "MemTotal:"].map(|name| kib(&meminfo, name).unwrap_or(UNKNOWN));
+    let host = Memory { free, total };
     cgroup_limits(read).into_iter().chain(address_space(read)).fold(host, |m, (limit, used)| Memory {
         free: m.free.min(limit.saturating_sub(used)),
         total: m.total.min(limit),
@@ -58,7 +58,7 @@ fn memory(read: Read<'_>) -> Memory {
 }
 
 /// (limit, used) of this process's address space (`ulimit -v`); `None` if it has no limit.
-fn address_space(read: Read<'_>) -> Option<(Bytes, Bytes)> {
+fn address_space(read: ReadFile<'_>) -> Option<(Bytes, Bytes)> {
     let limits = read(Path::new("/proc/self/limits"))?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     let limit = Bytes(line.split_whitespace().next()?.parse().ok()?);
@@ -69,10 +69,8 @@ fn address_space(read: Read<'_>) -> Option<(Bytes, Bytes)> {
 /// both. A container may see its own cgroup as the root of the tree, with a path in /proc/self/cgroup that does not
 /// exist inside it; reading the root covers this case. Inactive file pages count as used in a cgroup but are
 /// reclaimed before an allocation fails, so they are subtracted.
-fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
+fn cgroup_limits(read: ReadFile<'_>) -> Vec<(Bytes, Bytes)> {
     let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    // Without a limit the file contains `max` (version 2), or a number larger than any machine's memory (version 1).
-    let number = |path: &Path| read(path)?.trim().parse::<u64>().ok().map(Bytes);
     let mut limits = vec![];
     for line in own.lines() {
         let mut fields = line.splitn(3, ':');
@@ -87,19 +85,30 @@ fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
             }
             _ => continue,
         };
-        let given_back = |level: &Path| {
-            let stat = read(&level.join("memory.stat"))?;
-            stat.lines().find_map(|line| line.strip_prefix(files))?.trim().parse().ok().map(Bytes)
-        };
         let root = Path::new(root);
         let folder = root.join(path.trim_start_matches('/'));
         for level in folder.ancestors().take_while(|l| l.starts_with(root)) {
-            if let (Some(limit), Some(used)) = (number(&level.join(limit)), number(&level.join(used))) {
-                limits.push((limit, used.saturating_sub(given_back(level).unwrap_or(Bytes::ZERO))));
+            if let (Some(limit), Some(used)) =
+                (number(read, &level.join(limit)), number(read, &level.join(used)))
+            {
+                let reclaimable = statistic(read, level, files).unwrap_or(Bytes::ZERO);
+                limits.push((limit, used.saturating_sub(reclaimable)));
             }
         }
     }
     limits
+}
+
+/// The number in a file of a cgroup. Without a limit the file contains `max` (version 2), which is `None`, or a number
+/// larger than any machine's memory (version 1).
+fn number(read: ReadFile<'_>, path: &Path) -> Option<Bytes> {
+    read(path)?.trim().parse::<u64>().ok().map(Bytes)
+}
+
+/// A statistic of the memory of a cgroup, whose line starts with `name`.
+fn statistic(read: ReadFile<'_>, cgroup: &Path, name: &str) -> Option<Bytes> {
+    let statistics = read(&cgroup.join("memory.stat"))?;
+    statistics.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok().map(Bytes)
 }
 
 #[cfg(test)]

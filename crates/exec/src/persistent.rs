@@ -37,7 +37,8 @@ impl Executor {
     /// The parameters and states of all plans, each once, in the order of the program's plans.
     pub fn persistent_tensors(&self) -> Vec<PersistentTensor> {
         let program = self.program();
-        let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
+        let mut seen = BTreeSet::new();
+        let mut residents = vec![];
         for (i, (_, plan)) in program.plans().iter().enumerate() {
             for (v, value) in plan.graph.sources() {
                 let what = match value.spec.role {
@@ -103,10 +104,10 @@ impl Executor {
 
 /// Converts f32 to a 16-bit float, rounding to nearest with ties to even.
 pub(crate) fn round(from: &[f32], dtype: DType, to: &mut [u16]) {
-    let each = |f: fn(f32) -> u16, to: &mut [u16]| to.iter_mut().zip(from).for_each(|(to, &x)| *to = f(x));
+    let pairs = to.iter_mut().zip(from);
     match dtype {
-        DType::Bf16 => each(f32_to_bf16, to),
-        DType::F16 => each(f32_to_f16, to),
+        DType::Bf16 => pairs.for_each(|(to, &x)| *to = f32_to_bf16(x)),
+        DType::F16 => pairs.for_each(|(to, &x)| *to = f32_to_f16(x)),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
     }
 }

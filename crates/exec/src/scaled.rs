@@ -68,14 +68,14 @@ impl QuantizedFormat {
     /// the scale. The choice matters less the longer the row is, because the errors of n values average out with 1 /
     /// sqrt n.
     pub(crate) fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
-        let most = self.largest_of(row);
+        let absmax = self.largest_of(row);
         let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MAX_TRIED);
-        let candidates = (0..tried).map(|i| most * self.factor(i as f32 / tried as f32));
+        let candidates = (0..tried).map(|i| absmax * self.factor(i as f32 / tried as f32));
         if tried == 1 {
-            return self.with_scale_of(row, most, codes);
+            return self.with_scale_of(row, absmax, codes);
         }
-        let errors = candidates.map(|most| (self.squared_error(row, most), most));
-        let best = errors.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(most, |(_, most)| most);
+        let errors = candidates.map(|absmax| (self.squared_error(row, absmax), absmax));
+        let best = errors.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(absmax, |(_, absmax)| absmax);
         self.with_scale_of(row, best, codes)
     }
 
@@ -91,33 +91,35 @@ impl QuantizedFormat {
 
     /// The largest magnitude of a row, at least `TINY`.
     fn largest_of(self, row: &[f32]) -> f32 {
-        let most = row.iter().fold(TINY, |most, x| most.max(x.abs()));
+        let absmax = row.iter().fold(TINY, |absmax, x| absmax.max(x.abs()));
         match self {
-            Self::E4m3 => most,
+            Self::E4m3 => absmax,
             // No integer represents NaN. For rows with NaN or infinity the sum is NaN, which makes the scale NaN.
-            Self::Int8 => most + row.iter().map(|x| 0.0 * x).sum::<f32>(),
+            Self::Int8 => absmax + row.iter().map(|x| 0.0 * x).sum::<f32>(),
         }
     }
 
-    /// Quantizes a row whose largest magnitude is taken to be `most`; fills the padding with zeros and returns the
+    /// Quantizes a row whose largest magnitude is taken to be `absmax`; fills the padding with zeros and returns the
     /// scale.
-    fn with_scale_of(self, row: &[f32], most: f32, codes: &mut [u8]) -> f32 {
-        let inverse = self.largest() / most;
+    fn with_scale_of(self, row: &[f32], absmax: f32, codes: &mut [u8]) -> f32 {
+        let inverse = self.largest() / absmax;
         let (codes, padding) = codes.split_at_mut(row.len());
         codes.iter_mut().zip(row).for_each(|(code, &x)| *code = self.round(x * inverse));
         padding.fill(0);
-        most / self.largest()
+        absmax / self.largest()
     }
 
-    /// Squared error of a row quantized with the largest magnitude `most`.
-    fn squared_error(self, row: &[f32], most: f32) -> f32 {
-        let (inverse, scale) = (self.largest() / most, most / self.largest());
+    /// Squared error of a row quantized with the largest magnitude `absmax`.
+    fn squared_error(self, row: &[f32], absmax: f32) -> f32 {
+        let inverse = self.largest() / absmax;
+        let scale = absmax / self.largest();
         row.iter().map(|&x| (self.widen(self.round(x * inverse)) * scale - x).powi(2)).sum()
     }
 
     /// Quantizes a matrix and returns its bytes: all rows, then all scales.
     pub fn encode(self, numbers: &[f64], columns: usize) -> Vec<u8> {
-        let (mut codes, mut scales) = (vec![], vec![]);
+        let mut codes = vec![];
+        let mut scales = vec![];
         for row in numbers.chunks(columns.max(1)) {
             let row: Vec<f32> = row.iter().map(|&x| x as f32).collect();
             let at = codes.len();
@@ -136,8 +138,9 @@ impl QuantizedFormat {
         let mut numbers = vec![0.0; rows * columns];
         let to = numbers.chunks_mut(columns.max(1));
         for ((row, codes), scale) in to.zip(codes.chunks(stride.max(1))).zip(scales) {
-            let wide = |code: u8| f64::from(self.widen(code)) * f64::from(scale);
-            row.iter_mut().zip(codes).for_each(|(x, &code)| *x = wide(code));
+            for (x, &code) in row.iter_mut().zip(codes) {
+                *x = f64::from(self.widen(code)) * f64::from(scale);
+            }
         }
         numbers
     }
@@ -146,7 +149,8 @@ impl QuantizedFormat {
 /// Converts to the nearest e4m3, ties to even; larger values saturate.
 fn round(x: f32) -> u8 {
     let bits = x.to_bits();
-    let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7FFF_FFFF);
+    let sign = (bits >> 24 & 0x80) as u8;
+    let magnitude = bits & 0x7FFF_FFFF;
     if x.is_nan() {
         return NAN;
     }
@@ -162,7 +166,8 @@ fn round(x: f32) -> u8 {
 
 /// Converts e4m3 to f32.
 fn widen(code: u8) -> f32 {
-    let (exponent, fraction) = (u32::from(code >> 3 & 15), u32::from(code & 7));
+    let exponent = u32::from(code >> 3 & 15);
+    let fraction = u32::from(code & 7);
     let magnitude = match (exponent, fraction) {
         (15, 7) => f32::NAN,
         (0, _) => fraction as f32 / 512.0,
@@ -182,7 +187,8 @@ mod tests {
         }
         assert_eq!((round(f32::NAN), round(f32::INFINITY), round(-1e9)), (NAN, 0x7E, 0xFE));
         for code in 0..0x7Eu8 {
-            let (a, b) = (widen(code), widen(code + 1));
+            let a = widen(code);
+            let b = widen(code + 1);
             let middle = 0.5 * (a + b);
             assert_eq!(round(middle), code + code % 2, "{middle}");
             assert_eq!(round(middle - 1e-3 * (b - a)), code);
@@ -210,9 +216,9 @@ mod tests {
         assert_eq!((&bytes[16..48], &bytes[48..51]), (&[0; 32][..], &[127, 42, 0][..]));
         let back = QuantizedFormat::Int8.decode(&bytes, 4, 3);
         for (r, row) in rows.iter().enumerate() {
-            let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+            let absmax = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
-                assert!((x - y).abs() <= most / 253.9 + 1e-33, "{x} is {y}");
+                assert!((x - y).abs() <= absmax / 253.9 + 1e-33, "{x} is {y}");
             }
         }
         for (x, code) in [(0.5, 0), (1.5, 2), (-2.5, -2), (126.6, 127), (1e9, 127), (f32::NAN, 0)] {
@@ -234,10 +240,10 @@ mod tests {
         assert!(bytes[3..16].iter().all(|&code| code == 0), "padding");
         let back = QuantizedFormat::E4m3.decode(&bytes, 4, 3);
         for (r, row) in rows.iter().enumerate() {
-            let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+            let absmax = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
                 // Half of the last of three fraction bits, or half of the smallest subnormal.
-                assert!((x - y).abs() <= x.abs() / 16.0 + most / 448.0 / 1024.0 + 1e-33, "{x} is {y}");
+                assert!((x - y).abs() <= x.abs() / 16.0 + absmax / 448.0 / 1024.0 + 1e-33, "{x} is {y}");
             }
         }
         // The error of weights is lower than with the scale of their largest magnitude.

@@ -25,10 +25,17 @@ impl ScratchFile {
     /// # Errors
     /// [`DeviceError::Disk`] if the folder cannot be written, or the disk has less space.
     pub fn create(folder: &Path, bytes: Bytes) -> Result<Self, DeviceError> {
-        let fail = |source| DeviceError::Disk { folder: folder.to_owned(), bytes, source };
-        let file = tempfile::tempfile_in(folder).map_err(fail)?;
-        reserve(&file, bytes.0).map_err(fail)?;
-        Ok(Self { file, bytes: bytes.0, folder: folder.to_owned() })
+        match Self::reserved(folder, bytes.0) {
+            Ok(file) => Ok(Self { file, bytes: bytes.0, folder: folder.to_owned() }),
+            Err(source) => Err(DeviceError::Disk { folder: folder.to_owned(), bytes, source }),
+        }
+    }
+
+    /// A file without a name in `folder`, whose blocks are taken from the disk.
+    fn reserved(folder: &Path, bytes: u64) -> io::Result<File> {
+        let file = tempfile::tempfile_in(folder)?;
+        reserve(&file, bytes)?;
+        Ok(file)
     }
 
     /// Reads bytes from position `at`.
@@ -53,11 +60,12 @@ impl ScratchFile {
         Ok(())
     }
 
+    /// `Err` unless the range lies inside the file.
     fn check(&self, at: u64, bytes: usize) -> Result<(), DeviceError> {
-        match at.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes) {
-            true => Ok(()),
-            false => Err(DeviceError::OutsideArena { at, bytes: Bytes(bytes as u64) }),
+        if at.checked_add(bytes as u64).is_none_or(|end| end > self.bytes) {
+            return Err(DeviceError::OutsideArena { at, bytes: Bytes(bytes as u64) });
         }
+        Ok(())
     }
 
     fn failed(&self, bytes: usize, source: io::Error) -> DeviceError {
@@ -117,7 +125,7 @@ pub enum FileCopy {
 
 /// A copy that a thread of [`FileQueues`] makes.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct CopyJob {
     id: usize,
     direction: FileCopy,
     /// Position in the file.
@@ -134,27 +142,27 @@ pub type BeforeCopy = Arc<dyn Fn(usize) -> Result<(), DeviceError> + Send + Sync
 /// an error.
 pub struct FileQueues {
     file: Arc<ScratchFile>,
-    senders: [Option<SyncSender<Job>>; 2],
+    senders: [Option<SyncSender<CopyJob>>; 2],
     threads: Vec<JoinHandle<()>>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
 }
 
 /// Which transfers are on their way, and the first error.
 #[derive(Default)]
-struct Progress {
-    state: Mutex<State>,
+struct CopyProgress {
+    state: Mutex<CopyState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CopyState {
     /// Whether each transfer is on its way, indexed by id.
     on_the_way: Vec<bool>,
     error: Option<DeviceError>,
 }
 
-impl Progress {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl CopyProgress {
+    fn lock(&self) -> MutexGuard<'_, CopyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,26 +171,26 @@ impl FileQueues {
     /// Starts the threads for at most `transfers` transfers. `before` is called in their thread before each copy.
     pub fn start(file: ScratchFile, transfers: usize, before: BeforeCopy) -> Result<Self, DeviceError> {
         let file = Arc::new(file);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CopyProgress::default());
         progress.lock().on_the_way = vec![false; transfers];
         let mut queues = Self { file, senders: [None, None], threads: vec![], progress };
         for (k, name) in ["read", "write"].into_iter().enumerate() {
-            let (sender, jobs) = sync_channel::<Job>(transfers.max(1));
+            let (sender, jobs) = sync_channel::<CopyJob>(transfers.max(1));
             let file = Arc::clone(&queues.file);
             let progress = Arc::clone(&queues.progress);
             let before = Arc::clone(&before);
-            let work = move || {
+            let thread = Builder::new().name(name.to_owned()).spawn(move || {
                 for job in jobs {
                     let copied = before(job.id).and_then(|()| copy(&file, job));
                     let mut state = progress.lock();
                     state.on_the_way[job.id] = false;
+                    // Only the first error is kept: the later ones mostly follow from it.
                     if let Err(error) = copied {
                         state.error.get_or_insert(error);
                     }
                     progress.changed.notify_all();
                 }
-            };
-            let thread = Builder::new().name(name.to_owned()).spawn(work);
+            });
             queues.threads.push(thread.map_err(|source| DeviceError::Thread { source })?);
             queues.senders[k] = Some(sender);
         }
@@ -209,10 +217,9 @@ impl FileQueues {
     ) -> Result<(), DeviceError> {
         self.file.check(at, bytes.0 as usize)?;
         self.progress.lock().on_the_way[id] = true;
-        let job = Job { id, direction, at, memory: memory.expose_provenance(), bytes: bytes.0 as usize };
-        let ended = || DeviceError::Kernel { op: "move", why: "the thread of its queue has ended".to_owned() };
-        let sender = self.senders[direction as usize].as_ref().ok_or_else(ended)?;
-        sender.send(job).map_err(|_| ended())
+        let job = CopyJob { id, direction, at, memory: memory.expose_provenance(), bytes: bytes.0 as usize };
+        let sender = self.senders[direction as usize].as_ref().ok_or_else(ended_queue)?;
+        sender.send(job).map_err(|_| ended_queue())
     }
 
     /// Blocks until a transfer is complete.
@@ -238,6 +245,11 @@ impl FileQueues {
     }
 }
 
+/// The error for a copy that no thread takes any more.
+fn ended_queue() -> DeviceError {
+    DeviceError::Kernel { op: "move", why: "the thread of its queue has ended".to_owned() }
+}
+
 impl Drop for FileQueues {
     fn drop(&mut self) {
         // The threads end when nothing more can be sent; their memory must outlive them.
@@ -249,7 +261,7 @@ impl Drop for FileQueues {
     }
 }
 
-fn copy(file: &ScratchFile, job: Job) -> Result<(), DeviceError> {
+fn copy(file: &ScratchFile, job: CopyJob) -> Result<(), DeviceError> {
     let memory: *mut u8 = std::ptr::with_exposed_provenance_mut(job.memory);
     match job.direction {
         FileCopy::Read => {

@@ -5,7 +5,7 @@
 use crate::device::{DeviceError, Span};
 use crate::executor::Executor;
 use crate::output::OutputBuffer;
-use crate::transfer::{Order, Transfer};
+use crate::transfer::{Transfer, TransferOrder};
 use plimsoll_graph::{Bytes, Counts, DType, ValueId};
 use plimsoll_plan::{Direction, InFlightPlace, InputId, Location, OutputId};
 use std::collections::VecDeque;
@@ -89,7 +89,8 @@ impl Executor {
         self.follow(plan, counts)?;
         let before = self.open.outputs.len();
         let requested = self.request_outputs(outputs);
-        let (number, count) = (self.open.next, self.open.outputs.len() - before);
+        let number = self.open.next;
+        let count = self.open.outputs.len() - before;
         if requested.is_ok() || count > 0 {
             let is_abandoned = requested.is_err();
             self.open.steps.push_back(InFlightStep { number, outputs: count, is_abandoned });
@@ -120,7 +121,7 @@ impl Executor {
             };
             let bytes = Bytes(data.len() as u64);
             // The step that used these bytes before was collected, so nothing that is enqueued uses them.
-            let transfer = Transfer { id, from: host, to: arena, bytes, order: Order::Free };
+            let transfer = Transfer { id, from: host, to: arena, bytes, order: TransferOrder::Free };
             let device = self.device_mut();
             device.upload(host, data)?;
             device.start(&transfer)?;
@@ -144,7 +145,7 @@ impl Executor {
                 continue;
             };
             let bytes = Bytes(DType::F32.size() * values as u64);
-            let transfer = Transfer { id, from: arena, to: host, bytes, order: Order::AfterLaunches };
+            let transfer = Transfer { id, from: arena, to: host, bytes, order: TransferOrder::AfterLaunches };
             let device = self.device_mut();
             device.start(&Transfer::in_arena(at.at, arena.at, bytes))?;
             device.start(&transfer)?;
@@ -170,13 +171,19 @@ impl Executor {
         self.admits(plan, counts)?;
         for (i, &(input, data)) in inputs.iter().enumerate() {
             let given = inputs[..i].iter().any(|(other, _)| *other == input);
-            let right = |elements| data.len() == elements;
-            self.fits((plan, input.plan, input.value), given, counts, data.dtype(), &right)?;
+            self.check_owner(plan, input.plan, input.value, given)?;
+            let spec = self.program().plans()[input.plan].1.graph.spec(input.value);
+            if spec.dtype != data.dtype() || data.len() != spec.elements_at(counts) as usize {
+                return Err(self.unfit(input.plan, input.value));
+            }
         }
         for (i, &(output, n)) in outputs.iter().enumerate() {
             let given = outputs[..i].iter().any(|(other, _)| *other == output);
-            let right = |elements| n <= elements;
-            self.fits((plan, output.plan, output.value), given, counts, self.output_dtype(output), &right)?;
+            self.check_owner(plan, output.plan, output.value, given)?;
+            let spec = self.program().plans()[output.plan].1.graph.spec(output.value);
+            if spec.dtype != self.output_dtype(output) || n > spec.elements_at(counts) as usize {
+                return Err(self.unfit(output.plan, output.value));
+            }
         }
         Ok(())
     }
@@ -187,39 +194,40 @@ impl Executor {
         if is_i32 { DType::I32 } else { DType::F32 }
     }
 
-    /// `Err` unless the value belongs to `plan`, was not `given` before, has this element type, and `right` accepts
-    /// its number of elements in a step with `counts`.
-    fn fits(
-        &self,
-        (plan, of, value): (usize, usize, ValueId),
-        given: bool,
-        counts: Counts,
-        dtype: DType,
-        right: &dyn Fn(usize) -> bool,
-    ) -> Result<(), DeviceError> {
-        let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
-        let graph = &self.program().plans()[of].1.graph;
-        let name = || graph.interface_name(value).unwrap_or_else(|| value.to_string());
-        let spec = graph.spec(value);
-        match () {
-            () if of != plan => refused(format!("`{}` is of plan {of}, the step of plan {plan}", name())),
-            () if given => refused(format!("`{}` was given twice", name())),
-            () if spec.dtype == dtype && right(spec.elements_at(counts) as usize) => Ok(()),
-            () => refused(format!("`{}` is {spec}, which is not what was given or asked for", name())),
+    /// `Err` unless a value of plan `owner` is one of the step's `plan`, and was not `given` before.
+    fn check_owner(&self, plan: usize, owner: usize, value: ValueId, given: bool) -> Result<(), DeviceError> {
+        // The name is made only for an error: a step that is submitted allocates nothing.
+        if owner != plan {
+            let name = self.interface_name(owner, value);
+            return Err(refused(format!("`{name}` is of plan {owner}, the step of plan {plan}")));
         }
+        if given {
+            let name = self.interface_name(owner, value);
+            return Err(refused(format!("`{name}` was given twice")));
+        }
+        Ok(())
+    }
+
+    /// Name of an input or output of a plan.
+    fn interface_name(&self, plan: usize, value: ValueId) -> String {
+        let graph = &self.program().plans()[plan].1.graph;
+        graph.interface_name(value).unwrap_or_else(|| value.to_string())
+    }
+
+    /// The error for a value of another element type or size than its data or buffer.
+    fn unfit(&self, plan: usize, value: ValueId) -> DeviceError {
+        let spec = self.program().plans()[plan].1.graph.spec(value);
+        let name = self.interface_name(plan, value);
+        refused(format!("`{name}` is {spec}, which is not what was given or asked for"))
     }
 
     /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. `Err` if `step` is
     /// not the oldest or has another number of outputs, or if a buffer does not take the element type of its output.
     pub fn collect(&mut self, step: Submitted, outs: &mut [impl OutputBuffer]) -> Result<(), DeviceError> {
-        let is_due = |oldest: &InFlightStep| oldest.number == step.number && oldest.outputs == outs.len();
-        if !self.open.steps.front().is_some_and(is_due) {
-            let why = format!(
-                "step {} into {} places; the oldest step is {:?}",
-                step.number,
-                outs.len(),
-                self.open.steps.front()
-            );
+        let oldest = self.open.steps.front();
+        if !oldest.is_some_and(|oldest| oldest.number == step.number && oldest.outputs == outs.len()) {
+            let why =
+                format!("step {} into {} places; the oldest step is {:?}", step.number, outs.len(), oldest);
             return Err(DeviceError::Kernel { op: "collect", why });
         }
         let mut pairs = outs.iter().zip(&self.open.outputs);
@@ -270,6 +278,11 @@ impl Executor {
     pub fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
         self.device_mut().tracer().spans()
     }
+}
+
+/// The error of a step that is not submitted.
+fn refused(why: String) -> DeviceError {
+    DeviceError::Kernel { op: "submit", why }
 }
 
 impl Data<'_> {

@@ -23,9 +23,11 @@ pub const fn panel(k: usize) -> usize {
 pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
     assert!(rows.len() <= STEP * k && to.len() == panel(k), "{} elements of rows of {k}", rows.len());
     for (i, tile) in to.chunks_exact_mut(TILE).enumerate() {
-        let (first, columns) = (i % 2 * SIDE, i / 2 * STEP..k.min((i / 2 + 1) * STEP));
+        let first = i % 2 * SIDE;
+        let columns = i / 2 * STEP..k.min((i / 2 + 1) * STEP);
         let mut whole = [[0; STEP]; SIDE];
         for (n, narrow) in whole.iter_mut().enumerate() {
+            // Rows past the last one keep the zeros of `whole`: products read all 16 rows of a tile.
             let Some(row) = rows.get((first + n) * k..(first + n + 1) * k) else { break };
             narrow.iter_mut().zip(&row[columns.clone()]).for_each(|(to, &w)| *to = f32_to_bf16(w));
         }
@@ -52,7 +54,8 @@ pub fn pack_codes(rows: &[u8], stride: usize, to: &mut [u8]) {
     assert!(rows.len() <= to.len() && to.len() == STEP * stride, "{} codes of rows of {stride}", rows.len());
     const LINE: usize = 4 * SIDE;
     for (i, tile) in to.chunks_exact_mut(SIDE * LINE).enumerate() {
-        let (first, column) = (i % 2 * SIDE, i / 2 * LINE);
+        let first = i % 2 * SIDE;
+        let column = i / 2 * LINE;
         for (j, line) in tile.chunks_exact_mut(LINE).enumerate() {
             for (n, quad) in line.chunks_exact_mut(4).enumerate() {
                 let at = (first + n) * stride + column + 4 * j;
@@ -78,8 +81,12 @@ mod tests {
 
     /// Position of W[n][k], directly from the definition of the layout.
     fn place(n: usize, k: usize, columns: usize) -> usize {
-        let (p, h, r) = (n / 32, n / 16 % 2, n % 16);
-        let (s, j, odd) = (k / 32, k % 32 / 2, k % 2);
+        let p = n / 32;
+        let h = n / 16 % 2;
+        let r = n % 16;
+        let s = k / 32;
+        let j = k % 32 / 2;
+        let odd = k % 2;
         let bytes = p * columns.div_ceil(32) * 2048 + s * 2048 + h * 1024 + j * 64 + r * 4 + odd * 2;
         bytes / 2
     }
@@ -91,7 +98,8 @@ mod tests {
             let code = |n: usize, k: usize| (n * 7 + k * 3) as u8 | 1;
             let mut all = vec![0; rows * stride];
             (0..rows * k).for_each(|i| all[i / k * stride + i % k] = code(i / k, i % k));
-            let (mut tiles, mut seen) = (vec![9; codes_panel(k)], vec![0; codes_panel(k)]);
+            let mut tiles = vec![9; codes_panel(k)];
+            let mut seen = vec![0; codes_panel(k)];
             pack_codes(&all, stride, &mut tiles);
             for (n, k) in (0..rows * k).map(|i| (i / k, i % k)) {
                 seen[k / 64 * 2048 + n / 16 * 1024 + k % 64 / 4 * 64 + n % 16 * 4 + k % 4] = code(n, k);

@@ -17,14 +17,14 @@ pub struct Transfer {
     /// Number of bytes.
     pub bytes: Bytes,
     /// What the copy waits for.
-    pub order: Order,
+    pub order: TransferOrder,
 }
 
 impl Transfer {
     /// A copy within the arena, in the queue of kernels. It is in order with the launches, so nobody waits for it.
     pub fn in_arena(from: u64, to: u64, bytes: Bytes) -> Self {
         let [from, to] = [from, to].map(Location::in_arena);
-        Self { id: usize::MAX, from, to, bytes, order: Order::AfterLaunches }
+        Self { id: usize::MAX, from, to, bytes, order: TransferOrder::AfterLaunches }
     }
 
     /// The queue of the copy.
@@ -35,7 +35,7 @@ impl Transfer {
 
 /// What a transfer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum TransferOrder {
     /// All launches, and all transfers that were waited for, before its start.
     AfterLaunches,
     /// Nothing: no work that was enqueued before uses the bytes.

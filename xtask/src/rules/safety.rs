@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn homes() {
         let text = "//! A.\n// unsafe\nfn f() { unsafe { g() } }\n";
-        check(home, "crates/cpu/src/gemm.rs", text, &[]);
+        check(home, "crates/cpu/src/matmul/linear_f32.rs", text, &[]);
         check(home, "crates/exec/src/arena.rs", text, &[]);
         check(home, "crates/exec/src/executor.rs", text, &[3]);
         check(home, "crates/graph/src/lib.rs", "//! \"unsafe\"\n", &[]);

@@ -8,15 +8,15 @@
 //! task adds to its gradients: dk and dv are summed over heads, blocks and queries in order, dq over key tiles in
 //! order.
 
-use super::super::Cpu;
-use super::super::isa::Kernel;
-use super::super::math::exp;
-use super::super::simd::{LANES, Simd};
-use super::super::tile::{Begin, PANEL, strip};
-use super::super::view::{Rows, RowsMut};
 use super::grad_workspace_bytes;
-use super::pack::{Head, copy, gather, rotate, transpose, turn_back};
-use super::{Attention, ROW, STRIP, View, keys_of, queries_of, show};
+use super::pack::{HeadRows, PanelRows, Rotation, copy, transpose};
+use super::{AttentionConfig, ROW, STRIP, VisibleRange, keys_of, queries_of, select};
+use crate::Cpu;
+use crate::matmul::register_tile::{InitialSums, PANEL, StripMatmul, strip};
+use crate::simd::isa::SimdKernel;
+use crate::simd::math::exp;
+use crate::simd::{LANES, Simd};
+use crate::view::{Rows, RowsMut};
 
 /// Keys per tile, and the row stride of ds with queries as rows.
 const KEYS: usize = 192;
@@ -40,11 +40,13 @@ pub struct SavedForward<'a> {
     pub lse: Rows<'a>,
     /// Gradient of o, (T, H hd).
     pub gradient: Rows<'a>,
+    /// (start, end) of every sequence, ascending and disjoint.
+    pub spans: &'a [[u32; 2]],
 }
 
 /// Outputs of the backward pass, of the shapes of q, k and v; they may be columns of one matrix. `None` for a
 /// gradient that is not needed, such as the gradient of k if only q and v of the first layer are trained.
-pub struct Gradients<'a> {
+pub struct AttentionGradients<'a> {
     /// Gradient of q, (T, H hd).
     pub q: Option<RowsMut<'a>>,
     /// Gradient of k, (T, G hd).
@@ -53,37 +55,39 @@ pub struct Gradients<'a> {
     pub v: Option<RowsMut<'a>>,
 }
 
-/// Computes the gradients of q, k and v. `spans` are ascending and disjoint; rows outside them are set to zero.
-/// `workspace` holds `grad_workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics if
-/// shapes are inconsistent or a span is longer than the rope table.
+/// Computes the gradients of q, k and v. Rows outside of the sequences are set to zero. `workspace` holds
+/// `grad_workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics if shapes are inconsistent
+/// or a span is longer than the rotary tables.
 pub fn attention_grad(
     cpu: &Cpu,
-    config: Attention<'_>,
-    given: SavedForward<'_>,
-    spans: &[[u32; 2]],
-    wanted: Gradients<'_>,
+    config: AttentionConfig<'_>,
+    saved: SavedForward<'_>,
+    gradients: AttentionGradients<'_>,
     workspace: &mut [f32],
 ) {
-    let queries = [given.q, given.o, given.gradient, shape(&wanted.q, given.q)];
-    config.check(&queries, [given.k, given.v], Some(given.lse), spans);
-    config.check(&queries, [shape(&wanted.k, given.k), shape(&wanted.v, given.v)], None, spans);
-    let parts = WorkspaceLayout::new(config.head_dim);
-    let (threads, each) = (cpu.threads(), grad_workspace_bytes(config.head_dim) / 4);
-    assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
-    debug_assert!(parts.len <= each, "the parts fit");
+    let spans = saved.spans;
+    let queries = [saved.q, saved.o, saved.gradient, shape(&gradients.q, saved.q)];
+    config.check(&queries, [saved.k, saved.v], Some(saved.lse), spans);
+    config.check(&queries, [shape(&gradients.k, saved.k), shape(&gradients.v, saved.v)], None, spans);
+    let layout = GradientWorkspace::new(config.head_dim);
+    let threads = cpu.threads();
+    let words_per_thread = grad_workspace_bytes(config.head_dim) / 4;
+    assert!(workspace.len() >= words_per_thread * threads, "workspace for {threads} threads");
+    debug_assert!(layout.len <= words_per_thread, "the parts fit");
+    // The gaps between sequences, and the rows after the last.
     let mut row = 0;
-    let end = given.q.rows() as u32;
+    let end = saved.q.rows() as u32;
     for &[start, end] in spans.iter().chain(&[[end, end]]) {
-        clear(&wanted, row..start as usize);
+        clear(&gradients, row..start as usize);
         row = end as usize;
     }
-    let scratch = workspace.as_mut_ptr() as usize;
-    let job = GradientCall { config, given, wanted: &wanted };
+    let workspace = workspace.as_mut_ptr() as usize;
+    let call = GradientCall { config, saved, gradients: &gradients };
     cpu.pool().run(spans.len() * config.kv_heads, &|task, worker| {
         let [start, end] = spans[task / config.kv_heads].map(|row| row as usize);
-        let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        let place = KeyHead { start, len: end - start, shared: task % config.kv_heads };
-        cpu.isa().run(GradientBlock { job, place, parts, scratch });
+        let scratch = (workspace as *mut f32).wrapping_add(worker * words_per_thread);
+        let kv_head = KeyValueHead { start, len: end - start, index: task % config.kv_heads };
+        cpu.isa().run(GradientBlock { call, kv_head, layout, scratch });
     });
 }
 
@@ -93,8 +97,8 @@ fn shape<'a>(x: &'a Option<RowsMut<'_>>, like: Rows<'a>) -> Rows<'a> {
 }
 
 /// Zeroes the rows of all outputs that belong to no sequence.
-fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
-    for x in [&wanted.q, &wanted.k, &wanted.v].into_iter().flatten() {
+fn clear(gradients: &AttentionGradients<'_>, rows: core::ops::Range<usize>) {
+    for x in [&gradients.q, &gradients.k, &gradients.v].into_iter().flatten() {
         // SAFETY: rows of an output, to which no task writes yet.
         rows.clone().for_each(|r| unsafe { x.row(r).write_bytes(0, x.cols()) });
     }
@@ -103,7 +107,7 @@ fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
 /// Offsets of the buffers in a thread's workspace, in f32 elements. Each comment gives the shape and the content of the
 /// buffers below it.
 #[derive(Clone, Copy)]
-struct WorkspaceLayout {
+struct GradientWorkspace {
     /// [KEYS + STRIP][ROW] each: keys after the rotary embedding, and values
     keys: usize,
     values: usize,
@@ -132,9 +136,10 @@ struct WorkspaceLayout {
     len: usize,
 }
 
-impl WorkspaceLayout {
-    const fn new(head_dim: usize) -> WorkspaceLayout {
-        let (wide, panels) = (head_dim.next_multiple_of(LANES), head_dim.next_multiple_of(PANEL));
+impl GradientWorkspace {
+    const fn new(head_dim: usize) -> GradientWorkspace {
+        let wide = head_dim.next_multiple_of(LANES);
+        let panels = head_dim.next_multiple_of(PANEL);
         let keys = 0;
         let values = keys + (KEYS + STRIP) * ROW;
         let key_panels = values + (KEYS + STRIP) * ROW;
@@ -151,7 +156,7 @@ impl WorkspaceLayout {
         let ds_turned = ds + (KEYS + STRIP) * SCORES;
         let dq = ds_turned + (QUERIES + STRIP) * TURNED;
         let len = dq + STRIP * wide;
-        WorkspaceLayout {
+        GradientWorkspace {
             keys,
             values,
             key_panels,
@@ -175,56 +180,72 @@ impl WorkspaceLayout {
 /// Inputs and outputs of one call, shared by all its tasks.
 #[derive(Clone, Copy)]
 struct GradientCall<'a> {
-    config: Attention<'a>,
-    given: SavedForward<'a>,
-    wanted: &'a Gradients<'a>,
+    config: AttentionConfig<'a>,
+    saved: SavedForward<'a>,
+    gradients: &'a AttentionGradients<'a>,
 }
 
-/// A key/value head (`shared`) of the sequence of `len` rows that starts at row `start`.
+/// Key/value head `index` of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
-struct KeyHead {
+struct KeyValueHead {
     start: usize,
     len: usize,
-    shared: usize,
+    index: usize,
 }
 
-/// A range of positions.
+impl KeyValueHead {
+    /// The positions of the sequence, `size` at a time.
+    fn positions_by(self, size: usize) -> impl Iterator<Item = PositionRange> {
+        (0..self.len).step_by(size).map(move |first| PositionRange { first, count: size.min(self.len - first) })
+    }
+}
+
+/// Positions `first..first + count` of a sequence: a tile of keys, or a block of queries.
 #[derive(Clone, Copy)]
-struct Run {
+struct PositionRange {
     first: usize,
     count: usize,
+}
+
+/// Rows of p and ds for one key; columns are queries.
+#[derive(Clone, Copy)]
+struct KeyRows {
+    /// Position of the key.
+    key: usize,
+    weights: *mut f32,
+    ds: *mut f32,
 }
 
 /// Kernel that computes the gradients of one key/value head of one sequence. `scratch` is this worker's own workspace
 /// of `grad_workspace_bytes`.
 struct GradientBlock<'a> {
-    job: GradientCall<'a>,
-    place: KeyHead,
-    parts: WorkspaceLayout,
+    call: GradientCall<'a>,
+    kv_head: KeyValueHead,
+    layout: GradientWorkspace,
     scratch: *mut f32,
 }
 
-impl Kernel for GradientBlock<'_> {
+impl SimdKernel for GradientBlock<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (len, config) = (self.place.len, self.job.config);
-        let group = self.place.shared * config.group()..(self.place.shared + 1) * config.group();
-        let runs =
-            |size: usize| (0..len).step_by(size).map(move |first| Run { first, count: size.min(len - first) });
-        // SAFETY: the scratch is laid out by `bf16x3`; every row and column below lies in the task's sequence and
+        let len = self.kv_head.len;
+        let config = self.call.config;
+        let group = self.kv_head.index * config.group()..(self.kv_head.index + 1) * config.group();
+        let rotation = Rotation { tables: config.rope, scale: config.scale };
+        // SAFETY: the scratch is laid out by `layout`; every row and column below lies in the task's sequence and
         // heads, which `attention_grad` has checked, and no other task writes there.
         unsafe {
             for head in group.clone() {
                 (0..len).filter_map(|i| self.dq(head, i)).for_each(|dq| dq.write_bytes(0, config.head_dim));
             }
-            for tile in runs(KEYS) {
+            for tile in self.kv_head.positions_by(KEYS) {
                 self.pack_keys(s, tile);
                 for head in group.clone() {
-                    for block in runs(QUERIES) {
-                        if self.queries(tile, 0, tile.count, block).is_some() {
+                    for block in self.kv_head.positions_by(QUERIES) {
+                        if self.visible_queries(tile, 0, tile.count, block).is_some() {
                             self.pack_queries(s, head, block);
                             self.keys_of_block(s, head, tile, block);
-                            if self.job.wanted.q.is_some() {
+                            if self.call.gradients.q.is_some() {
                                 self.queries_of_block(s, head, tile, block);
                             }
                         }
@@ -232,10 +253,11 @@ impl Kernel for GradientBlock<'_> {
                 }
                 self.finish_keys(s, tile);
             }
+            // dq has been summed over all key tiles, in rotated coordinates.
             for head in group {
                 for i in 0..len {
                     let Some(dq) = self.dq(head, i) else { break };
-                    turn_back(s, config.head_dim, config.rope, i, config.scale, dq, dq);
+                    rotation.apply_transpose(s, config.head_dim, i, dq, dq);
                 }
             }
         }
@@ -245,31 +267,37 @@ impl Kernel for GradientBlock<'_> {
 impl GradientBlock<'_> {
     /// Pointer to the workspace buffer at `offset`.
     #[inline(always)]
-    fn part(&self, offset: usize) -> *mut f32 {
+    fn buffer(&self, offset: usize) -> *mut f32 {
         self.scratch.wrapping_add(offset)
     }
 
     /// View of head `head` of this sequence.
     #[inline(always)]
-    fn head<'b>(&self, x: Rows<'b>, head: usize) -> Head<'b> {
-        let dim = self.job.config.head_dim;
-        Head { x, start: self.place.start, column: head * dim, dim }
+    fn head<'b>(&self, x: Rows<'b>, head: usize) -> HeadRows<'b> {
+        let dim = self.call.config.head_dim;
+        HeadRows { x, start: self.kv_head.start, column: head * dim, dim }
     }
 
     /// Where the gradient of position `i` of query head `head` is accumulated, in the output itself; `None` if it is
     /// not needed.
     #[inline(always)]
     fn dq(&self, head: usize, i: usize) -> Option<*mut f32> {
-        let row = self.job.wanted.q.as_ref()?.row(self.place.start + i);
-        Some(row.wrapping_add(head * self.job.config.head_dim))
+        let row = self.call.gradients.q.as_ref()?.row(self.kv_head.start + i);
+        Some(row.wrapping_add(head * self.call.config.head_dim))
     }
 
     /// The queries of a block that attend to any of the keys `row..row + rows` of a tile.
     #[inline(always)]
-    fn queries(&self, tile: Run, row: usize, rows: usize, block: Run) -> Option<View> {
+    fn visible_queries(
+        &self,
+        tile: PositionRange,
+        row: usize,
+        rows: usize,
+        block: PositionRange,
+    ) -> Option<VisibleRange> {
         let first = tile.first + row;
         let block = block.first..block.first + block.count;
-        queries_of(self.job.config.mask, first..first + rows, block, self.place.len)
+        queries_of(self.call.config.mask, first..first + rows, block, self.kv_head.len)
     }
 
     /// Packs the keys and values of a tile, with zero rows after them, and zeroes the accumulators of dk and dv.
@@ -277,23 +305,27 @@ impl GradientBlock<'_> {
     /// # Safety
     /// The tile lies in the sequence.
     #[inline(always)]
-    unsafe fn pack_keys<S: Simd>(&self, s: S, tile: Run) {
-        let (config, p) = (self.job.config, self.parts);
-        let (k, v) =
-            (self.head(self.job.given.k, self.place.shared), self.head(self.job.given.v, self.place.shared));
-        let (keys, values) = (self.part(p.keys), self.part(p.values));
+    unsafe fn pack_keys<S: Simd>(&self, s: S, tile: PositionRange) {
+        let config = self.call.config;
+        let layout = self.layout;
+        let k = self.head(self.call.saved.k, self.kv_head.index);
+        let v = self.head(self.call.saved.v, self.kv_head.index);
+        let keys = self.buffer(layout.keys);
+        let values = self.buffer(layout.values);
         let wide = config.head_dim.next_multiple_of(LANES);
-        // SAFETY: `tile.count <= KEYS`; the parts have STRIP rows more.
+        let rotation = Rotation { tables: config.rope, scale: 1.0 };
+        // SAFETY: `tile.count <= KEYS`; the buffers have STRIP rows more.
         unsafe {
             for r in 0..tile.count {
-                rotate(s, k, config.rope, tile.first + r, 1.0, keys.add(r * ROW));
-                rotate(s, v, None, tile.first + r, 1.0, values.add(r * ROW));
+                rotation.apply(s, k, tile.first + r, keys.add(r * ROW));
+                Rotation::NONE.apply(s, v, tile.first + r, values.add(r * ROW));
             }
             keys.add(tile.count * ROW).write_bytes(0, STRIP * ROW);
             values.add(tile.count * ROW).write_bytes(0, STRIP * ROW);
-            copy(s, config.head_dim, keys, self.part(p.key_panels), (0, tile.count, KEYS));
-            self.part(p.dk).write_bytes(0, (tile.count + STRIP) * wide);
-            self.part(p.dv).write_bytes(0, (tile.count + STRIP) * wide);
+            let rows = PanelRows { first: 0, count: tile.count, height: KEYS };
+            copy(s, config.head_dim, keys, self.buffer(layout.key_panels), rows);
+            self.buffer(layout.dk).write_bytes(0, (tile.count + STRIP) * wide);
+            self.buffer(layout.dv).write_bytes(0, (tile.count + STRIP) * wide);
         }
     }
 
@@ -302,30 +334,34 @@ impl GradientBlock<'_> {
     /// # Safety
     /// The block lies in the sequence.
     #[inline(always)]
-    unsafe fn pack_queries<S: Simd>(&self, s: S, head: usize, block: Run) {
-        let (config, p, given) = (self.job.config, self.parts, self.job.given);
-        let [q, o, gradient] = [given.q, given.o, given.gradient].map(|x| self.head(x, head));
+    unsafe fn pack_queries<S: Simd>(&self, s: S, head: usize, block: PositionRange) {
+        let config = self.call.config;
+        let layout = self.layout;
+        let saved = self.call.saved;
+        let rotation = Rotation { tables: config.rope, scale: config.scale };
+        let [q, o, gradient] = [saved.q, saved.o, saved.gradient].map(|x| self.head(x, head));
         // ds is not in use yet, and its buffer is large enough for sixteen rows of ROW.
-        let (hd, rows) = (config.head_dim, self.part(p.ds_turned));
+        let hd = config.head_dim;
+        let rows = self.buffer(layout.ds_turned);
         for j in (0..block.count.next_multiple_of(PANEL)).step_by(LANES) {
-            let some = (block.first + j, block.count.saturating_sub(j));
-            let place = (j, LANES, QUERIES);
-            // SAFETY: `block.count <= QUERIES`, a multiple of panels, so that sixteen rows more lie in the parts;
+            let positions = block.first + j..block.first + block.count;
+            let panel_rows = PanelRows { first: j, count: LANES, height: QUERIES };
+            // SAFETY: `block.count <= QUERIES`, a multiple of panels, so that sixteen rows more lie in the buffers;
             // positions below `block.count` are in the sequence.
             unsafe {
-                gather(s, q, config.rope, some, config.scale, rows);
-                transpose(s, hd, rows, self.part(p.q_turned), j);
-                copy(s, hd, rows, self.part(p.q_panels), place);
-                gather(s, gradient, None, some, 1.0, rows);
-                transpose(s, hd, rows, self.part(p.do_turned), j);
-                copy(s, hd, rows, self.part(p.do_panels), place);
+                rotation.gather(s, q, positions.clone(), rows);
+                transpose(s, hd, rows, self.buffer(layout.q_turned), j);
+                copy(s, hd, rows, self.buffer(layout.q_panels), panel_rows);
+                Rotation::NONE.gather(s, gradient, positions, rows);
+                transpose(s, hd, rows, self.buffer(layout.do_turned), j);
+                copy(s, hd, rows, self.buffer(layout.do_panels), panel_rows);
                 for r in 0..LANES {
                     let i = block.first + j + r;
                     let inside = j + r < block.count;
                     let inner = if inside { inner(s, o, i, rows.add(r * ROW)) } else { 0.0 };
-                    let lse = if inside { *given.lse.row(self.place.start + i).add(head) } else { 0.0 };
-                    self.part(p.inner).add(j + r).write(inner);
-                    self.part(p.lse).add(j + r).write(lse);
+                    let lse = if inside { *saved.lse.row(self.kv_head.start + i).add(head) } else { 0.0 };
+                    self.buffer(layout.inner).add(j + r).write(inner);
+                    self.buffer(layout.lse).add(j + r).write(lse);
                 }
             }
         }
@@ -337,70 +373,102 @@ impl GradientBlock<'_> {
     /// # Safety
     /// Tile and block are packed.
     #[inline(always)]
-    unsafe fn keys_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
-        let (p, hd) = (self.parts, self.job.config.head_dim);
-        let (wide, columns) = (hd.next_multiple_of(LANES), block.count.next_multiple_of(LANES));
-        let weights = self.part(p.weights);
+    unsafe fn keys_of_block<S: Simd>(&self, s: S, head: usize, tile: PositionRange, block: PositionRange) {
+        let layout = self.layout;
+        let hd = self.call.config.head_dim;
+        let wide = hd.next_multiple_of(LANES);
+        let columns = block.count.next_multiple_of(LANES);
+        let weights = self.buffer(layout.weights);
         for row in (0..tile.count).step_by(S::ROWS) {
             let rows = S::ROWS.min(tile.count - row);
-            let ds = self.part(p.ds).wrapping_add(row * SCORES);
-            let view = self.queries(tile, row, rows, block);
-            let (from, to) = view.map_or((columns, columns), |view| (view.from, view.to));
+            let ds = self.buffer(layout.ds).wrapping_add(row * SCORES);
+            let visible = self.visible_queries(tile, row, rows, block);
+            let (from, to) = visible.map_or((columns, columns), |visible| (visible.from, visible.to));
             let used = to.next_multiple_of(LANES);
-            // SAFETY: strips start at multiples of the tile's height in parts with STRIP rows to spare; columns
+            // SAFETY: strips start at multiples of the tile's height in buffers with STRIP rows to spare; columns
             // belong to the block, rounded up to panels.
             unsafe {
+                // `queries_of_block` reads ds of all columns: zeros where these keys are not visible.
                 for r in 0..rows {
                     ds.add(r * SCORES).write_bytes(0, from);
                     ds.add(r * SCORES + used).write_bytes(0, columns.saturating_sub(used));
                 }
-                let Some(view) = view else { continue };
+                let Some(visible) = visible else { continue };
                 for j in (from..to).step_by(PANEL) {
-                    let shape = (rows, (to - j).min(PANEL).div_ceil(LANES));
-                    let (k, v) = (self.part(p.keys).add(row * ROW), self.part(p.values).add(row * ROW));
-                    let (q, dy) = (self.part(p.q_turned).add(j * hd), self.part(p.do_turned).add(j * hd));
-                    strip::<S, ROW, 0>(s, shape, hd, k, q, weights.add(j), SCORES, Begin::Zero, &[]);
-                    strip::<S, ROW, 0>(s, shape, hd, v, dy, ds.add(j), SCORES, Begin::Zero, &[]);
+                    let scores = StripMatmul {
+                        rows,
+                        vecs: (to - j).min(PANEL).div_ceil(LANES),
+                        depth: hd,
+                        a: self.buffer(layout.keys).add(row * ROW),
+                        b: self.buffer(layout.q_turned).add(j * hd),
+                        c: weights.add(j),
+                        ldc: SCORES,
+                        begin: InitialSums::Zero,
+                    };
+                    strip::<S, ROW, 0>(s, scores, &[]);
+                    let do_v = StripMatmul {
+                        a: self.buffer(layout.values).add(row * ROW),
+                        b: self.buffer(layout.do_turned).add(j * hd),
+                        c: ds.add(j),
+                        ..scores
+                    };
+                    strip::<S, ROW, 0>(s, do_v, &[]);
                 }
                 for r in 0..rows {
-                    let at = (weights.add(r * SCORES), ds.add(r * SCORES));
-                    self.weigh(s, head, tile.first + row + r, block, view, at);
+                    let key_rows = KeyRows {
+                        key: tile.first + row + r,
+                        weights: weights.add(r * SCORES),
+                        ds: ds.add(r * SCORES),
+                    };
+                    self.weights_and_ds(s, head, block, visible, key_rows);
                 }
                 for j in (0..hd).step_by(PANEL) {
-                    let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
                     let at = j * QUERIES + from * PANEL;
-                    let (q, dy) = (self.part(p.q_panels).add(at), self.part(p.do_panels).add(at));
-                    let (dk, dv) = (self.part(p.dk).add(row * wide + j), self.part(p.dv).add(row * wide + j));
-                    let (depth, begin) = (to - from, Begin::Sums);
-                    strip::<S, SCORES, 0>(s, shape, depth, weights.add(from), dy, dv, wide, begin, &[]);
-                    strip::<S, SCORES, 0>(s, shape, depth, ds.add(from), q, dk, wide, begin, &[]);
+                    let dv = StripMatmul {
+                        rows,
+                        vecs: (hd - j).min(PANEL).div_ceil(LANES),
+                        depth: to - from,
+                        a: weights.add(from),
+                        b: self.buffer(layout.do_panels).add(at),
+                        c: self.buffer(layout.dv).add(row * wide + j),
+                        ldc: wide,
+                        begin: InitialSums::Stored,
+                    };
+                    strip::<S, SCORES, 0>(s, dv, &[]);
+                    let dk = StripMatmul {
+                        a: ds.add(from),
+                        b: self.buffer(layout.q_panels).add(at),
+                        c: self.buffer(layout.dk).add(row * wide + j),
+                        ..dv
+                    };
+                    strip::<S, SCORES, 0>(s, dk, &[]);
                 }
             }
         }
     }
 
-    /// Replaces a row of scores by weights p, and a row of do v by ds, both for key `key` and the queries of a view.
+    /// Replaces a row of scores by weights p, and a row of do v by ds, both for one key and the visible queries.
     ///
     /// # Safety
-    /// Both rows hold the view, rounded up to vectors.
+    /// Both rows hold the visible range, rounded up to vectors.
     #[inline(always)]
-    unsafe fn weigh<S: Simd>(
+    unsafe fn weights_and_ds<S: Simd>(
         &self,
         s: S,
         head: usize,
-        key: usize,
-        block: Run,
-        view: View,
-        (weights, ds): (*mut f32, *mut f32),
+        block: PositionRange,
+        visible: VisibleRange,
+        rows: KeyRows,
     ) {
-        let slope = self.job.config.slopes.map(|slopes| s.splat(-slopes[head]));
-        let mut run = self.job.config.mask.queries(key, self.place.len);
-        run.end = run.end.min(block.first + view.to);
-        for j in (view.from..view.to).step_by(LANES) {
+        let KeyRows { key, weights, ds } = rows;
+        let slope = self.call.config.slopes.map(|slopes| s.splat(-slopes[head]));
+        let mut run = self.call.config.mask.queries(key, self.kv_head.len);
+        run.end = run.end.min(block.first + visible.to);
+        for j in (visible.from..visible.to).step_by(LANES) {
             // SAFETY: a vector of the rows, and of lse and D, which are as long as a block.
             unsafe {
-                let (lse, inner) =
-                    (s.load(self.part(self.parts.lse).add(j)), s.load(self.part(self.parts.inner).add(j)));
+                let lse = s.load(self.buffer(self.layout.lse).add(j));
+                let inner = s.load(self.buffer(self.layout.inner).add(j));
                 let mut score = s.load(weights.add(j));
                 if let Some(slope) = slope {
                     // Distances are integers below 2^24, hence exact in f32.
@@ -409,12 +477,13 @@ impl GradientBlock<'_> {
                 }
                 let mut p = exp(s, s.sub(score, lse));
                 let mut d = s.mul(p, s.sub(s.load(ds.add(j)), inner));
-                if !view.whole || j + LANES > view.to {
+                if !visible.unmasked || j + LANES > visible.to {
                     // Selected, not multiplied by zero: a masked value may be infinite, and infinity times zero is
                     // NaN.
-                    let (runs, zero) = (core::slice::from_ref(&run), s.splat(0.0));
-                    p = show(s, runs, block.first + j, p, zero);
-                    d = show(s, runs, block.first + j, d, zero);
+                    let runs = core::slice::from_ref(&run);
+                    let zero = s.splat(0.0);
+                    p = select(s, runs, block.first + j, p, zero);
+                    d = select(s, runs, block.first + j, d, zero);
                 }
                 s.store(weights.add(j), p);
                 s.store(ds.add(j), d);
@@ -427,10 +496,14 @@ impl GradientBlock<'_> {
     /// # Safety
     /// ds of the tile and the block is whole.
     #[inline(always)]
-    unsafe fn queries_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
-        let (p, hd) = (self.parts, self.job.config.head_dim);
-        let (wide, keys) = (hd.next_multiple_of(LANES), tile.first..tile.first + tile.count);
-        let (ds, turned, sums) = (self.part(p.ds), self.part(p.ds_turned), self.part(p.dq));
+    unsafe fn queries_of_block<S: Simd>(&self, s: S, head: usize, tile: PositionRange, block: PositionRange) {
+        let layout = self.layout;
+        let hd = self.call.config.head_dim;
+        let wide = hd.next_multiple_of(LANES);
+        let keys = tile.first..tile.first + tile.count;
+        let ds = self.buffer(layout.ds);
+        let turned = self.buffer(layout.ds_turned);
+        let sums = self.buffer(layout.dq);
         // SAFETY: KEYS and QUERIES are multiples of the vector width; `ds_turned` has STRIP spare rows, and results
         // for rows past the block or keys past the tile are never read.
         unsafe {
@@ -449,16 +522,22 @@ impl GradientBlock<'_> {
             for row in (0..block.count).step_by(S::ROWS) {
                 let rows = S::ROWS.min(block.count - row);
                 let first = block.first + row;
-                let mask = self.job.config.mask;
-                let Some(view) = keys_of(mask, first..first + rows, keys.clone(), self.place.len) else {
+                let mask = self.call.config.mask;
+                let Some(visible) = keys_of(mask, first..first + rows, keys.clone(), self.kv_head.len) else {
                     continue;
                 };
-                let ds = turned.add(row * TURNED + view.from);
                 for j in (0..hd).step_by(PANEL) {
-                    let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
-                    let k = self.part(p.key_panels).add(j * KEYS + view.from * PANEL);
-                    let depth = view.to - view.from;
-                    strip::<S, TURNED, 0>(s, shape, depth, ds, k, sums.add(j), wide, Begin::Zero, &[]);
+                    let matmul = StripMatmul {
+                        rows,
+                        vecs: (hd - j).min(PANEL).div_ceil(LANES),
+                        depth: visible.to - visible.from,
+                        a: turned.add(row * TURNED + visible.from),
+                        b: self.buffer(layout.key_panels).add(j * KEYS + visible.from * PANEL),
+                        c: sums.add(j),
+                        ldc: wide,
+                        begin: InitialSums::Zero,
+                    };
+                    strip::<S, TURNED, 0>(s, matmul, &[]);
                 }
                 for r in 0..rows {
                     let Some(dq) = self.dq(head, first + r) else { break };
@@ -477,20 +556,25 @@ impl GradientBlock<'_> {
     /// # Safety
     /// The tile has seen all heads and blocks.
     #[inline(always)]
-    unsafe fn finish_keys<S: Simd>(&self, s: S, tile: Run) {
-        let (config, p) = (self.job.config, self.parts);
-        let (hd, wide) = (config.head_dim, config.head_dim.next_multiple_of(LANES));
+    unsafe fn finish_keys<S: Simd>(&self, s: S, tile: PositionRange) {
+        let config = self.call.config;
+        let layout = self.layout;
+        let hd = config.head_dim;
+        let wide = config.head_dim.next_multiple_of(LANES);
+        let rotation = Rotation { tables: config.rope, scale: 1.0 };
         for r in 0..tile.count {
             let i = tile.first + r;
-            let (row, column) = (self.place.start + i, self.place.shared * hd);
+            let row = self.kv_head.start + i;
+            let column = self.kv_head.index * hd;
             // SAFETY: rows of the tile; this task alone writes to this head.
             unsafe {
-                let (dk, dv) = (self.part(p.dk).add(r * wide), self.part(p.dv).add(r * wide));
-                if let Some(k) = &self.job.wanted.k {
-                    turn_back(s, hd, config.rope, i, 1.0, dk, k.row(row).add(column));
+                let dk = self.buffer(layout.dk).add(r * wide);
+                let dv = self.buffer(layout.dv).add(r * wide);
+                if let Some(k) = &self.call.gradients.k {
+                    rotation.apply_transpose(s, hd, i, dk, k.row(row).add(column));
                 }
-                if let Some(v) = &self.job.wanted.v {
-                    turn_back(s, hd, None, i, 1.0, dv, v.row(row).add(column));
+                if let Some(v) = &self.call.gradients.v {
+                    Rotation::NONE.apply_transpose(s, hd, i, dv, v.row(row).add(column));
                 }
             }
         }
@@ -502,7 +586,7 @@ impl GradientBlock<'_> {
 /// # Safety
 /// Position i lies in the sequence; `row` holds the head.
 #[inline(always)]
-unsafe fn inner<S: Simd>(s: S, o: Head<'_>, i: usize, row: *const f32) -> f32 {
+unsafe fn inner<S: Simd>(s: S, o: HeadRows<'_>, i: usize, row: *const f32) -> f32 {
     o.prefetch(s, i);
     let mut sum = s.splat(0.0);
     for j in (0..o.dim).step_by(LANES) {
@@ -521,7 +605,7 @@ mod tests {
     #[test]
     fn the_parts_fit_in_the_workspace() {
         for head_dim in 1..=MAX_HEAD_DIM {
-            assert!(4 * WorkspaceLayout::new(head_dim).len <= grad_workspace_bytes(head_dim), "{head_dim}");
+            assert!(4 * GradientWorkspace::new(head_dim).len <= grad_workspace_bytes(head_dim), "{head_dim}");
         }
     }
 }

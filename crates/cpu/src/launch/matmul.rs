@@ -1,52 +1,51 @@
 //! Launches of matmuls whose operands change in every step: gradients of linear layers, expert matmuls and the fused
 //! cross-entropy loss. Invariant: every precondition of a kernel is checked here.
 
-use super::super::cross_entropy::{self, Gradients, Head};
-use super::super::gemm::Epilogue;
-use super::super::matmul::{Operand, column_sums, matmul};
-use super::super::operands::Operands;
-use super::super::{Cpu, grouped};
+use crate::launch::operands::LaunchOperands;
+use crate::matmul::MatmulEpilogue;
+use crate::matmul::grouped::{self, ExpertInputGrad, ExpertLinear, ExpertWeightGrad};
+use crate::matmul::row_major::{Factor, MatmulCall, column_sums, matmul};
+use crate::training::cross_entropy::{self, CrossEntropyHead, HeadGradients, SavedLoss};
+use crate::{Cpu, Rows};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 
-pub(in super::super) fn grouped_linear(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &GroupedLinear,
-) -> Result<(), DeviceError> {
+pub(crate) fn grouped_linear(l: &LaunchOperands<'_>, cpu: &Cpu, op: &GroupedLinear) -> Result<(), DeviceError> {
     let x = l.input(0)?;
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let offsets = offsets(l, 2 + usize::from(op.bias), x.rows())?;
-    grouped::linear(cpu, x, l.input(1)?, bias, offsets, l.output(0)?, l.workspace()?);
+    let layer = ExpertLinear { x, w: l.input(1)?, bias, offsets, y: l.output(0)? };
+    grouped::linear(cpu, layer, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn grouped_linear_input_grad(
-    l: &Operands<'_>,
+pub(crate) fn grouped_linear_input_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     _: &GroupedLinearInputGrad,
 ) -> Result<(), DeviceError> {
     let dy = l.input(0)?;
     let offsets = offsets(l, 2, dy.rows())?;
-    grouped::input_grad(cpu, dy, l.input(1)?, offsets, l.output(0)?, l.workspace()?);
+    let grad = ExpertInputGrad { dy, w: l.input(1)?, offsets, dx: l.output(0)? };
+    grouped::input_grad(cpu, grad, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn grouped_linear_weight_grad(
-    l: &Operands<'_>,
+pub(crate) fn grouped_linear_weight_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &GroupedLinearWeightGrad,
 ) -> Result<(), DeviceError> {
     let dy = l.input(0)?;
     let offsets = offsets(l, 2, dy.rows())?;
-    let dw = l.launch.outs[0].as_ref().map(|_| l.output(0)).transpose()?;
+    let dw = l.output_if(0)?;
     let db = if op.bias { l.vector_out(1)? } else { None };
-    grouped::weight_grad(cpu, dy, l.input(1)?, offsets, dw, db, l.workspace()?);
+    grouped::weight_grad(cpu, ExpertWeightGrad { dy, x: l.input(1)?, offsets, dw, db }, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn linear_cross_entropy(
-    l: &Operands<'_>,
+pub(crate) fn linear_cross_entropy(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropy,
 ) -> Result<(), DeviceError> {
@@ -62,39 +61,50 @@ pub(in super::super) fn linear_cross_entropy(
     Ok(())
 }
 
-pub(in super::super) fn linear_cross_entropy_grad(
-    l: &Operands<'_>,
+pub(crate) fn linear_cross_entropy_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearCrossEntropyGrad,
 ) -> Result<(), DeviceError> {
     let head = head(l, &op.forward, 1)?;
     let lse = l.vector(4 + usize::from(op.forward.bias))?;
-    let matrix = |k: usize| l.launch.outs[k].as_ref().map(|_| l.output(k)).transpose();
     let db = if op.forward.bias { l.vector_out(2)? } else { None };
-    let to = Gradients { dx: matrix(0)?, dw: matrix(1)?, db };
-    cross_entropy::gradients(cpu, head, l.vector(0)?[0], lse, to, l.workspace()?);
+    let to = HeadGradients { dx: l.output_if(0)?, dw: l.output_if(1)?, db };
+    let saved = SavedLoss { dloss: l.vector(0)?[0], lse };
+    cross_entropy::gradients(cpu, head, saved, to, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn linear_input_grad(
-    l: &Operands<'_>,
+pub(crate) fn linear_input_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     _: &LinearInputGrad,
 ) -> Result<(), DeviceError> {
-    let (dy, w) = (Operand::Stored(l.input(0)?), Operand::Stored(l.input(1)?));
-    matmul(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
+    let call = MatmulCall {
+        a: Factor::Stored(l.input(0)?),
+        b: Factor::Stored(l.input(1)?),
+        epilogue: MatmulEpilogue::default(),
+        y: l.output(0)?,
+    };
+    matmul(cpu, call, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn linear_weight_grad(
-    l: &Operands<'_>,
+pub(crate) fn linear_weight_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &LinearWeightGrad,
 ) -> Result<(), DeviceError> {
-    let (dy, x) = (l.input(0)?, l.input(1)?);
+    let dy: Rows<'_> = l.input(0)?;
+    let x = l.input(1)?;
     if l.launch.outs[0].is_some() {
-        let factors = (Operand::Transposed(dy), Operand::Stored(x));
-        matmul(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);
+        let call = MatmulCall {
+            a: Factor::Transposed(dy),
+            b: Factor::Stored(x),
+            epilogue: MatmulEpilogue::default(),
+            y: l.output(0)?,
+        };
+        matmul(cpu, call, l.workspace()?);
     }
     if op.bias
         && let Some(db) = l.vector_out(1)?
@@ -106,23 +116,28 @@ pub(in super::super) fn linear_weight_grad(
 
 /// Operands of a fused cross-entropy whose x is input `x`. `Err` if a target is not below the number of classes;
 /// negative targets are ignored positions.
-fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<'a>, DeviceError> {
+fn head<'a>(
+    l: &LaunchOperands<'a>,
+    op: &LinearCrossEntropy,
+    x: usize,
+) -> Result<CrossEntropyHead<'a>, DeviceError> {
     let w = l.input(x + 1)?;
     let bias = op.bias.then(|| l.vector(x + 2)).transpose()?;
     let targets: &[i32] = bytemuck::cast_slice(l.words(x + 2 + usize::from(op.bias))?);
-    match targets.iter().find(|&&t| t >= 0 && t as usize >= w.rows()) {
-        Some(target) => Err(l.refuse(format!("target {target} of {} classes", w.rows()))),
-        None => Ok(Head { x: l.input(x)?, w, bias, targets, chunk: op.chunk as usize, z_loss: op.z_loss }),
+    if let Some(target) = targets.iter().find(|&&t| t >= 0 && t as usize >= w.rows()) {
+        return Err(l.refuse(format!("target {target} of {} classes", w.rows())));
     }
+    let chunk = op.chunk as usize;
+    Ok(CrossEntropyHead { x: l.input(x)?, w, bias, targets, chunk, z_loss: op.z_loss })
 }
 
 /// Row offsets of the experts: expert `e` has rows `offsets[e]..offsets[e + 1]`. `Err` unless they start at 0, ascend
 /// and end within `rows`.
-fn offsets<'a>(l: &Operands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+fn offsets<'a>(l: &LaunchOperands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
     let offsets = l.words(i)?;
     let ascending = offsets.first() == Some(&0) && offsets.is_sorted();
-    match offsets.last().is_some_and(|&end| ascending && end as usize <= rows) {
-        true => Ok(offsets),
-        false => Err(l.refuse(format!("offsets {offsets:?} of {rows} rows"))),
+    if !offsets.last().is_some_and(|&end| ascending && end as usize <= rows) {
+        return Err(l.refuse(format!("offsets {offsets:?} of {rows} rows")));
     }
+    Ok(offsets)
 }

@@ -7,7 +7,9 @@ pub(super) mod forward;
 pub(super) mod linear;
 pub(super) mod matmul;
 pub(super) mod moe;
+pub(super) mod operands;
 pub(super) mod optimizer;
+pub(super) mod widening;
 
 use plimsoll_exec::DeviceError;
 

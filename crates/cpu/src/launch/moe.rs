@@ -2,42 +2,46 @@
 //! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index, and packs cover all
 //! tokens.
 
-use super::super::operands::Operands;
-use super::super::packs::{self, Packs};
-use super::super::{Cpu, dispatch, route, router_loss};
+use crate::launch::operands::LaunchOperands;
+use crate::packs::{self, Packs};
+use crate::{Cpu, moe::dispatch, moe::route, moe::router_loss};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
 use plimsoll_graph::packs::TOKENS;
 
-pub(in super::super) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
-    dispatch::combine(cpu, op.top_k as usize, l.input(0)?, l.vector(1)?, l.slots(3)?, l.output(0)?);
+pub(crate) fn combine(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
+    let rows = l.input(0)?;
+    let gates = l.vector(1)?;
+    let outputs = dispatch::DispatchedRows { top_k: op.top_k as usize, rows, places: l.slots(3)? };
+    dispatch::combine(cpu, outputs, gates, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn combine_grad(l: &Operands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
-    let (order, places) = (l.slots(3)?, l.slots(4)?);
-    let of =
-        dispatch::Combined { top_k: op.top_k as usize, rows: l.input(1)?, gates: l.vector(2)?, order, places };
-    let drows = l.launch.outs[0].as_ref().map(|_| l.output(0)).transpose()?;
-    dispatch::combine_grad(cpu, of, l.input(0)?, drows, l.vector_out(1)?);
+pub(crate) fn combine_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &CombineGrad) -> Result<(), DeviceError> {
+    let order = l.slots(3)?;
+    let places = l.slots(4)?;
+    let inputs = dispatch::CombineInputs {
+        top_k: op.top_k as usize,
+        rows: l.input(1)?,
+        gates: l.vector(2)?,
+        order,
+        places,
+    };
+    dispatch::combine_grad(cpu, inputs, l.input(0)?, l.output_if(0)?, l.vector_out(1)?);
     Ok(())
 }
 
-pub(in super::super) fn dispatch(l: &Operands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
+pub(crate) fn dispatch(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Dispatch) -> Result<(), DeviceError> {
     dispatch::dispatch(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn dispatch_grad(
-    l: &Operands<'_>,
-    cpu: &Cpu,
-    op: &DispatchGrad,
-) -> Result<(), DeviceError> {
+pub(crate) fn dispatch_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &DispatchGrad) -> Result<(), DeviceError> {
     dispatch::dispatch_grad(cpu, op.top_k as usize, l.input(0)?, l.slots(1)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
+pub(crate) fn route(l: &LaunchOperands<'_>, cpu: &Cpu, op: &Route) -> Result<(), DeviceError> {
     let logits = l.input(0)?;
     if i32::try_from(logits.rows() * op.top_k as usize).is_err() {
         return Err(l.refuse(format!("{} tokens with {} experts each", logits.rows(), op.top_k)));
@@ -50,32 +54,32 @@ pub(in super::super) fn route(l: &Operands<'_>, cpu: &Cpu, op: &Route) -> Result
         Packs::new(&whole, TOKENS, logits.rows()).map_err(|error| l.refuse(error.to_string()))?
     };
     let limit = |tokens: usize| op.limit(tokens as u64).unwrap_or(u64::MAX) as usize;
-    let capacity = route::Capacity { packs, limit: &limit };
-    let choice = route::Choice { top_k: op.top_k as usize, renormalise: op.renormalise };
-    let wanted = |k: usize| l.launch.outs[k].as_ref().map(|_| l.integers_out(k)).transpose();
+    let capacity = route::ExpertCapacity { packs, limit: &limit };
+    let choice = route::ExpertChoice { top_k: op.top_k as usize, renormalise: op.renormalise, capacity };
     let to = route::Routed {
         gates: l.output(0)?,
-        experts: wanted(1)?,
+        experts: l.integers_out_if(1)?,
         order: l.integers_out(2)?,
         places: l.integers_out(3)?,
         offsets: l.integers_out(4)?,
-        dropped: wanted(5)?,
+        dropped: l.integers_out_if(5)?,
     };
-    route::route(cpu, choice, logits, capacity, to, l.workspace()?);
+    route::route(cpu, choice, logits, to, l.workspace()?);
     Ok(())
 }
 
-pub(in super::super) fn route_grad(l: &Operands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
+pub(crate) fn route_grad(l: &LaunchOperands<'_>, cpu: &Cpu, op: &RouteGrad) -> Result<(), DeviceError> {
     let logits = l.input(1)?;
-    let (experts, places) = (l.ids(2, logits.cols())?, l.slots(3)?);
-    let chosen = route::Chosen { renormalise: op.renormalise, logits, experts, places };
+    let experts = l.ids(2, logits.cols())?;
+    let places = l.slots(3)?;
+    let chosen = route::ChosenExperts { renormalise: op.renormalise, logits, experts, places };
     route::route_grad(cpu, chosen, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
-    let weights = router_loss::Weights { balance: op.balance, z: op.z };
-    let losses = router_loss::router_loss(cpu, weights, choices(l, 0)?, l.workspace()?);
+pub(crate) fn router_loss(l: &LaunchOperands<'_>, cpu: &Cpu, op: &RouterLoss) -> Result<(), DeviceError> {
+    let choices = choices(l, 0, op.balance, op.z)?;
+    let losses = router_loss::router_loss(cpu, choices, l.workspace()?);
     for (k, value) in [losses.sum, losses.balance, losses.z].into_iter().enumerate() {
         if let Some(out) = l.vector_out(k)? {
             out.fill(value);
@@ -84,21 +88,26 @@ pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss
     Ok(())
 }
 
-pub(in super::super) fn router_loss_grad(
-    l: &Operands<'_>,
+pub(crate) fn router_loss_grad(
+    l: &LaunchOperands<'_>,
     cpu: &Cpu,
     op: &RouterLossGrad,
 ) -> Result<(), DeviceError> {
-    let weights = router_loss::Weights { balance: op.balance, z: op.z };
     let dloss = l.vector(0)?[0];
-    router_loss::router_loss_grad(cpu, weights, dloss, choices(l, 1)?, l.output(0)?, l.workspace()?);
+    let choices = choices(l, 1, op.balance, op.z)?;
+    router_loss::router_loss_grad(cpu, choices, dloss, l.output(0)?, l.workspace()?);
     Ok(())
 }
 
-/// The inputs logits, experts and packs of a router loss, from input `first` on.
-fn choices<'a>(l: &Operands<'a>, first: usize) -> Result<router_loss::Choices<'a>, DeviceError> {
+/// The inputs logits, experts and packs of a router loss, from input `first` on, and its weights.
+fn choices<'a>(
+    l: &LaunchOperands<'a>,
+    first: usize,
+    balance: f32,
+    z: f32,
+) -> Result<router_loss::RouterChoices<'a>, DeviceError> {
     let logits = l.input(first)?;
     let experts = l.ids(first + 1, logits.cols())?;
     let packs = l.packs(first + 2, TOKENS, logits.rows())?;
-    Ok(router_loss::Choices { logits, experts, packs })
+    Ok(router_loss::RouterChoices { logits, experts, packs, balance, z })
 }

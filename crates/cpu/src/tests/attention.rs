@@ -7,7 +7,7 @@ mod tiles;
 
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::attention::*;
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, rope};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::rope};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 use plimsoll_graph::ops::Mask;
 
@@ -33,7 +33,8 @@ impl Case {
     fn new(heads: usize, hd: usize, tokens: usize, rope: bool, alibi: bool) -> Case {
         let half = hd / 2;
         let freq: Vec<f32> = (0..half).map(|j| 1e4f32.powf(-(j as f32) / half as f32)).collect();
-        let (mut cos, mut sin) = (vec![0.0; LONGEST * half], vec![0.0; LONGEST * half]);
+        let mut cos = vec![0.0; LONGEST * half];
+        let mut sin = vec![0.0; LONGEST * half];
         rope::table(&freq, LONGEST, &mut cos, &mut sin);
         let qkv = numbers(11, tokens * 3 * heads * hd).iter().map(|v| v * 2.0).collect();
         let slopes = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
@@ -51,14 +52,14 @@ impl Case {
         }
     }
 
-    fn config(&self) -> Attention<'_> {
-        Attention {
+    fn config(&self) -> AttentionConfig<'_> {
+        AttentionConfig {
             heads: self.heads,
             kv_heads: self.heads,
             mask: self.mask,
             head_dim: self.hd,
             scale: self.scale,
-            rope: self.rope.then_some(Rope { cos: &self.cos, sin: &self.sin }),
+            rope: self.rope.then_some(RotaryTables { cos: &self.cos, sin: &self.sin }),
             slopes: self.alibi.then_some(&self.slopes[..]),
         }
     }
@@ -67,40 +68,41 @@ impl Case {
     fn run(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f32>, Vec<f32>) {
         let d = self.heads * self.hd;
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
-        let (mut o, mut lse) = (vec![5.0; tokens * d], vec![5.0; tokens * self.heads]);
+        let mut o = vec![5.0; tokens * d];
+        let mut lse = vec![5.0; tokens * self.heads];
         let mut scratch = workspace(cpu, workspace_bytes(self.hd));
-        attention(
-            cpu,
-            self.config(),
-            x.columns(0, d),
-            x.columns(d, d),
-            x.columns(2 * d, d),
+        let operands = AttentionOperands {
+            q: x.columns(0, d),
+            k: x.columns(d, d),
+            v: x.columns(2 * d, d),
             spans,
-            RowsMut::new(&mut o, tokens, d, d),
-            Some(RowsMut::new(&mut lse, tokens, self.heads, self.heads)),
-            &mut scratch,
-        );
+            o: RowsMut::new(&mut o, tokens, d, d),
+            lse: Some(RowsMut::new(&mut lse, tokens, self.heads, self.heads)),
+        };
+        attention(cpu, self.config(), operands, &mut scratch);
         (o, lse)
     }
 
     /// Returns the gradient of the fused rows (T, 3D), for a gradient of o that is uniform noise.
     fn gradient(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> Vec<f32> {
-        let (h, d) = (self.heads, self.heads * self.hd);
+        let h = self.heads;
+        let d = self.heads * self.hd;
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
         let (o, lse) = self.run(cpu, from, tokens, spans);
         let noise = numbers(12, (from + tokens) * d);
-        let given = SavedForward {
+        let saved = SavedForward {
             q: x.columns(0, d),
             k: x.columns(d, d),
             v: x.columns(2 * d, d),
             o: Rows::new(&o, tokens, d, d),
             lse: Rows::new(&lse, tokens, h, h),
             gradient: Rows::new(&noise[from * d..], tokens, d, d),
+            spans,
         };
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![5.0; tokens * d]);
         let [q, k, v] = [&mut dq, &mut dk, &mut dv].map(|x| Some(RowsMut::new(x, tokens, d, d)));
         let mut scratch = workspace(cpu, grad_workspace_bytes(self.hd));
-        attention_grad(cpu, self.config(), given, spans, Gradients { q, k, v }, &mut scratch);
+        attention_grad(cpu, self.config(), saved, AttentionGradients { q, k, v }, &mut scratch);
         let row = |t: usize| [&dq, &dk, &dv].map(|x| &x[t * d..(t + 1) * d]).concat();
         (0..tokens).flat_map(row).collect()
     }
@@ -121,15 +123,19 @@ impl Case {
 
     /// o and lse in f64, by the definition of attention with full masks. Rows outside of `spans` are 5.
     fn reference(&self, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f64>, Vec<f64>) {
-        let (h, hd) = (self.heads, self.hd);
-        let (mut o, mut lse) = (vec![5.0; tokens * h * hd], vec![5.0; tokens * h]);
+        let h = self.heads;
+        let hd = self.hd;
+        let mut o = vec![5.0; tokens * h * hd];
+        let mut lse = vec![5.0; tokens * h];
         for &[start, end] in spans {
             let (start, n) = (start as usize, (end - start) as usize);
             for head in 0..h {
                 let all = |which, scale| -> Vec<Vec<f64>> {
                     (0..n).map(|i| self.rotated(which, from + start + i, i, head, scale)).collect()
                 };
-                let (q, k, v) = (all(0, self.scale), all(1, 1.0), all(2, 1.0));
+                let q = all(0, self.scale);
+                let k = all(1, 1.0);
+                let v = all(2, 1.0);
                 for i in 0..n {
                     let slope = if self.alibi { f64::from(self.slopes[head]) } else { 0.0 };
                     let score = |j: usize| {
@@ -199,9 +205,11 @@ fn in_bf16_it_is_that_of_f32_rounded() {
     let forms =
         [(Mask::Full, 16, true), (Mask::Causal, 40, false), (Mask::Window(30), 24, true), (sparse, 17, false)];
     for (mask, hd, rope) in forms {
-        let (heads, kv_heads, t) = (4, 2, 291);
+        let heads = 4;
+        let kv_heads = 2;
+        let t = 291;
         let case = Case { mask, ..Case::new(heads, hd, t, rope, !rope) };
-        let config = Attention { kv_heads, ..case.config() };
+        let config = AttentionConfig { kv_heads, ..case.config() };
         let columns = [(0, heads * hd), (heads * hd, kv_heads * hd), ((heads + kv_heads) * hd, kv_heads * hd)];
         let ld = 3 * heads * hd;
         let narrow: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
@@ -220,18 +228,23 @@ fn in_bf16_it_is_that_of_f32_rounded() {
 /// spans keep the value `before`.
 fn fused<E: Element>(
     cpu: &Cpu,
-    config: Attention<'_>,
+    config: AttentionConfig<'_>,
     columns: [(usize, usize); 3],
     x: Rows<'_, E>,
     spans: &[[u32; 2]],
     before: E,
 ) -> (Vec<E>, Vec<f32>) {
-    let (t, h, d) = (x.rows(), config.heads, config.heads * config.head_dim);
-    let (mut o, mut lse) = (vec![before; t * d], vec![5.0; t * h]);
+    let t = x.rows();
+    let h = config.heads;
+    let d = config.heads * config.head_dim;
+    let mut o = vec![before; t * d];
+    let mut lse = vec![5.0; t * h];
     let [q, k, v] = columns.map(|(at, n)| x.columns(at, n));
     let mut scratch = workspace(cpu, workspace_bytes(config.head_dim));
-    let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, h, h));
-    attention(cpu, config, q, k, v, spans, out, Some(sums), &mut scratch);
+    let out = RowsMut::new(&mut o, t, d, d);
+    let sums = RowsMut::new(&mut lse, t, h, h);
+    let operands = AttentionOperands { q, k, v, spans, o: out, lse: Some(sums) };
+    attention(cpu, config, operands, &mut scratch);
     (o, lse)
 }
 

@@ -1,10 +1,10 @@
 //! Tests of the 16-bit format conversions against the reference, for every number and around every rounding boundary.
 
 use super::{machines, numbers};
-use crate::cast::{Half, exchange, narrow, widen};
+use crate::rows::cast::{Float16, exchange, narrow, widen};
 use plimsoll_exec::reference::half::{self, BF16, F16};
 
-const FORMATS: [(Half, half::Half); 2] = [(Half::Bf16, BF16), (Half::F16, F16)];
+const FORMATS: [(Float16, half::HalfFormat); 2] = [(Float16::Bf16, BF16), (Float16::F16, F16)];
 
 #[test]
 fn every_number_is_widened_exactly() {
@@ -53,11 +53,12 @@ fn narrowing_rounds_to_nearest_even() {
 fn formats_are_exchanged_with_one_rounding() {
     let x: Vec<u16> = (0..=u16::MAX).collect();
     for cpu in machines() {
-        for (from, (wide, narrow)) in [(Half::Bf16, (BF16, F16)), (Half::F16, (F16, BF16))] {
+        for (from, (wide, narrow)) in [(Float16::Bf16, (BF16, F16)), (Float16::F16, (F16, BF16))] {
             let mut y = vec![0; x.len()];
             exchange(&cpu, from, &x, &mut y);
             for (&x, y) in x.iter().zip(y) {
-                let (value, wanted) = (wide.widen(x), narrow.round(wide.widen(x)));
+                let value = wide.widen(x);
+                let wanted = narrow.round(wide.widen(x));
                 let nan = value.is_nan() && narrow.widen(y).is_nan();
                 assert!(y == wanted || nan, "{from:?} {x:#x}: {y:#x}, not {wanted:#x}");
             }

@@ -1,6 +1,6 @@
 //! Tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
-use crate::amx::{SIDE, STEP, STRIP, TileUnit};
+use crate::simd::amx::{SIDE, STEP, STRIP, TileUnit};
 
 /// The accumulators as bits, the rows of A, and for each pair of k one line of B with its 32 columns. For int8, a
 /// pair is four values.
@@ -89,7 +89,8 @@ impl<const INT8: bool> Double<INT8> {
             for (n, sum) in sums.iter_mut().enumerate() {
                 let mut bits = sum.to_bits() as i32;
                 for (pair, line) in a.chunks_exact(2).zip(&self.b) {
-                    let (a, b) = (codes([pair[0], pair[1]]), codes(line[n]));
+                    let a = codes([pair[0], pair[1]]);
+                    let b = codes(line[n]);
                     a.iter().zip(b).for_each(|(a, b)| bits = bits.wrapping_add(a * b));
                 }
                 *sum = f32::from_bits(bits as u32);

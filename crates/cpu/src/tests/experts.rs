@@ -1,12 +1,19 @@
 //! Tests of routing with ties and invalid logits, of gradients written over their inputs, and of packs that are joined.
 
 use super::{machines, numbers, same_bits};
-use crate::dispatch::{Combined, combine_grad};
+use crate::moe::dispatch::{CombineInputs, combine_grad};
+use crate::moe::route::{ExpertCapacity, ExpertChoice, Routed, route, scratch_words};
+use crate::moe::router_loss::{RouterChoices, router_loss, router_loss_grad};
 use crate::packs::{Packs, whole};
-use crate::route::{Capacity, Choice, Routed, route, scratch_words};
-use crate::router_loss::{Choices, Weights, router_loss, router_loss_grad};
 use crate::{Cpu, Rows, RowsMut};
 use plimsoll_graph::packs::{TARGETS, TOKENS, WORDS};
+
+/// Parameters of the choice of experts, without a capacity.
+#[derive(Clone, Copy)]
+struct Gating {
+    top_k: usize,
+    renormalise: bool,
+}
 
 /// All outputs of routing.
 struct Routes {
@@ -19,9 +26,9 @@ struct Routes {
 }
 
 /// Routes logits (T, `experts`), with every output and the scratch filled with invalid values before.
-fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, capacity: Capacity<'_>) -> Routes {
+fn routed(cpu: &Cpu, logits: &[f32], experts: usize, gating: Gating, capacity: ExpertCapacity<'_>) -> Routes {
     let tokens = logits.len() / experts;
-    let rows = tokens * choice.top_k;
+    let rows = tokens * gating.top_k;
     let mut out = Routes {
         gates: vec![f32::NAN; rows],
         experts: vec![-7; rows],
@@ -32,7 +39,7 @@ fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, capacity: C
     };
     let mut dropped = [-7];
     let to = Routed {
-        gates: RowsMut::new(&mut out.gates, tokens, choice.top_k, choice.top_k),
+        gates: RowsMut::new(&mut out.gates, tokens, gating.top_k, gating.top_k),
         experts: Some(&mut out.experts),
         order: &mut out.order,
         places: &mut out.places,
@@ -40,29 +47,30 @@ fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, capacity: C
         dropped: Some(&mut dropped),
     };
     let mut scratch = vec![f32::NAN; scratch_words(experts, capacity.packs.count(), cpu.threads())];
-    route(cpu, choice, Rows::new(logits, tokens, experts, experts), capacity, to, &mut scratch);
+    let choice = ExpertChoice { top_k: gating.top_k, renormalise: gating.renormalise, capacity };
+    route(cpu, choice, Rows::new(logits, tokens, experts, experts), to, &mut scratch);
     out.dropped = dropped[0];
     out
 }
 
 /// Routes as one pack, of which every expert takes at most `limit` rows.
-fn routed_as_one(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice, limit: usize) -> Routes {
+fn routed_as_one(cpu: &Cpu, logits: &[f32], experts: usize, gating: Gating, limit: usize) -> Routes {
     let words = whole(logits.len() / experts);
     let packs = Packs::new(&words, TOKENS, logits.len() / experts).expect("one pack");
-    let routes = routed(cpu, logits, experts, choice, Capacity { packs, limit: &|_| limit });
-    routes.check(experts, choice, limit);
+    let routes = routed(cpu, logits, experts, gating, ExpertCapacity { packs, limit: &|_| limit });
+    routes.check(experts, gating, limit);
     routes
 }
 
 impl Routes {
     /// Checks what must hold for any logits in one pack: the experts of a token differ, rows are in order, no row is lost.
-    fn check(&self, experts: usize, choice: Choice, limit: usize) {
+    fn check(&self, experts: usize, gating: Gating, limit: usize) {
         let rows = self.places.len();
-        for chosen in self.experts.chunks(choice.top_k) {
+        for chosen in self.experts.chunks(gating.top_k) {
             let mut sorted = chosen.to_vec();
             sorted.sort_unstable();
             sorted.dedup();
-            assert_eq!(sorted.len(), choice.top_k, "{chosen:?}");
+            assert_eq!(sorted.len(), gating.top_k, "{chosen:?}");
             assert!(sorted.iter().all(|&e| (0..experts as i32).contains(&e)), "{chosen:?}");
         }
         let mut wanted = Vec::new();
@@ -89,8 +97,8 @@ fn ties_go_to_the_lower_expert() {
         let logits: Vec<f32> = numbers(1, 41 * experts).iter().map(|x| (1.5 * x).round()).collect();
         for cpu in machines() {
             for top_k in [1, experts.div_ceil(2), experts] {
-                let choice = Choice { top_k, renormalise: true };
-                let routes = routed_as_one(&cpu, &logits, experts, choice, 7);
+                let gating = Gating { top_k, renormalise: true };
+                let routes = routed_as_one(&cpu, &logits, experts, gating, 7);
                 for (row, chosen) in logits.chunks(experts).zip(routes.experts.chunks(top_k)) {
                     let mut order: Vec<usize> = (0..experts).collect();
                     order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).expect("numbers"));
@@ -108,8 +116,8 @@ fn logits_that_are_no_numbers_lose_no_row() {
         logits.iter_mut().step_by(3).for_each(|x| *x = bad);
         logits[8..12].fill(bad);
         for cpu in machines() {
-            let choice = Choice { top_k: 3, renormalise: false };
-            routed_as_one(&cpu, &logits, 4, choice, usize::MAX);
+            let gating = Gating { top_k: 3, renormalise: false };
+            routed_as_one(&cpu, &logits, 4, gating, usize::MAX);
         }
     }
 }
@@ -117,8 +125,8 @@ fn logits_that_are_no_numbers_lose_no_row() {
 #[test]
 fn without_tokens_nothing_is_routed() {
     for cpu in machines() {
-        let choice = Choice { top_k: 2, renormalise: true };
-        let routes = routed_as_one(&cpu, &[], 3, choice, 0);
+        let gating = Gating { top_k: 2, renormalise: true };
+        let routes = routed_as_one(&cpu, &[], 3, gating, 0);
         assert_eq!((routes.offsets, routes.dropped), (vec![0; 4], 0));
     }
 }
@@ -126,18 +134,28 @@ fn without_tokens_nothing_is_routed() {
 /// The gradient of the rows may overwrite the rows: the bits are those with separate memory.
 #[test]
 fn rows_are_overwritten_only_once_they_were_read() {
-    let (tokens, columns, top_k, experts) = (37, 83, 2, 4);
-    let choice = Choice { top_k, renormalise: true };
+    let tokens = 37;
+    let columns = 83;
+    let top_k = 2;
+    let experts = 4;
+    let gating = Gating { top_k, renormalise: true };
     for cpu in machines() {
         let Routes { gates, order, places, dropped, .. } =
-            routed_as_one(&cpu, &numbers(3, tokens * experts), experts, choice, 15);
+            routed_as_one(&cpu, &numbers(3, tokens * experts), experts, gating, 15);
         assert!(dropped > 0);
-        let (mut rows, dy) = (numbers(4, tokens * top_k * columns), numbers(5, tokens * columns));
+        let mut rows = numbers(4, tokens * top_k * columns);
+        let dy = numbers(5, tokens * columns);
         let n = tokens * top_k;
         let grads = |rows: Rows<'_>, drows: RowsMut<'_>| {
-            let of = Combined { top_k, rows, gates: &gates, order: &order, places: &places };
+            let inputs = CombineInputs { top_k, rows, gates: &gates, order: &order, places: &places };
             let mut dgates = vec![f32::NAN; n];
-            combine_grad(&cpu, of, Rows::new(&dy, tokens, columns, columns), Some(drows), Some(&mut dgates));
+            combine_grad(
+                &cpu,
+                inputs,
+                Rows::new(&dy, tokens, columns, columns),
+                Some(drows),
+                Some(&mut dgates),
+            );
             dgates
         };
         let mut apart = vec![f32::NAN; n * columns];
@@ -158,7 +176,8 @@ fn rows_are_overwritten_only_once_they_were_read() {
 /// taking the platform's, gives other bits for some E.
 #[test]
 fn z_losses_use_the_logarithm_of_libm() {
-    let (a, z) = (0.7_f32, 0.25);
+    let a = 0.7_f32;
+    let z = 0.25;
     for experts in 1..200 {
         let logits = vec![a; experts];
         let lse = f64::from(a) + libm::log(experts as f64);
@@ -168,13 +187,12 @@ fn z_losses_use_the_logarithm_of_libm() {
             let mut words = whole(1);
             words[0][TARGETS] = 1;
             let packs = Packs::new(&words, TOKENS, 1).expect("one pack");
-            let of = Choices { logits, experts: &[0], packs };
-            let weights = Weights { balance: 0.0, z };
-            let losses = router_loss(&cpu, weights, of, &mut [f32::NAN; 2]);
+            let choices = RouterChoices { logits, experts: &[0], packs, balance: 0.0, z };
+            let losses = router_loss(&cpu, choices, &mut [f32::NAN; 2]);
             same_bits(&[losses.z], &[(f64::from(z) * (lse * lse)) as f32], "z loss");
             let mut dlogits = vec![f32::NAN; experts];
             let out = RowsMut::new(&mut dlogits, 1, experts, experts);
-            router_loss_grad(&cpu, weights, 1.0, of, out, &mut vec![f32::NAN; experts]);
+            router_loss_grad(&cpu, choices, 1.0, out, &mut vec![f32::NAN; experts]);
             same_bits(&dlogits, &vec![gradient; experts], "gradient of the z loss");
         }
     }
@@ -204,14 +222,14 @@ fn the_rows_of_a_pack_do_not_depend_on_others() {
     let packs = Packs::new(&joined, TOKENS, tokens as usize).expect("packs");
     // A little less than the mean.
     let limit = |tokens: usize| (9 * tokens * top_k).div_ceil(10 * experts);
-    let choice = Choice { top_k, renormalise: true };
+    let gating = Gating { top_k, renormalise: true };
     for cpu in machines() {
-        let all = routed(&cpu, &logits, experts, choice, Capacity { packs, limit: &limit });
+        let all = routed(&cpu, &logits, experts, gating, ExpertCapacity { packs, limit: &limit });
         let mut order = vec![vec![]; experts];
         for pack in packs.iter() {
             let elements = pack.rows.start * experts..pack.rows.end * experts;
             let choices = pack.rows.start * top_k..pack.rows.end * top_k;
-            let alone = routed_as_one(&cpu, &logits[elements], experts, choice, limit(pack.rows.len()));
+            let alone = routed_as_one(&cpu, &logits[elements], experts, gating, limit(pack.rows.len()));
             same_bits(&all.gates[choices.clone()], &alone.gates, "gates");
             assert_eq!(all.experts[choices.clone()], alone.experts);
             for (expert, order) in order.iter_mut().enumerate() {
@@ -240,7 +258,6 @@ fn the_losses_of_a_pack_have_the_same_bits_beside_others() {
     let experts = 21;
     let top_k = 2;
     let tokens = PACKS.iter().sum::<u32>() as usize;
-    let weights = Weights { balance: 0.75, z: 0.125 };
     let logits = numbers(7, tokens * experts);
     let chosen: Vec<u32> = numbers(8, tokens * top_k).iter().map(|x| ((x + 1.0) * 10.0) as u32).collect();
     let targets: Vec<u32> = PACKS.iter().map(|tokens| tokens / 2 + 1).collect();
@@ -249,12 +266,13 @@ fn the_losses_of_a_pack_have_the_same_bits_beside_others() {
         let logits = &logits[tokens.start * experts..tokens.end * experts];
         let packs = Packs::new(words, TOKENS, n).expect("packs");
         let chosen = &chosen[tokens.start * top_k..tokens.end * top_k];
-        let of = Choices { logits: Rows::new(logits, n, experts, experts), experts: chosen, packs };
-        let losses = router_loss(cpu, weights, of, &mut vec![f32::NAN; 2 * n]);
+        let logits = Rows::new(logits, n, experts, experts);
+        let choices = RouterChoices { logits, experts: chosen, packs, balance: 0.75, z: 0.125 };
+        let losses = router_loss(cpu, choices, &mut vec![f32::NAN; 2 * n]);
         let mut dlogits = vec![f32::NAN; n * experts];
         let mut shares = vec![f32::NAN; words.len() * experts];
         let out = RowsMut::new(&mut dlogits, n, experts, experts);
-        router_loss_grad(cpu, weights, 1.5, of, out, &mut shares);
+        router_loss_grad(cpu, choices, 1.5, out, &mut shares);
         (losses, dlogits)
     };
     for cpu in machines() {

@@ -1,16 +1,16 @@
 //! Tests of exp, GELU, SiLU and their derivatives on dense grids, and of the agreement of lanes.
 
 use super::{machines, numbers, same_bits};
-use crate::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
-use crate::isa::Kernel;
-use crate::math::{exp, gelu_bf16, silu_bf16};
+use crate::rows::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
+use crate::simd::isa::SimdKernel;
+use crate::simd::math::{exp, gelu_bf16, silu_bf16};
 use crate::simd::{LANES, Simd};
 use crate::{Cpu, Isa, Rows, RowsMut};
 use plimsoll_exec::half::bf16_to_f32;
 
 struct Exp<'a>(&'a [f32], &'a mut [f32]);
 
-impl Kernel for Exp<'_> {
+impl SimdKernel for Exp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         each(s, self.0, self.1, |v| exp(s, v));
@@ -19,7 +19,7 @@ impl Kernel for Exp<'_> {
 
 struct ActivationBf16<'a>(Gate, &'a [f32], &'a mut [f32]);
 
-impl Kernel for ActivationBf16<'_> {
+impl SimdKernel for ActivationBf16<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         each(s, self.1, self.2, |v| match self.0 {
@@ -151,8 +151,10 @@ fn all_instruction_sets_have_one_gelu_and_one_silu_for_bf16() {
 /// f and f' of `gate` at x, from its gradients for dy = 1 and a value of 1.
 fn gate_of(cpu: &Cpu, gate: Gate, x: &[f32]) -> [Vec<f32>; 2] {
     let both: Vec<f32> = x.iter().flat_map(|&x| [x, 1.0]).collect();
-    let (rows, ones) = (x.len(), vec![1.0; x.len()]);
-    let (mut y, mut dx) = (vec![f32::NAN; rows], vec![f32::NAN; 2 * rows]);
+    let rows = x.len();
+    let ones = vec![1.0; x.len()];
+    let mut y = vec![f32::NAN; rows];
+    let mut dx = vec![f32::NAN; 2 * rows];
     let wide = Rows::new(&both, rows, 2, 2);
     glu(cpu, gate, wide, RowsMut::new(&mut y, rows, 1, 1));
     glu_grad(cpu, gate, Rows::new(&ones, rows, 1, 1), wide, RowsMut::new(&mut dx, rows, 2, 2));
@@ -180,7 +182,8 @@ fn gates_and_slopes_are_exact_to_two_ulp_of_1() {
                         (x * s, s * (1.0 + x * (1.0 - s)))
                     }
                 };
-                let (off, most) = ((f64::from(y) - f).abs(), 4e-8 + 3.0 * ulp(f));
+                let off = (f64::from(y) - f).abs();
+                let most = 4e-8 + 3.0 * ulp(f);
                 assert!(off <= most, "{}: {gate:?}({x}) = {y}, want {f}, off {off:e}", isa.name());
                 let off = (f64::from(slope) - d).abs();
                 assert!(
@@ -190,7 +193,8 @@ fn gates_and_slopes_are_exact_to_two_ulp_of_1() {
                 );
             }
         }
-        let (x, ones) = ([f32::NAN, f32::INFINITY, f32::NEG_INFINITY], [1.0; 3]);
+        let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        let ones = [1.0; 3];
         let mut dx = [9.0; 3];
         let of = |x| Rows::new(x, 1, 3, 3);
         gelu_grad(&Cpu::with_isa(1, isa), of(&ones), of(&x), RowsMut::new(&mut dx, 1, 3, 3));
@@ -211,7 +215,7 @@ fn a_value_has_the_same_bits_at_every_place() {
 
 struct Reduce<'a>(&'a [f32; LANES], &'a mut [f32; 2]);
 
-impl Kernel for Reduce<'_> {
+impl SimdKernel for Reduce<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: sixteen f32.

@@ -5,21 +5,21 @@ mod cast;
 #[cfg(target_arch = "x86_64")]
 mod double;
 mod experts;
-mod gemm;
+mod linear_bf16;
+mod linear_f32;
 #[cfg(target_arch = "x86_64")]
-mod gemm_amx;
-mod gemm_bf16;
-mod gemm_int8;
+mod linear_f32_amx;
+mod linear_int8;
 mod math;
-mod matmul;
 mod optimizer;
 mod packs;
 mod peer;
+mod row_major;
 mod rows;
 mod rows_bf16;
 mod training;
 
-use super::{Cpu, Isa};
+use crate::{Cpu, Isa};
 
 /// Uniform numbers in about -1..1, the same on every machine.
 pub(super) fn numbers(seed: u64, n: usize) -> Vec<f32> {

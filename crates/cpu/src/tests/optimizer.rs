@@ -2,19 +2,19 @@
 //! element type. Their values are compared with the reference in the op cases.
 
 use super::{machines, numbers, same_bits};
-use crate::accumulate::{Accumulator, accumulate};
-use crate::adafactor::{Factored, adafactor};
-use crate::cast::{Half, narrow, widen};
-use crate::optimizer::{Scale, adamw, grad_scale, sgd, sgd_momentum};
-use crate::optimizer_8bit::{Moment, adamw_8bit};
-use crate::optimizer_state::{Gradient, OptimizerState};
+use crate::rows::cast::{Float16, narrow, widen};
+use crate::training::accumulate::{Accumulator, accumulate};
+use crate::training::adafactor::{Factored, adafactor};
+use crate::training::optimizer::{GradientScale, ScaledGradient, adamw, grad_scale, sgd, sgd_momentum};
+use crate::training::optimizer_8bit::{QuantizedAdamWStates, QuantizedMoment, adamw_8bit};
+use crate::training::optimizer_state::{Gradient, OptimizerState};
 use crate::{Cpu, Isa};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const SGD: Sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: true };
 const ADAFACTOR: Adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
-const SCALE: Scale = Scale { factor: 0.5, ok: true };
+const SCALE: GradientScale = GradientScale { factor: 0.5, ok: true };
 
 /// (r, c) of a parameter: several tasks, and a tail.
 const SHAPE: (usize, usize) = (70, 513);
@@ -57,7 +57,7 @@ fn places<'a, T: Copy, const N: usize>(
 }
 
 /// One step of each optimizer, in place (`within`) or from old states to new ones.
-fn steps(cpu: &Cpu, g: Gradient<'_>, within: bool, scale: Scale) -> States {
+fn steps(cpu: &Cpu, g: Gradient<'_>, within: bool, scale: GradientScale) -> States {
     let old = States::new();
     let mut new = States {
         floats: old.floats.iter().map(|x| vec![f32::NAN; x.len()]).collect(),
@@ -67,12 +67,17 @@ fn steps(cpu: &Cpu, g: Gradient<'_>, within: bool, scale: Scale) -> States {
         places(&old.floats, &mut new.floats, within);
     let [m_codes, v_codes] = places(&old.codes, &mut new.codes, within);
     let hyper = [0.01, 0.1, 0.05];
-    adamw(cpu, &ADAMW, g, [p, m, v], scale, hyper);
-    sgd(cpu, &Sgd { momentum: 0.0, ..SGD }, g, p1, scale, 0.1);
-    sgd_momentum(cpu, &SGD, g, [p2, b], scale, 0.1);
-    adafactor(cpu, &ADAFACTOR, g, Factored { p: p3, row: Some(row), column }, scale, [0.1, 0.8]);
-    let moments = [Moment { codes: m_codes, absmax: m_absmax }, Moment { codes: v_codes, absmax: v_absmax }];
-    adamw_8bit(cpu, &ADAMW, g, p4, moments, scale, hyper);
+    let gradient = ScaledGradient { g, scale };
+    adamw(cpu, &ADAMW, gradient, [p, m, v], hyper);
+    sgd(cpu, &Sgd { momentum: 0.0, ..SGD }, gradient, p1, 0.1);
+    sgd_momentum(cpu, &SGD, gradient, [p2, b], 0.1);
+    adafactor(cpu, &ADAFACTOR, gradient, Factored { p: p3, row: Some(row), column }, [0.1, 0.8]);
+    let states = QuantizedAdamWStates {
+        p: p4,
+        m: QuantizedMoment { values: m_codes, absmax: m_absmax },
+        v: QuantizedMoment { values: v_codes, absmax: v_absmax },
+    };
+    adamw_8bit(cpu, &ADAMW, gradient, states, hyper);
     new
 }
 
@@ -100,7 +105,7 @@ fn states_are_updated_in_place_as_elsewhere_on_any_threads() {
 fn where_nothing_is_done_no_bit_changes() {
     let g = vec![f32::NAN; SHAPE.0 * SHAPE.1];
     for (cpu, within) in machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), true), (cpu, false)]) {
-        let kept = steps(&cpu, Gradient::F32(&g), within, Scale { factor: f32::NAN, ok: false });
+        let kept = steps(&cpu, Gradient::F32(&g), within, GradientScale { factor: f32::NAN, ok: false });
         same(&States::new(), &kept, cpu.isa().name());
     }
 }
@@ -108,32 +113,35 @@ fn where_nothing_is_done_no_bit_changes() {
 #[test]
 fn gradients_of_16_bits_are_widened() {
     let n = SHAPE.0 * SHAPE.1;
-    for (cpu, half) in machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), Half::Bf16), (cpu, Half::F16)])
+    for (cpu, half) in
+        machines().flat_map(|cpu| [(Cpu::with_isa(1, cpu.isa()), Float16::Bf16), (cpu, Float16::F16)])
     {
-        let (mut bits, mut g) = (vec![0; n], vec![0.0; n]);
+        let mut bits = vec![0; n];
+        let mut g = vec![0.0; n];
         narrow(&cpu, half, &numbers(31, n), &mut bits);
         widen(&cpu, half, &bits, &mut g);
         let wanted = steps(&cpu, Gradient::F32(&g), true, SCALE);
-        same(&wanted, &steps(&cpu, Gradient::Half(half, &bits), true, SCALE), &format!("{half:?}"));
+        same(&wanted, &steps(&cpu, Gradient::Float16(half, &bits), true, SCALE), &format!("{half:?}"));
         let norm = |g| grad_scale(&cpu, &GradScale { max_norm: 0.0 }, [g].into_iter(), 1.0);
-        assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Half(half, &bits)));
+        assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Float16(half, &bits)));
 
-        let (other, mut sum) = (numbers(32, n), g.clone());
+        let other = numbers(32, n);
+        let mut sum = g.clone();
         accumulate(&cpu, Accumulator::F32(OptimizerState::in_place(&mut sum)), Gradient::F32(&other), true);
         let mut rounded = vec![0; n];
         narrow(&cpu, half, &sum, &mut rounded);
         let mut kept = bits.clone();
         accumulate(
             &cpu,
-            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
+            Accumulator::Float16(half, OptimizerState::in_place(&mut kept)),
             Gradient::F32(&other),
             true,
         );
         assert!(kept == rounded, "{half:?}");
         accumulate(
             &cpu,
-            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
-            Gradient::Half(half, &bits),
+            Accumulator::Float16(half, OptimizerState::in_place(&mut kept)),
+            Gradient::Float16(half, &bits),
             false,
         );
         assert!(kept == bits, "{half:?}");

@@ -1,8 +1,8 @@
 //! Tests of the views of packs, and of dropout by packs.
 
 use super::{machines, numbers, same_bits};
-use crate::dropout::{Dropout, dropout};
 use crate::packs::{Packs, PacksError};
+use crate::training::dropout::{DropoutParams, dropout};
 use crate::{Cpu, Rows, RowsMut};
 use core::ops::Range;
 use plimsoll_graph::packs::{NUMBER, SEQUENCES, TOKENS, WORDS};
@@ -71,7 +71,7 @@ fn packs_that_do_not_cover_all_rows_are_refused() {
 /// Dropout of rows of `columns` columns, out of place or in place.
 fn dropped(cpu: &Cpu, x: &[f32], columns: usize, packs: Packs<'_>, in_place: bool) -> Vec<f32> {
     let rows = x.len() / columns;
-    let how = Dropout { p: 0.4, stream: 3, seed: [8, 9] };
+    let how = DropoutParams { p: 0.4, stream: 3, seed: [8, 9] };
     let mut y = if in_place { x.to_vec() } else { vec![f32::NAN; x.len()] };
     let start = y.as_mut_ptr();
     let x = if in_place { start.cast_const() } else { x.as_ptr() };

@@ -1,8 +1,10 @@
 //! Tests of norms, softmax, means, embeddings and element-wise ops.
 
 use super::{close, machines, numbers, same_bits};
-use crate::norm::{BatchNorm, batch_norm, layer_norm};
-use crate::{Cpu, Rows, RowsMut, elementwise, embed, reduce, rope};
+use crate::rows::embed::{self, EmbeddingTable, EsmTokenDropout};
+use crate::rows::norm::{LayerNormOutputs, LayerNormParams, RunningBatchNorm, batch_norm, layer_norm};
+use crate::rows::reduce::{self, MeanSpans};
+use crate::{Cpu, Rows, RowsMut, rows::elementwise, rows::rope};
 
 const EPS: f64 = f32::EPSILON as f64;
 
@@ -12,9 +14,14 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 /// Layer norm of x (m, n) with (gamma, beta) = `gb`; returns y, mean and rstd.
 fn norm_of(cpu: &Cpu, x: &[f32], m: usize, n: usize, gb: [&[f32]; 2], eps: f32) -> [Vec<f32>; 3] {
-    let (mut y, mut mean, mut rstd) = (vec![f32::NAN; m * n], vec![0.0; m], vec![0.0; m]);
-    let (rows, out) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
-    layer_norm(cpu, rows, gb[0], gb[1], eps, Some(out), Some(&mut mean), Some(&mut rstd));
+    let mut y = vec![f32::NAN; m * n];
+    let mut mean = vec![0.0; m];
+    let mut rstd = vec![0.0; m];
+    let rows = Rows::new(x, m, n, n);
+    let out = RowsMut::new(&mut y, m, n, n);
+    let params = LayerNormParams { gamma: gb[0], beta: gb[1], eps };
+    let outputs = LayerNormOutputs { y: Some(out), mean: Some(&mut mean), rstd: Some(&mut rstd) };
+    layer_norm(cpu, rows, params, outputs);
     [y, mean, rstd]
 }
 
@@ -24,7 +31,8 @@ fn layer_norm_is_two_pass() {
         let m = 50;
         // A mean far from zero, with which a one-pass variance would cancel.
         let x: Vec<f32> = numbers(1, m * n).iter().map(|v| v + 30.0).collect();
-        let (gamma, beta) = (numbers(2, n), numbers(3, n));
+        let gamma = numbers(2, n);
+        let beta = numbers(3, n);
         for cpu in machines() {
             let [y, mean, rstd] = norm_of(&cpu, &x, m, n, [&gamma, &beta], 1e-3);
             for r in 0..m {
@@ -40,10 +48,12 @@ fn layer_norm_is_two_pass() {
                 close(&rstd[r..=r], &[k], 8.0 * EPS * k * (1.0 + 30.0 * k * EPS * 30.0 * k), "rstd");
             }
             // Recomputation may need the statistics without the rows.
-            let (mut means, mut rstds) = (vec![0.0; m], vec![0.0; m]);
-            let statistics = (Some(&mut means[..]), Some(&mut rstds[..]));
+            let mut means = vec![0.0; m];
+            let mut rstds = vec![0.0; m];
             let rows = Rows::new(&x, m, n, n);
-            layer_norm(&cpu, rows, &gamma, &beta, 1e-3, None, statistics.0, statistics.1);
+            let params = LayerNormParams { gamma: &gamma, beta: &beta, eps: 1e-3 };
+            let outputs = LayerNormOutputs { y: None, mean: Some(&mut means), rstd: Some(&mut rstds) };
+            layer_norm(&cpu, rows, params, outputs);
             same_bits(&means, &mean, "means alone");
             same_bits(&rstds, &rstd, "deviations alone");
             if cpu.isa().has_fma() {
@@ -56,10 +66,11 @@ fn layer_norm_is_two_pass() {
 
 #[test]
 fn batch_norm_uses_running_statistics() {
-    let (m, n) = (9, 37);
+    let m = 9;
+    let n = 37;
     let [x, gamma, beta, mean] = [1, 2, 3, 4].map(|seed| numbers(seed, if seed == 1 { m * n } else { n }));
     let var: Vec<f32> = numbers(5, n).iter().map(|v| v.abs() + 0.1).collect();
-    let norm = BatchNorm { gamma: &gamma, beta: &beta, mean: &mean, var: &var, eps: 1e-5 };
+    let norm = RunningBatchNorm { gamma: &gamma, beta: &beta, mean: &mean, var: &var, eps: 1e-5 };
     let want: Vec<f64> = (0..m * n)
         .map(|i| {
             let [x, g, b, mu, v] = [x[i], gamma[i % n], beta[i % n], mean[i % n], var[i % n]].map(f64::from);
@@ -101,13 +112,15 @@ fn softmax_sums_to_one() {
 
 #[test]
 fn a_segment_mean_leaves_out_the_ends() {
-    let (t, d) = (3100, 70);
+    let t = 3100;
+    let d = 70;
     let x: Vec<f32> = numbers(7, t * d).iter().map(|v| v + 1.0).collect();
     let spans = [[0, 5], [5, 7], [8, 8], [8, 11], [11, 3100]];
     for cpu in machines() {
         let mut y = vec![f32::NAN; spans.len() * d];
         let out = RowsMut::new(&mut y, spans.len(), d, d);
-        reduce::segment_mean(&cpu, Rows::new(&x, t, d, d), &spans, 1, 1, out);
+        let segments = MeanSpans { spans: &spans, skip_first: 1, skip_last: 1 };
+        reduce::segment_mean(&cpu, Rows::new(&x, t, d, d), segments, out);
         for (s, &[start, end]) in spans.iter().enumerate() {
             let rows = (start as usize + 1)..(end as usize).saturating_sub(1);
             let count = rows.len().max(1) as f64;
@@ -120,21 +133,25 @@ fn a_segment_mean_leaves_out_the_ends() {
 
 #[test]
 fn embeddings_are_rows_of_the_table() {
-    let (v, d) = (33, 21);
-    let (table, plus) = (numbers(8, v * d), numbers(9, d));
+    let v = 33;
+    let d = 21;
+    let table = numbers(8, v * d);
+    let plus = numbers(9, d);
     let ids = [0, 5, 32, 4, 32, 7, 2];
     let spans = [[0, 4], [4, 6]];
     for cpu in machines() {
         let table_rows = Rows::new(&table, v, d, d);
         let mut y = vec![f32::NAN; ids.len() * d];
-        embed::gather(&cpu, &ids, table_rows, Some(&plus), RowsMut::new(&mut y, ids.len(), d, d));
+        let with_row = EmbeddingTable { table: table_rows, plus: Some(&plus) };
+        embed::gather(&cpu, &ids, with_row, RowsMut::new(&mut y, ids.len(), d, d));
         for (i, &id) in ids.iter().enumerate() {
             let want: Vec<f32> = (0..d).map(|j| table[id as usize * d + j] + plus[j]).collect();
             same_bits(&y[i * d..][..d], &want, "gather");
         }
         y.fill(9.0);
         let out = RowsMut::new(&mut y, ids.len(), d, d);
-        embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, table_rows, None, out);
+        let dropout = EsmTokenDropout { spans: &spans, mask_id: 32, keep: 0.88 };
+        embed::gather_esm(&cpu, &ids, EmbeddingTable { table: table_rows, plus: None }, dropout, out);
         for (i, &id) in ids.iter().enumerate() {
             let scale = [0.88 / (1.0f32 - 0.25), 0.88 / (1.0 - 0.5)][usize::from(i >= 4)];
             let row = |j| match i {
@@ -152,13 +169,16 @@ fn embeddings_are_rows_of_the_table() {
 fn a_token_outside_the_table_is_refused() {
     let table = [0.0; 33];
     let mut y = [0.0; 1];
-    embed::gather(&Cpu::new(1), &[33], Rows::new(&table, 33, 1, 1), None, RowsMut::new(&mut y, 1, 1, 1));
+    let embedding = EmbeddingTable { table: Rows::new(&table, 33, 1, 1), plus: None };
+    embed::gather(&Cpu::new(1), &[33], embedding, RowsMut::new(&mut y, 1, 1, 1));
 }
 
 #[test]
 fn element_wise_ops_stay_at_their_place() {
-    let (m, n) = (300, 75);
-    let (a, b) = (numbers(10, m * n), numbers(11, m * n));
+    let m = 300;
+    let n = 75;
+    let a = numbers(10, m * n);
+    let b = numbers(11, m * n);
     let shape = |x| Rows::new(x, m, n, n);
     for cpu in machines() {
         let mut y = vec![f32::NAN; m * n];
@@ -189,7 +209,8 @@ fn element_wise_ops_stay_at_their_place() {
 #[test]
 fn rotary_tables_are_rounded_once() {
     let freq = [1.0f32, 0.316_227_76, 1e-4];
-    let (mut cos, mut sin) = (vec![0.0; 3000], vec![0.0; 3000]);
+    let mut cos = vec![0.0; 3000];
+    let mut sin = vec![0.0; 3000];
     rope::table(&freq, 1000, &mut cos, &mut sin);
     for pos in 0..1000 {
         for (j, f) in freq.iter().enumerate() {

@@ -3,9 +3,11 @@
 
 use super::math::for_bf16;
 use super::{machines, numbers};
-use crate::elementwise::Gate;
-use crate::norm::{layer_norm, rms_norm};
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
+use crate::rows::elementwise::Gate;
+use crate::rows::embed::{self, EmbeddingTable, EsmTokenDropout};
+use crate::rows::norm::{LayerNormOutputs, LayerNormParams, RmsNormParams, layer_norm, rms_norm};
+use crate::rows::reduce::{self, MeanSpans};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, rows::elementwise};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
@@ -45,23 +47,33 @@ fn rounded(found: &[Bf16], wanted: &[f32], what: &str) {
 fn norms_round_once() {
     for n in COLUMNS {
         let m = 40;
-        let ((x, xf), (g, gf), (b, bf)) = (pair(1, m * n), pair(2, n), pair(3, n));
-        let (view, wide_view) = (Rows::new(&x, m, n, n), Rows::new(&xf, m, n, n));
+        let (x, xf) = pair(1, m * n);
+        let (g, gf) = pair(2, n);
+        let (b, bf) = pair(3, n);
+        let view = Rows::new(&x, m, n, n);
+        let wide_view = Rows::new(&xf, m, n, n);
         for cpu in machines() {
             let [mut mean, mut mean_f, mut rstd, mut rstd_f] = [0; 4].map(|_| vec![f32::NAN; m]);
+            let params = LayerNormParams { gamma: &gf[..], beta: &bf[..], eps: 1e-5 };
             let wanted = written(f32::NAN, m, n, |y| {
-                layer_norm(&cpu, wide_view, &gf, &bf, 1e-5, Some(y), Some(&mut mean_f), Some(&mut rstd_f));
+                let outputs = LayerNormOutputs { y: Some(y), mean: Some(&mut mean_f), rstd: Some(&mut rstd_f) };
+                layer_norm(&cpu, wide_view, params, outputs);
             });
             let found = written(NONE, m, n, |y| {
-                layer_norm(&cpu, view, &gf, &bf, 1e-5, Some(y), Some(&mut mean), Some(&mut rstd));
+                let outputs = LayerNormOutputs { y: Some(y), mean: Some(&mut mean), rstd: Some(&mut rstd) };
+                layer_norm(&cpu, view, params, outputs);
             });
             rounded(&found, &wanted, "layer norm");
             assert_eq!((mean, rstd), (mean_f, rstd_f), "statistics are f32");
-            let found = written(NONE, m, n, |y| layer_norm(&cpu, view, &g, &b, 1e-5, Some(y), None, None));
+            let params = LayerNormParams { gamma: &g[..], beta: &b[..], eps: 1e-5 };
+            let found = written(NONE, m, n, |y| {
+                layer_norm(&cpu, view, params, LayerNormOutputs { y: Some(y), mean: None, rstd: None });
+            });
             rounded(&found, &wanted, "layer norm with parameters of bf16");
 
-            let wanted = written(f32::NAN, m, n, |y| rms_norm(&cpu, wide_view, &gf, 1e-5, Some(y), None));
-            let found = written(NONE, m, n, |y| rms_norm(&cpu, view, &gf, 1e-5, Some(y), None));
+            let params = RmsNormParams { gamma: &gf[..], eps: 1e-5 };
+            let wanted = written(f32::NAN, m, n, |y| rms_norm(&cpu, wide_view, params, Some(y), None));
+            let found = written(NONE, m, n, |y| rms_norm(&cpu, view, params, Some(y), None));
             rounded(&found, &wanted, "RMS norm");
         }
     }
@@ -71,9 +83,12 @@ fn norms_round_once() {
 fn element_wise_ops_round_once() {
     for n in COLUMNS {
         let m = 30;
-        let ((a, af), (b, bf)) = (pair(4, m * n), pair(5, m * n));
-        let (x, y, xf, yf) =
-            (Rows::new(&a, m, n, n), Rows::new(&b, m, n, n), Rows::new(&af, m, n, n), Rows::new(&bf, m, n, n));
+        let (a, af) = pair(4, m * n);
+        let (b, bf) = pair(5, m * n);
+        let x = Rows::new(&a, m, n, n);
+        let y = Rows::new(&b, m, n, n);
+        let xf = Rows::new(&af, m, n, n);
+        let yf = Rows::new(&bf, m, n, n);
         for cpu in machines() {
             // A closure cannot be generic over the element type, so each op is written twice.
             let wanted = |kernel: &dyn Fn(RowsMut<'_>)| written(f32::NAN, m, n, kernel);
@@ -123,27 +138,32 @@ fn gates_and_concatenations_round_once() {
 
 #[test]
 fn embeddings_and_means_round_once() {
-    let (ids, spans) = ([0, 5, 32, 4, 32, 7, 2], [[0, 4], [4, 7]]);
-    let (v, m) = (33, ids.len());
+    let ids = [0, 5, 32, 4, 32, 7, 2];
+    let spans = [[0, 4], [4, 7]];
+    let v = 33;
+    let m = ids.len();
     for n in COLUMNS {
-        let ((table, table_f), (plus, plus_f)) = (pair(8, v * n), pair(9, n));
-        let (rows, rows_f) = (Rows::new(&table, v, n, n), Rows::new(&table_f, v, n, n));
+        let (table, table_f) = pair(8, v * n);
+        let (plus, plus_f) = pair(9, n);
+        let rows = Rows::new(&table, v, n, n);
+        let rows_f = Rows::new(&table_f, v, n, n);
         for cpu in machines() {
             for (plus, plus_f) in [(None, None), (Some(&plus[..]), Some(&plus_f[..]))] {
-                let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, rows_f, plus_f, y));
-                let found = written(NONE, m, n, |y| embed::gather(&cpu, &ids, rows, plus, y));
+                let embedding = EmbeddingTable { table: rows, plus };
+                let embedding_f = EmbeddingTable { table: rows_f, plus: plus_f };
+                let dropout = EsmTokenDropout { spans: &spans, mask_id: 32, keep: 0.88 };
+                let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, embedding_f, y));
+                let found = written(NONE, m, n, |y| embed::gather(&cpu, &ids, embedding, y));
                 rounded(&found, &wanted, "gather");
-                let wanted = written(f32::NAN, m, n, |y| {
-                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows_f, plus_f, y);
-                });
-                let found = written(NONE, m, n, |y| {
-                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows, plus, y);
-                });
+                let wanted =
+                    written(f32::NAN, m, n, |y| embed::gather_esm(&cpu, &ids, embedding_f, dropout, y));
+                let found = written(NONE, m, n, |y| embed::gather_esm(&cpu, &ids, embedding, dropout, y));
                 rounded(&found, &wanted, "gather_esm");
             }
             // Means are f32 for both element types, so they must be equal without rounding.
-            let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, &[[0, 20], [20, 33]], 1, 1, y);
-            let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, &[[0, 20], [20, 33]], 1, 1, y);
+            let segments = MeanSpans { spans: &[[0, 20], [20, 33]], skip_first: 1, skip_last: 1 };
+            let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, segments, y);
+            let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, segments, y);
             assert_eq!(written(f32::NAN, 2, n, mean), written(f32::NAN, 2, n, mean_f), "segment mean");
         }
     }

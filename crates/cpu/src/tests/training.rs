@@ -2,8 +2,10 @@
 //! must be ignored. Their values are compared with the reference in the op cases.
 
 use super::{numbers, same_bits, workspace};
-use crate::cross_entropy::{Gradients, Head, gradients, loss};
-use crate::{Cpu, Isa, Rows, RowsMut, grouped, matmul};
+use crate::matmul::grouped::{self, ExpertInputGrad, ExpertLinear, ExpertWeightGrad};
+use crate::matmul::{MatmulEpilogue, row_major};
+use crate::training::cross_entropy::{CrossEntropyHead, HeadGradients, SavedLoss, gradients, loss};
+use crate::{Cpu, Isa, Rows, RowsMut};
 
 const ROWS: usize = 130;
 const CLASSES: usize = 700;
@@ -12,21 +14,23 @@ const WIDTH: usize = 40;
 /// Runs the loss and its gradients. Returns (sum and its two terms), lse, dx, dw and db; memory that the kernels must
 /// write is NaN before.
 fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
-    let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
-    let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
-    let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
-    let mut scratch = workspace(cpu, matmul::WORKSPACE_BYTES);
+    let w = numbers(2, CLASSES * WIDTH);
+    let b = numbers(3, CLASSES);
+    let x = Rows::new(x, ROWS, WIDTH, WIDTH);
+    let w = Rows::new(&w, CLASSES, WIDTH, WIDTH);
+    let head = CrossEntropyHead { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
+    let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
     scratch.resize(scratch.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
     let [mut lse, mut dx, mut dw, mut db] =
         [ROWS, ROWS * WIDTH, CLASSES * WIDTH, CLASSES].map(|n| vec![f32::NAN; n]);
     let sum = loss(cpu, head, Some(&mut lse), &mut scratch);
     scratch.fill(f32::NAN);
-    let to = Gradients {
+    let to = HeadGradients {
         dx: Some(RowsMut::new(&mut dx, ROWS, WIDTH, WIDTH)),
         dw: Some(RowsMut::new(&mut dw, CLASSES, WIDTH, WIDTH)),
         db: Some(&mut db),
     };
-    gradients(cpu, head, 0.5, &lse, to, &mut scratch);
+    gradients(cpu, head, SavedLoss { dloss: 0.5, lse: &lse }, to, &mut scratch);
     [vec![sum.sum, sum.cross_entropy, sum.z], lse, dx, dw, db]
 }
 
@@ -37,7 +41,8 @@ fn targets() -> Vec<i32> {
 
 #[test]
 fn a_loss_has_the_same_bits_on_any_threads() {
-    let (x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    let x = numbers(1, ROWS * WIDTH);
+    let targets = targets();
     for isa in Isa::available() {
         for chunk in [1, 32, 4096] {
             let one = head(&Cpu::with_isa(1, isa), &x, &targets, chunk);
@@ -53,7 +58,8 @@ fn a_loss_has_the_same_bits_on_any_threads() {
 
 #[test]
 fn rows_that_do_not_count_are_not_read() {
-    let (mut x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    let mut x = numbers(1, ROWS * WIDTH);
+    let targets = targets();
     let cpu = Cpu::new(2);
     let before = head(&cpu, &x, &targets, 16);
     for (row, _) in x.chunks_mut(WIDTH).zip(&targets).filter(|(_, target)| **target < 0) {
@@ -68,28 +74,41 @@ fn rows_that_do_not_count_are_not_read() {
 
 #[test]
 fn an_expert_has_the_bits_of_its_product_alone() {
-    let (experts, n, k, rows) = (4, 70, 90, 400);
+    let experts = 4;
+    let n = 70;
+    let k = 90;
+    let rows = 400;
     let offsets = [0, 3, 3, 290, 380];
-    let (x, w, dy) = (numbers(1, rows * k), numbers(2, experts * n * k), numbers(3, rows * n));
-    let (xs, ws, dys) =
-        (Rows::new(&x, rows, k, k), Rows::new(&w, experts * n, k, k), Rows::new(&dy, rows, n, n));
+    let x = numbers(1, rows * k);
+    let w = numbers(2, experts * n * k);
+    let dy = numbers(3, rows * n);
+    let xs = Rows::new(&x, rows, k, k);
+    let ws = Rows::new(&w, experts * n, k, k);
+    let dys = Rows::new(&dy, rows, n, n);
     let run = |cpu: &Cpu| {
         let [mut y, mut dx, mut dw, mut db] =
             [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
-        let mut scratch = workspace(cpu, matmul::WORKSPACE_BYTES);
-        grouped::linear(cpu, xs, ws, None, &offsets, RowsMut::new(&mut y, rows, n, n), &mut scratch);
-        grouped::input_grad(cpu, dys, ws, &offsets, RowsMut::new(&mut dx, rows, k, k), &mut scratch);
-        let to = RowsMut::new(&mut dw, experts * n, k, k);
-        grouped::weight_grad(cpu, dys, xs, &offsets, Some(to), Some(&mut db), &mut scratch);
+        let mut scratch = workspace(cpu, row_major::WORKSPACE_BYTES);
+        let offsets = &offsets[..];
+        let y_rows = RowsMut::new(&mut y, rows, n, n);
+        grouped::linear(cpu, ExpertLinear { x: xs, w: ws, bias: None, offsets, y: y_rows }, &mut scratch);
+        let dx_rows = RowsMut::new(&mut dx, rows, k, k);
+        grouped::input_grad(cpu, ExpertInputGrad { dy: dys, w: ws, offsets, dx: dx_rows }, &mut scratch);
+        let dw_rows = Some(RowsMut::new(&mut dw, experts * n, k, k));
+        let grad = ExpertWeightGrad { dy: dys, x: xs, offsets, dw: dw_rows, db: Some(&mut db) };
+        grouped::weight_grad(cpu, grad, &mut scratch);
         [y, dx, dw, db]
     };
     let one = run(&Cpu::new(1));
     one.iter().zip(&run(&Cpu::new(3))).for_each(|(a, b)| same_bits(a, b, "threads"));
     let cpu = Cpu::new(2);
-    let mut scratch = workspace(&cpu, matmul::WORKSPACE_BYTES);
+    let mut scratch = workspace(&cpu, row_major::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
-    let (a, b) = (matmul::Operand::Stored(xs.part(3, 287)), matmul::Operand::Transposed(ws.part(2 * n, n)));
-    matmul::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut scratch);
+    let a = row_major::Factor::Stored(xs.part(3, 287));
+    let b = row_major::Factor::Transposed(ws.part(2 * n, n));
+    let y_rows = RowsMut::new(&mut y, 287, n, n);
+    let call = row_major::MatmulCall { a, b, epilogue: MatmulEpilogue::default(), y: y_rows };
+    row_major::matmul(&cpu, call, &mut scratch);
     same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
     assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));
 }

@@ -7,8 +7,9 @@ use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv, alibi_slopes};
 use std::ops::Range;
 
 pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (heads, d) = (op.heads as usize, op.head_dim as usize);
-    let inputs = Inputs::take(op, ins)?;
+    let heads = op.heads as usize;
+    let d = op.head_dim as usize;
+    let inputs = AttentionInputs::take(op, ins)?;
     let tokens = inputs.tokens();
     let slopes = slopes(op);
     let mut o = vec![0.0; tokens * heads * d];
@@ -40,16 +41,17 @@ pub(super) fn slopes(op: &Attention) -> Vec<f64> {
 }
 
 /// Inputs of attention: q, k and v as (matrix, first column), the spans of the sequences, and the cos and sin tables.
-pub(super) struct Inputs<'a> {
+pub(super) struct AttentionInputs<'a> {
     pub qkv: [(Matrix<'a>, usize); 3],
     pub spans: Vec<Range<usize>>,
     tables: Option<(Matrix<'a>, &'a [f64])>,
 }
 
-impl<'a> Inputs<'a> {
+impl<'a> AttentionInputs<'a> {
     pub fn take(op: &Attention, ins: &mut Operands<'a>) -> Result<Self, ReferenceError> {
         check(op)?;
-        let (width, kv) = (op.width() as usize, op.kv_width() as usize);
+        let width = op.width() as usize;
+        let kv = op.kv_width() as usize;
         let qkv = match op.qkv {
             Qkv::Fused => {
                 let x = ins.columns("qkv", width + 2 * kv)?;
@@ -57,11 +59,9 @@ impl<'a> Inputs<'a> {
             }
             Qkv::Separate => {
                 let q = ins.columns("q", width)?;
-                let mut rest = |what| {
-                    let data = ins.shaped(what, &[q.rows, kv])?;
-                    Ok((Matrix { rows: q.rows, columns: kv, data }, 0))
-                };
-                [(q, 0), rest("k")?, rest("v")?]
+                let k = Matrix { rows: q.rows, columns: kv, data: ins.shaped("k", &[q.rows, kv])? };
+                let v = Matrix { rows: q.rows, columns: kv, data: ins.shaped("v", &[q.rows, kv])? };
+                [(q, 0), (k, 0), (v, 0)]
             }
         };
         let spans = ins.spans(qkv[0].0.rows)?;
@@ -85,15 +85,13 @@ impl<'a> Inputs<'a> {
     /// q, k and v of one query head of one sequence; q is scaled, then q and k are rotated.
     pub fn head(&self, op: &Attention, span: &Range<usize>, head: usize) -> [Vec<Vec<f64>>; 3] {
         let d = op.head_dim as usize;
-        let rows = |(x, first): (Matrix<'_>, usize), head: usize, factor: f64| -> Vec<Vec<f64>> {
-            let columns = first + head * d..first + (head + 1) * d;
-            let wide = |r: usize| x.row(r)[columns.clone()].iter().map(|&x| factor * x).collect();
-            span.clone().map(wide).collect()
-        };
-        let [q, k, v] = self.qkv;
+        let [(q, first_q), (k, first_k), (v, first_v)] = self.qkv;
+        // Several query heads read the same head of keys and values.
         let shared = head / (op.heads / op.kv_heads) as usize;
-        let (mut q, mut k, v) =
-            (rows(q, head, f64::from(op.scale)), rows(k, shared, 1.0), rows(v, shared, 1.0));
+        let mut q = columns_of(q, span, first_q + head * d..first_q + (head + 1) * d);
+        q.iter_mut().flatten().for_each(|q| *q *= f64::from(op.scale));
+        let mut k = columns_of(k, span, first_k + shared * d..first_k + (shared + 1) * d);
+        let v = columns_of(v, span, first_v + shared * d..first_v + (shared + 1) * d);
         for x in [&mut q, &mut k] {
             for (position, x) in x.iter_mut().enumerate() {
                 self.rotate(position, x, false);
@@ -109,11 +107,17 @@ impl<'a> Inputs<'a> {
         let half = cos.columns;
         let (a, b) = x.split_at_mut(half);
         for j in 0..half {
-            let (cos, sin) = (cos.row(position)[j], sin[position * half + j]);
+            let cos = cos.row(position)[j];
+            let sin = sin[position * half + j];
             let sin = if back { -sin } else { sin };
             (a[j], b[j]) = (a[j] * cos - b[j] * sin, b[j] * cos + a[j] * sin);
         }
     }
+}
+
+/// Some columns of the rows of a sequence.
+fn columns_of(x: Matrix<'_>, rows: &Range<usize>, columns: Range<usize>) -> Vec<Vec<f64>> {
+    rows.clone().map(|r| x.row(r)[columns.clone()].to_vec()).collect()
 }
 
 /// The keys that query `i` attends to, with their scores.

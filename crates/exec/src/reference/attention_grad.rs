@@ -1,22 +1,25 @@
 //! Gradient of attention, directly by its formula, from the given o and lse. Invariant: a sequence attends to itself
 //! only.
 
-use super::attention::{Inputs, scores, slopes};
+use super::attention::{AttentionInputs, scores, slopes};
 use super::{Operands, ReferenceError, Tensor, dot};
 use plimsoll_graph::ops::{Attention, AttentionGrad, Qkv};
 
 pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let op = &op.forward;
     let gradient = ins.columns("do", op.width() as usize)?;
-    let inputs = Inputs::take(op, ins)?;
-    let (tokens, heads, d) = (inputs.tokens(), op.heads as usize, op.head_dim as usize);
+    let inputs = AttentionInputs::take(op, ins)?;
+    let tokens = inputs.tokens();
+    let heads = op.heads as usize;
+    let d = op.head_dim as usize;
     if gradient.rows != tokens {
-        let (wanted, found) = (vec![tokens, gradient.columns], vec![gradient.rows, gradient.columns]);
+        let wanted = vec![tokens, gradient.columns];
+        let found = vec![gradient.rows, gradient.columns];
         return Err(ReferenceError::Shape { what: "do", wanted, found });
     }
     let o = ins.shaped("o", &[tokens, heads * d])?;
     let lse = ins.shaped("lse", &[tokens, heads])?;
-    let mut sums = Sums::new(op, tokens);
+    let mut sums = AttentionGradSums::new(op, tokens);
     for span in &inputs.spans {
         for (h, slope) in slopes(op).into_iter().enumerate() {
             let [q, k, v] = inputs.head(op, span, h);
@@ -49,12 +52,12 @@ fn add(sum: &mut [f64], factor: f64, x: &[f64]) {
 }
 
 /// Sums of dq, dk and dv, stored side by side: (T, (H + 2 G) d).
-struct Sums {
+struct AttentionGradSums {
     columns: usize,
     data: Vec<f64>,
 }
 
-impl Sums {
+impl AttentionGradSums {
     fn new(op: &Attention, tokens: usize) -> Self {
         let columns = (op.width() + 2 * op.kv_width()) as usize;
         Self { columns, data: vec![0.0; tokens * columns] }
@@ -74,16 +77,21 @@ impl Sums {
     }
 
     fn tensors(self, op: &Attention, tokens: usize) -> Vec<Tensor> {
-        let (q, kv) = (op.width() as usize, op.kv_width() as usize);
-        let part = |(first, columns): (usize, usize)| {
-            let rows = self.data.chunks(self.columns).take(tokens);
-            let data: Vec<f64> = rows.flat_map(|row| &row[first..first + columns]).copied().collect();
-            Tensor::f64(&[tokens, columns], data)
-        };
+        let q = op.width() as usize;
+        let kv = op.kv_width() as usize;
         match op.qkv {
-            Qkv::Fused => vec![part((0, self.columns))],
-            Qkv::Separate => [(0, q), (q, kv), (q + kv, kv)].map(part).into(),
+            Qkv::Fused => vec![self.part(0..self.columns, tokens)],
+            Qkv::Separate => {
+                [0..q, q..q + kv, q + kv..q + 2 * kv].map(|columns| self.part(columns, tokens)).into()
+            }
         }
+    }
+
+    /// Columns of the first `tokens` rows.
+    fn part(&self, columns: std::ops::Range<usize>, tokens: usize) -> Tensor {
+        let rows = self.data.chunks(self.columns).take(tokens);
+        let data: Vec<f64> = rows.flat_map(|row| &row[columns.clone()]).copied().collect();
+        Tensor::f64(&[tokens, columns.len()], data)
     }
 }
 

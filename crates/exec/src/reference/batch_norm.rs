@@ -13,11 +13,12 @@ pub(super) fn eval(op: &BatchNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
         ins.shaped("mean", &columns)?,
         ins.shaped("var", &columns)?,
     ];
-    let one = |c: usize, x: f64| {
-        let [gamma, beta, mean, var] = [gamma, beta, mean, var].map(|v| v[c]);
-        (x - mean) / (var + f64::from(op.eps)).sqrt() * gamma + beta
-    };
-    let y = x.iter_rows().flat_map(|row| row.iter().enumerate().map(|(c, &x)| one(c, x))).collect();
+    let mut y = Vec::with_capacity(x.rows * x.columns);
+    for row in x.iter_rows() {
+        for (c, x) in row.iter().enumerate() {
+            y.push((x - mean[c]) / (var[c] + f64::from(op.eps)).sqrt() * gamma[c] + beta[c]);
+        }
+    }
     Ok(vec![Tensor::f64(&[x.rows, x.columns], y)])
 }
 

@@ -8,7 +8,8 @@ use plimsoll_graph::ops::{BatchNormGrad, BatchNormTrain};
 pub(super) fn eval(op: &BatchNormTrain, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
     let columns = [x.columns];
-    let (gamma, beta) = (ins.shaped("gamma", &columns)?, ins.shaped("beta", &columns)?);
+    let gamma = ins.shaped("gamma", &columns)?;
+    let beta = ins.shaped("beta", &columns)?;
     let running = [ins.shaped("running_mean", &columns)?, ins.shaped("running_var", &columns)?];
     if x.rows < 2 {
         return Err(ReferenceError::Attribute { why: "the variance of a batch needs two rows" });
@@ -19,12 +20,10 @@ pub(super) fn eval(op: &BatchNormTrain, ins: &mut Operands<'_>) -> Result<Vec<Te
     let rstd: Vec<f64> = squares.iter().map(|s| 1.0 / (s / rows + f64::from(op.eps)).sqrt()).collect();
     let y = map(x, |_, c, x| (x - mean[c]) * rstd[c] * gamma[c] + beta[c]);
     let momentum = f64::from(op.momentum);
-    let moved = |old: &[f64], new: &mut dyn Iterator<Item = f64>| -> Tensor {
-        let new = old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new);
-        Tensor::f64(&columns, new.collect())
-    };
-    let new_mean = moved(running[0], &mut mean.iter().copied());
-    let new_var = moved(running[1], &mut squares.iter().map(|s| s / (rows - 1.0)));
+    // The running variance is the unbiased one; the batch itself is normalized with the biased one.
+    let var: Vec<f64> = squares.iter().map(|s| s / (rows - 1.0)).collect();
+    let new_mean = move_average(momentum, running[0], &mean);
+    let new_var = move_average(momentum, running[1], &var);
     Ok(vec![y, Tensor::f64(&columns, mean), Tensor::f64(&columns, rstd), new_mean, new_var])
 }
 
@@ -55,6 +54,12 @@ pub(super) fn eval_grad(op: &BatchNormGrad, ins: &mut Operands<'_>) -> Result<Ve
     Ok(vec![dx, Tensor::f64(&columns, dgamma), Tensor::f64(&columns, dbeta)])
 }
 
+/// Moves running statistics towards those of a batch.
+fn move_average(momentum: f64, old: &[f64], new: &[f64]) -> Tensor {
+    let moved = old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new);
+    Tensor::f64(&[old.len()], moved.collect())
+}
+
 /// `sum_r term(r, c, x[r, c])` for every column c.
 fn sums(x: Matrix<'_>, term: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; x.columns];
@@ -68,7 +73,8 @@ fn sums(x: Matrix<'_>, term: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
 
 /// Applies `of(r, c, x[r, c])` to every element.
 fn map(x: Matrix<'_>, of: impl Fn(usize, usize, f64) -> f64) -> Tensor {
-    let (rows, of) = (x.iter_rows().enumerate(), &of);
+    let rows = x.iter_rows().enumerate();
+    let of = &of;
     let y = rows.flat_map(|(r, row)| row.iter().enumerate().map(move |(c, &x)| of(r, c, x)));
     Tensor::f64(&[x.rows, x.columns], y.collect())
 }

@@ -10,7 +10,8 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     while !ins.is_empty() {
         let part = ins.matrix("every input")?;
         if part.rows != rows {
-            let (wanted, found) = (vec![rows, part.columns], vec![part.rows, part.columns]);
+            let wanted = vec![rows, part.columns];
+            let found = vec![part.rows, part.columns];
             return Err(ReferenceError::Shape { what: "every input", wanted, found });
         }
         parts.push(part);
@@ -62,7 +63,8 @@ mod tests {
 
     #[test]
     fn ragged_rows_and_nothing_are_refused() {
-        let (a, b) = (Tensor::f32(&[2, 1], vec![0.0; 2]), Tensor::f32(&[1, 2], vec![0.0; 2]));
+        let a = Tensor::f32(&[2, 1], vec![0.0; 2]);
+        let b = Tensor::f32(&[1, 2], vec![0.0; 2]);
         let outs = [Some(vec![2, 3])];
         let error = eval(&Op::Concat(Concat {}), &[&a, &b], &outs).unwrap_err();
         assert_eq!(error.to_string(), "every input must be [2, 2], not [1, 2]");

@@ -6,7 +6,7 @@ use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 
 /// Inputs shared by forward and backward.
-struct Head<'a> {
+struct OutputHead<'a> {
     x: Matrix<'a>,
     w: Matrix<'a>,
     bias: Option<&'a [f64]>,
@@ -15,8 +15,10 @@ struct Head<'a> {
 }
 
 pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let head = Head::take(op, ins)?;
-    let (mut cross_entropy, mut z, mut lses) = (0.0, 0.0, vec![0.0; head.x.rows]);
+    let head = OutputHead::take(op, ins)?;
+    let mut cross_entropy = 0.0;
+    let mut z = 0.0;
+    let mut lses = vec![0.0; head.x.rows];
     for (r, target) in head.counting() {
         let logits = head.logits(r);
         let lse = log_sum_exp(&logits);
@@ -24,10 +26,9 @@ pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Ve
         z += f64::from(op.z_loss) * lse * lse;
         lses[r] = lse;
     }
-    let scalar = |x: f64| Tensor::f64(&[1], vec![x]);
-    let mut outs = vec![scalar(cross_entropy + z), Tensor::f64(&[head.x.rows], lses)];
+    let mut outs = vec![Tensor::f64(&[1], vec![cross_entropy + z]), Tensor::f64(&[head.x.rows], lses)];
     if op.z_loss != 0.0 {
-        outs.extend([scalar(cross_entropy), scalar(z)]);
+        outs.extend([cross_entropy, z].map(|x| Tensor::f64(&[1], vec![x])));
     }
     Ok(outs)
 }
@@ -37,10 +38,14 @@ pub(super) fn eval_grad(
     ins: &mut Operands<'_>,
 ) -> Result<Vec<Tensor>, ReferenceError> {
     let dloss = ins.shaped("dloss", &[1])?[0];
-    let head = Head::take(&op.forward, ins)?;
+    let head = OutputHead::take(&op.forward, ins)?;
     let lses = ins.shaped("lse", &[head.x.rows])?;
-    let ((rows, k), v) = ((head.x.rows, head.x.columns), head.w.rows);
-    let (mut dx, mut dw, mut db) = (vec![0.0; rows * k], vec![0.0; v * k], vec![0.0; v]);
+    let rows = head.x.rows;
+    let k = head.x.columns;
+    let v = head.w.rows;
+    let mut dx = vec![0.0; rows * k];
+    let mut dw = vec![0.0; v * k];
+    let mut db = vec![0.0; v];
     for (r, target) in head.counting() {
         let factor = dloss * (1.0 + 2.0 * f64::from(op.forward.z_loss) * lses[r]);
         for (j, logit) in head.logits(r).into_iter().enumerate() {
@@ -58,24 +63,28 @@ pub(super) fn eval_grad(
     Ok(outs)
 }
 
-impl<'a> Head<'a> {
+impl<'a> OutputHead<'a> {
     fn take(op: &LinearCrossEntropy, ins: &mut Operands<'a>) -> Result<Self, ReferenceError> {
         let x = ins.matrix("x")?;
         let w = ins.columns("w", x.columns)?;
         let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
         let targets = ins.integers("targets")?;
         if targets.len() != x.rows {
-            let (wanted, found) = (vec![x.rows], vec![targets.len()]);
+            let wanted = vec![x.rows];
+            let found = vec![targets.len()];
             return Err(ReferenceError::Shape { what: "targets", wanted, found });
         }
         let limit = w.rows;
-        let class = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-            Ok(class) if class < limit => Ok(Some(class)),
-            Ok(_) => Err(ReferenceError::Index { what: "targets", position, index, limit }),
-            Err(_) => Ok(None),
-        };
-        let targets = targets.iter().enumerate().map(class).collect::<Result<_, _>>()?;
-        Ok(Self { x, w, bias, targets })
+        let mut classes = Vec::with_capacity(targets.len());
+        for (position, &index) in targets.iter().enumerate() {
+            // A negative target means that the row is ignored.
+            let class = usize::try_from(index).ok();
+            if class.is_some_and(|class| class >= limit) {
+                return Err(ReferenceError::Index { what: "targets", position, index, limit });
+            }
+            classes.push(class);
+        }
+        Ok(Self { x, w, bias, targets: classes })
     }
 
     /// Rows that are not ignored, with their targets.
@@ -84,8 +93,8 @@ impl<'a> Head<'a> {
     }
 
     fn logits(&self, r: usize) -> Vec<f64> {
-        let logit = |(j, w): (usize, _)| dot(self.x.row(r), w) + self.bias.map_or(0.0, |b| b[j]);
-        self.w.iter_rows().enumerate().map(logit).collect()
+        let rows = self.w.iter_rows().enumerate();
+        rows.map(|(j, w)| dot(self.x.row(r), w) + self.bias.map_or(0.0, |b| b[j])).collect()
     }
 }
 
@@ -129,9 +138,13 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let (r, v, k) = (5, 4, 3);
+        let r = 5;
+        let v = 4;
+        let k = 3;
         let targets = Tensor::i32(&[r], vec![3, -1, 0, 2, -100]);
-        let (x, w, b) = (random(1, &[r, k]), random(2, &[v, k]), random(3, &[v]));
+        let x = random(1, &[r, k]);
+        let w = random(2, &[v, k]);
+        let b = random(3, &[v]);
         let dloss = Tensor::f32(&[1], vec![0.75]);
         for (bias, z_loss) in [(false, 0.0), (true, 0.0), (true, 0.125)] {
             let forward = op(bias, z_loss);

@@ -6,7 +6,7 @@ use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, DeviceInfo, Launch, Operand, Recorder, Tracer};
 use crate::executor::POISON;
-use crate::host::Clock;
+use crate::host::HostClock;
 use crate::progress::OnStart;
 use crate::scaled::QuantizedFormat;
 use crate::transfer::{Allocation, Transfer};
@@ -23,7 +23,7 @@ pub struct ReferenceDevice {
     file: Vec<u8>,
     /// Transfers that were started and not waited for, by id.
     started: BTreeMap<usize, Transfer>,
-    clock: Clock,
+    clock: HostClock,
 }
 
 /// When a reference device copies the bytes of a transfer. Between its start and the wait for it a real device may copy at
@@ -56,7 +56,7 @@ impl ReferenceDevice {
             host: vec![],
             file: vec![],
             started: BTreeMap::new(),
-            clock: Clock::default(),
+            clock: HostClock::default(),
         }
     }
 
@@ -253,7 +253,8 @@ mod tests {
             };
             give(&mut device, 0, [1.0, 1.0, 1.0 + ulp]);
             give(&mut device, 64, [0.5 * ulp, 0.75 * ulp, 0.5 * ulp]);
-            let (ins, outs) = ([place(0), place(64)], [Some(place(128))]);
+            let ins = [place(0), place(64)];
+            let outs = [Some(place(128))];
             let op = Op::Add(Add {});
             device
                 .launch(&Launch {

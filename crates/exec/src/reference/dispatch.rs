@@ -71,10 +71,13 @@ pub(super) fn eval_combine_grad(
             None => drows.resize(drows.len() + dy.columns, 0.0),
         }
     }
-    let dgate = |(choice, place): (usize, &Option<usize>)| {
-        place.map_or(0.0, |r| super::dot(dy.row(choice / k), &rows[r * dy.columns..(r + 1) * dy.columns]))
-    };
-    let dgates = places.iter().enumerate().map(dgate).collect();
+    let mut dgates = Vec::with_capacity(places.len());
+    for (choice, place) in places.iter().enumerate() {
+        // A choice beyond the capacity of its expert has no row, and its gate no gradient.
+        let dgate =
+            place.map_or(0.0, |r| super::dot(dy.row(choice / k), &rows[r * dy.columns..(r + 1) * dy.columns]));
+        dgates.push(dgate);
+    }
     Ok(vec![Tensor::f64(&[k * dy.rows, dy.columns], drows), Tensor::f64(&[dy.rows, k], dgates)])
 }
 

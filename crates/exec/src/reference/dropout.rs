@@ -1,7 +1,7 @@
 //! Dropout with a counter-based random generator. Invariant: whether an element is kept depends only on the seed, the
 //! stream, the number of its pack, and its position in the pack.
 
-use super::operands::{Pack, Packs};
+use super::operands::{PackInputs, PackRange};
 use super::{Operands, ReferenceError, Tensor};
 use plimsoll_graph::ops::Dropout;
 use plimsoll_graph::packs::{SEQUENCES, TOKENS};
@@ -30,7 +30,7 @@ pub(super) fn eval(op: &Dropout, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
 
 /// The packs of `rows` rows that are tokens or sequences. A tensor does not say which: they are those that the packs
 /// cover. `Err` if the packs cover both, as different rows.
-fn packs_of(packs: Packs<'_>, rows: usize) -> Result<Vec<Pack>, ReferenceError> {
+fn packs_of(packs: PackInputs<'_>, rows: usize) -> Result<Vec<PackRange>, ReferenceError> {
     match (packs.of(TOKENS, rows), packs.of(SEQUENCES, rows)) {
         (Ok(tokens), Ok(sequences)) if tokens != sequences => Err(ReferenceError::Attribute {
             why: "the rows of x may be the tokens or the sequences of the packs",
@@ -44,9 +44,9 @@ fn packs_of(packs: Packs<'_>, rows: usize) -> Result<Vec<Pack>, ReferenceError> 
 fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let [a, b, c, d] = counter;
-        let (x, y) = (u64::from(a) * 0xD251_1F53, u64::from(c) * 0xCD9E_8D57);
-        let high = |product: u64| (product >> 32) as u32;
-        counter = [high(y) ^ b ^ key[0], y as u32, high(x) ^ d ^ key[1], x as u32];
+        let x = u64::from(a) * 0xD251_1F53;
+        let y = u64::from(c) * 0xCD9E_8D57;
+        counter = [(y >> 32) as u32 ^ b ^ key[0], y as u32, (x >> 32) as u32 ^ d ^ key[1], x as u32];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter

@@ -114,7 +114,8 @@ mod tests {
         // The added row is scaled as well.
         let row = Tensor::f32(&[1, 2], vec![1.0, 0.0]);
         let x = Tensor::f32(&[2, 2], vec![2.0 * 0.88, 1.76, 4.0 * 0.88, 4.0 * 0.88]);
-        let (ids, spans) = (Tensor::i32(&[2], vec![0, 1]), Tensor::i32(&[1, 2], vec![0, 2]));
+        let ids = Tensor::i32(&[2], vec![0, 1]);
+        let spans = Tensor::i32(&[1, 2], vec![0, 2]);
         check(embed(Some(ESM), true), &[ids, table(), row, spans], &[x], 0.0);
     }
 

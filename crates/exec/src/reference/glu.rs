@@ -25,7 +25,8 @@ pub(super) fn eval_grad(op: &GluGrad, ins: &mut Operands<'_>) -> Result<Vec<Tens
     let mut dx = vec![0.0; x.len()];
     for (r, dy) in dy.iter_rows().enumerate() {
         for (j, dy) in dy.iter().enumerate() {
-            let (gate, value) = (2 * r * half + j, (2 * r + 1) * half + j);
+            let gate = 2 * r * half + j;
+            let value = (2 * r + 1) * half + j;
             let (f, slope) = activate(op.activation, x[gate]);
             dx[gate] = dy * slope * x[value];
             dx[value] = dy * f;
@@ -74,7 +75,8 @@ mod tests {
     #[test]
     fn gradients() {
         for activation in [Activation::Gelu, Activation::Silu] {
-            let (x, dy) = (random(1, &[3, 10]), random(2, &[3, 5]));
+            let x = random(1, &[3, 10]);
+            let dy = random(2, &[3, 5]);
             let grad = run(Op::GluGrad(GluGrad { activation }), &[dy.clone(), x.clone()], &[&[3, 10]]);
             check_gradient(Op::Glu(Glu { activation }), &[x], 0, &dy, &grad[0], &[&[3, 5]]);
         }

@@ -31,7 +31,8 @@ pub(super) fn eval_input_grad(
     let w = ins.matrix("w")?;
     let n = rows_of_one(w, op.experts)?;
     if n != dy.columns {
-        let (wanted, found) = (vec![dy.rows, n], vec![dy.rows, dy.columns]);
+        let wanted = vec![dy.rows, n];
+        let found = vec![dy.rows, dy.columns];
         return Err(ReferenceError::Shape { what: "dy", wanted, found });
     }
     let groups = groups(ins, op.experts, dy.rows)?;
@@ -54,13 +55,16 @@ pub(super) fn eval_weight_grad(
     let dy = ins.matrix("dy")?;
     let x = ins.matrix("x")?;
     if x.rows != dy.rows {
-        let (wanted, found) = (vec![dy.rows, x.columns], vec![x.rows, x.columns]);
+        let wanted = vec![dy.rows, x.columns];
+        let found = vec![x.rows, x.columns];
         return Err(ReferenceError::Shape { what: "x", wanted, found });
     }
     let groups = groups(ins, op.experts, dy.rows)?;
-    let (n, k) = (dy.columns, x.columns);
+    let n = dy.columns;
+    let k = x.columns;
     let stacked = op.experts as usize * n;
-    let (mut dw, mut db) = (vec![0.0; stacked * k], vec![0.0; stacked]);
+    let mut dw = vec![0.0; stacked * k];
+    let mut db = vec![0.0; stacked];
     for (e, group) in groups.into_iter().enumerate() {
         for r in group {
             for (j, &dy) in dy.row(r).iter().enumerate() {
@@ -88,14 +92,15 @@ fn rows_of_one(w: Matrix<'_>, experts: u32) -> Result<usize, ReferenceError> {
 fn groups(ins: &mut Operands<'_>, experts: u32, rows: usize) -> Result<Vec<Range<usize>>, ReferenceError> {
     let offsets = ins.integers("offsets")?;
     if offsets.len() != experts as usize + 1 {
-        let (wanted, found) = (vec![experts as usize + 1], vec![offsets.len()]);
+        let wanted = vec![experts as usize + 1];
+        let found = vec![offsets.len()];
         return Err(ReferenceError::Shape { what: "offsets", wanted, found });
     }
     let end = offsets[experts as usize];
-    match offsets[0] == 0 && offsets.is_sorted() && end as usize <= rows {
-        true => Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect()),
-        false => Err(ReferenceError::Attribute { why: "offsets must ascend from 0 to at most the rows" }),
+    if offsets[0] != 0 || !offsets.is_sorted() || end as usize > rows {
+        return Err(ReferenceError::Attribute { why: "offsets must ascend from 0 to at most the rows" });
     }
+    Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
 }
 
 #[cfg(test)]
@@ -118,7 +123,8 @@ mod tests {
 
     #[test]
     fn offsets_that_do_not_fit_are_refused() {
-        let (x, w) = (random(1, &[4, 2]), random(2, &[6, 2]));
+        let x = random(1, &[4, 2]);
+        let w = random(2, &[6, 2]);
         let op = Op::GroupedLinear(GroupedLinear { experts: 2, bias: false });
         for offsets in [vec![0, 3], vec![1, 2, 3], vec![0, 3, 2], vec![0, 2, 5], vec![0, -1, 2]] {
             let offsets = Tensor::i32(&[offsets.len()], offsets);
@@ -130,10 +136,16 @@ mod tests {
     #[test]
     fn gradients() {
         // Two rows belong to no expert, and one expert has no rows.
-        let (r, n, k, experts) = (7, 2, 3, 3);
+        let r = 7;
+        let n = 2;
+        let k = 3;
+        let experts = 3;
         let offsets = Tensor::i32(&[4], vec![0, 3, 3, 5]);
         let op = Op::GroupedLinear(GroupedLinear { experts, bias: true });
-        let (x, w, b, dy) = (random(1, &[r, k]), random(2, &[6, k]), random(3, &[6]), random(4, &[r, n]));
+        let x = random(1, &[r, k]);
+        let w = random(2, &[6, k]);
+        let b = random(3, &[6]);
+        let dy = random(4, &[r, n]);
         let ins = [x.clone(), w.clone(), b, offsets.clone()];
         let input = Op::GroupedLinearInputGrad(GroupedLinearInputGrad { experts });
         let dx = run(input, &[dy.clone(), w, offsets.clone()], &[&[r, k]]);

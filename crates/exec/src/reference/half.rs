@@ -3,7 +3,7 @@
 
 /// A 16-bit binary floating-point format.
 #[derive(Clone, Copy)]
-pub struct Half {
+pub struct HalfFormat {
     /// Stored bits of the significand.
     significand: u32,
     /// Exponent of the largest finite number, which is also the exponent bias.
@@ -11,12 +11,12 @@ pub struct Half {
 }
 
 /// bfloat16.
-pub const BF16: Half = Half { significand: 7, largest: 127 };
+pub const BF16: HalfFormat = HalfFormat { significand: 7, largest: 127 };
 
 /// IEEE binary16.
-pub const F16: Half = Half { significand: 10, largest: 15 };
+pub const F16: HalfFormat = HalfFormat { significand: 10, largest: 15 };
 
-impl Half {
+impl HalfFormat {
     /// Bits of positive infinity.
     fn infinity(self) -> u16 {
         0x7FFF >> self.significand << self.significand
@@ -27,15 +27,16 @@ impl Half {
         let magnitude = bits & 0x7FFF;
         let exponent = i32::from(magnitude >> self.significand);
         let fraction = i32::from(magnitude) - (exponent << self.significand);
-        let unit = |exponent: i32| exponent - self.largest - self.significand as i32;
+        // Exponent of the last fraction bit of a number whose exponent field is 0.
+        let unit = -self.largest - self.significand as i32;
         let x = if magnitude > self.infinity() {
             f64::NAN
         } else if magnitude == self.infinity() {
             f64::INFINITY
         } else if exponent == 0 {
-            libm::scalbn(f64::from(fraction), unit(1))
+            libm::scalbn(f64::from(fraction), unit + 1)
         } else {
-            libm::scalbn(f64::from(fraction + (1 << self.significand)), unit(exponent))
+            libm::scalbn(f64::from(fraction + (1 << self.significand)), unit + exponent)
         };
         if bits == magnitude { x } else { -x }
     }
@@ -104,7 +105,8 @@ mod tests {
     fn ties_go_to_even() {
         for half in [BF16, F16] {
             for bits in (0..half.infinity() - 1).step_by(37).chain(0..4) {
-                let (a, b) = (half.widen(bits), half.widen(bits + 1));
+                let a = half.widen(bits);
+                let b = half.widen(bits + 1);
                 let middle = 0.5 * (a + b);
                 assert_eq!(half.round(middle), bits + bits % 2);
                 assert_eq!(half.round(middle - 1e-3 * (b - a)), bits);

@@ -9,7 +9,8 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let (x, y) = logits(ins)?;
     let mut loss = 0.0;
     for (x, y) in x.iter_rows().zip(y.iter_rows()) {
-        let ((_, lse_x), (q, lse_y)) = (normalise(x), normalise(y));
+        let (_, lse_x) = normalise(x);
+        let (q, lse_y) = normalise(y);
         let terms = q.iter().zip(x.iter().zip(y)).map(|(q, (x, y))| q * ((y - lse_y) - (x - lse_x)));
         loss += terms.sum::<f64>();
     }
@@ -21,7 +22,8 @@ pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Reference
     let (x, y) = logits(ins)?;
     let mut dx = Vec::with_capacity(x.data.len());
     for (x, y) in x.iter_rows().zip(y.iter_rows()) {
-        let (p, q) = (normalise(x).0, normalise(y).0);
+        let p = normalise(x).0;
+        let q = normalise(y).0;
         dx.extend(p.iter().zip(&q).map(|(p, q)| dloss * (p - q)));
     }
     Ok(vec![Tensor::f64(&[x.rows, x.columns], dx)])
@@ -57,7 +59,8 @@ mod tests {
 
     #[test]
     fn gradient() {
-        let (x, y) = (random(1, &[4, 5]), random(2, &[4, 5]));
+        let x = random(1, &[4, 5]);
+        let y = random(2, &[4, 5]);
         let dloss = Tensor::f32(&[1], vec![0.75]);
         let ins = [dloss.clone(), x.clone(), y.clone()];
         let grad = run(Op::KlDivergenceGrad(KlDivergenceGrad {}), &ins, &[&[4, 5]]);

@@ -19,7 +19,9 @@ pub(super) fn eval_of(
 ) -> Result<[Vec<f64>; 3], ReferenceError> {
     let gamma = ins.shaped("gamma", &[x.columns])?;
     let beta = ins.shaped("beta", &[x.columns])?;
-    let (mut y, mut means, mut rstds) = (Vec::with_capacity(x.data.len()), vec![], vec![]);
+    let mut y = Vec::with_capacity(x.data.len());
+    let mut means = vec![];
+    let mut rstds = vec![];
     let columns = x.columns as f64;
     for row in x.iter_rows() {
         let mean = row.iter().sum::<f64>() / columns;

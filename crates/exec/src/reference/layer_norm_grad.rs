@@ -10,10 +10,12 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let gamma = ins.shaped("gamma", &[dy.columns])?;
     let columns = dy.columns as f64;
     let mut dx = Vec::with_capacity(x.len());
-    let (mut dgamma, mut dbeta) = (vec![0.0_f64; dy.columns], vec![0.0_f64; dy.columns]);
+    let mut dgamma = vec![0.0_f64; dy.columns];
+    let mut dbeta = vec![0.0_f64; dy.columns];
     for (r, dy) in dy.iter_rows().enumerate() {
         let x = &x[r * dy.len()..(r + 1) * dy.len()];
-        let (mean, rstd) = (mean[r], rstd[r]);
+        let mean = mean[r];
+        let rstd = rstd[r];
         let h: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
         let g: Vec<f64> = dy.iter().zip(gamma).map(|(dy, w)| dy * w).collect();
         let sum_g: f64 = g.iter().sum();
@@ -24,8 +26,8 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
             dbeta[c] += dy[c];
         }
     }
-    let column = |sums: Vec<f64>| Tensor::f64(&[sums.len()], sums);
-    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx), column(dgamma), column(dbeta)])
+    let [dgamma, dbeta] = [dgamma, dbeta].map(|sums| Tensor::f64(&[dy.columns], sums));
+    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx), dgamma, dbeta])
 }
 
 #[cfg(test)]

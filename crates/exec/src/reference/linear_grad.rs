@@ -8,7 +8,8 @@ pub(super) fn eval_input(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Referenc
     let dy = ins.matrix("dy")?;
     let w = ins.matrix("w")?;
     if w.rows != dy.columns {
-        let (wanted, found) = (vec![dy.columns, w.columns], vec![w.rows, w.columns]);
+        let wanted = vec![dy.columns, w.columns];
+        let found = vec![w.rows, w.columns];
         return Err(ReferenceError::Shape { what: "w", wanted, found });
     }
     let mut dx = Vec::with_capacity(dy.rows * w.columns);
@@ -29,7 +30,8 @@ pub(super) fn eval_weight(
     let dy = ins.matrix("dy")?;
     let x = ins.matrix("x")?;
     if x.rows != dy.rows {
-        let (wanted, found) = (vec![dy.rows, x.columns], vec![x.rows, x.columns]);
+        let wanted = vec![dy.rows, x.columns];
+        let found = vec![x.rows, x.columns];
         return Err(ReferenceError::Shape { what: "x", wanted, found });
     }
     let mut dw = Vec::with_capacity(dy.columns * x.columns);

@@ -159,7 +159,8 @@ fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<
         if let Some(shape) = out
             && *shape != result.shape
         {
-            let (wanted, found) = (shape.clone(), result.shape);
+            let wanted = shape.clone();
+            let found = result.shape;
             return Err(ReferenceError::Shape { what: "an output", wanted, found });
         }
         kept.push(out.is_some().then_some(result));

@@ -33,13 +33,13 @@ impl<'a> Matrix<'a> {
 
 /// The input `packs`, whose words are not yet checked.
 #[derive(Clone, Copy)]
-pub(super) struct Packs<'a> {
+pub(super) struct PackInputs<'a> {
     words: &'a [i32],
 }
 
 /// A pack of a step.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Pack {
+pub(super) struct PackRange {
     /// Its rows in the operand that the packs divide.
     pub rows: Range<usize>,
     /// Number of its targets.
@@ -48,10 +48,10 @@ pub(super) struct Pack {
     pub number: u32,
 }
 
-impl Packs<'_> {
+impl PackInputs<'_> {
     /// The packs of an operand with `rows` rows, where `word` is the word of the first row of a pack. `Err` unless the
     /// rows of the packs follow one another and cover all `rows`, or if a number of targets is negative.
-    pub fn of(self, word: usize, rows: usize) -> Result<Vec<Pack>, ReferenceError> {
+    pub fn of(self, word: usize, rows: usize) -> Result<Vec<PackRange>, ReferenceError> {
         let mut next = 0;
         let mut packs = Vec::with_capacity(self.words.len() / WORDS);
         for (pack, words) in self.words.chunks_exact(WORDS).enumerate() {
@@ -66,7 +66,7 @@ impl Packs<'_> {
             }
             let targets = words[TARGETS];
             let targets = u32::try_from(targets).map_err(|_| ReferenceError::Targets { pack, targets })?;
-            packs.push(Pack { rows: first..last, targets, number: words[NUMBER] as u32 });
+            packs.push(PackRange { rows: first..last, targets, number: words[NUMBER] as u32 });
             next = last;
         }
         if next != rows {
@@ -81,7 +81,8 @@ impl<'a> Operands<'a> {
     pub fn new(ins: &'a [&'a Tensor]) -> Result<Self, ReferenceError> {
         for (input, tensor) in ins.iter().enumerate() {
             let product = tensor.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
-            let (wanted, found) = (product.unwrap_or(usize::MAX), tensor.data.len());
+            let wanted = product.unwrap_or(usize::MAX);
+            let found = tensor.data.len();
             if product != Some(found) {
                 return Err(ReferenceError::Length { input, wanted, found });
             }
@@ -135,7 +136,8 @@ impl<'a> Operands<'a> {
         if x.columns == columns {
             return Ok(x);
         }
-        let (wanted, found) = (vec![x.rows, columns], vec![x.rows, x.columns]);
+        let wanted = vec![x.rows, columns];
+        let found = vec![x.rows, x.columns];
         Err(ReferenceError::Shape { what, wanted, found })
     }
 
@@ -161,7 +163,8 @@ impl<'a> Operands<'a> {
         match &tensor.data {
             Data::U8(data) if tensor.shape == wanted => Ok(data),
             Data::U8(_) => {
-                let (wanted, found) = (wanted.to_vec(), tensor.shape.clone());
+                let wanted = wanted.to_vec();
+                let found = tensor.shape.clone();
                 Err(ReferenceError::Shape { what, wanted, found })
             }
             Data::Float(_) | Data::I32(_) => Err(ReferenceError::DType { what, wanted: "codes" }),
@@ -207,7 +210,8 @@ impl<'a> Operands<'a> {
         let mut taken = vec![false; rows];
         let mut spans = Vec::with_capacity(sequences);
         for (sequence, pair) in data.chunks_exact(2).enumerate() {
-            let (start, end) = (pair[0], pair[1]);
+            let start = pair[0];
+            let end = pair[1];
             let outside = ReferenceError::Span { sequence, start, end, rows };
             let (Ok(a), Ok(b)) = (usize::try_from(start), usize::try_from(end)) else {
                 return Err(outside);
@@ -225,9 +229,9 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes the packs of a step: i32 (P, 6).
-    pub fn packs(&mut self) -> Result<Packs<'a>, ReferenceError> {
+    pub fn packs(&mut self) -> Result<PackInputs<'a>, ReferenceError> {
         let packs = self.ins.get(self.next).and_then(|t| t.shape.first()).copied();
-        Ok(Packs { words: self.shaped_integers("packs", &[packs.unwrap_or(0), WORDS])? })
+        Ok(PackInputs { words: self.shaped_integers("packs", &[packs.unwrap_or(0), WORDS])? })
     }
 
     /// Takes the next input, of any type and shape.
@@ -241,11 +245,14 @@ impl<'a> Operands<'a> {
 
 /// Converts `indices` to row numbers. `Err` unless all are below `limit`.
 pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Result<Vec<usize>, ReferenceError> {
-    let row = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-        Ok(row) if row < limit => Ok(row),
-        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
-    };
-    indices.iter().enumerate().map(row).collect()
+    let mut rows = Vec::with_capacity(indices.len());
+    for (position, &index) in indices.iter().enumerate() {
+        match usize::try_from(index) {
+            Ok(row) if row < limit => rows.push(row),
+            Ok(_) | Err(_) => return Err(ReferenceError::Index { what, position, index, limit }),
+        }
+    }
+    Ok(rows)
 }
 
 /// Converts `indices` to row numbers, with -1 as `None`. `Err` unless all others are below `limit`.
@@ -254,10 +261,13 @@ pub(super) fn slots_of(
     indices: &[i32],
     limit: usize,
 ) -> Result<Vec<Option<usize>>, ReferenceError> {
-    let slot = |(position, &index): (usize, &i32)| match usize::try_from(index) {
-        Ok(row) if row < limit => Ok(Some(row)),
-        Err(_) if index == -1 => Ok(None),
-        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
-    };
-    indices.iter().enumerate().map(slot).collect()
+    let mut slots = Vec::with_capacity(indices.len());
+    for (position, &index) in indices.iter().enumerate() {
+        match usize::try_from(index) {
+            Ok(row) if row < limit => slots.push(Some(row)),
+            Err(_) if index == -1 => slots.push(None),
+            Ok(_) | Err(_) => return Err(ReferenceError::Index { what, position, index, limit }),
+        }
+    }
+    Ok(slots)
 }

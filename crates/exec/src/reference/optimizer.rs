@@ -6,12 +6,12 @@ use plimsoll_graph::ops::{Adafactor, AdamW, CountSteps, Ema, GradScale, Sgd};
 
 /// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]
-pub(super) struct Scale {
+pub(super) struct StepScale {
     factor: f64,
     ok: bool,
 }
 
-impl Scale {
+impl StepScale {
     /// Takes the scale as the next input.
     pub(super) fn take(ins: &mut Operands<'_>) -> Result<Self, ReferenceError> {
         let scale = ins.shaped("scale", &[2])?;
@@ -27,7 +27,7 @@ impl Scale {
 pub(super) fn eval_adamw(op: &AdamW, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, p) = ins.floats("p")?;
     let [g, m, v] = [ins.shaped("g", shape)?, ins.shaped("m", shape)?, ins.shaped("v", shape)?];
-    let scale = Scale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let hyper = ins.shaped("hyper", &[3])?;
     let mut states = [p.to_vec(), m.to_vec(), v.to_vec()];
     if let Some(g) = scale.of(g) {
@@ -53,9 +53,10 @@ pub(super) fn eval_sgd(op: &Sgd, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     let g = ins.shaped("g", shape)?;
     let [momentum, decay] = [op.momentum, op.weight_decay].map(f64::from);
     let buffer = (momentum != 0.0).then(|| ins.shaped("b", shape)).transpose()?;
-    let scale = Scale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let lr = ins.shaped("hyper", &[1])?[0];
-    let (mut p, mut buffer) = (p.to_vec(), buffer.map(<[f64]>::to_vec));
+    let mut p = p.to_vec();
+    let mut buffer = buffer.map(<[f64]>::to_vec);
     for (i, g) in scale.of(g).iter().flatten().enumerate() {
         let mut step = g + decay * p[i];
         if let Some(buffer) = &mut buffer {
@@ -77,60 +78,67 @@ pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<V
         [n] => (1, n, None, ins.shaped("v", &[n])?),
         _ => return Err(ReferenceError::Rank { what: "p", wanted: 2, found: shape.to_vec() }),
     };
-    let scale = Scale::take(ins)?;
+    let scale = StepScale::take(ins)?;
     let hyper = ins.shaped("hyper", &[2])?;
-    let (mut p, mut row, mut column) = (p.to_vec(), row.map(<[f64]>::to_vec), column.to_vec());
+    let mut state = AdafactorState { p: p.to_vec(), row: row.map(<[f64]>::to_vec), column: column.to_vec() };
     if let Some(g) = scale.of(g) {
-        adafactor(op, hyper, (rows, columns), &g, &mut p, row.as_deref_mut(), &mut column);
+        state.update(op, hyper, &g, rows);
     }
     let lengths = [shape, &[rows][..], &[columns][..]];
-    let states = [Some(p), row, Some(column)].into_iter().zip(lengths);
+    let states = [Some(state.p), state.row, Some(state.column)].into_iter().zip(lengths);
     Ok(states.filter_map(|(x, shape)| x.map(|x| Tensor::f64(shape, x))).collect())
 }
 
-fn adafactor(
-    op: &Adafactor,
-    hyper: &[f64],
-    (rows, columns): (usize, usize),
-    g: &[f64],
-    p: &mut [f64],
-    row: Option<&mut [f64]>,
-    column: &mut [f64],
-) {
-    let [eps1, clip, decay] = [op.eps1, op.clip, op.weight_decay].map(f64::from);
-    let [lr, b2] = [hyper[0], hyper[1]];
-    let square = |r: usize, c: usize| g[r * columns + c] * g[r * columns + c] + eps1;
-    for (c, column) in column.iter_mut().enumerate() {
-        let mean = (0..rows).map(|r| square(r, c)).sum::<f64>() / rows as f64;
-        *column = b2 * *column + (1.0 - b2) * mean;
-    }
-    // R / mean(R)
-    let mut share = vec![1.0; rows];
-    if let Some(row) = row {
-        for (r, row) in row.iter_mut().enumerate() {
-            let mean = (0..columns).map(|c| square(r, c)).sum::<f64>() / columns as f64;
-            *row = b2 * *row + (1.0 - b2) * mean;
+/// What Adafactor updates: the parameter, and its statistics by row, unless it is a vector, and by column.
+struct AdafactorState {
+    p: Vec<f64>,
+    row: Option<Vec<f64>>,
+    column: Vec<f64>,
+}
+
+impl AdafactorState {
+    fn update(&mut self, op: &Adafactor, hyper: &[f64], g: &[f64], rows: usize) {
+        let columns = self.column.len();
+        let [eps1, clip, decay] = [op.eps1, op.clip, op.weight_decay].map(f64::from);
+        let [lr, b2] = [hyper[0], hyper[1]];
+        let squares: Vec<f64> = g.iter().map(|g| g * g + eps1).collect();
+        for (c, column) in self.column.iter_mut().enumerate() {
+            let mean = (0..rows).map(|r| squares[r * columns + c]).sum::<f64>() / rows as f64;
+            *column = b2 * *column + (1.0 - b2) * mean;
         }
-        let mean = row.iter().sum::<f64>() / rows as f64;
-        share = row.iter().map(|row| row / mean).collect();
-    }
-    let update = |i: usize| g[i] / (share[i / columns] * column[i % columns]).sqrt();
-    let u: Vec<f64> = (0..g.len()).map(update).collect();
-    let rms = (super::dot(&u, &u) / u.len() as f64).sqrt();
-    for (p, u) in p.iter_mut().zip(&u) {
-        *p -= lr * decay * *p;
-        *p -= lr * u / (rms / clip).max(1.0);
+        // R / mean(R)
+        let mut share = vec![1.0; rows];
+        if let Some(row) = &mut self.row {
+            for (r, row) in row.iter_mut().enumerate() {
+                let mean = (0..columns).map(|c| squares[r * columns + c]).sum::<f64>() / columns as f64;
+                *row = b2 * *row + (1.0 - b2) * mean;
+            }
+            let mean = row.iter().sum::<f64>() / rows as f64;
+            share = row.iter().map(|row| row / mean).collect();
+        }
+        let mut u = Vec::with_capacity(g.len());
+        for (i, g) in g.iter().enumerate() {
+            u.push(g / (share[i / columns] * self.column[i % columns]).sqrt());
+        }
+        // The update is clipped by its own size, not by that of the gradient: the statistics lag behind a sudden change.
+        let rms = (super::dot(&u, &u) / u.len() as f64).sqrt();
+        for (p, u) in self.p.iter_mut().zip(&u) {
+            *p -= lr * decay * *p;
+            *p -= lr * u / (rms / clip).max(1.0);
+        }
     }
 }
 
 pub(super) fn eval_grad_scale(op: &GradScale, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (mut sum, mut last) = (0.0, ins.floats("unscale")?);
+    let mut sum = 0.0;
+    let mut last = ins.floats("unscale")?;
     while !ins.is_empty() {
         sum += super::dot(last.1, last.1);
         last = ins.floats("unscale")?;
     }
     let (shape, &[unscale]) = last else {
-        let (wanted, found) = (vec![1], last.0.to_vec());
+        let wanted = vec![1];
+        let found = last.0.to_vec();
         return Err(ReferenceError::Shape { what: "unscale", wanted, found });
     };
     let norm = unscale.abs() * sum.sqrt();
@@ -154,7 +162,7 @@ pub(super) fn eval_accumulate(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Ref
 pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, ema) = ins.floats("ema")?;
     let p = ins.shaped("p", shape)?;
-    let Scale { ok, .. } = Scale::take(ins)?;
+    let StepScale { ok, .. } = StepScale::take(ins)?;
     let t = ins.shaped("steps", &[1])?[0] + 1.0;
     let decay = f64::from(op.decay).min((1.0 + t) / (10.0 + t));
     let mean = ema.iter().zip(p).map(|(ema, p)| if ok { decay * ema + (1.0 - decay) * p } else { *ema });
@@ -163,7 +171,7 @@ pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
 
 pub(super) fn eval_count_steps(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let steps = ins.shaped("steps", &[1])?[0];
-    let Scale { ok, .. } = Scale::take(ins)?;
+    let StepScale { ok, .. } = StepScale::take(ins)?;
     let most = f64::from(CountSteps::MOST);
     Ok(vec![Tensor::f64(&[1], vec![if ok { (steps + 1.0).min(most) } else { steps }])])
 }

@@ -5,8 +5,8 @@ use super::{Operands, ReferenceError, Tensor};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, x) = ins.floats("x")?;
-    let relu = |&x: &f64| if x > 0.0 || x.is_nan() { x } else { 0.0 };
-    Ok(vec![Tensor::f64(shape, x.iter().map(relu).collect())])
+    let y = x.iter().map(|&x| if x > 0.0 || x.is_nan() { x } else { 0.0 });
+    Ok(vec![Tensor::f64(shape, y.collect())])
 }
 
 pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
@@ -28,7 +28,8 @@ mod tests {
         let t = |data: [f32; 5]| Tensor::f32(&[1, 5], data.to_vec());
         let x = t([-1.0, 0.0, 2.5, f32::NAN, f32::NEG_INFINITY]);
         check(Op::Relu(Relu {}), &[x], &[t([0.0, 0.0, 2.5, f32::NAN, 0.0])], 0.0);
-        let (dy, x) = (t([1.0, 2.0, 3.0, 4.0, 5.0]), t([-1.0, 0.0, 2.5, f32::NAN, f32::INFINITY]));
+        let dy = t([1.0, 2.0, 3.0, 4.0, 5.0]);
+        let x = t([-1.0, 0.0, 2.5, f32::NAN, f32::INFINITY]);
         check(Op::ReluGrad(ReluGrad {}), &[dy, x], &[t([0.0, 0.0, 3.0, 4.0, 5.0])], 0.0);
     }
 }

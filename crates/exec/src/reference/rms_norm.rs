@@ -7,7 +7,8 @@ pub(super) fn eval(op: &RmsNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     let x = ins.matrix("x")?;
     let (heads, columns) = by_heads(x.rows, x.columns, op.heads);
     let gamma = ins.shaped("gamma", &[columns])?;
-    let (mut y, mut rstds) = (Vec::with_capacity(x.data.len()), vec![]);
+    let mut y = Vec::with_capacity(x.data.len());
+    let mut rstds = vec![];
     for row in x.data.chunks_exact(columns) {
         let rstd = 1.0 / (dot(row, row) / columns as f64 + f64::from(op.eps)).sqrt();
         y.extend(row.iter().zip(gamma).map(|(x, g)| x * rstd * g));

@@ -9,11 +9,16 @@ pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, R
     let [half] = *shape else {
         return Err(ReferenceError::Rank { what: "inv_freq", wanted: 1, found: shape.to_vec() });
     };
-    let angle = |p: usize| inv_freq.iter().map(move |&f| f64::from(p as f32 * f as f32));
-    let table = |of: fn(f64) -> f64| -> Tensor {
-        Tensor::f64(&[rows, half], (0..rows).flat_map(angle).map(of).collect())
-    };
-    Ok(vec![table(libm::cos), table(libm::sin)])
+    let mut cos = Vec::with_capacity(rows * half);
+    let mut sin = Vec::with_capacity(rows * half);
+    for position in 0..rows {
+        for &frequency in inv_freq {
+            let angle = f64::from(position as f32 * frequency as f32);
+            cos.push(libm::cos(angle));
+            sin.push(libm::sin(angle));
+        }
+    }
+    Ok([cos, sin].map(|table| Tensor::f64(&[rows, half], table)).into())
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! Expert routing and the gradient of its gates. Invariant: of equal logits the lower expert wins, the rows of one expert
 //! are in token order, and which rows are dropped depends on the pack alone.
 
-use super::operands::{Pack, rows_of, slots_of};
+use super::operands::{PackRange, rows_of, slots_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
 use plimsoll_graph::ops::{Route, RouteGrad};
 use plimsoll_graph::packs::TOKENS;
 
 pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let (experts, k) = (op.experts as usize, op.top_k as usize);
+    let experts = op.experts as usize;
+    let k = op.top_k as usize;
     let logits = ins.columns("logits", experts)?;
     if k == 0 || k > experts {
         return Err(ReferenceError::Attribute { why: "top_k must be between 1 and the number of experts" });
@@ -22,7 +23,7 @@ pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
     } else {
         vec![true; chosen.len()]
     };
-    let rows = Rows::sort(&chosen, &kept, experts);
+    let rows = RowsByExpert::sort(&chosen, &kept, experts);
     for (gate, place) in gates.iter_mut().zip(&rows.places) {
         if *place < 0 {
             *gate = 0.0;
@@ -41,17 +42,20 @@ pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
 
 pub(super) fn eval_grad(op: &RouteGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let dgates = ins.matrix("dgates")?;
-    let (rows, k) = (dgates.rows, dgates.columns);
+    let rows = dgates.rows;
+    let k = dgates.columns;
     let logits = ins.matrix("logits")?;
     let experts = rows_of("experts", ins.shaped_integers("experts", &[rows, k])?, logits.columns)?;
     let places = slots_of("places", ins.shaped_integers("places", &[rows * k])?, rows * k)?;
     if logits.rows != rows {
-        let (wanted, found) = (vec![rows, logits.columns], vec![logits.rows, logits.columns]);
+        let wanted = vec![rows, logits.columns];
+        let found = vec![logits.rows, logits.columns];
         return Err(ReferenceError::Shape { what: "logits", wanted, found });
     }
     let mut dlogits = Vec::with_capacity(logits.data.len());
     for t in 0..rows {
-        let (choices, logits) = (t * k..(t + 1) * k, logits.row(t));
+        let choices = t * k..(t + 1) * k;
+        let logits = logits.row(t);
         let mut grads = vec![0.0; logits.len()];
         for ((&e, place), dgate) in
             experts[choices.clone()].iter().zip(&places[choices.clone()]).zip(dgates.row(t))
@@ -84,12 +88,16 @@ fn largest(row: &[f64], k: usize) -> Vec<usize> {
 
 /// The softmax of `row` at `chosen`, or of the chosen values alone with `renormalise`.
 fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
-    let of = |weights: &[f64]| chosen.iter().map(|&e| weights[e]).collect::<Vec<f64>>();
-    if renormalise { normalise(&of(row)).0 } else { of(&normalise(row).0) }
+    if renormalise {
+        let logits: Vec<f64> = chosen.iter().map(|&e| row[e]).collect();
+        return normalise(&logits).0;
+    }
+    let weights = normalise(row).0;
+    chosen.iter().map(|&e| weights[e]).collect()
 }
 
 /// Whether each choice is among the first of its pack and expert, as many as the capacity of the expert.
-fn within_capacity(op: &Route, chosen: &[usize], packs: &[Pack]) -> Vec<bool> {
+fn within_capacity(op: &Route, chosen: &[usize], packs: &[PackRange]) -> Vec<bool> {
     let k = op.top_k as usize;
     let mut kept = Vec::with_capacity(chosen.len());
     for pack in packs {
@@ -104,17 +112,18 @@ fn within_capacity(op: &Route, chosen: &[usize], packs: &[Pack]) -> Vec<bool> {
 }
 
 /// Rows sorted by expert, as [`Route`] documents them.
-struct Rows {
+struct RowsByExpert {
     order: Vec<i32>,
     places: Vec<i32>,
     offsets: Vec<i32>,
     dropped: i32,
 }
 
-impl Rows {
+impl RowsByExpert {
     /// Sorts the choices that are `kept`.
     fn sort(chosen: &[usize], kept: &[bool], experts: usize) -> Self {
-        let (mut order, mut offsets) = (Vec::with_capacity(chosen.len()), vec![0]);
+        let mut order = Vec::with_capacity(chosen.len());
+        let mut offsets = vec![0];
         let mut places = vec![-1; chosen.len()];
         for expert in 0..experts {
             for choice in (0..chosen.len()).filter(|&i| chosen[i] == expert && kept[i]) {

@@ -1,7 +1,7 @@
 //! Auxiliary losses of the router and their gradient. Invariant: the loss of a pack depends on its own tokens only; the
 //! shares of its experts are counts, so no gradient passes through them; a pack without tokens or targets adds nothing.
 
-use super::operands::{Matrix, Pack, rows_of};
+use super::operands::{Matrix, PackRange, rows_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
 use plimsoll_graph::ops::{RouterLoss, RouterLossGrad};
 use plimsoll_graph::packs::TOKENS;
@@ -55,7 +55,7 @@ pub(super) fn eval_grad(op: &RouterLossGrad, ins: &mut Operands<'_>) -> Result<V
 }
 
 /// Weight of a token in the loss: the targets of its pack for each token of the pack.
-fn weight(pack: &Pack) -> f64 {
+fn weight(pack: &PackRange) -> f64 {
     f64::from(pack.targets) / pack.rows.len().max(1) as f64
 }
 
@@ -65,7 +65,7 @@ fn chosen(ins: &mut Operands<'_>, logits: Matrix<'_>) -> Result<Vec<usize>, Refe
 }
 
 /// Share of the choices of a pack that went to each expert, of the choices of all tokens.
-fn shares(pack: &Pack, chosen: &[usize], logits: Matrix<'_>) -> Vec<f64> {
+fn shares(pack: &PackRange, chosen: &[usize], logits: Matrix<'_>) -> Vec<f64> {
     let k = chosen.len() / logits.rows.max(1);
     let mut counts = vec![0.0; logits.columns];
     for &expert in &chosen[pack.rows.start * k..pack.rows.end * k] {

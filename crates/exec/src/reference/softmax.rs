@@ -44,14 +44,16 @@ mod tests {
     fn known_rows() {
         let ln2 = std::f32::consts::LN_2;
         let x = vec![0.0, ln2, 2.0 * ln2, 1000.0, 1000.0, -1000.0, f32::NAN, 0.0, 0.0];
-        let (sevenths, nan) = ([1.0, 2.0, 4.0].map(|n| n / 7.0), [f32::NAN; 3]);
+        let sevenths = [1.0, 2.0, 4.0].map(|n| n / 7.0);
+        let nan = [f32::NAN; 3];
         let y = [sevenths, [0.5, 0.5, 0.0], nan].concat();
         check(Op::Softmax(Softmax {}), &[Tensor::f32(&[3, 3], x)], &[Tensor::f32(&[3, 3], y)], 6e-8);
     }
 
     #[test]
     fn gradient() {
-        let (x, dy) = (random(1, &[3, 5]), random(2, &[3, 5]));
+        let x = random(1, &[3, 5]);
+        let dy = random(2, &[3, 5]);
         let op = Op::Softmax(Softmax {});
         let y = run(op, std::slice::from_ref(&x), &[&[3, 5]]).remove(0);
         let grad = run(Op::SoftmaxGrad(SoftmaxGrad {}), &[dy.clone(), y], &[&[3, 5]]);

@@ -27,14 +27,15 @@ pub(super) fn check(op: Op, ins: &[Tensor], wanted: &[Tensor], tolerance: f64) {
 /// `n` pseudo-random floats in -1..1, determined by the seed (splitmix64, Steele et al. 2014).
 pub(super) fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed;
-    let next = || {
+    let mut numbers = Vec::with_capacity(n);
+    for _ in 0..n {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(n).collect()
+        numbers.push(((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0);
+    }
+    numbers
 }
 
 /// A matrix or vector of noise.
@@ -53,19 +54,19 @@ pub(super) fn check_gradient(
     grad: &Tensor,
     outs: &[&[usize]],
 ) {
-    let loss = |x: Vec<f64>| -> f64 {
-        let mut moved = ins.to_vec();
-        moved[input] = Tensor::f64(&ins[input].shape, x);
-        super::dot(floats(&run(op, &moved, outs)[0]), floats(dy))
-    };
     assert_eq!(grad.shape, ins[input].shape);
     let x = floats(&ins[input]);
     for i in 0..x.len() {
-        let (mut above, mut below) = (x.to_vec(), x.to_vec());
-        above[i] += 1e-5;
-        below[i] -= 1e-5;
-        let step = above[i] - below[i];
-        let wanted = (loss(above) - loss(below)) / step;
+        // The step is the difference of the rounded points, which is not exactly 2e-5.
+        let points = [x[i] + 1e-5, x[i] - 1e-5];
+        let losses = points.map(|point| {
+            let mut moved = ins.to_vec();
+            let mut x = x.to_vec();
+            x[i] = point;
+            moved[input] = Tensor::f64(&ins[input].shape, x);
+            super::dot(floats(&run(op, &moved, outs)[0]), floats(dy))
+        });
+        let wanted = (losses[0] - losses[1]) / (points[0] - points[1]);
         let got = floats(grad)[i];
         assert!(
             (got - wanted).abs() <= 1e-8 * wanted.abs().max(1.0),

@@ -30,7 +30,8 @@ pub(super) fn eval_join(ins: &[&Tensor]) -> Result<Tensor, ReferenceError> {
     };
     let mut y = (*first).clone();
     for x in others {
-        let (wanted, found) = (first.shape.clone(), x.shape.clone());
+        let wanted = first.shape.clone();
+        let found = x.shape.clone();
         if wanted.get(1..) != found.get(1..) || found.is_empty() {
             return Err(ReferenceError::Shape { what: "every input", wanted, found });
         }

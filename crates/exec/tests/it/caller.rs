@@ -32,7 +32,8 @@ impl Golden {
 
     /// Token ids of a window, and its logits.
     fn window(&self, number: usize) -> (Vec<i32>, Vec<f32>) {
-        let (ids, logits) = (format!("w{number}.ids"), format!("w{number}.logits"));
+        let ids = format!("w{number}.ids");
+        let logits = format!("w{number}.logits");
         let n = self.answers.tensor(&ids).expect("ids").elements();
         let mut values = vec![0; n as usize];
         self.answers.read_i64(&ids, 0..n, &mut values).expect("read");
@@ -61,7 +62,9 @@ impl Golden {
 
 /// Packs windows and runs them; returns the logits of each window.
 fn logits(executor: &mut Executor, windows: &[&[i32]], classes: usize) -> Vec<Vec<f32>> {
-    let (mut tokens, mut spans, mut frames) = (vec![], vec![], vec![]);
+    let mut tokens = vec![];
+    let mut spans = vec![];
+    let mut frames = vec![];
     for ids in windows {
         let start = tokens.len() as i32;
         let length = ids.len() as i32 / 6;

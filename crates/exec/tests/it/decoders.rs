@@ -92,7 +92,8 @@ fn ids(lengths: &[usize]) -> Vec<Vec<i32>> {
 /// The outputs hidden, mean and logits of a batch.
 fn computed(on: On, config: &DecoderConfig, graph: &Graph, lengths: &[usize]) -> [Vec<f32>; 3] {
     let sequences = ids(lengths);
-    let (flat, mut spans) = (sequences.concat(), vec![]);
+    let flat = sequences.concat();
+    let mut spans = vec![];
     let mut end = 0;
     for sequence in &sequences {
         spans.extend([end, end + sequence.len() as i32]);
@@ -105,7 +106,8 @@ fn computed(on: On, config: &DecoderConfig, graph: &Graph, lengths: &[usize]) ->
         executor.input_i32(0, "spans", &spans).expect("spans");
     };
     run(&mut executor, inputs, counts);
-    let (d, v) = (config.hidden_size as usize, config.vocab_size as usize);
+    let d = config.hidden_size as usize;
+    let v = config.vocab_size as usize;
     [
         output(&mut executor, "hidden", flat.len() * d),
         output(&mut executor, "mean", lengths.len() * d),
@@ -146,7 +148,9 @@ fn every_cpu_computes_what_the_reference_computes() {
 fn a_sequence_has_the_same_bits_alone_and_in_any_batch() {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for config in all() {
-        let (graph, d, v) = (graph(&config), config.hidden_size as usize, config.vocab_size as usize);
+        let graph = graph(&config);
+        let d = config.hidden_size as usize;
+        let v = config.vocab_size as usize;
         for on in On::every_cpu() {
             let together = computed(on, &config, &graph, &LENGTHS);
             let mut start = 0;

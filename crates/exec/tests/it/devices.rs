@@ -33,7 +33,8 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     run(&mut executor, |e| give(e, case), case.counts);
     let outs = case.outs();
     let out = |(i, spec): (usize, &TensorSpec)| {
-        let (name, elements) = (format!("out{i}"), spec.elements_at(case.counts) as usize);
+        let name = format!("out{i}");
+        let elements = spec.elements_at(case.counts) as usize;
         match spec.dtype {
             DType::F32 => {
                 let out = output(&mut executor, &name, elements);
@@ -235,7 +236,8 @@ fn cuda_runs_every_case() {
 pub fn same_alone(case: &Case, results: impl Fn(&Case) -> Vec<Data>) {
     let batch = results(case);
     for sequence in 0..case.counts.sequences as usize {
-        let (rows, alone) = (case.sequence_rows(sequence), case.alone(sequence));
+        let rows = case.sequence_rows(sequence);
+        let alone = case.alone(sequence);
         for (i, (all, alone)) in batch.iter().zip(results(&alone)).enumerate() {
             let same = case.rows_of(all, &rows) == alone;
             assert!(same, "{}: output {i} of sequence {sequence} has other bits alone", case.name);

@@ -25,8 +25,11 @@ fn task(name: &str, classes: &[&str]) -> CallerTask {
 }
 
 fn caller(hidden_size: u64, layers: u64, tasks: Vec<CallerTask>) -> CallerConfig {
-    let (heads, intermediate_size) = (2, 24);
-    let (vocab_size, eps, rope_theta) = (66, 1e-5, 10_000.0);
+    let heads = 2;
+    let intermediate_size = 24;
+    let vocab_size = 66;
+    let eps = 1e-5;
+    let rope_theta = 10_000.0;
     CallerConfig { vocab_size, hidden_size, layers, heads, intermediate_size, eps, rope_theta, tasks }
 }
 
@@ -64,7 +67,8 @@ fn ids() -> Vec<i32> {
 
 fn frames() -> Vec<i32> {
     let frame = |span: &[i32]| {
-        let (start, length) = (span[0], (span[1] - span[0]) / 6);
+        let start = span[0];
+        let length = (span[1] - span[0]) / 6;
         (0..6).flat_map(move |f| [start + f * length, start + (f + 1) * length]).collect::<Vec<_>>()
     };
     SPANS.chunks(2).flat_map(frame).collect()
@@ -102,7 +106,8 @@ fn logits(
     let all = values.of(graph.output("logits").expect("logits")).floats().expect("floats");
     let mut first = 0;
     let of_task = |task: &CallerTask| {
-        let (from, width) = (first, task.classes.len());
+        let from = first;
+        let width = task.classes.len();
         first += width;
         let rows = all.chunks(config.logits() as usize).map(|row| row[from..from + width].to_vec());
         (task.name.clone(), rows.collect())
@@ -120,7 +125,8 @@ fn losses(moved: Option<(&str, u64, f64)>) -> (f64, f64) {
     let (student, teachers) = models();
     let of_teachers: Vec<_> =
         teachers.iter().enumerate().map(|(i, t)| logits(t, &format!("teachers.{i}."), None)).collect();
-    let (mut entropy, mut distillation) = (0.0, 0.0);
+    let mut entropy = 0.0;
+    let mut distillation = 0.0;
     let t = f64::from(TEMPERATURE);
     for (task, (name, rows)) in logits(&student, "", moved).iter().enumerate() {
         for (window, row) in rows.iter().enumerate() {

@@ -50,7 +50,8 @@ fn weights_are_loaded_by_any_number_of_threads() {
         true => Err("torn".into()),
         false => read(param, range, out),
     };
-    let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 2));
+    let graph = small("esm2").expect("verified");
+    let on = On::Cpu(Isa::detect(), 2);
     let ids: Vec<i32> = (0..20).map(|i| 4 + i * 7 % 20).collect();
     let mut found = [(1, 1), (1, 3), (2, 1), (2, 4)].into_iter().flat_map(|(count, readers)| {
         let new = |_| bare(on, &graph, true, Weights::Resident).expect("planned");
@@ -139,7 +140,8 @@ fn an_operand_without_a_place_is_refused() {
         Executor::new(Box::new(ReferenceDevice::new()), Program::new(target.clone(), plans, vec![])).map(drop)
     };
     start(whole()).expect("every operand has a place");
-    let (first, last) = (&plan.graph.nodes[0], plan.graph.nodes.last().expect("a node"));
+    let first = &plan.graph.nodes[0];
+    let last = plan.graph.nodes.last().expect("a node");
     for (value, op) in [(first.inputs[0], first.op), (last.inputs[0], last.op)] {
         let mut plans = whole();
         plans[0].1.memory.slices[value.index()] = None;
@@ -160,7 +162,8 @@ fn lanes_share_their_weights() {
         range.zip(out).for_each(|(at, x)| *x = value(param, at));
         Ok(())
     };
-    let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 1));
+    let graph = small("esm2").expect("verified");
+    let on = On::Cpu(Isa::detect(), 1);
     let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
     let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_replicas(REPLICAS);
     let step = |executor: &mut Executor, first: i32| {
@@ -233,7 +236,9 @@ fn a_step_allocates_nothing() {
         let mut executor = load_as(on, &graph, true, weights, |_, _, out| out.fill(0.01)).expect("planned");
         let counts = Counts { tokens: 60, sequences: 2, packs: 1 };
         let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
-        let (ids, spans, mut outs) = ([5; 60], [0, 20, 20, 60], [vec![]]);
+        let ids = [5; 60];
+        let spans = [0, 20, 20, 60];
+        let mut outs = [vec![]];
         let mut least = usize::MAX;
         let [of_ids, of_spans] = ["ids", "spans"].map(|name| executor.input(0, name).expect("an input"));
         let mean = executor.output(0, "mean").expect("an output");
@@ -317,7 +322,8 @@ fn the_arena_is_what_was_planned() {
         let policy = Policy { precision, ..Policy::default() };
         let plan = compile(&graph, &policy, &target).expect("planned");
         let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]);
-        let (arena, ledger) = (program.arena_bytes(), program.ledger().total());
+        let arena = program.arena_bytes();
+        let ledger = program.ledger().total();
         let region = Region::new(ALLOCATOR);
         let executor = Executor::new(Box::new(CpuDevice::new(2)), program).expect("started");
         assert!(region.change().bytes_allocated as u64 >= arena.0);

@@ -45,8 +45,10 @@ const ROUTES: [Route; 5] = [
 /// A graph of the layer with outputs y and aux. Its input rows come from an embedding, so that the gradient of
 /// the embedding is the gradient of the layer's input.
 fn layer(op: Route) -> Graph {
-    let (experts, k) = (u64::from(op.experts), op.top_k);
-    let (d, f) = (D as u64, F as u64);
+    let experts = u64::from(op.experts);
+    let k = op.top_k;
+    let d = D as u64;
+    let f = F as u64;
     let mut g = Builder::new(BOUNDS);
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let table = g.param("table", &[TOKENS as u64, d]);
@@ -134,8 +136,11 @@ fn dense_pack(op: Route, tokens: &[f64], w: &Weights) -> (Vec<f64>, f64) {
         0 => usize::MAX,
         c => (f64::from(c) / 1000.0 * (count * k) as f64 / experts as f64).ceil() as usize,
     };
-    let (mut y, mut z) = (Vec::new(), 0.0);
-    let (mut rows, mut wishes, mut mass) = (vec![0; experts], vec![0.0; experts], vec![0.0; experts]);
+    let mut y = Vec::new();
+    let mut z = 0.0;
+    let mut rows = vec![0; experts];
+    let mut wishes = vec![0.0; experts];
+    let mut mass = vec![0.0; experts];
     for x in tokens.chunks(D) {
         let logits = times(&w["gate.weight"], x);
         let total: f64 = logits.iter().map(|l| l.exp()).sum();

@@ -47,7 +47,8 @@ impl Golden {
     }
 
     fn reader(&self) -> impl FnMut(&Param, Range<u64>, &mut [f32]) + Send + use<> {
-        let (encoder, weights) = (self.encoder.clone(), self.weights.clone());
+        let encoder = self.encoder.clone();
+        let weights = self.weights.clone();
         move |param, range, out| {
             let mut rows = vec![];
             for piece in &param.pieces {
@@ -71,7 +72,8 @@ impl Golden {
 
     /// Relative L2 distance of the hidden states from the reference, over all sequences.
     fn distance(&self, sequences: &[Sequence], found: &[(Vec<f32>, Vec<f32>)]) -> f64 {
-        let (mut error, mut norm) = (0.0, 0.0);
+        let mut error = 0.0;
+        let mut norm = 0.0;
         for ((name, _), (hidden, _)) in sequences.iter().zip(found) {
             let name = format!("{name}.hidden");
             let Some(tensor) = self.answers.get(&name) else { continue };
@@ -278,7 +280,8 @@ fn streamed_codes_give_the_bits_of_resident_ones() {
     let on = On::Narrow(Precision::Fp8);
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200, packs: 1 };
-        let (d, outputs) = (golden.encoder.hidden_size() as usize, [Output::Hidden, Output::Mean]);
+        let d = golden.encoder.hidden_size() as usize;
+        let outputs = [Output::Hidden, Output::Mean];
         let mut resident = golden.executor(on, bounds, &outputs, true);
         let mut streamed = golden.streaming(on, bounds, &outputs, true);
         assert!(encode(&mut streamed, d, &sequences) == encode(&mut resident, d, &sequences));

@@ -84,7 +84,8 @@ fn compare(on: On, case: &Case, dtype: DType) {
         DType::F16 => 2.0_f32.powi(-10),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => unreachable!("16 bits"),
     };
-    let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+    let found = results(on, case, &graph);
+    let wanted = results(On::Reference, case, &graph);
     for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
         let at = format!("{} in {} on {}: output {i}", case.name, dtype.name(), on.name());
         let (Data::Float(found), Data::Float(wanted)) = (found, wanted) else {
@@ -192,7 +193,8 @@ fn cuda_sums_many_rows_in_16_bits() {
 /// logarithm is the relative error of the sum under it, so logarithms near 0 are compared with 1.
 fn near(on: On, case: &Case, dtype: DType) {
     let graph = graph(case, dtype);
-    let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+    let found = results(on, case, &graph);
+    let wanted = results(On::Reference, case, &graph);
     let limit = if dtype == DType::Bf16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
     for (i, pair) in found.iter().zip(&wanted).enumerate() {
         let (Data::Float(found), Data::Float(wanted)) = pair else { panic!("{}: output {i}", case.name) };
@@ -220,7 +222,8 @@ fn cuda_runs_gradients_of_attention_in_16_bits() {
     for case in &shard(gradients) {
         for (dtype, rounding) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
             let graph = graph(case, dtype);
-            let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+            let found = results(on, case, &graph);
+            let wanted = results(On::Reference, case, &graph);
             for (i, pair) in found.iter().zip(&wanted).enumerate() {
                 let (Data::Float(found), Data::Float(wanted)) = pair else { panic!("{}", case.name) };
                 let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();

@@ -206,7 +206,8 @@ fn moments_of_8_bits_are_those_of_the_definition() {
 /// Asserts that quantized values are equal, and numbers within 8 eps(f32) of the largest.
 fn check_8bit(stepper: &Stepper, file: &Weights, step: usize, on: &str) {
     for (state, name) in stepper.states.iter().zip(["p", "m", "m_absmax", "v", "v_absmax"]) {
-        let (what, name) = (format!("{name}.{step} on {on}"), format!("{name}.{step}"));
+        let what = format!("{name}.{step} on {on}");
+        let name = format!("{name}.{step}");
         match state {
             StateValues::U8(found) => assert!(*found == codes(file, &name), "{what}"),
             StateValues::F32(found) => {

@@ -100,7 +100,8 @@ fn what_is_submitted_is_what_is_run() {
                 e.input_i32(0, "spans", &spans).expect("spans");
             };
             run(&mut executor, give, counts);
-            let (means, hidden) = (40 * n as usize, 40 * counts.tokens as usize);
+            let means = 40 * n as usize;
+            let hidden = 40 * counts.tokens as usize;
             let wanted = [output(&mut executor, "hidden", hidden), output(&mut executor, "mean", means)];
             executor.poison().expect("inside");
             let inputs = [("spans", Data::I32(&spans)), ("ids", Data::I32(&ids))];
@@ -117,7 +118,8 @@ fn what_is_submitted_is_what_is_run() {
 fn what_does_not_fit_is_refused_and_leaves_nothing_open() {
     let mut executor = encoder(On::Cpu(Isa::detect(), 2));
     let (ids, spans, counts) = step(2);
-    let (i, s) = (("ids", Data::I32(&ids)), ("spans", Data::I32(&spans)));
+    let i = ("ids", Data::I32(&ids));
+    let s = ("spans", Data::I32(&spans));
     let floats = vec![0.0; ids.len()];
     for (inputs, outputs, word) in [
         ([("idz", Data::I32(&ids)), s], ("mean", 80), "no `idz`"),
@@ -146,13 +148,15 @@ fn a_failed_request_of_outputs_touches_no_other_step() {
     let (target, plan) = On::Cpu(Isa::detect(), 1).plan(&graph, true, Weights::Resident).expect("planned");
     // The arena of a card, of which several steps may be in flight.
     let target = Target { space: ArenaMemory::Device, ..target };
-    let (failed, fine) = ([0, 1, 2, 3], [3, 1, 4, 2]);
+    let failed = [0, 1, 2, 3];
+    let fine = [3, 1, 4, 2];
     let wanted = pipelined(&mut encoder(On::Cpu(Isa::detect(), 1)), &fine);
     // Each step has two outputs: the second one of step `bad` cannot be requested, and the first one has a data error.
     for (depth, bad) in [2, 3, 4].into_iter().flat_map(|depth| failed.map(|bad| (depth, bad))) {
         let plans = vec![("test".to_owned(), plan.clone())];
         let program = Program::new(target.clone(), plans, vec![]).with_pipeline_depth(depth);
-        let (starts, completions) = (vec![2 * bad + 1], vec![2 * bad]);
+        let starts = vec![2 * bad + 1];
+        let completions = vec![2 * bad];
         let faults = Faults { depth, starts, completions, started: 0, completed: 0 };
         let device = HookedDevice::new(Box::new(CpuDevice::new(1)), faults);
         let mut executor = Executor::new(Box::new(device), program).expect("started");
@@ -161,7 +165,8 @@ fn a_failed_request_of_outputs_touches_no_other_step() {
             Ok(())
         };
         executor.load(0, &mut read).expect("loaded");
-        let (mut open, mut found) = (std::collections::VecDeque::new(), vec![]);
+        let mut open = std::collections::VecDeque::new();
+        let mut found = vec![];
         let mut collect = |executor: &mut Executor, step| {
             let mut outs = [vec![], vec![]];
             executor.collect(step, &mut outs).expect("not the step that failed");
@@ -210,7 +215,8 @@ fn a_trace_has_every_launch() {
         executor.collect(step, &mut [vec![]]).expect("collected");
         executor.spans().expect("spans")
     };
-    let (noted, none) = (traced(true), traced(false));
+    let noted = traced(true);
+    let none = traced(false);
     assert_eq!(none, []);
     let launches = executor.program().plans()[0].1.schedule.instrs.len();
     let on = |track| noted.iter().filter(|span| span.track == track).count();
@@ -226,7 +232,8 @@ fn every_use_of_a_gpu_gives_the_same_bits() {
         return;
     }
     let in_a_row = [(3, 1), (1, 2), (3, 12), (1, 1), (3, 5), (4, 11), (3, 6), (2, 1), (4, 6), (1, 9)];
-    let (graph, steps) = (graph(), in_a_row.map(|(n, times)| vec![n; times]).concat());
+    let graph = graph();
+    let steps = in_a_row.map(|(n, times)| vec![n; times]).concat();
     let mut plain = encoder(On::Cuda(Precision::F32));
     let wanted: Vec<[Vec<f32>; 2]> = steps
         .iter()
@@ -261,7 +268,8 @@ fn a_full_gpu_gives_the_same_bits() {
     if On::cuda(Precision::F32).is_none() {
         return;
     }
-    let (graph, steps) = (graph(), [3; 24]);
+    let graph = graph();
+    let steps = [3; 24];
     let wanted = pipelined(&mut on_gpu(&graph, Options::default(), Weights::Resident), &steps);
     let mut executor = on_gpu(&graph, Options::default(), Weights::Resident);
     // A first step compiles and loads all kernels, which need memory of their own.
@@ -373,7 +381,8 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
     if On::cuda(Precision::F32).is_none() {
         return;
     }
-    let (graph, x) = (products(), vec![0.5; 4096 * 64]);
+    let graph = products();
+    let x = vec![0.5; 4096 * 64];
     for streams in [true, false] {
         let options = Options { streams, pinned: Some(true), ..Options::default() };
         let mut executor = on_gpu(&graph, options, Weights::Resident);
@@ -385,7 +394,8 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
                     executor.collect(open.pop_front().expect("full"), &mut outs).expect("collected");
                 }
                 let counts = Counts { tokens: 4096, sequences: 1, packs: 1 };
-                let (x, y) = ([("x", Data::F32(&x))], [("y", 1 << 18)]);
+                let x = [("x", Data::F32(&x))];
+                let y = [("y", 1 << 18)];
                 open.push_back(executor.submit_named(&x, counts, &y).expect("submitted"));
             }
             for step in open {
@@ -397,7 +407,8 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
         pass(&mut executor, 6);
         let spans = executor.spans().expect("spans");
         let of = |track: &str| spans.iter().filter(|s| s.track == track).cloned().collect::<Vec<Span>>();
-        let (kernels, [ins, outs]) = (of("compute"), ["in", "out"].map(of));
+        let kernels = of("compute");
+        let [ins, outs] = ["in", "out"].map(of);
         assert_eq!([ins.len(), outs.len()], [6, 6]);
         let beside = |copies: &[Span]| copies.iter().filter(|copy| overlap(copy, &kernels) > 0.0).count();
         let found = [beside(&ins), beside(&outs)];

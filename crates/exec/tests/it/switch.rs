@@ -103,7 +103,8 @@ fn open_steps_are_collected_first() {
     let on = On::Cpu(Isa::detect(), 1);
     let mut executor = on.executor(program(on, LENGTH));
     executor.load(0, &mut read).expect("loaded");
-    let (ids, spans) = (vec![5; LENGTH as usize], [0, LENGTH as i32]);
+    let ids = vec![5; LENGTH as usize];
+    let spans = [0, LENGTH as i32];
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
     let counts = Counts { tokens: LENGTH, sequences: 1, packs: 1 };
     let open = executor.submit_named(&inputs, counts, &[("mean", 40)]).expect("submitted");

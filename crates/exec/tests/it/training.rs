@@ -181,7 +181,8 @@ fn adapters_equal_merged_weights() {
     assert_eq!(modules.len(), 2 * 2);
     for module in modules {
         let (Some((_, a)), Some((_, b))) = (of(module, "lora_A"), of(module, "lora_B")) else { panic!("both") };
-        let (k, n) = (a.len() / RANK, b.len() / RANK);
+        let k = a.len() / RANK;
+        let n = b.len() / RANK;
         let dw = output(&mut plain, gradient(&format!("{module}.weight")), n * k);
         let da = (0..RANK * k).map(|i| (i / k, i % k));
         let da = da.map(|(r, c)| SCALE * (0..n).map(|j| b[j * RANK + r] * dw[j * k + c]).sum::<f32>());
@@ -201,7 +202,8 @@ fn classifiers_read_the_pooled_state() {
     for name in ["esm2", "dnabert_s"] {
         let fixture = Fixture::open(name);
         let Model::Encoder(encoder) = &fixture.model else { panic!("an encoder") };
-        let (counts, d) = (fixture.counts(), encoder.hidden_size() as usize);
+        let counts = fixture.counts();
+        let d = encoder.hidden_size() as usize;
         let targets: Vec<i32> = (0..counts.sequences as i32).map(|s| s % 4 - 1).collect();
         let value = |p: &Param| {
             if !p.name.starts_with("classifier.") {
@@ -222,7 +224,8 @@ fn classifiers_read_the_pooled_state() {
         let task = TrainingTask::Classes(CLASSES as u64);
         let graph = encoder.train_graph(fixture.bounds(), task, &Training::default(), None).expect("a graph");
         let of = |leaf: &str| value(graph.params.iter().find(|p| p.name == leaf).expect(leaf));
-        let (w, b) = (of("classifier.weight"), of("classifier.bias"));
+        let w = of("classifier.weight");
+        let b = of("classifier.bias");
         let row = |(x, &target): (&[f32], &i32)| {
             let logit = |c: usize| {
                 f64::from(b[c]) + x.iter().zip(&w[c * d..]).map(|(x, w)| f64::from(x * w)).sum::<f64>()

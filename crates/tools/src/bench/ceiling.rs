@@ -3,7 +3,7 @@
 
 use super::case::BenchCase;
 use plimsoll_cpu::Cpu;
-use plimsoll_cpu::peak::{self, Factors};
+use plimsoll_cpu::peak::{self, FactorType};
 use plimsoll_graph::DType;
 use plimsoll_runtime::{RuntimeError, Settings};
 
@@ -58,20 +58,20 @@ pub(super) fn raw_gemm_rate(settings: &Settings) -> Result<f64, RuntimeError> {
 fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
     match dtype {
         // With AMX, an f32 matmul is the sum of six bf16 matmuls (the `bf16x3` split), so the peak is a sixth.
-        DType::F32 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
+        DType::F32 => Some(match peak::amx_gflops(cpu, FactorType::Bf16, seconds) {
             Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
         // Without AMX and bf16 dot products, a bf16 matmul widens its operands and uses f32 FMA.
         DType::Bf16 => Some(
-            peak::amx_gflops(cpu, Factors::Bf16, seconds)
+            peak::amx_gflops(cpu, FactorType::Bf16, seconds)
                 .map(|rate| ("amx", rate))
-                .or_else(|| peak::dot_gflops(cpu, Factors::Bf16, seconds).map(|rate| ("dots", rate)))
+                .or_else(|| peak::dot_gflops(cpu, FactorType::Bf16, seconds).map(|rate| ("dots", rate)))
                 .unwrap_or_else(|| ("fma", peak::fma_gflops(cpu, seconds))),
         ),
-        DType::I8 => peak::amx_gflops(cpu, Factors::Int8, seconds)
+        DType::I8 => peak::amx_gflops(cpu, FactorType::Int8, seconds)
             .map(|rate| ("amx/int8", rate))
-            .or_else(|| peak::dot_gflops(cpu, Factors::Int8, seconds).map(|rate| ("vnni", rate))),
+            .or_else(|| peak::dot_gflops(cpu, FactorType::Int8, seconds).map(|rate| ("vnni", rate))),
         DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }
 }

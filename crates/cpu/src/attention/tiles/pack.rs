@@ -8,13 +8,14 @@
 //! four by four; `columns` undoes this order. Heads of 16 columns are packed in twos where possible, so that every
 //! cache line of q, k and v is read once and all SIMD lanes are used.
 
-use super::super::super::element::Bf16;
-use super::super::super::simd::Simd;
-use super::super::super::simd_x86::Avx512;
-use super::super::Rope;
-use super::super::pack::Head;
+use super::super::RotaryTables;
+use super::super::pack::HeadRows;
 use super::{LINE, SIDE, STEP, TILE};
+use crate::element::Bf16;
+use crate::simd::Simd;
+use crate::simd::x86::Avx512;
 use core::arch::x86_64::*;
+use core::ops::Range;
 
 /// How the columns of a head are split, and how many heads are packed together: two heads of 16 columns fill a cache
 /// line.
@@ -62,7 +63,7 @@ impl HeadSplit {
     }
 }
 
-/// Permutation that gathers the pairs of narrow heads from a row, and a mask of the words that exist.
+/// Permutation that turns_after_row the pairs of narrow heads from a row, and a mask of the words that exist.
 #[derive(Clone, Copy)]
 pub(super) struct PairPermutation {
     words: [u16; STEP],
@@ -70,12 +71,13 @@ pub(super) struct PairPermutation {
 }
 
 impl PairPermutation {
-    /// The permutation for `cut`; empty if the heads are wide.
-    pub(super) fn new(cut: HeadSplit) -> PairPermutation {
+    /// The permutation for `split`; empty if the heads are wide.
+    pub(super) fn new(split: HeadSplit) -> PairPermutation {
         let mut order = PairPermutation { words: [0; STEP], there: 0 };
-        for at in 0..if cut.narrow() { cut.columns() } else { 0 } {
-            let (head, at) = (at / cut.dim * cut.dim, at % cut.dim);
-            let word = head + if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
+        for at in 0..if split.narrow() { split.columns() } else { 0 } {
+            let head = at / split.dim * split.dim;
+            let at = at % split.dim;
+            let word = head + if at < split.half { 2 * at } else { 2 * (at - split.half) + 1 };
             order.words[word] = (head + at) as u16;
             order.there |= 1 << word;
         }
@@ -97,16 +99,16 @@ fn words(n: usize) -> __mmask32 {
 
 /// Rows of q or k that are read as pairs and rotated.
 #[derive(Clone, Copy)]
-pub(super) struct Pairs<'a> {
-    pub(super) cut: HeadSplit,
-    pub(super) head: Head<'a, Bf16>,
-    pub(super) rope: Option<Rope<'a>>,
+pub(super) struct RotatedPairs<'a> {
+    pub(super) split: HeadSplit,
+    pub(super) head: HeadRows<'a, Bf16>,
+    pub(super) rope: Option<RotaryTables<'a>>,
     /// Factor applied together with a rotation; ignored without one.
     pub(super) factor: Option<f32>,
     pub(super) order: &'a PairPermutation,
 }
 
-impl Pairs<'_> {
+impl RotatedPairs<'_> {
     /// Loads step `step` of row i, rotated.
     ///
     /// # Safety
@@ -117,8 +119,8 @@ impl Pairs<'_> {
         unsafe {
             let pairs = self.stored(i, step * SIDE);
             let Some(rope) = self.rope else { return pairs };
-            let mut cos = self.turn(rope.cos, i, step * SIDE);
-            let mut sin = self.turn(rope.sin, i, step * SIDE);
+            let mut cos = self.table_row(rope.cos, i, step * SIDE);
+            let mut sin = self.table_row(rope.sin, i, step * SIDE);
             if let Some(factor) = self.factor {
                 cos = _mm512_mul_ps(cos, _mm512_set1_ps(factor));
                 sin = _mm512_mul_ps(sin, _mm512_set1_ps(factor));
@@ -142,13 +144,13 @@ impl Pairs<'_> {
     /// # Safety
     /// As `row`.
     #[inline(always)]
-    unsafe fn turn(&self, table: &[f32], i: usize, at: usize) -> __m512 {
-        let half = self.cut.half;
+    unsafe fn table_row(&self, table: &[f32], i: usize, at: usize) -> __m512 {
+        let half = self.split.half;
         // SAFETY: position i's row of the table; with two heads a row has eight entries, otherwise a mask limits the
         // load.
         unsafe {
             let row = table.as_ptr().add(i * half + at);
-            match self.cut.together {
+            match self.split.together {
                 2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(row)),
                 _ => _mm512_maskz_loadu_ps(lanes(half - at), row),
             }
@@ -161,24 +163,36 @@ impl Pairs<'_> {
     /// As `row`.
     #[inline(always)]
     unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
-        let (HeadSplit { dim, half, .. }, x) = (self.cut, self.head.row(i));
+        let HeadSplit { dim, half, .. } = self.split;
+        let x = self.head.row(i);
         // SAFETY: masks exclude the elements past either half.
         unsafe {
             if half <= SIDE {
-                let row = _mm512_maskz_loadu_epi16(words(self.cut.columns()), x.cast());
+                let row = _mm512_maskz_loadu_epi16(words(self.split.columns()), x.cast());
                 let order = _mm512_loadu_si512(self.order.words.as_ptr().cast());
                 return _mm512_maskz_permutexvar_epi16(self.order.there, order, row);
             }
-            let part = |at: usize, end: usize| {
-                let bits = _mm256_maskz_loadu_epi16(lanes(end.saturating_sub(at)), x.wrapping_add(at).cast());
-                _mm512_cvtepu16_epi32(bits)
-            };
-            _mm512_or_si512(part(at, half), _mm512_slli_epi32::<16>(part(half + at, dim)))
+            let first = stored_half(x, at, half);
+            let second = stored_half(x, half + at, dim);
+            _mm512_or_si512(first, _mm512_slli_epi32::<16>(second))
         }
     }
 }
 
-/// Packs queries `first..first + count`, at most 16, as tiles of A, one per step, with zeros in the remaining rows.
+/// Loads up to sixteen elements of the row `x` from column `at` on, before column `end`, each into the low half of a lane.
+///
+/// # Safety
+/// The columns must lie in the row; the CPU has AVX-512.
+#[inline(always)]
+unsafe fn stored_half(x: *const Bf16, at: usize, end: usize) -> __m512i {
+    // SAFETY: as the caller promises; the mask excludes the columns from `end` on.
+    unsafe {
+        let bits = _mm256_maskz_loadu_epi16(lanes(end.saturating_sub(at)), x.wrapping_add(at).cast());
+        _mm512_cvtepu16_epi32(bits)
+    }
+}
+
+/// Packs the queries `positions`, at most 16, as tiles of A, one per step, with zeros in the remaining rows.
 /// Returns, for each head, an upper bound of the largest sum of squares of a row.
 ///
 /// # Safety
@@ -187,15 +201,17 @@ impl Pairs<'_> {
 #[inline(always)]
 pub(super) unsafe fn queries(
     s: Avx512,
-    pairs: Pairs<'_>,
-    (first, count): (usize, usize),
+    pairs: RotatedPairs<'_>,
+    positions: Range<usize>,
     to: *mut u8,
 ) -> [f32; 2] {
-    let Pairs { cut, head, .. } = pairs;
+    let RotatedPairs { split, head, .. } = pairs;
+    let first = positions.start;
+    let count = positions.len();
     // SAFETY: as the caller promises.
     unsafe {
         let mut squares = _mm512_setzero_ps();
-        for step in 0..cut.steps() {
+        for step in 0..split.steps() {
             let mut largest = _mm512_setzero_ps();
             for r in 0..count {
                 if step == 0 {
@@ -210,9 +226,9 @@ pub(super) unsafe fn queries(
                 _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), _mm512_setzero_si512());
             }
         }
-        match cut.together {
+        match split.together {
             2 => {
-                let [first, second] = [cut.lanes(0), cut.lanes(1)];
+                let [first, second] = [split.lanes(0), split.lanes(1)];
                 [_mm512_mask_reduce_add_ps(first, squares), _mm512_mask_reduce_add_ps(second, squares)]
             }
             _ => [_mm512_reduce_add_ps(squares); 2],
@@ -248,7 +264,7 @@ pub(super) unsafe fn largest(squares: __m512) -> f32 {
     f32::from_bits(unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(squares)) })
 }
 
-/// Packs keys `first..first + count`, at most 16, as tiles of B, one per step, with zeros in the remaining columns.
+/// Packs the keys `positions`, at most 16, as tiles of B, one per step, with zeros in the remaining columns.
 /// Updates `squares`, the lane-wise maxima of sums of squares of each head.
 ///
 /// # Safety
@@ -256,16 +272,18 @@ pub(super) unsafe fn largest(squares: __m512) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn keys(
     s: Avx512,
-    pairs: Pairs<'_>,
-    (first, count): (usize, usize),
+    pairs: RotatedPairs<'_>,
+    positions: Range<usize>,
     squares: &mut [__m512; 2],
     to: *mut u8,
 ) {
-    let Pairs { cut, head, .. } = pairs;
+    let RotatedPairs { split, head, .. } = pairs;
+    let first = positions.start;
+    let count = positions.len();
     // SAFETY: as the caller promises.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); 2];
-        for step in 0..cut.steps() {
+        for step in 0..split.steps() {
             let mut tile = [_mm512_setzero_ps(); SIDE];
             for (r, row) in tile.iter_mut().enumerate().take(count) {
                 if step == 0 {
@@ -283,7 +301,7 @@ pub(super) unsafe fn keys(
                 sums[half] = square(line, sums[half]);
             }
         }
-        if cut.together == 1 {
+        if split.together == 1 {
             sums = [_mm512_add_ps(sums[0], sums[1]); 2];
         }
         *squares = [larger(squares[0], sums[0]), larger(squares[1], sums[1])];
@@ -294,17 +312,24 @@ pub(super) unsafe fn keys(
 ///
 /// # Safety
 /// The tiles must have been written.
-pub(super) unsafe fn finite(cut: HeadSplit, head: usize, tiles: *const u8, count: usize) -> bool {
-    let lines = if cut.together == 2 { head * cut.half..(head + 1) * cut.half } else { 0..SIDE };
-    (0..count * cut.steps()).flat_map(|tile| lines.clone().map(move |j| tile * TILE + j * LINE)).all(|at| {
+pub(super) unsafe fn finite(split: HeadSplit, head: usize, tiles: *const u8, count: usize) -> bool {
+    let lines = if split.together == 2 { head * split.half..(head + 1) * split.half } else { 0..SIDE };
+    (0..count * split.steps()).flat_map(|tile| lines.clone().map(move |j| tile * TILE + j * LINE)).all(|at| {
         // SAFETY: a line of the tiles.
         let line = unsafe { tiles.add(at).cast::<[u16; STEP]>().read_unaligned() };
         line.iter().all(|bits| bits & 0x7f80 != 0x7f80)
     })
 }
 
-/// Packs values `first..first + count`, at most 32, as the tiles of one step, with `apart` bytes from one tile of
-/// columns to the next and zeros past `count` and past the head. Line j of a tile holds keys j and 16 + j, the order
+/// The tiles of one step of values, one for each 16 columns.
+#[derive(Clone, Copy)]
+pub(super) struct ValueTiles {
+    pub(super) first: *mut u8,
+    /// Bytes from one tile of columns to the next.
+    pub(super) stride: usize,
+}
+
+/// Packs the values `positions`, at most 32, with zeros past the last and past the head. Line j of a tile holds keys j and 16 + j, the order
 /// in which `weights` stores weights.
 ///
 /// # Safety
@@ -312,12 +337,13 @@ pub(super) unsafe fn finite(cut: HeadSplit, head: usize, tiles: *const u8, count
 #[inline(always)]
 pub(super) unsafe fn values(
     s: Avx512,
-    cut: HeadSplit,
-    head: Head<'_, Bf16>,
-    (first, count): (usize, usize),
-    to: *mut u8,
-    apart: usize,
+    split: HeadSplit,
+    head: HeadRows<'_, Bf16>,
+    positions: Range<usize>,
+    to: ValueTiles,
 ) {
+    let first = positions.start;
+    let count = positions.len();
     // SAFETY: guaranteed by the caller; masks exclude the columns past the head.
     unsafe {
         for j in 0..SIDE {
@@ -327,9 +353,9 @@ pub(super) unsafe fn values(
             if j + SIDE < count {
                 head.prefetch(s, first + j + SIDE);
             }
-            for column in (0..cut.columns()).step_by(STEP) {
-                let at = to.add(column / SIDE * apart + j * LINE);
-                let n = cut.columns() - column;
+            for column in (0..split.columns()).step_by(STEP) {
+                let at = to.first.add(column / SIDE * to.stride + j * LINE);
+                let n = split.columns() - column;
                 let mut a = value(head, first + j, column, if j < count { n } else { 0 });
                 let mut b = value(head, first + j + SIDE, column, if j + SIDE < count { n } else { 0 });
                 if n <= SIDE {
@@ -338,13 +364,15 @@ pub(super) unsafe fn values(
                     _mm512_storeu_si512(at.cast(), _mm512_or_si512(a, _mm512_slli_epi32::<16>(b)));
                     continue;
                 }
-                if cut.together == 2 {
-                    let apart = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-                    a = _mm512_permutexvar_epi64(apart, a);
-                    b = _mm512_permutexvar_epi64(apart, b);
+                if split.together == 2 {
+                    // Four columns of one head, four of the other, and so on: then the low halves of the 128-bit
+                    // quarters, which `unpacklo` takes, are those of the first head, the high halves of the second.
+                    let interleaved = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+                    a = _mm512_permutexvar_epi64(interleaved, a);
+                    b = _mm512_permutexvar_epi64(interleaved, b);
                 }
                 _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi16(a, b));
-                _mm512_storeu_si512(at.add(apart).cast(), _mm512_unpackhi_epi16(a, b));
+                _mm512_storeu_si512(at.add(to.stride).cast(), _mm512_unpackhi_epi16(a, b));
             }
         }
     }
@@ -355,7 +383,7 @@ pub(super) unsafe fn values(
 /// # Safety
 /// The elements must lie in the row.
 #[inline(always)]
-unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __m512i {
+unsafe fn value(head: HeadRows<'_, Bf16>, row: usize, column: usize, n: usize) -> __m512i {
     // SAFETY: as the caller promises.
     unsafe { _mm512_maskz_loadu_epi16(words(n), head.row(row).wrapping_add(column).cast()) }
 }
@@ -367,20 +395,20 @@ unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __
 /// # Safety
 /// `sums` holds whole tiles of columns, `o` the columns of the head.
 #[inline(always)]
-pub(super) unsafe fn columns(cut: HeadSplit, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
+pub(super) unsafe fn columns(split: HeadSplit, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
     // SAFETY: as the caller promises.
     unsafe {
-        for column in (0..cut.columns()).step_by(STEP) {
-            let n = cut.columns() - column;
+        for column in (0..split.columns()).step_by(STEP) {
+            let n = split.columns() - column;
             let to = o.add(column).cast();
             let low = rounded(sums.add(column), factors[0]);
             if n <= SIDE {
                 _mm256_mask_storeu_epi16(to, lanes(n), _mm512_cvtepi32_epi16(low));
                 continue;
             }
-            let high = rounded(sums.add(column + SIDE), factors[cut.together - 1]);
+            let high = rounded(sums.add(column + SIDE), factors[split.together - 1]);
             let mut both = _mm512_packus_epi32(low, high);
-            if cut.together == 2 {
+            if split.together == 2 {
                 both = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both);
             }
             _mm512_mask_storeu_epi16(to, words(n), both);

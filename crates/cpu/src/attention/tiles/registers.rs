@@ -1,44 +1,44 @@
 //! Interface to individual tile registers, so that attention on tiles is written once: for AMX, for the emulation by
 //! dot products (`dots`), and for a test double.
 //!
-//! Invariant: a register is 16 rows of 64 bytes, except those that `Shape` restricts for heads packed together; `amx`
+//! Invariant: a register is 16 rows of 64 bytes, except those that `TileShape` restricts for heads packed together; `amx`
 //! defines the product of two registers.
 
-use super::super::super::amx::{Config, Tiles};
+use crate::simd::amx::{TileConfig, Tiles};
 use core::arch::asm;
 
 /// Sizes of registers 2, 3 and 5: the queries have `pairs` pairs per row (register 2), the keys `pairs` rows
 /// (registers 3 and 5). Less than full size for heads packed together only.
 #[derive(Clone, Copy)]
-pub(in super::super::super) struct Shape {
-    pub(in super::super::super) pairs: usize,
+pub(crate) struct TileShape {
+    pub(crate) pairs: usize,
 }
 
 /// Configures this thread's AMX tiles in the given shape.
 ///
 /// # Safety
 /// The CPU has tiles, and this thread no other `Tiles`.
-pub(super) unsafe fn configure(shape: Shape) -> Tiles {
-    let mut config = Config::WHOLE;
-    config.cut(2, 16, 4 * shape.pairs);
-    config.cut(3, shape.pairs, 64);
-    config.cut(5, shape.pairs, 64);
+pub(super) unsafe fn configure(shape: TileShape) -> Tiles {
+    let mut config = TileConfig::WHOLE;
+    config.restrict(2, 16, 4 * shape.pairs);
+    config.restrict(3, shape.pairs, 64);
+    config.restrict(5, shape.pairs, 64);
     // SAFETY: as the caller promises.
     unsafe { Tiles::configure_as(&config) }
 }
 
 /// Eight tile registers of the current thread, addressed by number.
-pub(in super::super::super) trait Registers {
+pub(crate) trait Registers {
     /// Loads row r from `from + r * stride`.
     ///
     /// # Safety
-    /// 16 rows of 64 bytes (less if `Shape` restricts register `T`) must be readable there.
+    /// 16 rows of 64 bytes (less if `TileShape` restricts register `T`) must be readable there.
     unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize);
 
     /// Stores row r to `to + r * stride`.
     ///
     /// # Safety
-    /// 16 rows of 64 bytes (less if `Shape` restricts register `T`) must be writable there.
+    /// 16 rows of 64 bytes (less if `TileShape` restricts register `T`) must be writable there.
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize);
 
     /// Sets register `T` to zero.

@@ -10,10 +10,10 @@
 //! one tile fills a sixth of its window). So the scores of a product are stored one turn later, and eight rows of
 //! weights are computed behind that store, which hides both latencies.
 
-use super::products::{add, each, pairs};
+use super::matmuls::{add_values, if_tile, pairs};
 use super::registers::Registers;
-use super::weights::{BEGIN, Running, softmax_rest, softmax_rows};
-use super::{Keys, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, TiledBlock};
+use super::weights::{BEGIN, RunningSoftmax, softmax_rest, softmax_rows};
+use super::{HeadStrips, KeyBlock, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, TiledBlock};
 use core::arch::x86_64::*;
 
 /// Number of pairs by which scores are computed ahead of weights.
@@ -54,18 +54,21 @@ impl TiledBlock<'_> {
     pub(super) unsafe fn stream<R: Registers>(
         &self,
         tiles: &mut R,
-        keys: Keys,
-        (head, strips, last): (usize, usize, bool),
-        running: &mut [[Running; STRIPS]; 2],
+        keys: KeyBlock,
+        head_strips: HeadStrips,
+        running: &mut [[RunningSoftmax; STRIPS]; 2],
     ) {
+        let HeadStrips { head, strips, last } = head_strips;
         let pairs = pairs(keys);
         let end = strips * pairs;
-        let (mut ahead, mut now, mut behind) = (Turn::default(), Turn::default(), Turn::default());
+        let mut ahead = Turn::default();
+        let mut now = Turn::default();
+        let mut behind = Turn::default();
         // SAFETY: as the caller promises; the circular buffers fit in the memory for scores (asserted above).
         unsafe {
             for _ in 0..AHEAD {
-                self.make_scores::<R, 6, 3>(tiles, keys, (head, end), ahead);
-                self.make_scores::<R, 7, 5>(tiles, keys, (head, end), ahead);
+                self.make_scores::<R, 6, 3>(tiles, keys, head, end, ahead);
+                self.make_scores::<R, 7, 5>(tiles, keys, head, end, ahead);
                 ahead = ahead.next(pairs);
             }
             // Three positions advance together: `ahead` (scores), `now` (weights) and `behind` (products with the
@@ -74,9 +77,9 @@ impl TiledBlock<'_> {
                 let mut sums = [[_mm512_setzero_ps(); 4]; 4];
                 for pair in 0..pairs {
                     let rest = if pair + 1 == pairs { keys.rest } else { 0 };
-                    self.make_scores::<R, 6, 3>(tiles, keys, (head, end), ahead);
+                    self.make_scores::<R, 6, 3>(tiles, keys, head, end, ahead);
                     self.make_weights::<0>(now, rest, &mut sums);
-                    self.make_scores::<R, 7, 5>(tiles, keys, (head, end), ahead);
+                    self.make_scores::<R, 7, 5>(tiles, keys, head, end, ahead);
                     ahead = ahead.next(pairs);
                     if now.count > 0 {
                         self.use_weights(tiles, keys, head, behind);
@@ -124,12 +127,13 @@ impl TiledBlock<'_> {
         rest: __mmask32,
         sums: &mut [[__m512; 4]; 4],
     ) {
-        let from = self.ring_scores(turn.count).cast::<f32>().wrapping_add(FIRST * 4 * STEP);
-        let to = self.ring_weights(turn.count).wrapping_add(FIRST * 4 * LINE);
+        let from = self.score_slot(turn.count).cast::<f32>().wrapping_add(FIRST * 4 * STEP);
+        let to = self.weight_slot(turn.count).wrapping_add(FIRST * 4 * LINE);
         // SAFETY: as the caller promises.
         unsafe {
             for (four, sums) in sums[FIRST..FIRST + 2].iter_mut().enumerate() {
-                let (from, to) = (from.add(four * 4 * STEP), to.add(four * 4 * LINE));
+                let from = from.add(four * 4 * STEP);
+                let to = to.add(four * 4 * LINE);
                 match rest {
                     0 => *sums = softmax_rows(from, to, *sums),
                     _ => softmax_rest(from, to, rest, sums),
@@ -140,7 +144,7 @@ impl TiledBlock<'_> {
 
     /// Stores the scores in register `C`, which belong to the previous pair: `C` is 6 for the first key tile of a
     /// pair, 7 for the second. Then computes the scores of the pair `turn` in that register, with the keys in
-    /// register `B`. Columns beyond the last key are not cleared; the mask `Keys::rest` removes them from the
+    /// register `B`. Columns beyond the last key are not cleared; the mask `KeyBlock::rest` removes them from the
     /// weights.
     ///
     /// # Safety
@@ -149,18 +153,19 @@ impl TiledBlock<'_> {
     unsafe fn make_scores<R: Registers, const C: usize, const B: usize>(
         &self,
         tiles: &mut R,
-        keys: Keys,
-        (head, end): (usize, usize),
+        keys: KeyBlock,
+        head: usize,
+        end: usize,
         turn: Turn,
     ) {
         let second = C - 6;
-        let first = head * self.cut.half;
-        let a = self.at(self.parts.queries + turn.strip * TILE + 4 * first);
-        let b = self.at(self.parts.keys + (2 * turn.pair + second) * TILE + first * LINE);
+        let first = head * self.split.half;
+        let a = self.at(self.layout.queries + turn.strip * TILE + 4 * first);
+        let b = self.at(self.layout.keys + (2 * turn.pair + second) * TILE + first * LINE);
         // SAFETY: the tiles lie in their buffers; a stride of 0 reads the single row of `BEGIN` 16 times.
         unsafe {
             if (1..=end).contains(&turn.count) {
-                let to = self.ring_scores(turn.count - 1);
+                let to = self.score_slot(turn.count - 1);
                 tiles.store::<C>(to.add(second * LINE), 2 * LINE as isize);
             }
             if turn.count >= end || turn.pair * STEP + second * SIDE >= keys.len {
@@ -181,10 +186,10 @@ impl TiledBlock<'_> {
     /// # Safety
     /// The requirements of `stream`, and the weights of `turn` must be stored.
     #[inline(always)]
-    unsafe fn use_weights<R: Registers>(&self, tiles: &mut R, keys: Keys, head: usize, turn: Turn) {
-        let count = self.cut.tiles();
-        let values = self.at(self.parts.values + (head * count * STEPS + turn.pair) * TILE);
-        let row = (self.cut.together * count * LINE) as isize;
+    unsafe fn use_weights<R: Registers>(&self, tiles: &mut R, keys: KeyBlock, head: usize, turn: Turn) {
+        let count = self.split.tiles();
+        let values = self.at(self.layout.values + (head * count * STEPS + turn.pair) * TILE);
+        let row = (self.split.together * count * LINE) as isize;
         let out = self.out(turn.strip * SIDE, head).cast::<u8>();
         // SAFETY: the tiles lie in their buffers.
         unsafe {
@@ -193,17 +198,17 @@ impl TiledBlock<'_> {
             }
             if turn.pair == 0 && keys.start == 0 {
                 tiles.zero::<0>();
-                each::<R, 1>(tiles, count, |tiles| tiles.zero::<1>());
+                if_tile::<R, 1>(tiles, count, |tiles| tiles.zero::<1>());
             } else if turn.pair == 0 {
                 tiles.load::<0>(out, row);
-                each::<R, 1>(tiles, count, |tiles| tiles.load::<1>(out.add(LINE), row));
+                if_tile::<R, 1>(tiles, count, |tiles| tiles.load::<1>(out.add(LINE), row));
             }
-            tiles.load::<4>(self.ring_weights(turn.count), LINE as isize);
-            match self.cut.together {
-                2 => add::<R, 0, 1>(tiles, values),
-                _ => add::<R, 0, 5>(tiles, values),
+            tiles.load::<4>(self.weight_slot(turn.count), LINE as isize);
+            match self.split.together {
+                2 => add_values::<R, 0, 1>(tiles, values),
+                _ => add_values::<R, 0, 5>(tiles, values),
             }
-            each::<R, 1>(tiles, count, |tiles| add::<R, 1, 5>(tiles, values));
+            if_tile::<R, 1>(tiles, count, |tiles| add_values::<R, 1, 5>(tiles, values));
         }
     }
 
@@ -213,25 +218,25 @@ impl TiledBlock<'_> {
     /// The requirements of `stream`, and the sums must be in their registers.
     #[inline(always)]
     unsafe fn put_sums<R: Registers>(&self, tiles: &mut R, head: usize, strip: usize) {
-        let count = self.cut.tiles();
-        let row = (self.cut.together * count * LINE) as isize;
+        let count = self.split.tiles();
+        let row = (self.split.together * count * LINE) as isize;
         let out = self.out(strip * SIDE, head).cast::<u8>();
         // SAFETY: the tiles lie in the output buffer.
         unsafe {
             tiles.store::<0>(out, row);
-            each::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
+            if_tile::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
         }
     }
 
     /// Circular buffer slot for the scores of the pair number `count`: f32 (16, 32).
     #[inline(always)]
-    fn ring_scores(&self, count: usize) -> *mut u8 {
-        self.at(self.parts.scores + count % BUFFERED_PAIRS * 2 * TILE)
+    fn score_slot(&self, count: usize) -> *mut u8 {
+        self.at(self.layout.scores + count % BUFFERED_PAIRS * 2 * TILE)
     }
 
     /// Circular buffer slot for the weights of the pair number `count`: one tile, bf16 (16, 32).
     #[inline(always)]
-    fn ring_weights(&self, count: usize) -> *mut u8 {
-        self.at(self.parts.scores + BUFFERED_PAIRS * 2 * TILE + count % BUFFERED_PAIRS * TILE)
+    fn weight_slot(&self, count: usize) -> *mut u8 {
+        self.at(self.layout.scores + BUFFERED_PAIRS * 2 * TILE + count % BUFFERED_PAIRS * TILE)
     }
 }

@@ -42,16 +42,16 @@ const MAGIC: f32 = 12_582_912.0;
 const FAR: f32 = 8_388_608.0;
 /// Initial value of each row of accumulators for bounded scores: `MAGIC` plus the exponent bias minus the offset.
 #[repr(align(64))]
-pub(super) struct Begin(pub(super) [f32; SIDE]);
-pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
+pub(super) struct AccumulatorRow(pub(super) [f32; SIDE]);
+pub(super) static BEGIN: AccumulatorRow = AccumulatorRow([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
 
 #[repr(align(64))]
-struct Bend([u8; 64]);
+struct CorrectionTable([u8; 64]);
 
 /// Correction table, indexed by x / 2 for the fraction x in units in the last place: by how many units
 /// 2^(x / 128) lies below the chord from 1 to 2, at the middle between the two x that share an entry.
 #[rustfmt::skip]
-static BEND: Bend = Bend([
+static CORRECTION: CorrectionTable = CorrectionTable([
     0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11,
     11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10, 10, 10, 9, 9, 9, 8, 8, 8, 7, 7, 6, 6, 5, 5, 4, 3, 3, 2, 1, 1,
 ]);
@@ -64,35 +64,37 @@ pub(super) fn bounded(queries: f32, keys: f32, scale: f32) -> bool {
 
 /// State of the online softmax for the 16 rows of a strip: the offset m (`top`) and the sum of weights.
 #[derive(Clone, Copy)]
-pub(super) struct Running {
+pub(super) struct RunningSoftmax {
     top: __m512,
     pub(super) sum: __m512,
     /// Whether all scores so far were bounded.
     pub(super) bounded: bool,
 }
 
-impl Running {
+impl RunningSoftmax {
     /// State before the first key.
     ///
     /// # Safety
     /// The CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn new() -> Running {
+    pub(super) unsafe fn new() -> RunningSoftmax {
         // SAFETY: as the caller promises.
-        unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true } }
+        unsafe {
+            RunningSoftmax { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true }
+        }
     }
 
     /// Sets the offset for another block of keys with bounded scores; all earlier scores must have been bounded.
     #[inline(always)]
     pub(super) fn use_fixed_offset(&mut self) {
-        // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
+        // SAFETY: a `RunningSoftmax` exists only if the CPU has AVX-512 (`new`).
         self.top = unsafe { _mm512_set1_ps(SHIFT) };
     }
 
     /// Sets all sums to NaN, because a key is not finite.
     #[inline(always)]
     pub(super) fn fill_nan(&mut self) {
-        // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
+        // SAFETY: a `RunningSoftmax` exists only if the CPU has AVX-512 (`new`).
         self.sum = unsafe { _mm512_set1_ps(f32::NAN) };
     }
 
@@ -107,7 +109,8 @@ impl Running {
         // SAFETY: as the caller promises.
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
-            let (rest, low) = (lanes(keys % SIDE), _mm512_set1_ps(f32::NEG_INFINITY));
+            let rest = lanes(keys % SIDE);
+            let low = _mm512_set1_ps(f32::NEG_INFINITY);
             // Four independent chains hide the latency of the maximum instruction.
             for r in (0..SIDE).step_by(4) {
                 let mut four = [low; 4];
@@ -142,7 +145,7 @@ impl Running {
     /// # Safety
     /// The CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn far(&self) -> bool {
+    pub(super) unsafe fn has_far_offset(&self) -> bool {
         // SAFETY: as the caller promises.
         unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_abs_ps(self.top), _mm512_set1_ps(FAR)) > 0 }
     }
@@ -152,7 +155,7 @@ impl Running {
     /// # Safety
     /// The CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn taken(&self) -> __m512 {
+    pub(super) unsafe fn offsets_in_units(&self) -> __m512 {
         // SAFETY: as the caller promises.
         unsafe { _mm512_mul_ps(self.top, _mm512_set1_ps(UNITS)) }
     }
@@ -210,7 +213,8 @@ fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m5
     unsafe {
         let ab = _mm512_castps_pd(of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
         let cd = _mm512_castps_pd(of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-        let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+        let low = _mm512_unpacklo_pd(ab, cd);
+        let high = _mm512_unpackhi_pd(ab, cd);
         of(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
 }
@@ -222,7 +226,7 @@ pub(super) enum Scores {
     Ready,
     /// One fused multiply-add, score * first + second, raised to at least `MAGIC` (y = 0, weight 0).
     Times(f32, f32),
-    /// score * first - second, where the product is rounded before the subtraction, as in `Running::update_max`. No
+    /// score * first - second, where the product is rounded before the subtraction, as in `RunningSoftmax::update_max`. No
     /// score then exceeds the offset of its row.
     Far(f32, f32),
 }
@@ -231,8 +235,12 @@ pub(super) enum Scores {
 /// last step is full. The words of a step alternate between its first 16 and its second 16 keys (see `bits`).
 pub(super) fn rest(keys: usize) -> __mmask32 {
     let n = keys % STEP;
-    let low = |keys: usize| ((1u64 << (2 * keys)) - 1) as u32;
-    low(n.min(SIDE)) & 0x5555_5555 | low(n.saturating_sub(SIDE)) & 0xaaaa_aaaa
+    let first = n.min(SIDE);
+    let second = n.saturating_sub(SIDE);
+    // Two words for each key of a group, of which the group has one.
+    let first_words = ((1u64 << (2 * first)) - 1) as u32 & 0x5555_5555;
+    let second_words = ((1u64 << (2 * second)) - 1) as u32 & 0xaaaa_aaaa;
+    first_words | second_words
 }
 
 /// Turns `keys` scores of a row into bf16 weights, in place: the weights occupy the first half of the scores' memory.
@@ -258,7 +266,7 @@ pub(super) unsafe fn softmax_row(row: *mut f32, keys: usize, rest: __mmask32, sc
     }
 }
 
-/// `softmax_row` for rows with an offset that `Running::far` reports. Such offsets come only from scores beyond 2^23 in
+/// `softmax_row` for rows with an offset that `RunningSoftmax::has_far_offset` reports. Such offsets come only from scores beyond 2^23 in
 /// magnitude.
 ///
 /// # Safety
@@ -299,28 +307,28 @@ pub(super) unsafe fn softmax_rows(from: *const f32, to: *mut u8, sums: [__m512; 
             "vmovdqu64 {y}, [{from}]",
             "vmovdqu16 {y}{{{upper}}}, [{from} + 62]",
             "vpsrlw {t}, {y}, 1",
-            "vpermb {t}, {t}, {bend}",
+            "vpermb {t}, {t}, {correction}",
             "vpsubb {y}{{{low}}}, {y}, {t}",
             "vmovdqu64 [{to}], {y}",
             "vdpbf16ps {a}, {y}, {ones}",
             "vmovdqu64 {y}, [{from} + 128]",
             "vmovdqu16 {y}{{{upper}}}, [{from} + 190]",
             "vpsrlw {t}, {y}, 1",
-            "vpermb {t}, {t}, {bend}",
+            "vpermb {t}, {t}, {correction}",
             "vpsubb {y}{{{low}}}, {y}, {t}",
             "vmovdqu64 [{to} + 64], {y}",
             "vdpbf16ps {b}, {y}, {ones}",
             "vmovdqu64 {y}, [{from} + 256]",
             "vmovdqu16 {y}{{{upper}}}, [{from} + 318]",
             "vpsrlw {t}, {y}, 1",
-            "vpermb {t}, {t}, {bend}",
+            "vpermb {t}, {t}, {correction}",
             "vpsubb {y}{{{low}}}, {y}, {t}",
             "vmovdqu64 [{to} + 128], {y}",
             "vdpbf16ps {c}, {y}, {ones}",
             "vmovdqu64 {y}, [{from} + 384]",
             "vmovdqu16 {y}{{{upper}}}, [{from} + 446]",
             "vpsrlw {t}, {y}, 1",
-            "vpermb {t}, {t}, {bend}",
+            "vpermb {t}, {t}, {correction}",
             "vpsubb {y}{{{low}}}, {y}, {t}",
             "vmovdqu64 [{to} + 192], {y}",
             "vdpbf16ps {d}, {y}, {ones}",
@@ -328,7 +336,7 @@ pub(super) unsafe fn softmax_rows(from: *const f32, to: *mut u8, sums: [__m512; 
             to = in(reg) to,
             words = in(reg) 0xaaaa_aaaa_u32,
             bytes = in(reg) 0x5555_5555_5555_5555_u64,
-            bend = in(zmm_reg) _mm512_load_si512(BEND.0.as_ptr().cast()),
+            correction = in(zmm_reg) _mm512_load_si512(CORRECTION.0.as_ptr().cast()),
             ones = in(zmm_reg) _mm512_set1_epi16(0x3f80),
             upper = out(kreg) _upper,
             low = out(kreg) _low,
@@ -421,12 +429,13 @@ fn bits(first: __m512i, second: __m512i) -> __m512i {
     const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
     // SAFETY: callers have AVX-512 with VBMI.
     unsafe {
-        let (low, bend) = (_mm512_set1_epi32(0xffff), _mm512_load_si512(BEND.0.as_ptr().cast()));
+        let low = _mm512_set1_epi32(0xffff);
+        let correction = _mm512_load_si512(CORRECTION.0.as_ptr().cast());
         // second << 16 | low & first
         let y = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi32::<16>(second), low, first);
         let x = _mm512_srli_epi16::<1>(y);
         // The table is indexed by x / 2 in the low byte of each word; its entry is subtracted in the low byte.
-        _mm512_sub_epi16(y, _mm512_maskz_permutexvar_epi8(LOW_BYTES, x, bend))
+        _mm512_sub_epi16(y, _mm512_maskz_permutexvar_epi8(LOW_BYTES, x, correction))
     }
 }
 
@@ -436,10 +445,10 @@ mod tests {
 
     #[test]
     fn the_table_is_what_is_rounded() {
-        for (half, &bend) in BEND.0.iter().enumerate() {
+        for (half, &correction) in CORRECTION.0.iter().enumerate() {
             let x = 2.0 * half as f64 + 0.5;
             let exact = x - 128.0 * ((x / 128.0).exp2() - 1.0);
-            assert_eq!(f64::from(bend), exact.round(), "{x}");
+            assert_eq!(f64::from(correction), exact.round(), "{x}");
         }
     }
     /// Over the whole range of bounded scores, `Scores::Ready` and `Scores::Times` give equal weights, which are normal
@@ -483,7 +492,8 @@ mod tests {
             let mut lines = [0u8; 4 * LINE];
             // SAFETY: `has_lanes`; four rows of a step.
             unsafe {
-                let (from, to) = (scores.as_ptr().cast(), lines.as_mut_ptr());
+                let from = scores.as_ptr().cast();
+                let to = lines.as_mut_ptr();
                 let mut sums = [_mm512_set1_ps(3.0); 4];
                 match keys == STEP {
                     false => softmax_rest(from, to, rest(keys), &mut sums),

@@ -1,13 +1,13 @@
 //! AMX tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
-use crate::attention::tiles::{Registers, Shape};
+use crate::attention::tiles::{Registers, TileShape};
 
 /// Eight registers of 16 rows of 64 bytes. Registers 2, 3 and 5 are smaller, as the shape says.
-pub(crate) struct Double([[[u8; 64]; 16]; 8], Shape);
+pub(crate) struct Double([[[u8; 64]; 16]; 8], TileShape);
 
 impl Double {
     /// Registers with arbitrary content, which a kernel must not read.
-    pub(crate) fn new(shape: Shape) -> Self {
+    pub(crate) fn new(shape: TileShape) -> Self {
         Self([[[0xff; 64]; 16]; 8], shape)
     }
 
@@ -65,7 +65,8 @@ impl Registers for Double {
     /// Of the 32 products of an element, the even and the odd products are summed separately; the two sums are added,
     /// then added to C. A product of two bf16 numbers is exact in f32, so adding it to a sum rounds once.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-        let (a, b) = (numbers(&self.0[A]), numbers(&self.0[B]));
+        let a = numbers(&self.0[A]);
+        let b = numbers(&self.0[B]);
         for (c, a) in self.0[C].iter_mut().zip(&a) {
             let mut apart = [[0.0f32; 16]; 2];
             for (j, line) in b.iter().enumerate() {

@@ -50,27 +50,27 @@ fn run(
     (from, tokens): (usize, usize),
     spans: &[[u32; 2]],
 ) -> Vec<f32> {
-    let (d, kv) = (case.heads * case.hd, kv_heads * case.hd);
+    let d = case.heads * case.hd;
+    let kv = kv_heads * case.hd;
     let x: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
     let ld = d + 2 * kv;
     let x = Rows::new(&x[from * ld..], tokens, ld, ld);
-    let qkv = [x.columns(0, d), x.columns(d, kv), x.columns(d + kv, kv)];
-    let config = Attention { kv_heads, ..case.config() };
+    let [q, k, v] = [x.columns(0, d), x.columns(d, kv), x.columns(d + kv, kv)];
+    let config = AttentionConfig { kv_heads, ..case.config() };
     let mut scratch = workspace(cpu, workspace_bytes(case.hd));
     let mut o = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
-    let mut out = RowsMut::new(&mut o, tokens, d, d);
+    let operands = AttentionOperands { q, k, v, spans, o: RowsMut::new(&mut o, tokens, d, d), lse: None };
     if !double {
-        let [q, k, v] = qkv;
-        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        attention_bf16(cpu, config, operands, &mut scratch);
         return o.iter().map(|x| bf16_to_f32(x.0)).collect();
     }
-    attention_on(cpu, config, qkv, spans, &out, &mut scratch, &Double::new);
+    attention_on(cpu, config, &operands, &mut scratch, &Double::new);
     let double = o.iter().map(|x| bf16_to_f32(x.0)).collect();
     if cpu.isa().has_tiles() {
         let mut real = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
-        out = RowsMut::new(&mut real, tokens, d, d);
-        let [q, k, v] = qkv;
-        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        let out = RowsMut::new(&mut real, tokens, d, d);
+        let operands = AttentionOperands { q, k, v, spans, o: out, lse: None };
+        attention_bf16(cpu, config, operands, &mut scratch);
         // Any NaN equals any other: their bits are not specified.
         let same = |(a, b): (&Bf16, &Bf16)| a == b || bf16_to_f32(a.0).is_nan() && bf16_to_f32(b.0).is_nan();
         assert!(real.iter().zip(&o).all(same), "AMX does what its double does");
@@ -138,7 +138,10 @@ fn a_sequence_has_the_same_bits_in_any_company() {
 /// Heads that share keys and values (grouped-query attention) have the bits of heads with their own copies of them.
 #[test]
 fn shared_heads_are_repeated_ones() {
-    let (heads, kv, hd, t) = (4, 2, 32, 70);
+    let heads = 4;
+    let kv = 2;
+    let hd = 32;
+    let t = 70;
     let shared = rounded(Case::new(heads, hd, t, true, false));
     let width = (heads + 2 * kv) * hd;
     let fused: Vec<f32> = shared.qkv[..t * width].to_vec();
@@ -160,7 +163,8 @@ fn shared_heads_are_repeated_ones() {
 /// computes row maxima instead. The bits of a sequence are the same alone and packed with others.
 #[test]
 fn rows_with_and_without_a_bound_are_softmax_too() {
-    let (t, spans) = (600, [[0, 40], [40, 600]]);
+    let t = 600;
+    let spans = [[0, 40], [40, 600]];
     for (heads, hd, rope, alibi) in [(2, 16, true, false), (1, 24, true, false), (1, 64, false, true)] {
         for (which, from) in [(0, 100), (1, 320), (1, 150)] {
             let mut case = rounded(Case::new(heads, hd, t, rope, alibi));
@@ -188,7 +192,8 @@ fn rows_with_and_without_a_bound_are_softmax_too() {
 /// size in the range of f32, with and without rotary embedding.
 #[test]
 fn peaked_rows_are_those_of_one_key() {
-    let (hd, t) = (16, 300);
+    let hd = 16;
+    let t = 300;
     for (rope, power) in
         [0, 15, 24, 25, 33, 60, 100].into_iter().flat_map(|power| [(false, power), (true, power)])
     {
@@ -210,7 +215,8 @@ fn peaked_rows_are_those_of_one_key() {
 
 #[test]
 fn what_is_not_finite_shows() {
-    let (t, spans) = (340, [[0, 15], [15, 335]]);
+    let t = 340;
+    let spans = [[0, 15], [15, 335]];
     // Two heads of 16 columns are packed together; heads of 24 columns are not.
     for (cpu, hd) in cpus().iter().flat_map(|cpu| [16, 24].map(|hd| (cpu, hd))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -221,7 +227,9 @@ fn what_is_not_finite_shows() {
                 case.qkv[(row * 3 + which) * 2 * hd + hd + 5] = bad;
                 let found = run(&case, cpu, 2, (0, t), &spans);
                 for (at, x) in found.iter().enumerate().filter(|(at, _)| at / (2 * hd) < 335) {
-                    let (i, head, column) = (at / (2 * hd), at / hd % 2, at % hd);
+                    let i = at / (2 * hd);
+                    let head = at / hd % 2;
+                    let column = at % hd;
                     let spoilt = head == 1 && if which == 0 { i == row } else { i >= 15 };
                     let spoilt = spoilt && (which < 2 || column == 5);
                     assert!(x.is_finite() != spoilt, "{bad} in {which} of row {row}: row {i} has {x}");

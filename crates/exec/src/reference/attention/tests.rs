@@ -72,14 +72,18 @@ fn relative(
     scale: f64,
     frequencies: &[f64],
 ) -> (Vec<f64>, Vec<f64>) {
-    let (n, half) = (q.len() / d, d / 2);
-    let (mut o, mut lse) = (vec![], vec![]);
+    let n = q.len() / d;
+    let half = d / 2;
+    let mut o = vec![];
+    let mut lse = vec![];
     for i in 0..n {
         let weight = |j: usize| -> f64 {
             let part = |c: usize| {
                 let at = |x: &[f64], r: usize| (x[r * d + c], x[r * d + half + c]);
-                let ((a, b), (e, f)) = (at(q, i), at(k, j));
-                let (re, im) = (a * e + b * f, b * e - a * f);
+                let (a, b) = at(q, i);
+                let (e, f) = at(k, j);
+                let re = a * e + b * f;
+                let im = b * e - a * f;
                 let angle = (i as f64 - j as f64) * frequencies[c];
                 re * angle.cos() - im * angle.sin()
             };
@@ -96,7 +100,9 @@ fn relative(
 
 #[test]
 fn rotary_depends_on_distance_alone() {
-    let (n, d, frequencies) = (9, 6, [1.0, 0.3, 0.01]);
+    let n = 9;
+    let d = 6;
+    let frequencies = [1.0, 0.3, 0.01];
     let x = [1, 2, 3].map(|seed| random(seed, &[n, d]));
     let [cos, sin] = tables(n, &frequencies);
     let op = Attention { head_dim: d as u32, scale: 1.5, rotary: true, ..PLAIN };
@@ -115,7 +121,8 @@ fn rows(x: &Tensor, rows: Range<usize>) -> Tensor {
 
 #[test]
 fn a_packed_sequence_has_the_bits_it_has_alone() {
-    let (heads, d) = (3, 4);
+    let heads = 3;
+    let d = 4;
     let op =
         Attention { heads: 3, kv_heads: 3, head_dim: 4, scale: 0.5, rotary: true, bias: Bias::Alibi, ..PLAIN };
     let x = [1, 2, 3].map(|seed| random(seed, &[7, heads * d]));

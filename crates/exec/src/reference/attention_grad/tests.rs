@@ -46,7 +46,8 @@ fn inputs(op: &Attention) -> Vec<Tensor> {
 
 /// o and lse, followed by do and the gradients.
 fn both(op: &Attention, ins: &[Tensor]) -> (Vec<Tensor>, Tensor, Vec<Tensor>) {
-    let (width, heads) = (op.width() as usize, op.heads as usize);
+    let width = op.width() as usize;
+    let heads = op.heads as usize;
     let outs = run(Op::Attention(*op), ins, &[&[TOKENS, width], &[TOKENS, heads]]);
     let dy = random(9, &[TOKENS, width]);
     let all: Vec<Tensor> = [std::slice::from_ref(&dy), ins, &outs].concat();
@@ -77,7 +78,8 @@ fn gradients_equal_finite_differences() {
 /// Softmax over all keys of a sequence, with -inf for masked keys: the dense form.
 fn dense(op: &Attention, ins: &[Tensor], start: usize, n: usize) -> Vec<f64> {
     let d = op.head_dim as usize;
-    let (h, per) = (op.heads as usize, (op.heads / op.kv_heads) as usize);
+    let h = op.heads as usize;
+    let per = (op.heads / op.kv_heads) as usize;
     let row = |x: usize, t: usize, head: usize| {
         let columns = ins[x].shape[1];
         &floats(&ins[x])[t * columns + head * d..][..d]

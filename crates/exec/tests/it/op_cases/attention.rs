@@ -243,7 +243,8 @@ fn gradient_of(op: Attention, lengths: &[u64], each: u64) -> Case {
 /// Adds a rotary table with the values `of(p f_j)` for position p, f_j = 10000^(-2j/d) (Su et al. 2021,
 /// arXiv:2104.09864).
 fn with_table(case: Case, head_dim: u32, of: fn(f64) -> f64) -> Case {
-    let (longest, half) = (case.bounds.longest, head_dim / 2);
+    let longest = case.bounds.longest;
+    let half = head_dim / 2;
     let frequency = |j: u32| 10_000_f64.powf(-f64::from(j) / f64::from(half)) as f32;
     let row = |p: u64| (0..half).map(move |j| f64::from(of(f64::from(p as f32 * frequency(j))) as f32));
     let data = (0..longest).flat_map(row).collect();

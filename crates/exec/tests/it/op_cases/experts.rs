@@ -106,7 +106,9 @@ impl Routing {
         let outs = route.reference();
         let integers = |i: usize| outs[i].integers().expect("integers").to_vec();
         let gates = outs[0].rounded().expect("gates").into_iter().map(f64::from).collect();
-        let (experts, order, places) = (integers(1), integers(2), integers(3));
+        let experts = integers(1);
+        let order = integers(2);
+        let places = integers(3);
         let what = format!("{tokens} tokens, {wish:?}, {packing:?}, {op:?}");
         Self { op, tokens, packing, what, route, gates, experts, order, places }
     }
@@ -144,7 +146,8 @@ impl Routing {
     /// Dispatch, combine and their gradients. Tolerance: c = 0 for copied rows, 1 for sums of top_k terms, 2
     /// for the gradient of the gates, which sums over the columns.
     fn rows(&self, columns: u64) -> [Case; 4] {
-        let (k, top_k) = (self.k(), self.op.top_k);
+        let k = self.k();
+        let top_k = self.op.top_k;
         let x = [Dim::Tokens(1), Dim::Fixed(columns)];
         let rows = [Dim::Tokens(k), Dim::Fixed(columns)];
         let of = |op, c, terms| self.case(op, &format!(" x {columns}"), Tolerance::sum(c, terms));
@@ -168,7 +171,8 @@ impl Routing {
     /// The router losses and their gradient. Tolerance: c = 4; `k` is the number of experts. A pack has about as many
     /// targets as tokens, which cancel the mean over its tokens, so that the gradient does not get smaller with more tokens.
     fn losses(&self) -> [Case; 2] {
-        let (balance, z) = (0.75, 0.125);
+        let balance = 0.75;
+        let z = 0.125;
         let tolerance = Tolerance::sum(4.0, u64::from(self.op.experts));
         let loss = self.case(Op::RouterLoss(RouterLoss { balance, z }), "", tolerance);
         let grad = self.case(Op::RouterLossGrad(RouterLossGrad { balance, z }), "", tolerance);

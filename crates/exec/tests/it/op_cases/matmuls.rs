@@ -40,7 +40,8 @@ pub fn cases() -> Vec<Case> {
             cases.extend([grouped(rows, sizes, bias), input_grad(rows, sizes), weight_grad(rows, sizes, bias)]);
         }
         for (j, &sizes) in HEADS.iter().enumerate() {
-            let (bias, z_loss) = ((i + j) % 2 == 0, if (i + j) % 3 == 0 { 1e-3 } else { 0.0 });
+            let bias = (i + j) % 2 == 0;
+            let z_loss = if (i + j) % 3 == 0 { 1e-3 } else { 0.0 };
             cases.push(loss(rows, Dim::Tokens(1), sizes, bias, z_loss));
             cases.push(loss_grad(rows, sizes, bias, z_loss));
         }

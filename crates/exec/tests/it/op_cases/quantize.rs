@@ -15,7 +15,8 @@ pub fn cases() -> Vec<Case> {
         let norm = Quantized::LayerNorm(LayerNorm { eps: 1e-5 });
         let case = |of: Quantized, word: &str, wide: u64| {
             let name = format!("quantize {word} {rows} x {columns} to {}", to.name());
-            let (op, tolerance) = (Op::Quantize(Quantize { of, to }), Tolerance::sum(2.0, columns));
+            let op = Op::Quantize(Quantize { of, to });
+            let tolerance = Tolerance::sum(2.0, columns);
             let case = Case::new(name, op, &[rows], rows % 2 * 3, tolerance);
             case.noise(&[Dim::Tokens(1), Dim::Fixed(wide * columns)], UNIT)
         };

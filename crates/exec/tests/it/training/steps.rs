@@ -210,7 +210,8 @@ impl Run<'_> {
         let fixture = self.fixture;
         let losses = fixture.floats("losses");
         for (t, wanted) in losses.iter().enumerate() {
-            let (evaluated, (loss, norm)) = (self.evaluate(), self.step(t + 1));
+            let evaluated = self.evaluate();
+            let (loss, norm) = self.step(t + 1);
             let what = format!("{}: step {t}", self.what);
             check(&[loss], &[*wanted], 0.0, &what);
             // The evaluation plan uses batch statistics as training does, so it gives an equal loss.
@@ -500,7 +501,8 @@ fn a_step_of_training_allocates_nothing() {
         let mut run = start(&fixture, &fixture.graph(fixture.bounds()), on, 2, RecomputePolicy::None);
         run.step(1);
         let plan = |what: &str| run.executor.program().index(what).expect("a plan");
-        let (micro, apply) = (plan(plans::MICRO), plan(plans::APPLY));
+        let micro = plan(plans::MICRO);
+        let apply = plan(plans::APPLY);
         let values = [micro, apply].map(|k| {
             let inputs = &run.executor.program().plans()[k].1.graph.inputs;
             let value = |name: &str| match name {
@@ -515,9 +517,11 @@ fn a_step_of_training_allocates_nothing() {
         let inputs = values.each_ref().map(|all| all.iter().map(|(id, v)| (*id, v.data())).collect::<Vec<_>>());
         let loss = run.executor.output(micro, OutputRole::Loss);
         let norm = run.executor.output(apply, OutputRole::GradientNorm);
-        let (loss, norm) = ([(loss.expect("an output"), 1)], [(norm.expect("an output"), 1)]);
+        let loss = [(loss.expect("an output"), 1)];
+        let norm = [(norm.expect("an output"), 1)];
         let counts = fixture.counts();
-        let (mut losses, mut norms) = ([vec![]], [vec![]]);
+        let mut losses = [vec![]];
+        let mut norms = [vec![]];
         let free = || machine.as_ref().map(|machine| machine.free().expect("the driver answers"));
         let mut found = vec![];
         for _ in 0..MAX_STEPS {
