@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod fuzz;
+mod habits;
 mod regen;
 mod rules;
 mod sizes;
@@ -15,7 +16,7 @@ mod tree;
 const USAGE: &str = "\
 usage: cargo run -p xtask -- <command>
   tidy               check the house rules; prints `path:line: rule: what`, exits 1 on any finding
-  sizes [--base REV] lines of each crate, and the change since a git revision
+  sizes [--base REV] lines of each crate and constructs that make code hard to read, and the change since a git revision
   regen bundle       makes the built-in models again
   regen corpus       makes the text of the examples again
   regen licenses     lists the licences of the dependencies and collects their texts

@@ -1,11 +1,12 @@
 //! Counts the lines of the workspace's Rust and CUDA files, split into code and tests. Tests are folders
 //! `tests`, `benches` and `examples`, files `tests.rs`, modules declared with `#[cfg(test)]`, and items marked
-//! with it.
+//! with it. Below the lines it prints the table of [`Habits`] of the Rust files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 
+use crate::habits::Habits;
 use crate::source::File;
 use crate::tree;
 
@@ -39,7 +40,29 @@ pub fn print(root: &Path, base: Option<&str>) -> Result<(), String> {
     let files = tree::read(root)?;
     let before = base.map(|base| at_revision(root, base)).transpose()?;
     print!("{}", table(&count(&files), before.as_deref().map(count).as_ref()));
+    println!();
+    if let Some(before) = &before {
+        print!("before\n{}\nnow\n", habits(before));
+    }
+    print!("{}", habits(&files));
     Ok(())
+}
+
+/// Formats the table of habits: one row per crate, and the sum. Files of tests are left out.
+fn habits(files: &[File]) -> String {
+    let modules = test_modules(files);
+    let mut crates: BTreeMap<&str, Habits> = BTreeMap::new();
+    let mut all = Habits::default();
+    for file in files.iter().filter(|file| file.is_rust() && !is_test(file, &modules)) {
+        let found = Habits::of(file);
+        *crates.entry(file.crate_name()).or_default() += &found;
+        all += &found;
+    }
+    let mut text = Habits::heading();
+    for (name, found) in &crates {
+        text += &found.row(name);
+    }
+    text + &all.row("all")
 }
 
 /// Formats the table: one row per crate, and their sum.

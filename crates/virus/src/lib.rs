@@ -120,8 +120,12 @@ pub fn predict_each(
     let budget = settings.read_budget()?;
     check_sequence_files(options)?;
     let method = methods::open(options, observer)?;
-    let shared =
-        SharedAcrossInputs { budget, replicas, process: ProcessMemory::of(settings), files: options.input_files() };
+    let shared = SharedAcrossInputs {
+        budget,
+        replicas,
+        process: ProcessMemory::of(settings),
+        files: options.input_files(),
+    };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
