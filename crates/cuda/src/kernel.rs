@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
 use std::{fmt, ptr};
 
-/// A source file of CUDA C++. It is compiled behind `common.cuh`, once for every set of constants.
+/// A source file of CUDA C++, compiled once for every set of constants. It includes the headers that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum File {
     /// `attention.cu`
@@ -111,122 +111,101 @@ impl File {
         }
     }
 
-    /// Source text, including the headers that the file needs.
+    /// Text of the file.
     fn text(self) -> &'static str {
         match self {
-            Self::Attention => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mma.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention.cu")
-            ),
-            Self::AttentionF32 => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_f32.cu")
-            ),
-            Self::AttentionGrad => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mma.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad.cuh"),
-                include_str!("kernels/attention_grad.cu")
-            ),
-            Self::AttentionGradF32 => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad.cuh"),
-                include_str!("kernels/attention_grad_f32.cu")
-            ),
-            Self::AttentionGradHopper => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad_hopper.cu")
-            ),
-            Self::AttentionHopper => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/attention_hopper.cu")
-            ),
-            Self::AttentionNarrow => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_narrow_loads.cuh"),
-                include_str!("kernels/attention_narrow.cu")
-            ),
-            Self::AttentionPersistent => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_persistent_loads.cuh"),
-                include_str!("kernels/attention_persistent.cu")
-            ),
+            Self::Attention => include_str!("kernels/attention.cu"),
+            Self::AttentionF32 => include_str!("kernels/attention_f32.cu"),
+            Self::AttentionGrad => include_str!("kernels/attention_grad.cu"),
+            Self::AttentionGradF32 => include_str!("kernels/attention_grad_f32.cu"),
+            Self::AttentionGradHopper => include_str!("kernels/attention_grad_hopper.cu"),
+            Self::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
+            Self::AttentionNarrow => include_str!("kernels/attention_narrow.cu"),
+            Self::AttentionPersistent => include_str!("kernels/attention_persistent.cu"),
             Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
             Self::ColumnSums => include_str!("kernels/column_sums.cu"),
             Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
-            Self::Dispatch => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/dispatch.cu")),
-            Self::Elementwise => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/elementwise.cuh"),
-                include_str!("kernels/elementwise.cu")
-            ),
-            Self::ElementwiseGrad => concat!(
-                include_str!("kernels/activation_grad.cuh"),
-                include_str!("kernels/elementwise.cuh"),
-                include_str!("kernels/packs.cuh"),
-                include_str!("kernels/elementwise_grad.cu")
-            ),
+            Self::Dispatch => include_str!("kernels/dispatch.cu"),
+            Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::ElementwiseGrad => include_str!("kernels/elementwise_grad.cu"),
             Self::Grouped => include_str!("kernels/grouped.cu"),
             Self::KlDivergence => include_str!("kernels/kl_divergence.cu"),
-            Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
-            Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
-            Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
-            Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
-            Self::Optimizer => {
-                concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu"))
-            }
-            Self::Quantize => concat!(
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/quantize.cu")
-            ),
-            Self::Route => concat!(
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/packs.cuh"),
-                include_str!("kernels/route.cu")
-            ),
-            Self::Sequence => {
-                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence.cu"))
-            }
-            Self::SequenceGrad => {
-                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence_grad.cu"))
-            }
+            Self::Matmul => include_str!("kernels/matmul.cu"),
+            Self::Mma => include_str!("kernels/mma.cu"),
+            Self::Norm => include_str!("kernels/norm.cu"),
+            Self::NormGrad => include_str!("kernels/norm_grad.cu"),
+            Self::Optimizer => include_str!("kernels/optimizer.cu"),
+            Self::Quantize => include_str!("kernels/quantize.cu"),
+            Self::Route => include_str!("kernels/route.cu"),
+            Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
             Self::Sums => include_str!("kernels/sums.cu"),
             Self::Transpose => include_str!("kernels/transpose.cu"),
-            Self::Wgmma => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/wgmma.cuh"),
-                include_str!("kernels/wgmma.cu")
-            ),
-            Self::WgmmaNorm => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/wgmma.cuh"),
-                include_str!("kernels/wgmma_norm.cu")
-            ),
+            Self::Wgmma => include_str!("kernels/wgmma.cu"),
+            Self::WgmmaNorm => include_str!("kernels/wgmma_norm.cu"),
+        }
+    }
+
+    /// Headers that the file includes, directly or through other headers, in the order of their first inclusion.
+    pub(crate) fn headers(self) -> Vec<Header> {
+        let mut headers = vec![];
+        add_headers(self.text(), &mut headers);
+        headers
+    }
+}
+
+/// A header that kernel sources include.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Name in `#include "..."`.
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+/// Lists headers by their names in the folder `kernels`.
+macro_rules! headers {
+    ($($name:literal,)*) => {
+        [$(Header { name: $name, text: include_str!(concat!("kernels/", $name)) },)*]
+    };
+}
+
+/// All headers. NVRTC finds a header by its name among those that it is given, never on disk.
+const HEADERS: [Header; 16] = headers![
+    "activation.cuh",
+    "activation_grad.cuh",
+    "attention.cuh",
+    "attention_grad.cuh",
+    "attention_mask.cuh",
+    "attention_mma.cuh",
+    "attention_narrow_loads.cuh",
+    "attention_persistent_loads.cuh",
+    "common.cuh",
+    "copies.cuh",
+    "elementwise.cuh",
+    "packs.cuh",
+    "rows.cuh",
+    "sequence.cuh",
+    "warpgroup.cuh",
+    "wgmma.cuh",
+];
+
+/// Adds the headers that `text` includes to `headers`, except those that are already there.
+fn add_headers(text: &str, headers: &mut Vec<Header>) {
+    for line in text.lines() {
+        let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
+            continue;
+        };
+        // NVRTC reports a header that does not exist.
+        let Some(header) = HEADERS.into_iter().find(|header| header.name == name) else { continue };
+        if !headers.contains(&header) {
+            headers.push(header);
+            add_headers(header.text, headers);
         }
     }
 }
 
 /// The only compute capability with wgmma (warpgroup matrix multiplication) instructions.
 pub(crate) const HOPPER: (u32, u32) = (9, 0);
-
-/// Header that precedes every file.
-const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// Largest number of compile-time constants of a kernel.
 const CONSTANTS: usize = 12;
@@ -309,9 +288,9 @@ impl Kernel {
         self.constants.iter().copied().filter(|(name, _)| !name.is_empty())
     }
 
-    /// The complete source text, as it is compiled.
-    pub fn source(&self) -> String {
-        format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file.name(), self.file.text())
+    /// Text of the kernel's file, without its headers.
+    pub(crate) fn text(&self) -> &'static str {
+        self.file.text()
     }
 }
 
@@ -560,11 +539,30 @@ mod tests {
     }
 
     #[test]
+    fn every_included_header_exists_and_every_header_is_included() {
+        let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        let mut included = HashSet::new();
+        for file in files {
+            let headers = file.headers();
+            for text in headers.iter().map(|header| header.text).chain([file.text()]) {
+                for line in text.lines().filter(|line| line.starts_with("#include")) {
+                    let known = headers.iter().any(|header| line == format!("#include \"{}\"", header.name));
+                    assert!(known, "{}: {line}", file.name());
+                }
+            }
+            included.extend(headers.iter().map(|header| header.name));
+        }
+        assert_eq!(included.len(), HEADERS.len());
+    }
+
+    #[test]
     fn every_entry_waits_for_the_kernels_before_it() {
         let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
         assert!(files.len() > 10, "{files:?}");
         for file in files {
-            for entry in file.text().split("extern \"C\" __global__").skip(1) {
+            let texts = file.headers().into_iter().map(|header| header.text).chain([file.text()]);
+            let text: String = texts.collect();
+            for entry in text.split("extern \"C\" __global__").skip(1) {
                 let waits = entry.matches("after_predecessors();").count();
                 let name = entry.split('(').nth(1).unwrap_or_default();
                 assert_eq!(waits, 1, "{}: {name}", file.name());

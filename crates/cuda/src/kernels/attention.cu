@@ -30,6 +30,11 @@
 // CAUSAL, for a sliding window or a block-sparse mask also MASK (attention_mask.cuh; CAUSAL is 1), and the variant, from which the host computes the size of shared memory: WARPS, MT, TILE keys of a
 // stage, STAGES.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_mma.cuh"
+#include "attention_mask.cuh"
+
 #define STEP 32                        // keys between two updates of the running maximum
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)

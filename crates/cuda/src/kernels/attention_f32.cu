@@ -16,6 +16,10 @@
 // o. Rows in shared memory are LD words apart, an odd number of 16-byte words, so that float4 reads of eight rows fall
 // into different banks; columns d .. DP are zeros.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_mask.cuh"
+
 #define TILE ROWS
 #define THREADS 256
 #define MT (ROWS / 16) // queries and keys per thread

@@ -29,6 +29,12 @@
 // Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE, ALIBI, MASK (attention_grad.cuh), KEYS (0 to 3), and
 // the variant: WARPS, MT, TILE columns of a stage, STEP columns processed at a time, STAGES.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_mma.cuh"
+#include "attention_mask.cuh"
+#include "attention_grad.cuh"
+
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
 // Whether the fragments of x1 and x2 stay in registers during the loop; where they would spill they are read from shared

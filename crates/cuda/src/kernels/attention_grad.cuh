@@ -1,6 +1,10 @@
 // Shared by the gradient kernels of attention: the kernel that prepares the rows, and the last part of both gradient
 // kernels. Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin).
 
+#pragma once
+
+#include "common.cuh"
+
 #ifndef LOG2E
 #define LOG2E 1.4426950408889634f
 #define DIVIDES(n) ((n) % 8 == 0 ? 8 : (n) % 4 == 0 ? 4 : (n) % 2 == 0 ? 2 : 1)

@@ -10,6 +10,11 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE, ALIBI, MASK, KEYS, and ROWS and TILE, multiples of 16, from which the host computes
 // the size of shared memory. The bits depend on neither: columns are added one by one, in order.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_mask.cuh"
+#include "attention_grad.cuh"
+
 #define THREADS 256
 #define MT (ROWS / 16)
 #define NT (TILE / 16)

@@ -24,6 +24,12 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), MASK (0 to 2 of attention_mask.cuh), KEYS; for speed alone
 // UNITS, GROUPS and STAGES.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "warpgroup.cuh"
+#include "copies.cuh"
+#include "attention_mask.cuh"
+
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
 #define ROWS (GROUPS * 64)

@@ -22,6 +22,10 @@
 // these writes before the reads of wgmma. While step t is multiplied, the values of step t - 1 are still read, so
 // that copies are issued into the stage of step t - 2.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "warpgroup.cuh"
+
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles side by side
 #define ROWS (GROUPS * MT * 64)

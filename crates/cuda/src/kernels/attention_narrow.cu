@@ -20,6 +20,11 @@
 // Constants: HEAD_DIM (d), TABLE (element type of cos and sin); for speed alone WARPS that compute, LOAD_WARPS, MT
 // tiles of 16 queries per warp, TILE keys of a slot, STAGES slots, BLOCKS per multiprocessor.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "copies.cuh"
+#include "attention_narrow_loads.cuh"
+
 #define LOG2E 1.4426950408889634f
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 __device__ __forceinline__ float inverse_fast(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }

@@ -7,6 +7,12 @@
 // Invariant: slots are filled, read and released in the order of their numbers, synchronised by barriers alone;
 // the rotation of a row is a function of the row and its position.
 
+#pragma once
+
+#include "common.cuh"
+#include "attention.cuh"
+#include "copies.cuh"
+
 #define THREADS ((WARPS + LOAD_WARPS) * 32)
 #define ROWS (WARPS * MT * 16)        // queries of an item
 #define HALF (HEAD_DIM / 2)

@@ -14,6 +14,12 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL; for speed alone GROUPS, LOAD_GROUPS
 // (the number of warpgroups that hold the producer and the helper warps) and SLOTS.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "warpgroup.cuh"
+#include "copies.cuh"
+#include "attention_persistent_loads.cuh"
+
 #define LOG2E 1.4426950408889634f
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 

@@ -4,6 +4,13 @@
 // Invariant: slots are filled, rotated, read and released in order of their numbers, synchronised by barriers alone;
 // the rotation of a slot is a function of its rows and their positions.
 
+#pragma once
+
+#include "common.cuh"
+#include "attention.cuh"
+#include "warpgroup.cuh"
+#include "copies.cuh"
+
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
 #define ROWS (GROUPS * 64)

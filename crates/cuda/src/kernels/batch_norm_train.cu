@@ -2,6 +2,8 @@
 // column_sums.cu. A block has SUM_ROWS rows of 32 WIDTH columns, whose parameters stay in registers; warp w has rows w,
 // w + 8, ...
 
+#include "common.cuh"
+
 #define WARPS 8
 
 typedef Element<PARAM>::type P;

@@ -7,6 +7,8 @@
 // 8, ... of its SUM_ROWS rows in order, then the sums of the warps are added in order of w; partial sums are added in
 // the same way by 32 warps.
 
+#include "common.cuh"
+
 #if defined(OF)
 
 #define WARPS 8

@@ -1,6 +1,8 @@
 // Header of every kernel file: element types without CUDA's headers, which NVRTC does not contain. A file is compiled
 // for one element type at a time: TYPE is 0 for f32, 1 for bf16, 2 for f16. Arithmetic is in f32.
 
+#pragma once
+
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

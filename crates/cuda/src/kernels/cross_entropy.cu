@@ -10,6 +10,8 @@
 // threads; WIDTH, the logits of an access: 4 if V is a multiple of 4, else 1. For copies of rows TYPE and WIDTH, the
 // elements of an access. For the sum none.
 
+#include "common.cuh"
+
 #define INFINITE __int_as_float(0x7F800000)
 
 #if defined(GROUP)

@@ -8,6 +8,9 @@
 //
 // Constants: WIDTH, elements of an access, of which `columns` is a multiple; TOP_K, the choices of a token.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 #define WARPS 8
 
 __device__ __forceinline__ u64 own_row() { return (u64)blockIdx.x * WARPS + threadIdx.x / 32; }

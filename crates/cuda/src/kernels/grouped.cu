@@ -18,6 +18,8 @@
 // elements, N and K multiples of 8. `grouped` (FORM only): any type and width, by fused multiply-adds. `column_sums`
 // (WIDTH: elements of an access).
 
+#include "common.cuh"
+
 #if defined(WIDTH)
 
 #define WARPS 8

@@ -7,6 +7,9 @@
 // Invariant: one thread sums an element with fused multiply-adds over k in order, then adds the residual, then
 // the bias.
 
+#include "common.cuh"
+#include "activation.cuh"
+
 #define TILE 64   // rows of x and rows of w per block
 #define DEPTH 16  // columns of k per iteration
 #define PER_THREAD 4    // rows and columns of y per thread

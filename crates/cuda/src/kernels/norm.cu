@@ -3,6 +3,9 @@
 //
 // Invariant: a thread reads its elements of a row before it writes them, so that y may be x.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 #if defined(COLUMNS)
 
 typedef typename Element<PARAM>::type P;

@@ -7,6 +7,9 @@
 // Invariant: all accesses to a row's elements of dy and x come before the row's elements of dx are written by the same
 // threads, so that dx may be dy or x. The order of all sums depends on COLUMNS, GROUP and row numbers only.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 typedef Element<PARAM>::type P;
 
 #if defined(STAT)

@@ -8,6 +8,9 @@
 // means. Sums (of squares, of means) are f64: partial sums of fixed ranges, added in a fixed order. A thread reads its
 // elements before it writes them, so outputs may be inputs.
 
+#include "common.cuh"
+#include "elementwise.cuh"
+
 // Elements of a vector access of the f32 states.
 #define MANY 4
 

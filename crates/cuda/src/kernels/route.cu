@@ -18,6 +18,10 @@
 //
 // Constants: EXPERTS, the number of experts, at most 256; CHUNK, tokens of a chunk; PACKED.
 
+#include "common.cuh"
+#include "rows.cuh"
+#include "packs.cuh"
+
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define BLOCKS 4 // per multiprocessor; left alone, the compiler aims at eight and spills registers

@@ -5,6 +5,9 @@
 // that is counted from the sequence's first row. Ids, row numbers and spans are checked before they are used as
 // indices; invalid ones set `status`, and their rows of the output are not written.
 
+#include "common.cuh"
+#include "sequence.cuh"
+
 #if defined(WIDTH)
 
 // Rows have `columns` elements, a multiple of WIDTH (the elements of one access); a warp processes one row.

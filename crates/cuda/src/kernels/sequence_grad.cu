@@ -11,6 +11,9 @@
 // cut at multiples of RUN_ROWS. Ids, row numbers and spans are checked before they are used as indices; invalid ones
 // set `status` and get the key `limit`, which is behind all table rows and is summed nowhere.
 
+#include "common.cuh"
+#include "sequence.cuh"
+
 #if defined(SORT)
 
 // Keys and positions in a chunk of the sort: a block of 256 threads has 1024, a warp 128 adjacent ones.
