@@ -2,8 +2,8 @@
 //! checked, and every call is made on a thread to which the context is current.
 
 use crate::api::Driver;
+use crate::capability::{FP8, OLDEST};
 use crate::event::Event;
-use crate::machine::FP8;
 use crate::trace::Trace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
@@ -32,9 +32,6 @@ pub struct Card {
     /// CUDA version of the driver, `1000 * major + 10 * minor`: 12030 is CUDA 12.3.
     pub driver: u32,
 }
-
-/// The lowest supported compute capability.
-const OLDEST: (u32, u32) = (8, 0);
 
 impl Card {
     /// Returns the number formats that models can be computed in on this GPU, the default first; empty if the GPU is

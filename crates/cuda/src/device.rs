@@ -8,8 +8,8 @@ use crate::context::{Card, Context};
 use crate::event::Event;
 use crate::gemm::{self, Candidate, Choosing, Gemm};
 use crate::graphs::Graphs;
-use crate::kernel::Kernels;
 use crate::launch::{self, Call};
+use crate::loaded_kernels::LoadedKernels;
 use crate::staging::{HostMemory, Staging};
 use crate::trace::Track;
 use crate::{CudaError, machine};
@@ -66,7 +66,7 @@ pub struct CudaDevice {
     since: u64,
     graphs: Graphs,
     gemm: Gemm,
-    kernels: Kernels,
+    kernels: LoadedKernels,
     context: Context,
 }
 
@@ -131,7 +131,7 @@ impl CudaDevice {
 
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
-        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
+        let (gemm, kernels) = (Gemm::new(&context, choosing)?, LoadedKernels::new(&context, options.depth)?);
         Ok(Self {
             options,
             file: None,

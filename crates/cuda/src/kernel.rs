@@ -1,15 +1,10 @@
-//! Kernels, identified by file, entry and compile-time constants, and their launches. Invariant: a kernel is compiled
-//! when a program is prepared and only looked up while a step runs.
+//! Kernels, identified by file, entry and compile-time constants; their sources and arguments. Invariant: the constants of a
+//! kernel and the arguments of its launch are those that its source names.
 
-use crate::compile::Compiler;
-use crate::context::{Context, Status};
-use crate::machine::FP8;
-use crate::{CudaError, launch};
+use crate::capability::{FP8, HOPPER, OLDEST};
 use cudarc::driver::sys as cu;
-use plimsoll_exec::OnStart;
 use plimsoll_graph::DType;
-use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::{fmt, ptr};
 
 /// A source file of CUDA C++, compiled once for every set of constants. It includes the headers that it needs.
@@ -204,9 +199,6 @@ fn add_headers(text: &str, headers: &mut Vec<Header>) {
     }
 }
 
-/// The only compute capability with wgmma (warpgroup matrix multiplication) instructions.
-pub(crate) const HOPPER: (u32, u32) = (9, 0);
-
 /// Largest number of compile-time constants of a kernel.
 const CONSTANTS: usize = 12;
 
@@ -267,7 +259,7 @@ impl Kernel {
             | File::Sequence
             | File::SequenceGrad
             | File::Sums
-            | File::Transpose => capability >= if quantized { FP8 } else { (8, 0) },
+            | File::Transpose => capability >= if quantized { FP8 } else { OLDEST },
         }
     }
 
@@ -314,11 +306,6 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Returns a sample of every kernel in every form that models use, for compiling all of them without a GPU.
-pub fn every_kernel() -> Vec<Kernel> {
-    launch::every_kernel()
-}
-
 /// Launch configuration: grid dimensions, threads per block, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
@@ -362,162 +349,78 @@ impl Arg {
     }
 }
 
-/// Largest number of arguments of a kernel.
-const ARGUMENTS: usize = 32;
+/// Arguments of a kernel: a list, a struct that the kernel takes by value, or a struct with tensor maps.
+pub(crate) trait Arguments {
+    /// Adds the address of each argument, in the order of the kernel's parameters.
+    fn add_to(&self, parameters: &mut Parameters);
+}
 
-/// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
-/// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between
-/// two kernels is hidden, and their memory accesses stay in the order of the stream.
-fn starts_early() -> cu::CUlaunchAttribute {
-    cu::CUlaunchAttribute {
-        id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: cu::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+/// A `#[repr(C)]` struct that a kernel takes by value as its first parameter. The kernel's source declares the same struct;
+/// size and last offset are asserted on both sides, so a field that is added on one side only does not compile.
+pub(crate) trait ArgumentStruct {}
+
+impl<A: ArgumentStruct> Arguments for A {
+    fn add_to(&self, parameters: &mut Parameters) {
+        parameters.add(self);
     }
 }
 
-/// Compiled kernels of a GPU.
-pub(crate) struct Kernels {
-    compiler: Compiler,
-    functions: HashMap<Kernel, (cu::CUmodule, cu::CUfunction)>,
-    /// While kernels are collected ([`Self::collect`]): the kernels that [`Self::prepare`] was asked for.
-    collected: Option<HashSet<Kernel>>,
-    /// Machine code of kernels that were compiled and are not loaded yet.
-    compiled: HashMap<Kernel, Vec<u8>>,
-    /// Status words to which the kernels report invalid input data.
-    pub(crate) status: Status,
+impl<const N: usize> Arguments for [Arg; N] {
+    fn add_to(&self, parameters: &mut Parameters) {
+        for arg in self {
+            parameters.add(&arg.0);
+        }
+    }
 }
 
-// SAFETY: driver handles may be used from any thread to which the context is current.
-unsafe impl Send for Kernels {}
+/// Arguments of a kernel that loads by TMA. Each tensor map is a parameter of its own behind the struct, since TMA reads it
+/// at an address that is a multiple of 64 bytes.
+pub(crate) struct WithMaps<A, const N: usize> {
+    pub(crate) args: A,
+    pub(crate) maps: [cu::CUtensorMap; N],
+}
 
-impl Kernels {
-    /// Creates an empty set of kernels, with status words for `steps` in-flight steps.
-    pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
-        let compiler = Compiler::new(context.card.capability)?;
-        let (functions, compiled) = (HashMap::new(), HashMap::new());
-        Ok(Self { compiler, functions, collected: None, compiled, status: Status::new(context, steps)? })
-    }
-
-    /// Begins to collect kernels: until [`Self::compile_collected`], [`Self::prepare`] only notes its kernels.
-    pub(crate) fn collect(&mut self) {
-        self.collected = Some(HashSet::new());
-    }
-
-    /// Whether kernels are being collected.
-    pub(crate) fn is_collecting(&self) -> bool {
-        self.collected.is_some()
-    }
-
-    /// Ends the collection, and compiles the collected kernels that the cache does not have, on several threads.
-    pub(crate) fn compile_collected(&mut self, report: OnStart<'_>) {
-        let kernels: Vec<Kernel> = self.collected.take().into_iter().flatten().collect();
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.compiled = self.compiler.compile_missing(&kernels, threads, report);
-    }
-
-    /// Drops machine code that was compiled and not loaded.
-    pub(crate) fn drop_compiled(&mut self) {
-        self.compiled = HashMap::new();
-    }
-
-    /// Compiles and loads a kernel that may use `shared` bytes of dynamic shared memory; does nothing if it is loaded.
-    /// Only notes the kernel while kernels are collected.
-    pub(crate) fn prepare(&mut self, context: &Context, kernel: &Kernel, shared: u32) -> Result<(), CudaError> {
-        if self.functions.contains_key(kernel) {
-            return Ok(());
+impl<A: ArgumentStruct, const N: usize> Arguments for WithMaps<A, N> {
+    fn add_to(&self, parameters: &mut Parameters) {
+        parameters.add(&self.args);
+        for map in &self.maps {
+            parameters.add(map);
         }
-        if let Some(collected) = &mut self.collected {
-            collected.insert(*kernel);
-            return Ok(());
-        }
-        let code = self.compiled.remove(kernel).map_or_else(|| self.compiler.cubin(kernel), Ok)?;
-        let api = context.api;
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        let entry = CString::new(kernel.entry).unwrap_or_default();
-        // SAFETY: the code is a complete ELF image from the compiler; all pointers are to locals.
-        unsafe {
-            api.check("cuModuleLoadData", (api.cuModuleLoadData)(&mut module, code.as_ptr().cast()))?;
-            api.check("cuModuleGetFunction", (api.cuModuleGetFunction)(&mut function, module, entry.as_ptr()))?;
-            if shared > 0 {
-                let most = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                api.check("cuFuncSetAttribute", (api.cuFuncSetAttribute)(function, most, shared as i32))?;
-            }
-        }
-        self.functions.insert(*kernel, (module, function));
-        Ok(())
+    }
+}
+
+/// Largest number of parameters of a kernel.
+const MAX_PARAMETERS: usize = 32;
+
+/// Addresses of a kernel's arguments, as the driver takes them.
+pub(crate) struct Parameters {
+    addresses: [*mut c_void; MAX_PARAMETERS],
+    count: usize,
+}
+
+impl Parameters {
+    /// Collects the addresses of the arguments, which must outlive the result.
+    pub(crate) fn of(args: &impl Arguments) -> Self {
+        let mut parameters = Self { addresses: [ptr::null_mut(); MAX_PARAMETERS], count: 0 };
+        args.add_to(&mut parameters);
+        parameters
     }
 
-    /// Launches a kernel in the compute stream.
-    pub(crate) fn call(
-        &self,
-        context: &Context,
-        kernel: &Kernel,
-        shape: Shape,
-        args: &[Arg],
-    ) -> Result<(), CudaError> {
-        self.call_with(context, kernel, || kernel.entry.to_owned(), shape, &[], args)
+    fn add<A>(&mut self, argument: &A) {
+        self.addresses[self.count] = ptr::from_ref(argument).cast_mut().cast();
+        self.count += 1;
     }
 
-    /// Launches a kernel whose first arguments are the tensor maps `maps`, traced under `name`.
-    pub(crate) fn call_with(
-        &self,
-        context: &Context,
-        kernel: &Kernel,
-        name: impl FnOnce() -> String,
-        shape: Shape,
-        maps: &[cu::CUtensorMap],
-        args: &[Arg],
-    ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: kernel.to_string() };
-        let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
-        let Shape { blocks: (x, y, z), threads, shared } = shape;
-        if x == 0 || y == 0 || z == 0 {
-            return Ok(());
-        }
-        let mut pointers = [ptr::null_mut::<c_void>(); ARGUMENTS];
-        let (of_maps, of_args) = pointers.split_at_mut(maps.len());
-        for (pointer, map) in of_maps.iter_mut().zip(maps) {
-            *pointer = ptr::from_ref(map).cast_mut().cast();
-        }
-        for (pointer, arg) in of_args.iter_mut().zip(args) {
-            *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
-        }
-        let api = context.api;
-        context.trace.kernel(context.stream, name, || {
-            let mut early = starts_early();
-            let config = cu::CUlaunchConfig {
-                gridDimX: x,
-                gridDimY: y,
-                gridDimZ: z,
-                blockDimX: threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: shared,
-                hStream: context.stream,
-                attrs: &raw mut early,
-                numAttrs: u32::from(context.card.has_early_starts()),
-            };
-            // SAFETY: the launch code passes the arguments of the kernel's declaration; the driver copies them, and
-            // the attribute that the configuration points to, before it returns.
-            let code =
-                unsafe { (api.cuLaunchKernelEx)(&config, function, pointers.as_mut_ptr(), ptr::null_mut()) };
-            api.check(kernel.entry, code)
-        })
-    }
-
-    /// Unloads all kernels; the streams must be idle.
-    pub(crate) fn unload(&mut self, context: &Context) {
-        for (_, (module, _)) in self.functions.drain() {
-            // SAFETY: no kernel is running; a failure is ignored.
-            unsafe { (context.api.cuModuleUnload)(module) };
-        }
+    /// The array of addresses; the driver reads as many as the kernel has parameters.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut *mut c_void {
+        self.addresses.as_mut_ptr()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::every_kernel;
     use plimsoll_graph::packs;
     use std::collections::HashSet;
 

@@ -7,6 +7,7 @@
 
 use crate::CudaError;
 use crate::api::{CublasLt, Driver, Nvml, Nvrtc};
+use crate::error::DRIVER_NAME;
 use libloading::Library;
 use libloading::os::unix::{Library as Open, RTLD_GLOBAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
@@ -44,9 +45,6 @@ struct Wanted {
     before: Option<&'static str>,
     remedy: &'static str,
 }
-
-/// Display name of the driver library in messages.
-pub(crate) const DRIVER_NAME: &str = "the NVIDIA driver (libcuda)";
 
 const DRIVER: Wanted = Wanted {
     name: DRIVER_NAME,

@@ -1,6 +1,7 @@
 //! A GPU as a `Machine`: provides the `Target` to plan for and opens the device. Invariant: a GPU with a known name
 //! gets the target of that name; for any other, sizes are read from the GPU and only rates are assumed.
 
+use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
@@ -34,9 +35,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("RTX 3090 Ti", "3090ti"),
     ("RTX 3090", "3090"),
 ];
-
-/// Lowest compute capability with e4m3 matrix multiplication.
-pub(crate) const FP8: (u32, u32) = (Capability::FP8.0, Capability::FP8.1);
 
 /// Memory that a process's first context occupies, assumed if NVML is not available.
 const CONTEXT: Bytes = Bytes(548_995_072);

@@ -14,8 +14,10 @@ use super::normed::{NORMED, Normed};
 use super::{Choice, Choosing, GemmForm, LIBRARY, Operands, table};
 use crate::CudaError;
 use crate::api::Driver;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, HOPPER, Kernels, Shape};
+use crate::kernel::{Arg, Shape};
+use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use plimsoll_graph::DType;
@@ -93,7 +95,7 @@ const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_38
 /// Timing and comparison of the candidates of one matmul, on the operands of a full step, which are overwritten.
 pub(super) struct Trial<'a> {
     pub(super) context: &'a Context,
-    pub(super) kernels: &'a mut Kernels,
+    pub(super) kernels: &'a mut LoadedKernels,
     pub(super) description: &'a Description,
     pub(super) form: GemmForm,
     pub(super) operands: Operands,

@@ -6,7 +6,8 @@ use super::description::{Descriptors, Handle, TRANSPOSED};
 use super::{Gemm, GemmForm, MmaTile, Operands, algorithms::Limits, mma, own};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Kernel, Kernels};
+use crate::kernel::Kernel;
+use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -219,7 +220,7 @@ impl OwnProduct {
     }
 
     /// Compiles the kernels, whatever the rows.
-    pub(crate) fn prepare(&self, context: &Context, kernels: &mut Kernels) -> Result<(), CudaError> {
+    pub(crate) fn prepare(&self, context: &Context, kernels: &mut LoadedKernels) -> Result<(), CudaError> {
         for accumulate in [false, true] {
             if self.by_loops() {
                 kernels.prepare(context, &own(self.form(accumulate), &self.operands()).0, 0)?;
@@ -233,7 +234,7 @@ impl OwnProduct {
         Ok(())
     }
 
-    pub(crate) fn run(&self, context: &Context, kernels: &Kernels) -> Result<(), CudaError> {
+    pub(crate) fn run(&self, context: &Context, kernels: &LoadedKernels) -> Result<(), CudaError> {
         let (form, operands) = (self.form(self.accumulate), self.operands());
         if self.by_loops() {
             let (kernel, shape, args) = own(form, &operands);

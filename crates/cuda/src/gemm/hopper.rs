@@ -4,8 +4,10 @@
 
 use super::{GemmForm, Operands};
 use crate::CudaError;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
+use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::loaded_kernels::LoadedKernels;
 use crate::tensor_map::tensor_map;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -128,7 +130,7 @@ impl Tile {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {

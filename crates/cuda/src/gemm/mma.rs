@@ -5,7 +5,8 @@
 use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::loaded_kernels::LoadedKernels;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 
@@ -68,7 +69,7 @@ impl MmaTile {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
         out: DType,
         operands: &Operands,

@@ -14,8 +14,9 @@ mod table;
 
 use crate::api::CublasLt;
 use crate::context::{Card, Context};
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
-use crate::launch::gelu_in_place;
+use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::loaded_kernels::LoadedKernels;
+use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
 use choose::Trial;
 use cudarc::cublaslt::sys as lt;
@@ -190,7 +191,7 @@ pub(crate) struct Gemm {
     choosing: Choosing,
     matmuls: HashMap<GemmForm, (Description, Choice)>,
     products: HashMap<ProductForm, Pinned>,
-    /// Forms whose kernels were collected ([`Kernels::collect`]).
+    /// Forms whose kernels were collected ([`LoadedKernels::collect`]).
     collected: HashSet<GemmForm>,
     candidates: Vec<Candidate>,
 }
@@ -210,7 +211,7 @@ impl Gemm {
     fn collect(
         &mut self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
@@ -234,7 +235,7 @@ impl Gemm {
     pub(crate) fn prepare(
         &mut self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
@@ -281,7 +282,7 @@ impl Gemm {
     pub(crate) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
@@ -348,7 +349,7 @@ impl Choice {
     fn prepare(
         &self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
@@ -368,7 +369,7 @@ impl Choice {
     fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         description: &Description,
         form: GemmForm,
         operands: &Operands,

@@ -5,9 +5,11 @@
 use super::hopper;
 use super::{GemmForm, Norm, Operands};
 use crate::CudaError;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape, code};
-use crate::launch::norm_of;
+use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::loaded_kernels::LoadedKernels;
+use crate::row_kernels::norm_of;
 use crate::tensor_map::tensor_map;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -93,7 +95,7 @@ impl Normed {
     pub(super) fn prepare(
         &self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
@@ -106,7 +108,7 @@ impl Normed {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
@@ -134,7 +136,12 @@ impl Normed {
 }
 
 /// Launches the norm and the matmul as separate kernels.
-fn apart(context: &Context, kernels: &Kernels, form: GemmForm, operands: &Operands) -> Result<(), CudaError> {
+fn apart(
+    context: &Context,
+    kernels: &LoadedKernels,
+    form: GemmForm,
+    operands: &Operands,
+) -> Result<(), CudaError> {
     let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
     let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
     kernels.call(context, &kernel, shape, &args)?;

@@ -2,8 +2,9 @@
 //! run. The counts of a step only choose among variants of a kernel, which differ in speed and give the same bits.
 
 use super::{Call, Tensor};
+use crate::capability::HOPPER;
 use crate::context::Card;
-use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
+use crate::kernel::{Arg, File, Kernel, Shape, code};
 use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};

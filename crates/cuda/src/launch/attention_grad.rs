@@ -4,7 +4,8 @@
 
 use super::attention::{columns, mask_extent, mask_kind};
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
+use crate::capability::HOPPER;
+use crate::kernel::{Arg, File, Kernel, Shape, code};
 use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};

@@ -4,10 +4,10 @@
 use super::linear_grad::{
     Factors, OverRows, Sums, carve, column_sums, forward, own, part, round, same_types, transpose, zero,
 };
-use super::rows::row_width;
 use super::{Call, Tensor};
 use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType};

@@ -1,9 +1,9 @@
 //! Mixture of experts: routing, dispatch, and the matmuls of all experts. Invariant: how many rows an expert has is known
 //! in device memory only; grids are sized for the worst case, and blocks without work return at once.
 
-use super::rows::row_width;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
     Combine, CombineGrad, Dispatch, DispatchGrad, GroupedLinear, GroupedLinearInputGrad,

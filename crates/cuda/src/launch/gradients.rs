@@ -2,10 +2,11 @@
 //! and element types, never by the number of rows; sums over rows are cut into chunks of a fixed number of rows, so
 //! they have equal bits on any card.
 
-use super::rows::{THREADS, elements, flat, group, norm_shape, row_width, wide};
+use super::rows::{elements, flat};
 use super::sequence::by_sequence;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::row_kernels::{THREADS, group, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
     Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, RmsNormGrad,

@@ -1,12 +1,13 @@
 //! Gradients of a matmul, and the transposes and sums over rows that they consist of. Invariant: sums over rows are added
 //! in an order that depends on the number of rows and the shapes only.
 
-use super::rows::{cast_to, row_width};
+use super::rows::cast_to;
 use super::{Call, Tensor};
 use crate::gemm::{
     GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands, takes_w_by_k,
 };
 use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType};

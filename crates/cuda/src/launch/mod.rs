@@ -15,22 +15,21 @@ mod rows;
 mod sequence;
 
 use crate::arena::Arena;
+use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm::{self, Gemm};
-use crate::kernel::{Arg, Kernel, Kernels, Shape};
-use crate::machine::FP8;
-use cudarc::driver::sys::CUtensorMap;
+use crate::kernel::{Arg, Arguments, Kernel, Shape};
+use crate::loaded_kernels::LoadedKernels;
 use plimsoll_exec::{DeviceError, Launch, Operand};
 use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
 use plimsoll_plan::{CudaKernel, KernelId};
 use plimsoll_setting::Setting;
-pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// The launch of an op, with everything that its kernels need.
 pub(crate) struct Call<'a> {
     pub(crate) context: &'a Context,
     pub(crate) arena: &'a Arena,
-    pub(crate) kernels: &'a mut Kernels,
+    pub(crate) kernels: &'a mut LoadedKernels,
     pub(crate) gemm: &'a mut Gemm,
     pub(crate) launch: &'a Launch<'a>,
     /// Whether kernels are only compiled, not run.
@@ -112,23 +111,16 @@ impl Call<'_> {
     }
 
     /// Launches a kernel, or compiles it while preparing.
-    pub(crate) fn kernel(&mut self, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<(), DeviceError> {
-        self.kernel_on(kernel, shape, &[], args)
-    }
-
-    /// Like [`Self::kernel`], for a kernel whose first arguments are tensor maps.
-    pub(crate) fn kernel_on(
+    pub(crate) fn kernel(
         &mut self,
         kernel: &Kernel,
         shape: Shape,
-        maps: &[CUtensorMap],
-        args: &[Arg],
+        args: &impl Arguments,
     ) -> Result<(), DeviceError> {
-        let name = || kernel.entry.to_owned();
-        match self.preparing {
-            true => Ok(self.kernels.prepare(self.context, kernel, shape.shared)?),
-            false => Ok(self.kernels.call_with(self.context, kernel, name, shape, maps, args)?),
+        if self.preparing {
+            return Ok(self.kernels.prepare(self.context, kernel, shape.shared)?);
         }
+        Ok(self.kernels.call(self.context, kernel, shape, args)?)
     }
 
     /// Address of the status word, to which kernels write a code for invalid input data ([`refusal`]).

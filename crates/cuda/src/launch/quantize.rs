@@ -1,9 +1,10 @@
 //! Quantization of rows to e4m3. Invariant: the kernel is chosen by columns and element types alone, so a row has the
 //! same quantized values in any step.
 
-use super::rows::{norm, row_width};
+use super::rows::norm;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, Glu, Quantize, Quantized};

@@ -3,18 +3,10 @@
 
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::row_kernels::{STEPS, THREADS, all, group, layer_norm_kernel, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
-
-/// Threads of a block of an elementwise kernel.
-pub(super) const THREADS: u32 = 256;
-/// Memory accesses of a thread of an elementwise kernel.
-const STEPS: u64 = 4;
-/// Largest number of elements of a row that a thread of a norm keeps in registers, with the parameters beside them.
-const ELEMENTS_PER_THREAD: u64 = 24;
-/// As `ELEMENTS_PER_THREAD`, for rows that need the largest block.
-const WIDEST_ELEMENTS_PER_THREAD: u64 = 32;
 
 pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (a, b, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
@@ -25,12 +17,6 @@ pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
 pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (x, y) = (call.input(0)?, call.output(0)?);
     unary(call, "gelu", x, y)
-}
-
-/// Returns the kernel, grid and arguments of `x = gelu(x)` over `elements` elements, as a pass behind a matmul.
-pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
-    let args = [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)];
-    (Kernel::new(File::Elementwise, "gelu", dtype), all(elements, wide(dtype)), args)
 }
 
 pub(super) fn relu(call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -125,43 +111,6 @@ pub(super) fn norm(
     }
 }
 
-/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most
-/// [`ELEMENTS_PER_THREAD`] elements per lane of a warp.
-pub(crate) fn norm_of(
-    (dtype, params): (DType, DType),
-    (rows, columns): (u64, u64),
-    [x, gamma, beta, y]: [u64; 4],
-    eps: f32,
-) -> (Kernel, Shape, [Arg; 9]) {
-    const WARP: u64 = 32;
-    let (shape, each) = norm_shape(rows, WARP);
-    let [x, gamma, beta, y, none] = [x, gamma, beta, y, 0].map(Arg::pointer);
-    let args = [x, gamma, beta, y, none, none, Arg::long(rows), Arg::int(each), Arg::float(eps)];
-    (layer_norm_kernel(dtype, params, columns, WARP), shape, args)
-}
-
-/// Returns the grid, and the number of rows per group of threads. Once there are enough rows for all groups, a group
-/// does several rows, for which it reads gamma and beta once.
-pub(super) fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
-    let each = if rows * group >= 1 << 20 { 8 } else { 1 };
-    let threads = group.max(128);
-    (Shape::of(rows.div_ceil(each * (threads / group)), threads as u32), each)
-}
-
-fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
-    let kernel = Kernel::new(File::Norm, "layer_norm", dtype).with("PARAM", code(params));
-    kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
-}
-
-/// Returns the number of threads that share a row in their registers: the fewest that keep the parameters too,
-/// otherwise the largest block; `None` if even that cannot keep a row.
-pub(super) fn group(dtype: DType, columns: u64) -> Option<u64> {
-    let width = row_width(dtype, columns);
-    let kept = |group: u64| (columns / width).div_ceil(group) * width;
-    let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= ELEMENTS_PER_THREAD);
-    few.or_else(|| (kept(1024) <= WIDEST_ELEMENTS_PER_THREAD).then_some(1024))
-}
-
 pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
     let (x, y, gamma) = (call.input(0)?, call.output(0)?, call.input(1)?);
     let params = [gamma, call.input(2)?, call.input(3)?, call.input(4)?];
@@ -183,23 +132,9 @@ pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
     call.kernel(&Kernel::new(File::Norm, "softmax", x.dtype), Shape::of(x.rows.div_ceil(4), 128), &args)
 }
 
-/// Number of elements in 16 bytes.
-pub(super) fn wide(dtype: DType) -> u64 {
-    if dtype == DType::F32 { 4 } else { 8 }
-}
-
-/// Number of elements per access to rows of `columns`: 16 bytes if all rows are aligned to 16 bytes.
-pub(super) fn row_width(dtype: DType, columns: u64) -> u64 {
-    if columns.is_multiple_of(wide(dtype)) { wide(dtype) } else { 1 }
-}
-
 /// Returns the grid for all elements of `y` in accesses of `width` elements.
 pub(super) fn flat(y: &Tensor, width: u64) -> Shape {
     all(y.elements(), width)
-}
-
-fn all(elements: u64, width: u64) -> Shape {
-    Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
 pub(super) fn elements(y: &Tensor) -> Arg {
@@ -225,18 +160,4 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     }
     kernels.dedup();
     kernels
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_go_to_the_fewest_threads_that_keep_them() {
-        let groups = [(320, 32), (768, 32), (1280, 64), (2560, 128), (24_576, 1024), (32_768, 1024)];
-        for (columns, threads) in groups {
-            assert_eq!(group(DType::Bf16, columns), Some(threads), "{columns} columns");
-        }
-        assert_eq!((group(DType::F32, 33), group(DType::F32, 32_769)), (Some(32), None));
-    }
 }

@@ -1,9 +1,9 @@
 //! Ops on sequences and positions: embedding, rotary tables, means over sequences, row selection. Invariant: ids, rows
 //! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
-use super::rows::row_width;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Embed, SegmentMean, TokenDropout};
