@@ -165,10 +165,11 @@ macro_rules! headers {
 }
 
 /// All headers. NVRTC finds a header by its name among those that it is given, never on disk.
-const HEADERS: [Header; 16] = headers![
+const HEADERS: [Header; 17] = headers![
     "activation.cuh",
     "activation_grad.cuh",
     "attention.cuh",
+    "attention_args.cuh",
     "attention_grad.cuh",
     "attention_mask.cuh",
     "attention_mma.cuh",
@@ -331,11 +332,9 @@ impl Arg {
         Self(address)
     }
 
-    /// An `int`.
+    /// An `int`, converted as by [`int`].
     pub(crate) fn int(value: impl TryInto<i32>) -> Self {
-        // Tensors with more rows or columns than an `int` holds are refused earlier; the fallback -1 is an id that
-        // never matches.
-        Self(u64::from(value.try_into().unwrap_or(-1) as u32))
+        Self(u64::from(int(value) as u32))
     }
 
     /// A `long long`.
@@ -347,6 +346,12 @@ impl Arg {
     pub(crate) fn float(value: f32) -> Self {
         Self(u64::from(value.to_bits()))
     }
+}
+
+/// Converts a size or an id to an `int` of a kernel. Tensors with more rows or columns than an `int` holds are refused earlier;
+/// the fallback -1 is an id that never matches.
+pub(crate) fn int(value: impl TryInto<i32>) -> i32 {
+    value.try_into().unwrap_or(-1)
 }
 
 /// Arguments of a kernel: a list, a struct that the kernel takes by value, or a struct with tensor maps.

@@ -32,6 +32,7 @@
 
 #include "common.cuh"
 #include "attention.cuh"
+#include "attention_args.cuh"
 #include "attention_mma.cuh"
 #include "attention_mask.cuh"
 
@@ -89,7 +90,6 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 // `position` of its sequence. (a, b) -> (a cos - b sin, b cos + a sin), where b is d/2 columns behind a. cos,
 // sin: (longest, d/2). One product is rounded before the fused multiply-add, in every attention kernel alike, so
 // that their bits agree.
-typedef Element<TABLE>::type Angle;
 template <int N>
 __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle *sines, int position, int rows) {
 #if ROTARY
@@ -325,22 +325,16 @@ __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key,
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 // Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status
-#if MASK >= 2
-          , int span, int local, int global
-#endif
-) {
+attention(const __grid_constant__ AttentionArgs args) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // q, later o: (ROWS, LD); STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
-  int number = blockIdx.x / heads, head = blockIdx.x % heads;
-  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
-  Block block = block_of<ROWS>(spans, sequences, number);
+  int number = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
+  if (head == 0 && threadIdx.x == 0) check_span(args, number);
+  Block block = block_of<ROWS>(args.spans, args.sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
-  if (ROTARY && length > longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
+  if (ROTARY && length > args.longest) return;
 
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #if HEAD_DIM % 16
@@ -350,10 +344,10 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     memory[i / padding * LD + HEAD_DIM + i % padding] = 0;
 #endif
   u16 *stages = memory + ROWS * LD;
-  q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
+  const u16 *q = args.q + (long long)(block.start + block.first) * args.q_stride + head * HEAD_DIM;
   int keys = CAUSAL ? min(length, block.first + ROWS) : length;
 #if MASK >= 2
-  Extent mask = {span, local, global};
+  Extent mask = {args.span, args.local, args.global};
   Tiles list = tiles_of<false, ROWS, TILE>(block.first, length, mask);
   int tiles = list.count;
 #define TILE_AT(i) list[i]
@@ -367,19 +361,19 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     if (tile < tiles) {
       u16 *to = stages + tile % STAGES * 2 * TILE * LD;
       int first_key = TILE_AT(tile) * TILE;
-      long long at = (long long)(block.start + first_key) * kv_stride + head / group * HEAD_DIM;
-      fetch_pairs<TILE>(to, k + at, kv_stride, length - first_key);
-      fetch<TILE>(to + TILE * LD, v + at, kv_stride, length - first_key);
+      long long at = (long long)(block.start + first_key) * args.kv_stride + head / args.group * HEAD_DIM;
+      fetch_pairs<TILE>(to, args.k + at, args.kv_stride, length - first_key);
+      fetch<TILE>(to + TILE * LD, args.v + at, args.kv_stride, length - first_key);
     }
     commit();
   };
-  fetch_pairs<ROWS>(memory, q, q_stride, length - block.first);
+  fetch_pairs<ROWS>(memory, q, args.q_stride, length - block.first);
 #pragma unroll
   for (int tile = 0; tile < STAGES - 1; tile++) start_copies(tile);
-  if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, heads);
+  if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, args.heads);
 
   wait<STAGES - 2>(); // q and the first tile are one group
-  rotate<ROWS>(memory, cosines, sines, block.first, length - block.first);
+  rotate<ROWS>(memory, args.cosines, args.sines, block.first, length - block.first);
   __syncthreads();
   Rows rows;
   int mine = warp * MT * 16, first = block.first + mine; // the warp's first row, in the block and in the sequence
@@ -409,13 +403,13 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
 #else
 #define WHOLE(key) true
 #endif
-  float factor = __fmul_rn(scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
+  float factor = __fmul_rn(args.scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
 
   for (int tile = 0; tile < tiles; tile++) {
     u16 *stage = stages + tile % STAGES * 2 * TILE * LD;
     wait<STAGES - 2>();
     int first_key = TILE_AT(tile) * TILE;
-    rotate<TILE>(stage, cosines, sines, first_key, length - first_key);
+    rotate<TILE>(stage, args.cosines, args.sines, first_key, length - first_key);
     // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
     __syncthreads();
     start_copies(tile + STAGES - 1);
@@ -439,7 +433,8 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   }
   if (first >= length) return;
   long long row = block.start + first;
-  long long stride = (long long)heads * HEAD_DIM;
-  write_rows(rows, memory + mine * LD, o + row * stride + head * HEAD_DIM, stride, lse ? lse + row * heads + head : lse, heads,
+  long long stride = (long long)args.heads * HEAD_DIM;
+  write_rows(rows, memory + mine * LD, args.o + row * stride + head * HEAD_DIM, stride,
+             args.lse ? args.lse + row * args.heads + head : args.lse, args.heads,
          length - first);
 }

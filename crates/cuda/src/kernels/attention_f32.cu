@@ -18,6 +18,7 @@
 
 #include "common.cuh"
 #include "attention.cuh"
+#include "attention_args.cuh"
 #include "attention_mask.cuh"
 
 #define TILE ROWS
@@ -27,8 +28,6 @@
 #define LD (DP / 4 % 2 ? DP : DP + 4)
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of o per thread
 #define HALF (HEAD_DIM / 2)
-
-typedef Element<TABLE>::type Angle;
 
 // Loads ROWS rows of one head to shared memory, multiplies them by `scale` and, if `rotated`, applies rotary
 // embedding (Su et al. 2021, half-split); row 0 has number `position` in the sequence. Rows from `rows` on
@@ -95,36 +94,30 @@ __device__ __forceinline__ float sum_of_row(float x) {
 // q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
-attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
-          int heads, int group, float scale, u32 *status
-#if MASK >= 2
-          , int span, int local, int global
-#endif
-) {
+attention(const __grid_constant__ AttentionArgs args) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
-  int number = blockIdx.x / heads, head = blockIdx.x % heads;
-  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
-  Block block = block_of<ROWS>(spans, sequences, number);
+  int number = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
+  if (head == 0 && threadIdx.x == 0) check_span(args, number);
+  Block block = block_of<ROWS>(args.spans, args.sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
-  if (ROTARY && length > longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
+  if (ROTARY && length > args.longest) return;
 
   int x = threadIdx.x % 16, y = threadIdx.x / 16, here = length - block.first; // queries from the block's first on
-  float slope = ALIBI ? alibi_slope(head, heads) : 0.0f;
-  q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
-  k += (long long)block.start * kv_stride + head / group * HEAD_DIM;
-  v += (long long)block.start * kv_stride + head / group * HEAD_DIM;
-  fetch(queries, q, q_stride, here, scale, true, cosines, sines, block.first);
+  float slope = ALIBI ? alibi_slope(head, args.heads) : 0.0f;
+  const float *q = args.q + (long long)(block.start + block.first) * args.q_stride + head * HEAD_DIM;
+  const float *k = args.k + (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
+  const float *v = args.v + (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
+  fetch(queries, q, args.q_stride, here, args.scale, true, args.cosines, args.sines, block.first);
   float sums[MT][WIDTH] = {}, row_max[MT], sum[MT] = {};
 #pragma unroll
   for (int i = 0; i < MT; i++) row_max[i] = -INFINITY;
 
   int end = CAUSAL ? min(length, block.first + ROWS) : length;
 #if MASK >= 2
-  Extent mask = {span, local, global};
+  Extent mask = {args.span, args.local, args.global};
   Tiles tiles = tiles_of<false, ROWS, TILE>(block.first, length, mask);
   for (int item = 0; item < tiles.count; item++) {
     int key = tiles[item] * TILE;
@@ -132,7 +125,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
   for (int key = 0; key < end; key += TILE) {
 #endif
     int there = length - key;
-    fetch(keys, k + key * kv_stride, kv_stride, there, 1.0f, true, cosines, sines, key);
+    fetch(keys, k + key * args.kv_stride, args.kv_stride, there, 1.0f, true, args.cosines, args.sines, key);
     __syncthreads();
     float s[MT][MT];
     scores(s, queries, keys, y, x);
@@ -174,7 +167,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
       for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], correction);
     }
     __syncthreads(); // k has been read and may be overwritten by v; all weights are written
-    fetch(keys, v + key * kv_stride, kv_stride, there, 1.0f, false, cosines, sines, key);
+    fetch(keys, v + key * args.kv_stride, args.kv_stride, there, 1.0f, false, args.cosines, args.sines, key);
     __syncthreads();
 #pragma unroll 4
     for (int t = 0; t < TILE; t++) {
@@ -196,9 +189,9 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     int r = y + 16 * i;
     if (r >= here) continue;
     long long row = block.start + block.first + r;
-    if (lse && x == 0) lse[row * heads + head] = row_max[i] + logf(total);
+    if (args.lse && x == 0) args.lse[row * args.heads + head] = row_max[i] + logf(total);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
-      if (x + 16 * j < HEAD_DIM) o[(row * heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
+      if (x + 16 * j < HEAD_DIM) args.o[(row * args.heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
   }
 }

@@ -24,6 +24,7 @@
 
 #include "common.cuh"
 #include "attention.cuh"
+#include "attention_args.cuh"
 #include "warpgroup.cuh"
 
 #define STEP 64
@@ -36,7 +37,6 @@
 #define TILE (STEP * 128)  // bytes of 64 columns of a step
 #define STAGE (2 * PANELS * TILE)
 static_assert(HEAD_DIM % 64 == 0 && STAGES >= 3, "a stage is read, one is next, one is fetched");
-typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
@@ -431,35 +431,34 @@ __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, in
 // (T, H d); lse: (T, H) or null. Grid: a block for every `heads_per_block` heads (1 if GROUPS > 1) and each number
 // below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status, int heads_per_block) {
+attention(const __grid_constant__ AttentionArgs args) {
   after_predecessors();
   extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
-  int head_groups = (heads + heads_per_block - 1) / heads_per_block;
-  int number = blockIdx.x / head_groups, head = blockIdx.x % head_groups * heads_per_block;
-  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
-  Block block = block_of<ROWS>(spans, sequences, number);
+  int head_groups = (args.heads + args.heads_per_block - 1) / args.heads_per_block;
+  int number = blockIdx.x / head_groups, head = blockIdx.x % head_groups * args.heads_per_block;
+  if (head == 0 && threadIdx.x == 0) check_span(args, number);
+  Block block = block_of<ROWS>(args.spans, args.sequences, number);
   int length = block.end - block.start, remaining = length - block.first;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
-  if (ROTARY && length > longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
+  if (ROTARY && length > args.longest) return;
 
   u32 queries = shared_address(memory);
   int visible_keys = CAUSAL ? min(length, block.first + ROWS) : length; // keys that any row of the block sees
-  Keys keys = {k, v, kv_stride, cosines, sines, length, (visible_keys + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
+  Keys keys = {args.k, args.v, args.kv_stride, args.cosines, args.sines, length, (visible_keys + STEP - 1) / STEP,
+               queries + ROWS * PANELS * 128};
   bool resident = keys.steps <= STAGES;
-  float factor = __fmul_rn(scale, LOG2E);
+  float factor = __fmul_rn(args.scale, LOG2E);
   long long row = block.start + block.first;
-  int last = GROUPS > 1 ? head + 1 : min(heads, head + heads_per_block);
+  int last = GROUPS > 1 ? head + 1 : min(args.heads, head + args.heads_per_block);
 #pragma unroll 1
   while (true) {
-    long long at = (long long)block.start * kv_stride + head / group * HEAD_DIM;
-    keys.k = k + at, keys.v = v + at;
-    begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, q + row * q_stride + head * HEAD_DIM, q_stride,
-          block.first, remaining);
-    float slope = ALIBI ? __fmul_rn(alibi_slope(head, heads), LOG2E) : 0.0f;
-    attend_block(keys, resident, visible_keys, queries, block.first, remaining, o + (row * heads + head) * HEAD_DIM,
-                 lse ? lse + row * heads + head : lse, heads, factor, slope);
+    long long at = (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
+    keys.k = args.k + at, keys.v = args.v + at;
+    begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, args.q + row * args.q_stride + head * HEAD_DIM,
+          args.q_stride, block.first, remaining);
+    float slope = ALIBI ? __fmul_rn(alibi_slope(head, args.heads), LOG2E) : 0.0f;
+    attend_block(keys, resident, visible_keys, queries, block.first, remaining, args.o + (row * args.heads + head) * HEAD_DIM,
+                 args.lse ? args.lse + row * args.heads + head : args.lse, args.heads, factor, slope);
     if (GROUPS > 1 || ++head >= last) return;
     __syncthreads(); // all warps have read this head's keys before the next head's are copied over them
   }

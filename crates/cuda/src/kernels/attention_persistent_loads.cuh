@@ -8,6 +8,7 @@
 
 #include "common.cuh"
 #include "attention.cuh"
+#include "attention_args.cuh"
 #include "warpgroup.cuh"
 #include "copies.cuh"
 
@@ -27,7 +28,6 @@
 #define SLOT (PANELS * TILE)
 static_assert(HEAD_DIM % 64 == 0, "tiles have 64 columns");
 static_assert(!QUERIES_IN_SHARED || (PANELS == 1 && LOAD_GROUPS == 1 && !ROTARY && !ALIBI && !CAUSAL), "no registers for more");
-typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ uint4 load_shared(u32 at) {
   uint4 v;

@@ -20,6 +20,7 @@ use crate::context::Context;
 use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Arguments, Kernel, Shape};
 use crate::loaded_kernels::LoadedKernels;
+use crate::tensor_map::Matrix;
 use plimsoll_exec::{DeviceError, Launch, Operand};
 use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
 use plimsoll_plan::{CudaKernel, KernelId};
@@ -46,6 +47,14 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
+    /// An operand that an op does not have: its address is null.
+    pub(crate) const NONE: Self = Self { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
+
+    pub(crate) fn matrix(&self) -> Matrix {
+        let &Self { address, rows, columns, dtype } = self;
+        Matrix { address, rows, columns, dtype }
+    }
+
     pub(crate) fn pointer(&self) -> Arg {
         Arg::pointer(self.address)
     }
@@ -124,8 +133,8 @@ impl Call<'_> {
     }
 
     /// Address of the status word, to which kernels write a code for invalid input data ([`refusal`]).
-    pub(crate) fn status(&self) -> Arg {
-        Arg::pointer(self.kernels.status.address())
+    pub(crate) fn status(&self) -> u64 {
+        self.kernels.status.address()
     }
 
     /// Checks that the GPU has matmuls of this quantized element type.
