@@ -6,11 +6,27 @@ use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, int};
 use crate::loaded_kernels::LoadedKernels;
-use crate::tensor_map::tensor_map;
+use crate::tensor_map::{Matrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
+use std::mem::offset_of;
+
+/// Arguments of `wgmma` beside its tensor maps (`WgmmaArgs` in wgmma.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WgmmaArgs {
+    bias: u64,
+    rows: i32,
+    n: i32,
+    k: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<WgmmaArgs>() == 24 && offset_of!(WgmmaArgs, unused) == 20);
+
+impl ArgumentStruct for WgmmaArgs {}
 
 /// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,25 +154,27 @@ impl Tile {
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
         // The kernel does not read a missing residual, but its tensor map must be valid.
         let r = if residual == 0 { y } else { residual };
-        let matrix =
-            |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
+        let x = Matrix { address: x, rows, columns: k, dtype };
+        let (w, w_height) = if form.by_k {
+            (Matrix { address: w, rows: k, columns: n, dtype }, DEPTH / self.cluster)
+        } else {
+            (Matrix { address: w, rows: form.outputs(), columns: k, dtype }, self.columns / self.cluster)
+        };
+        let y = Matrix { address: y, rows, columns: n, dtype };
         let maps = [
-            matrix(x, rows, k, self.rows())?,
-            match form.by_k {
-                true => matrix(w, k, n, DEPTH / self.cluster)?,
-                false => matrix(w, form.outputs(), k, self.columns / self.cluster)?,
-            },
-            matrix(y, rows, n, WARP_ROWS)?,
-            matrix(r, rows, n, self.rows())?,
+            tensor_map(context, &x, self.rows())?,
+            tensor_map(context, &w, w_height)?,
+            tensor_map(context, &y, WARP_ROWS)?,
+            tensor_map(context, &Matrix { address: r, ..y }, self.rows())?,
         ];
-        let args = [Arg::pointer(bias), Arg::int(rows), Arg::int(n), Arg::int(k)];
+        let args = WgmmaArgs { bias, rows: int(rows), n: int(n), k: int(k), unused: 0 };
         // Persistent clusters: at most one block per multiprocessor, each of which loops over tiles.
         let columns = n.div_ceil(u64::from(self.outputs(form)));
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
-        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { args, maps })
     }
 }
 

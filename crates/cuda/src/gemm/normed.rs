@@ -7,15 +7,33 @@ use super::{GemmForm, Norm, Operands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::norm_of;
-use crate::tensor_map::tensor_map;
+use crate::tensor_map::{Matrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
+use std::mem::offset_of;
 
 /// Largest K whose rows fit into shared memory beside the stages of w.
 pub(crate) const WIDEST: u64 = 640;
+
+/// Arguments of `wgmma_norm` beside its tensor maps (`WgmmaNormArgs` in wgmma_norm.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WgmmaNormArgs {
+    gamma: u64,
+    beta: u64,
+    bias: u64,
+    rows: i32,
+    n: i32,
+    column_splits: i32,
+    eps: f32,
+}
+
+const _: () = assert!(size_of::<WgmmaNormArgs>() == 40 && offset_of!(WgmmaNormArgs, eps) == 36);
+
+impl ArgumentStruct for WgmmaNormArgs {}
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,21 +135,22 @@ impl Normed {
             return apart(context, kernels, form, operands);
         }
         let &Operands { x, w, bias, norm: Norm { gamma, beta, eps }, y, rows, .. } = operands;
-        let matrix =
-            |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
+        let x = Matrix { address: x, rows, columns: k, dtype };
+        let w = Matrix { address: w, rows: n, columns: k, dtype };
+        let y = Matrix { address: y, rows, columns: n, dtype };
         let maps = [
-            matrix(x, rows, k, BOX)?,
-            matrix(w, n, k, COLUMNS / self.cluster)?,
-            matrix(y, rows, n, WARP_ROWS)?,
+            tensor_map(context, &x, BOX)?,
+            tensor_map(context, &w, COLUMNS / self.cluster)?,
+            tensor_map(context, &y, WARP_ROWS)?,
         ];
         let clusters = context.card.multiprocessors / self.cluster;
         let heights = rows.div_ceil(u64::from(ROWS * self.cluster));
-        let parts = parts(heights, n.div_ceil(u64::from(COLUMNS)), u64::from(clusters));
-        let [gamma, beta, bias] = [gamma, beta, bias].map(Arg::pointer);
-        let args = [gamma, beta, bias, Arg::int(rows), Arg::int(n), Arg::int(parts), Arg::float(eps)];
+        let parts = column_splits(heights, n.div_ceil(u64::from(COLUMNS)), u64::from(clusters));
+        let args =
+            WgmmaNormArgs { gamma, beta, bias, rows: int(rows), n: int(n), column_splits: int(parts), eps };
         let blocks = (heights * parts).min(u64::from(clusters)) * u64::from(self.cluster);
         let shape = Shape { shared: SharedMemory::shared_beside_tiles(k).shared, ..Shape::of(blocks, THREADS) };
-        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { args, maps })
     }
 }
 
@@ -158,7 +177,7 @@ const NORM: u64 = 2;
 
 /// Returns among how many clusters the columns of the same rows are split: the number that minimises the estimated
 /// time. More clusters balance the load, but each of them normalises the rows again.
-fn parts(heights: u64, tiles: u64, clusters: u64) -> u64 {
+fn column_splits(heights: u64, tiles: u64, clusters: u64) -> u64 {
     let takes = |parts: &u64| (heights * parts).div_ceil(clusters) * (tiles.div_ceil(*parts) + NORM);
     (1..=tiles).min_by_key(takes).unwrap_or(1)
 }
@@ -227,8 +246,8 @@ mod tests {
     #[test]
     fn few_rows_share_columns_and_many_do_not() {
         // 132 multiprocessors in clusters of two; 10 tiles of columns.
-        let of = |rows: u64| parts(rows.div_ceil(256), 10, 66);
+        let of = |rows: u64| column_splits(rows.div_ceil(256), 10, 66);
         assert_eq!([256, 2048, 16_296, 65_520].map(of), [10, 5, 1, 1]);
-        assert_eq!(parts(1, 1, 66), 1);
+        assert_eq!(column_splits(1, 1, 66), 1);
     }
 }
