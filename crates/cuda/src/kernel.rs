@@ -165,7 +165,7 @@ macro_rules! headers {
 }
 
 /// All headers. NVRTC finds a header by its name among those that it is given, never on disk.
-const HEADERS: [Header; 17] = headers![
+const HEADERS: [Header; 18] = headers![
     "activation.cuh",
     "activation_grad.cuh",
     "attention.cuh",
@@ -175,6 +175,7 @@ const HEADERS: [Header; 17] = headers![
     "attention_mma.cuh",
     "attention_narrow_loads.cuh",
     "attention_persistent_loads.cuh",
+    "attention_wgmma.cuh",
     "common.cuh",
     "copies.cuh",
     "elementwise.cuh",
