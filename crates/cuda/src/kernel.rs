@@ -323,6 +323,13 @@ impl Shape {
     }
 }
 
+/// A kernel with its launch configuration and arguments.
+pub(crate) struct KernelLaunch<A> {
+    pub(crate) kernel: Kernel,
+    pub(crate) shape: Shape,
+    pub(crate) args: A,
+}
+
 /// A kernel argument: a pointer, or a number in the low bytes of a 64-bit word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arg(u64);

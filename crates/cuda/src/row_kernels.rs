@@ -1,8 +1,9 @@
 //! Kernels on rows that launches of ops and matmuls share: their variants and grids. Invariant: the kernel is chosen by columns
 //! and element types, never by the number of rows, so a row has the same bits in any step.
 
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, code, int};
 use plimsoll_graph::DType;
+use std::mem::offset_of;
 
 /// Threads of a block of an elementwise kernel.
 pub(crate) const THREADS: u32 = 256;
@@ -14,37 +15,96 @@ const ELEMENTS_PER_THREAD: u64 = 24;
 const WIDEST_ELEMENTS_PER_THREAD: u64 = 32;
 
 /// Returns the kernel, grid and arguments of `x = gelu(x)` over `elements` elements, as a pass behind a matmul.
-pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
-    let args = [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)];
-    (Kernel::new(File::Elementwise, "gelu", dtype), all(elements, wide(dtype)), args)
+pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> KernelLaunch<[Arg; 3]> {
+    KernelLaunch {
+        kernel: Kernel::new(File::Elementwise, "gelu", dtype),
+        shape: elementwise_shape(elements, wide(dtype)),
+        args: [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)],
+    }
 }
 
 /// Returns the grid for `elements` elements in accesses of `width` elements.
-pub(crate) fn all(elements: u64, width: u64) -> Shape {
+pub(crate) fn elementwise_shape(elements: u64, width: u64) -> Shape {
     Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
-/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most
-/// [`ELEMENTS_PER_THREAD`] elements per lane of a warp.
-pub(crate) fn norm_of(
-    (dtype, params): (DType, DType),
-    (rows, columns): (u64, u64),
-    [x, gamma, beta, y]: [u64; 4],
-    eps: f32,
-) -> (Kernel, Shape, [Arg; 9]) {
-    const WARP: u64 = 32;
-    let (shape, each) = norm_shape(rows, WARP);
-    let [x, gamma, beta, y, none] = [x, gamma, beta, y, 0].map(Arg::pointer);
-    let args = [x, gamma, beta, y, none, none, Arg::long(rows), Arg::int(each), Arg::float(eps)];
-    (layer_norm_kernel(dtype, params, columns, WARP), shape, args)
+/// Arguments of `layer_norm` (norm.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct LayerNormArgs {
+    pub(crate) x: u64,
+    pub(crate) gamma: u64,
+    pub(crate) beta: u64,
+    pub(crate) y: u64,
+    pub(crate) means: u64,
+    pub(crate) rstds: u64,
+    /// Read by kernels that quantize rows only, as `scales`.
+    pub(crate) quantized: u64,
+    pub(crate) scales: u64,
+    pub(crate) rows: u64,
+    /// Rows of a group of threads.
+    pub(crate) each: i32,
+    pub(crate) eps: f32,
 }
 
-/// Returns the grid, and the number of rows per group of threads. Once there are enough rows for all groups, a group
+const _: () = assert!(size_of::<LayerNormArgs>() == 80 && offset_of!(LayerNormArgs, eps) == 76);
+
+impl ArgumentStruct for LayerNormArgs {}
+
+/// A layer norm that runs as a separate kernel in front of a matmul.
+#[derive(Clone, Copy)]
+pub(crate) struct SeparateNorm {
+    /// Element type of x and y.
+    pub(crate) dtype: DType,
+    /// Element type of gamma and beta.
+    pub(crate) params: DType,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    pub(crate) x: u64,
+    pub(crate) gamma: u64,
+    pub(crate) beta: u64,
+    pub(crate) y: u64,
+    pub(crate) eps: f32,
+}
+
+impl SeparateNorm {
+    /// Returns the kernel with its grid and arguments, for rows of at most [`ELEMENTS_PER_THREAD`] elements per lane of a
+    /// warp.
+    pub(crate) fn launch(&self) -> KernelLaunch<LayerNormArgs> {
+        const WARP: u64 = 32;
+        let NormShape { shape, rows_per_group } = norm_shape(self.rows, WARP);
+        let args = LayerNormArgs {
+            x: self.x,
+            gamma: self.gamma,
+            beta: self.beta,
+            y: self.y,
+            means: 0,
+            rstds: 0,
+            quantized: 0,
+            scales: 0,
+            rows: self.rows,
+            each: int(rows_per_group),
+            eps: self.eps,
+        };
+        let kernel = layer_norm_kernel(self.dtype, self.params, self.columns, WARP);
+        KernelLaunch { kernel, shape, args }
+    }
+}
+
+/// The launch configuration of a norm.
+pub(crate) struct NormShape {
+    pub(crate) shape: Shape,
+    /// Number of rows per group of threads.
+    pub(crate) rows_per_group: u64,
+}
+
+/// Returns the grid of a norm whose rows have `group` threads each. Once there are enough rows for all groups, a group
 /// does several rows, for which it reads gamma and beta once.
-pub(crate) fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
-    let each = if rows * group >= 1 << 20 { 8 } else { 1 };
+pub(crate) fn norm_shape(rows: u64, group: u64) -> NormShape {
+    let rows_per_group = if rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
-    (Shape::of(rows.div_ceil(each * (threads / group)), threads as u32), each)
+    let shape = Shape::of(rows.div_ceil(rows_per_group * (threads / group)), threads as u32);
+    NormShape { shape, rows_per_group }
 }
 
 pub(crate) fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
@@ -55,10 +115,18 @@ pub(crate) fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group
 /// Returns the number of threads that share a row in their registers: the fewest that keep the parameters too,
 /// otherwise the largest block; `None` if even that cannot keep a row.
 pub(crate) fn group(dtype: DType, columns: u64) -> Option<u64> {
+    for group in [32, 64, 128, 256, 512] {
+        if elements_per_thread(dtype, columns, group) <= ELEMENTS_PER_THREAD {
+            return Some(group);
+        }
+    }
+    (elements_per_thread(dtype, columns, 1024) <= WIDEST_ELEMENTS_PER_THREAD).then_some(1024)
+}
+
+/// Number of elements of a row that each of `group` threads keeps in registers.
+pub(crate) fn elements_per_thread(dtype: DType, columns: u64, group: u64) -> u64 {
     let width = row_width(dtype, columns);
-    let kept = |group: u64| (columns / width).div_ceil(group) * width;
-    let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= ELEMENTS_PER_THREAD);
-    few.or_else(|| (kept(1024) <= WIDEST_ELEMENTS_PER_THREAD).then_some(1024))
+    (columns / width).div_ceil(group) * width
 }
 
 /// Number of elements in 16 bytes.

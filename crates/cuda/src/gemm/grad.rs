@@ -3,10 +3,10 @@
 //! by the number of rows; so the same operands have the same bits in every run.
 
 use super::description::{Descriptors, Handle, TRANSPOSED};
-use super::{Gemm, GemmForm, MmaTile, Operands, algorithms::Limits, mma, own};
+use super::{Gemm, GemmForm, MmaTile, Operands, algorithms::Limits, loop_matmul, mma};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelLaunch};
 use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use plimsoll_graph::DType;
@@ -123,7 +123,8 @@ impl Pinned {
                 what: format!("the matmul {form}: cuBLASLt has no deterministic algorithm for {asked} rows"),
             })
         };
-        let (few, many) = (first(FEW_ROWS, false)?, first(rows.clamp(MANY, MANY_ROWS), true)?);
+        let few = first(FEW_ROWS, false)?;
+        let many = first(rows.clamp(MANY, MANY_ROWS), true)?;
         Ok(Self { descriptors, few, many })
     }
 }
@@ -204,8 +205,17 @@ impl OwnProduct {
     fn operands(&self) -> Operands {
         let &Self { x, w, y, rows, accumulate, .. } = self;
         let residual = if accumulate { y } else { 0 };
-        let (scales, norm, workspace) = ((0, 0), super::Norm::default(), (0, 0));
-        Operands { x, w, scales, bias: 0, residual, norm, y, rows, workspace }
+        Operands {
+            x,
+            w,
+            scales: (0, 0),
+            bias: 0,
+            residual,
+            norm: super::Norm::default(),
+            y,
+            rows,
+            workspace: (0, 0),
+        }
     }
 
     /// Whether the product is computed by plain loops; otherwise on tensor cores.
@@ -223,7 +233,8 @@ impl OwnProduct {
     pub(crate) fn prepare(&self, context: &Context, kernels: &mut LoadedKernels) -> Result<(), CudaError> {
         for accumulate in [false, true] {
             if self.by_loops() {
-                kernels.prepare(context, &own(self.form(accumulate), &self.operands()).0, 0)?;
+                let matmul = loop_matmul(self.form(accumulate), &self.operands());
+                kernels.prepare(context, &matmul.kernel, 0)?;
             } else {
                 for tile in &mma::MMA_TILES[..2] {
                     let kernel = tile.kernel(self.form(accumulate), DType::F32);
@@ -235,9 +246,10 @@ impl OwnProduct {
     }
 
     pub(crate) fn run(&self, context: &Context, kernels: &LoadedKernels) -> Result<(), CudaError> {
-        let (form, operands) = (self.form(self.accumulate), self.operands());
+        let form = self.form(self.accumulate);
+        let operands = self.operands();
         if self.by_loops() {
-            let (kernel, shape, args) = own(form, &operands);
+            let KernelLaunch { kernel, shape, args } = loop_matmul(form, &operands);
             return kernels.call(context, &kernel, shape, &args);
         }
         self.tile().run(context, kernels, form, DType::F32, &operands)

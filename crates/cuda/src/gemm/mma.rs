@@ -5,10 +5,30 @@
 use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{ArgumentStruct, File, Kernel, Shape, int};
 use crate::loaded_kernels::LoadedKernels;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
+use std::mem::offset_of;
+
+/// Arguments of `mma` (mma.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MmaArgs {
+    x: u64,
+    w: u64,
+    bias: u64,
+    residual: u64,
+    y: u64,
+    rows: i32,
+    n: i32,
+    k: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<MmaArgs>() == 56 && offset_of!(MmaArgs, unused) == 52);
+
+impl ArgumentStruct for MmaArgs {}
 
 /// A tile shape of the kernel: the part of y that a block computes, and the number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +97,10 @@ impl MmaTile {
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
-        let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-        let args = [x, w, bias, residual, y, Arg::int(rows), Arg::int(form.n), Arg::int(form.k)];
+        let args =
+            MmaArgs { x, w, bias, residual, y, rows: int(rows), n: int(form.n), k: int(form.k), unused: 0 };
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
-        kernels.call_with(context, &self.kernel(form, out), || form.to_string(), shape, &[], &args)
+        kernels.call_as(context, &self.kernel(form, out), || form.to_string(), shape, &args)
     }
 }
 

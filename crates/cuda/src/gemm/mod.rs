@@ -14,7 +14,7 @@ mod table;
 
 use crate::api::CublasLt;
 use crate::context::{Card, Context};
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, int};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
@@ -29,6 +29,7 @@ use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::mem::offset_of;
 use std::sync::Arc;
 use table::Table;
 
@@ -355,13 +356,13 @@ impl Choice {
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
-            Self::Normed(normed) => return normed.prepare(context, kernels, form),
+            Self::Normed(normed) => return normed.prepare(context, kernels, form, operands),
             Self::Mma(tile) => return kernels.prepare(context, &tile.kernel(form, form.out()), tile.shared()),
-            Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
+            Self::Own => kernels.prepare(context, &loop_matmul(form, operands).kernel, 0)?,
             Self::Library(_) => {}
         }
         match form.epilogue {
-            Epilogue::Gelu => kernels.prepare(context, &pass(form, operands).0, 0),
+            Epilogue::Gelu => kernels.prepare(context, &gelu_pass(form, operands).kernel, 0),
             Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
         }
     }
@@ -379,7 +380,7 @@ impl Choice {
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
             Self::Mma(tile) => return tile.run(context, kernels, form, form.out(), operands),
             Self::Own => {
-                let (kernel, shape, args) = own(form, operands);
+                let KernelLaunch { kernel, shape, args } = loop_matmul(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
             }
             Self::Library(algorithm) => {
@@ -390,7 +391,7 @@ impl Choice {
         }
         match form.epilogue {
             Epilogue::Gelu => {
-                let (kernel, shape, args) = pass(form, operands);
+                let KernelLaunch { kernel, shape, args } = gelu_pass(form, operands);
                 kernels.call(context, &kernel, shape, &args)
             }
             Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
@@ -398,21 +399,49 @@ impl Choice {
     }
 }
 
-/// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, its grid and its arguments.
-fn own(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
+/// Arguments of `matmul` (matmul.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MatmulArgs {
+    x: u64,
+    w: u64,
+    x_scales: u64,
+    w_scales: u64,
+    bias: u64,
+    residual: u64,
+    y: u64,
+    rows: u64,
+    n: i32,
+    k: i32,
+}
+
+const _: () = assert!(size_of::<MatmulArgs>() == 72 && offset_of!(MatmulArgs, k) == 68);
+
+impl ArgumentStruct for MatmulArgs {}
+
+/// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, with its grid and arguments.
+fn loop_matmul(form: GemmForm, operands: &Operands) -> KernelLaunch<MatmulArgs> {
     const TILE: u64 = 64;
     let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
-    let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-    let scales = [Arg::pointer(scales.0), Arg::pointer(scales.1)];
-    let sizes = [Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
-    let args = [x, w, scales[0], scales[1], bias, residual, y, sizes[0], sizes[1], sizes[2]];
-    (form.kernel("matmul"), Shape { blocks, threads: 256, shared: 0 }, args)
+    let args = MatmulArgs {
+        x,
+        w,
+        x_scales: scales.0,
+        w_scales: scales.1,
+        bias,
+        residual,
+        y,
+        rows,
+        n: int(form.n),
+        k: int(form.k),
+    };
+    KernelLaunch { kernel: form.kernel("matmul"), shape: Shape { blocks, threads: 256, shared: 0 }, args }
 }
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
 /// is the tanh approximation; ours is exact (erf).
-fn pass(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
+fn gelu_pass(form: GemmForm, operands: &Operands) -> KernelLaunch<[Arg; 3]> {
     gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 

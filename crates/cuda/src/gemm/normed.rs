@@ -7,9 +7,9 @@ use super::{GemmForm, Norm, Operands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
+use crate::kernel::{ArgumentStruct, File, Kernel, KernelLaunch, Shape, WithMaps, code, int};
 use crate::loaded_kernels::LoadedKernels;
-use crate::row_kernels::norm_of;
+use crate::row_kernels::SeparateNorm;
 use crate::tensor_map::{Matrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -99,7 +99,7 @@ impl Normed {
         let layout = SharedMemory::shared_beside_tiles(form.k);
         Kernel::new(File::WgmmaNorm, "wgmma_norm", form.dtype)
             .with("EPILOGUE", i64::from(form.epilogue == Epilogue::Gelu))
-            .with("PARAM", code(types(form).1))
+            .with("PARAM", code(norm_params(form)))
             .with("COLUMNS", form.k as i64)
             .with("GROUP", 32)
             .with("BN", i64::from(COLUMNS))
@@ -115,9 +115,10 @@ impl Normed {
         context: &Context,
         kernels: &mut LoadedKernels,
         form: GemmForm,
+        operands: &Operands,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
-        kernels.prepare(context, &norm_of(types(form), (1, form.k), [0; 4], 0.0).0, 0)?;
+        kernels.prepare(context, &separate_norm(form, operands).launch().kernel, 0)?;
         let apart = hopper::FEW.kernel(GemmForm { norm: None, ..form });
         kernels.prepare(context, &apart, hopper::FEW.shared())
     }
@@ -161,15 +162,31 @@ fn apart(
     form: GemmForm,
     operands: &Operands,
 ) -> Result<(), CudaError> {
-    let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
-    let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
+    let norm = separate_norm(form, operands);
+    let KernelLaunch { kernel, shape, args } = norm.launch();
     kernels.call(context, &kernel, shape, &args)?;
-    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &Operands { x: scratch, ..*operands })
+    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &Operands { x: norm.y, ..*operands })
 }
 
-/// Element types of x, and of gamma and beta.
-fn types(form: GemmForm) -> (DType, DType) {
-    (form.dtype, form.norm.unwrap_or(DType::F32))
+/// Returns the layer norm of a form as a separate kernel, which writes its rows to the workspace.
+fn separate_norm(form: GemmForm, operands: &Operands) -> SeparateNorm {
+    let Norm { gamma, beta, eps } = operands.norm;
+    SeparateNorm {
+        dtype: form.dtype,
+        params: norm_params(form),
+        rows: operands.rows,
+        columns: form.k,
+        x: operands.x,
+        gamma,
+        beta,
+        y: operands.workspace.0,
+        eps,
+    }
+}
+
+/// Element type of gamma and beta.
+fn norm_params(form: GemmForm) -> DType {
+    form.norm.unwrap_or(DType::F32)
 }
 
 /// Estimated cost of normalising a block's rows, in units of the cost of one tile of columns.

@@ -5,8 +5,8 @@
 use super::rows::{elements, flat};
 use super::sequence::by_sequence;
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
-use crate::row_kernels::{THREADS, group, norm_shape, row_width, wide};
+use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
+use crate::row_kernels::{NormShape, THREADS, group, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
     Activation, BatchNormGrad, BatchNormTrain, ConcatGrad, Dropout, EmbedGrad, GluGrad, RmsNorm, RmsNormGrad,
@@ -14,6 +14,7 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{RUN_ROWS, SORT_CHUNK, SUM_ROWS, column_sums_parts, indexed_sums_parts};
+use std::mem::offset_of;
 
 /// Warps of a block in which a warp has a row.
 const WARPS: u64 = 8;
@@ -26,10 +27,13 @@ const BAD_TOKEN: u64 = 1;
 const BAD_ROW: u64 = 3;
 
 pub(super) fn accumulate(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (acc, g, keep, y) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
-    let [acc_at, g_at, keep_at, y_at] = [acc, g, keep, y].map(|t| t.pointer());
+    let acc = call.input(0)?;
+    let g = call.input(1)?;
+    let keep = call.input(2)?;
+    let y = call.output(0)?;
     let shape = flat(&y, wide(y.dtype).min(wide(g.dtype)));
-    call.kernel(&accumulate_kernel(y.dtype, g.dtype), shape, &[acc_at, g_at, keep_at, y_at, elements(&y)])
+    let args = [acc.pointer(), g.pointer(), keep.pointer(), y.pointer(), elements(&y)];
+    call.kernel(&accumulate_kernel(y.dtype, g.dtype), shape, &args)
 }
 
 fn accumulate_kernel(dtype: DType, gradient: DType) -> Kernel {
@@ -37,10 +41,34 @@ fn accumulate_kernel(dtype: DType, gradient: DType) -> Kernel {
 }
 
 pub(super) fn scale(call: &mut Call<'_>, op: &Scale) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
+    let x = call.input(0)?;
+    let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), elements(&y), Arg::float(op.factor)];
     call.kernel(&Kernel::new(File::ElementwiseGrad, "scale", y.dtype), flat(&y, wide(y.dtype)), &args)
 }
+
+/// Arguments of `dropout` (elementwise_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DropoutArgs {
+    x: u64,
+    seed: u64,
+    packs: u64,
+    y: u64,
+    status: u64,
+    rows: i32,
+    columns: i32,
+    count: i32,
+    word: i32,
+    threshold: u32,
+    factor: f32,
+    stream: u32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<DropoutArgs>() == 72 && offset_of!(DropoutArgs, unused) == 68);
+
+impl ArgumentStruct for DropoutArgs {}
 
 pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceError> {
     let x = call.input(0)?;
@@ -51,15 +79,22 @@ pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceErr
     let Some(Ok(word)) = word else {
         return Err(call.refused("its rows are neither tokens nor sequences".to_owned()));
     };
-    // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
-    let threshold = Arg::long((f64::from(op.p) * 4_294_967_296.0).ceil() as u64);
-    let factor = Arg::float(1.0 / (1.0 - op.p));
-    let [rows, columns, pack_count] = [y.rows, y.columns, packs.rows].map(Arg::int);
-    let [x, seed, packs, y_at] = [x, seed, packs, y].map(|t| t.pointer());
-    let word = Arg::int(word);
-    let stream = Arg::long(u64::from(op.stream));
-    let status = call.status();
-    let args = [x, seed, packs, y_at, status, rows, columns, pack_count, word, threshold, factor, stream];
+    let args = DropoutArgs {
+        x: x.address,
+        seed: seed.address,
+        packs: packs.address,
+        y: y.address,
+        status: call.status(),
+        rows: int(y.rows),
+        columns: int(y.columns),
+        count: int(packs.rows),
+        word: int(word),
+        // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
+        threshold: (f64::from(op.p) * 4_294_967_296.0).ceil() as u32,
+        factor: 1.0 / (1.0 - op.p),
+        stream: op.stream,
+        unused: 0,
+    };
     call.kernel(&dropout_kernel(y.dtype, y.columns), flat(&y, wide(y.dtype)), &args)
 }
 
@@ -69,22 +104,26 @@ fn dropout_kernel(dtype: DType, columns: u64) -> Kernel {
 }
 
 pub(super) fn gelu_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    of_two(call, "gelu_grad")
+    binary(call, "gelu_grad")
 }
 
 pub(super) fn relu_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    of_two(call, "relu_grad")
+    binary(call, "relu_grad")
 }
 
 /// Runs an elementwise kernel of two inputs.
-fn of_two(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
-    let (dy, x, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
+fn binary(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
+    let dy = call.input(0)?;
+    let x = call.input(1)?;
+    let dx = call.output(0)?;
     let args = [dy.pointer(), x.pointer(), dx.pointer(), elements(&dx)];
     call.kernel(&Kernel::new(File::ElementwiseGrad, entry, dx.dtype), flat(&dx, wide(dx.dtype)), &args)
 }
 
 pub(super) fn glu_grad(call: &mut Call<'_>, op: &GluGrad) -> Result<(), DeviceError> {
-    let (dy, x, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let dy = call.input(0)?;
+    let x = call.input(1)?;
+    let dx = call.output(0)?;
     let accesses = dy.elements() / row_width(dy.dtype, dy.columns);
     let shape = Shape::of(accesses.div_ceil(GLU_STEPS * u64::from(THREADS)), THREADS);
     let args = [dy.pointer(), x.pointer(), dx.pointer(), Arg::long(accesses)];
@@ -101,12 +140,19 @@ fn glu_grad_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel
 }
 
 pub(super) fn concat_grad(call: &mut Call<'_>, op: &ConcatGrad) -> Result<(), DeviceError> {
-    let (dy, dx) = (call.input(0)?, call.output(0)?);
+    let dy = call.input(0)?;
+    let dx = call.output(0)?;
     // All rows of both matrices are aligned if these three numbers are.
     let width = [dy.columns, dx.columns, op.first].map(|columns| row_width(dy.dtype, columns));
     let width = width.into_iter().min().unwrap_or(1);
-    let numbers = [Arg::long(dx.rows), Arg::int(dx.columns), Arg::int(op.first), Arg::int(dy.columns)];
-    let args = [dy.pointer(), dx.pointer(), numbers[0], numbers[1], numbers[2], numbers[3]];
+    let args = [
+        dy.pointer(),
+        dx.pointer(),
+        Arg::long(dx.rows),
+        Arg::int(dx.columns),
+        Arg::int(op.first),
+        Arg::int(dy.columns),
+    ];
     call.kernel(&concat_grad_kernel(dy.dtype, width), Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
 }
 
@@ -115,21 +161,49 @@ fn concat_grad_kernel(dtype: DType, width: u64) -> Kernel {
 }
 
 pub(super) fn softmax_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (dy, y, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
-    let [dy_at, y_at, dx_at] = [dy, y, dx].map(|t| t.pointer());
-    let args = [dy_at, y_at, dx_at, Arg::long(dx.rows), Arg::int(dx.columns)];
+    let dy = call.input(0)?;
+    let y = call.input(1)?;
+    let dx = call.output(0)?;
+    let args = [dy.pointer(), y.pointer(), dx.pointer(), Arg::long(dx.rows), Arg::int(dx.columns)];
     let kernel = Kernel::new(File::ElementwiseGrad, "softmax_grad", dx.dtype);
     call.kernel(&kernel, Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
 }
 
+/// Arguments of `rms_norm` (norm_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RmsNormArgs {
+    x: u64,
+    gamma: u64,
+    y: u64,
+    rstds: u64,
+    rows: u64,
+    each: i32,
+    eps: f32,
+}
+
+const _: () = assert!(size_of::<RmsNormArgs>() == 48 && offset_of!(RmsNormArgs, eps) == 44);
+
+impl ArgumentStruct for RmsNormArgs {}
+
 pub(super) fn rms_norm(call: &mut Call<'_>, op: &RmsNorm) -> Result<(), DeviceError> {
-    let (x, gamma) = (call.input(0)?.by_heads(op.heads), call.input(1)?);
-    let [y, rstd] = [call.output_if(0)?, call.output_if(1)?].map(pointer);
+    let x = call.input(0)?.by_heads(op.heads);
+    let gamma = call.input(1)?;
+    let y = call.output_if(0)?;
+    let rstd = call.output_if(1)?;
     let Some(group) = group(x.dtype, x.columns) else {
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
-    let (shape, each) = norm_shape(x.rows, group);
-    let args = [x.pointer(), gamma.pointer(), y, rstd, Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
+    let NormShape { shape, rows_per_group } = norm_shape(x.rows, group);
+    let args = RmsNormArgs {
+        x: x.address,
+        gamma: gamma.address,
+        y: address_if(y),
+        rstds: address_if(rstd),
+        rows: x.rows,
+        each: int(rows_per_group),
+        eps: op.eps,
+    };
     call.kernel(&rms_norm_kernel(x.dtype, gamma.dtype, x.columns, group), shape, &args)
 }
 
@@ -139,51 +213,124 @@ fn rms_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Ker
 }
 
 pub(super) fn layer_norm_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (mean, rstd, gamma) = (call.input(2)?, call.input(3)?, call.input(4)?);
-    let outs = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
-    let rows = [call.input(0)?, call.input(1)?];
-    norm_grad(call, rows, Some(mean), rstd, gamma, outs)
+    let operands = NormGradOperands {
+        dy: call.input(0)?,
+        x: call.input(1)?,
+        mean: Some(call.input(2)?),
+        rstd: call.input(3)?,
+        gamma: call.input(4)?,
+        dx: call.output_if(0)?,
+        dgamma: call.output_if(1)?,
+        dbeta: call.output_if(2)?,
+    };
+    norm_grad(call, &operands)
 }
 
 pub(super) fn rms_norm_grad(call: &mut Call<'_>, op: &RmsNormGrad) -> Result<(), DeviceError> {
-    let (rstd, gamma) = (call.input(2)?, call.input(3)?);
-    let outs = [call.output_if(0)?, call.output_if(1)?, None];
-    let rows = [call.input(0)?, call.input(1)?].map(|rows| rows.by_heads(op.heads));
-    norm_grad(call, rows, None, rstd, gamma, outs)
+    let operands = NormGradOperands {
+        dy: call.input(0)?.by_heads(op.heads),
+        x: call.input(1)?.by_heads(op.heads),
+        mean: None,
+        rstd: call.input(2)?,
+        gamma: call.input(3)?,
+        dx: call.output_if(0)?,
+        dgamma: call.output_if(1)?,
+        dbeta: None,
+    };
+    norm_grad(call, &operands)
 }
 
-/// Runs the gradient of a norm over the rows `dy` and `x`; a norm that subtracts the mean has a `mean`. Rows of `dx` are
+/// Inputs and outputs of the gradient of a norm over rows; a norm that subtracts the mean has a `mean`. Rows of `dx` are
 /// those of `dy`.
-fn norm_grad(
-    call: &mut Call<'_>,
-    [dy, x]: [Tensor; 2],
+struct NormGradOperands {
+    dy: Tensor,
+    x: Tensor,
     mean: Option<Tensor>,
     rstd: Tensor,
     gamma: Tensor,
-    [dx, dgamma, dbeta]: [Option<Tensor>; 3],
-) -> Result<(), DeviceError> {
+    dx: Option<Tensor>,
+    dgamma: Option<Tensor>,
+    dbeta: Option<Tensor>,
+}
+
+/// Arguments of `norm_grad` (norm_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NormGradArgs {
+    dy: u64,
+    x: u64,
+    means: u64,
+    rstds: u64,
+    gamma: u64,
+    dx: u64,
+    partials: u64,
+    rows: u64,
+}
+
+const _: () = assert!(size_of::<NormGradArgs>() == 64 && offset_of!(NormGradArgs, rows) == 56);
+
+impl ArgumentStruct for NormGradArgs {}
+
+/// Arguments of `norm_grad_wide` (norm_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WideNormGradArgs {
+    dy: u64,
+    x: u64,
+    means: u64,
+    rstds: u64,
+    gamma: u64,
+    dx: u64,
+    columns: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<WideNormGradArgs>() == 56 && offset_of!(WideNormGradArgs, unused) == 52);
+
+impl ArgumentStruct for WideNormGradArgs {}
+
+/// Runs the gradient of a norm.
+fn norm_grad(call: &mut Call<'_>, operands: &NormGradOperands) -> Result<(), DeviceError> {
+    let &NormGradOperands { dy, x, mean, rstd, gamma, dx, dgamma, dbeta } = operands;
     check_types(call, &[mean.unwrap_or(rstd), rstd])?;
     let sums = if mean.is_some() { 2 } else { 1 };
     let [partials, _] = parts(call, column_sums_parts(dy.rows, dy.columns, 2, 0))?;
     let types =
         NormTypes { rows: dy.dtype, statistics: rstd.dtype, params: gamma.dtype, centred: mean.is_some() };
-    let [dy_at, x_at, rstd_at, gamma_at] = [dy, x, rstd, gamma].map(|t| t.pointer());
-    let (mean_at, dx_at) = (pointer(mean), pointer(dx));
+    let outs = PartialSumOutputs { first: dgamma, second: dbeta, wide: None };
     if let Some(group) = grad_group(dy.dtype, dy.columns) {
         let threads = if group < 128 { 128 / group * group } else { group };
         let shape = Shape::of(dy.rows.div_ceil(SUM_ROWS * (threads / group)), threads as u32);
-        let (partials, rows) = (Arg::pointer(partials), Arg::long(dy.rows));
-        let args = [dy_at, x_at, mean_at, rstd_at, gamma_at, dx_at, partials, rows];
+        let args = NormGradArgs {
+            dy: dy.address,
+            x: x.address,
+            means: address_if(mean),
+            rstds: rstd.address,
+            gamma: gamma.address,
+            dx: address_if(dx),
+            partials,
+            rows: dy.rows,
+        };
         call.kernel(&norm_grad_kernel(types, dy.columns, group), shape, &args)?;
-        return add_partials(call, (dy, sums), partials, [dgamma, dbeta], None);
+        return add_partials(call, dy, sums, partials, outs);
     }
     // The sums come first, because dx may be dy or x. A norm without mean has no use for the second of them.
     if dgamma.is_some() || dbeta.is_some() {
-        column_sums(call, Terms::RowNorm, [dy, x], [mean, Some(rstd)], 0.0, partials)?;
-        add_partials(call, (dy, 2), Arg::pointer(partials), [dgamma, dbeta], None)?;
+        let summed = SummedRows { terms: Terms::RowNorm, dy, x, a: mean, b: Some(rstd), eps: 0.0 };
+        column_sums(call, &summed, partials)?;
+        add_partials(call, dy, 2, partials, outs)?;
     }
     if dx.is_some() {
-        let args = [dy_at, x_at, mean_at, rstd_at, gamma_at, dx_at, Arg::int(dy.columns)];
+        let args = WideNormGradArgs {
+            dy: dy.address,
+            x: x.address,
+            means: address_if(mean),
+            rstds: rstd.address,
+            gamma: gamma.address,
+            dx: address_if(dx),
+            columns: int(dy.columns),
+            unused: 0,
+        };
         call.kernel(&wide_norm_grad_kernel(types, dy.columns), Shape::of(dy.rows, 512), &args)?;
     }
     Ok(())
@@ -224,77 +371,177 @@ fn grad_group(dtype: DType, columns: u64) -> Option<u64> {
     (group <= if width == 1 { 512 } else { 1024 }).then_some(group)
 }
 
+/// Arguments of `moments` (column_sums.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MomentsArgs {
+    partials: u64,
+    wide: u64,
+    statistic: u64,
+    running: u64,
+    updated: u64,
+    chunks: u64,
+    rows: u64,
+    columns: i32,
+    of_squares: i32,
+    eps: f32,
+    momentum: f32,
+}
+
+const _: () = assert!(size_of::<MomentsArgs>() == 72 && offset_of!(MomentsArgs, momentum) == 68);
+
+impl ArgumentStruct for MomentsArgs {}
+
+/// Arguments of `batch_norm_rows` (batch_norm_train.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct BatchNormRowsArgs {
+    x: u64,
+    means: u64,
+    rstds: u64,
+    gamma: u64,
+    beta: u64,
+    y: u64,
+    rows: u64,
+    columns: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<BatchNormRowsArgs>() == 64 && offset_of!(BatchNormRowsArgs, unused) == 60);
+
+impl ArgumentStruct for BatchNormRowsArgs {}
+
 pub(super) fn batch_norm_train(call: &mut Call<'_>, op: &BatchNormTrain) -> Result<(), DeviceError> {
-    let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let x = call.input(0)?;
+    let gamma = call.input(1)?;
+    let beta = call.input(2)?;
     let running = [call.input(3)?, call.input(4)?];
     if x.rows < 2 {
         return Err(call.refused("the variance of a batch needs two rows".to_owned()));
     }
     check_types(call, &[gamma, beta])?;
     let [partials, statistics] = parts(call, column_sums_parts(x.rows, x.columns, 1, 2))?;
-    let vector =
-        |i| Tensor { address: statistics + 4 * i * x.columns, rows: 1, columns: x.columns, dtype: DType::F32 };
-    let [mean, rstd] = [0_u64, 1].map(vector);
+    let [mean, rstd] = [0_u64, 1].map(|i| Tensor {
+        address: statistics + 4 * i * x.columns,
+        rows: 1,
+        columns: x.columns,
+        dtype: DType::F32,
+    });
+    // The squares are of differences from the mean, so they come second.
     for (i, terms) in [(0, Terms::Plain), (1, Terms::Squares)] {
-        column_sums(call, terms, [x, x], [Some(mean), None], 0.0, partials)?;
-        let [statistic, updated] = [call.output_if(1 + i)?, call.output_if(3 + i)?].map(pointer);
-        let (chunks, rows) = (Arg::long(x.rows.div_ceil(SUM_ROWS)), Arg::long(x.rows));
-        let args = [
-            Arg::pointer(partials),
-            [mean, rstd][i].pointer(),
-            statistic,
-            running[i].pointer(),
-            updated,
-            chunks,
-            rows,
-            Arg::int(x.columns),
-            Arg::int(i),
-            Arg::float(op.eps),
-            Arg::float(op.momentum),
-        ];
+        column_sums(call, &SummedRows { terms, dy: x, x, a: Some(mean), b: None, eps: 0.0 }, partials)?;
+        let args = MomentsArgs {
+            partials,
+            wide: [mean, rstd][i].address,
+            statistic: address_if(call.output_if(1 + i)?),
+            running: running[i].address,
+            updated: address_if(call.output_if(3 + i)?),
+            chunks: x.rows.div_ceil(SUM_ROWS),
+            rows: x.rows,
+            columns: int(x.columns),
+            of_squares: int(i),
+            eps: op.eps,
+            momentum: op.momentum,
+        };
         let shape = Shape::of(x.columns.div_ceil(32), 1024);
         call.kernel(&Kernel::new(File::ColumnSums, "moments", DType::F32), shape, &args)?;
     }
     let Some(y) = call.output_if(0)? else { return Ok(()) };
-    let [x_at, mean, rstd, gamma_at, beta, y] = [x, mean, rstd, gamma, beta, y].map(|t| t.pointer());
-    let args = [x_at, mean, rstd, gamma_at, beta, y, Arg::long(x.rows), Arg::int(x.columns)];
+    let args = BatchNormRowsArgs {
+        x: x.address,
+        means: mean.address,
+        rstds: rstd.address,
+        gamma: gamma.address,
+        beta: beta.address,
+        y: y.address,
+        rows: x.rows,
+        columns: int(x.columns),
+        unused: 0,
+    };
     let kernel = batch_norm_kernel("batch_norm_rows", x.dtype, DType::F32, gamma.dtype, x.columns);
     call.kernel(&kernel, by_chunks(&x), &args)
 }
 
 pub(super) fn batch_norm_train_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (mean, rstd, gamma) = (call.input(2)?, call.input(3)?, call.input(4)?);
-    batch_norm_grads(call, Terms::BatchNorm, [mean, rstd, gamma], 0.0)
+    let statistics =
+        BatchStatistics { terms: Terms::BatchNorm, a: call.input(2)?, b: call.input(3)?, eps: 0.0 };
+    let gamma = call.input(4)?;
+    batch_norm_grads(call, &statistics, gamma)
 }
 
 pub(super) fn batch_norm_grad(call: &mut Call<'_>, op: &BatchNormGrad) -> Result<(), DeviceError> {
-    let (gamma, mean, var) = (call.input(2)?, call.input(3)?, call.input(4)?);
-    batch_norm_grads(call, Terms::Running, [mean, var, gamma], op.eps)
+    let gamma = call.input(2)?;
+    let statistics =
+        BatchStatistics { terms: Terms::Running, a: call.input(3)?, b: call.input(4)?, eps: op.eps };
+    batch_norm_grads(call, &statistics, gamma)
 }
 
-/// Runs the gradient of batch norm with statistics `a` and `b`: mean and rstd of the batch, or running mean and variance.
+/// Statistics of a batch norm: mean and rstd of the batch ([`Terms::BatchNorm`]), or running mean and variance
+/// ([`Terms::Running`]).
+struct BatchStatistics {
+    terms: Terms,
+    a: Tensor,
+    b: Tensor,
+    /// Added to the running variance.
+    eps: f32,
+}
+
+/// Arguments of `batch_norm_input_grad` (batch_norm_train.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct BatchNormInputGradArgs {
+    dy: u64,
+    x: u64,
+    a: u64,
+    b: u64,
+    gamma: u64,
+    sums: u64,
+    dx: u64,
+    rows: u64,
+    columns: i32,
+    eps: f32,
+}
+
+const _: () =
+    assert!(size_of::<BatchNormInputGradArgs>() == 72 && offset_of!(BatchNormInputGradArgs, eps) == 68);
+
+impl ArgumentStruct for BatchNormInputGradArgs {}
+
+/// Runs the gradient of batch norm.
 fn batch_norm_grads(
     call: &mut Call<'_>,
-    terms: Terms,
-    [a, b, gamma]: [Tensor; 3],
-    eps: f32,
+    statistics: &BatchStatistics,
+    gamma: Tensor,
 ) -> Result<(), DeviceError> {
-    let (dy, x) = (call.input(0)?, call.input(1)?);
-    let [dx, dgamma, dbeta] = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
+    let &BatchStatistics { terms, a, b, eps } = statistics;
+    let dy = call.input(0)?;
+    let x = call.input(1)?;
+    let dx = call.output_if(0)?;
+    let dgamma = call.output_if(1)?;
+    let dbeta = call.output_if(2)?;
     check_types(call, &[a, b])?;
     let running = terms == Terms::Running;
     let [partials, finished] =
         parts(call, column_sums_parts(dy.rows, dy.columns, 2, if running { 0 } else { 2 }))?;
-    let of_rows = (!running).then_some(finished);
-    if of_rows.is_some() || dgamma.is_some() || dbeta.is_some() {
-        column_sums(call, terms, [dy, x], [Some(a), Some(b)], eps, partials)?;
-        add_partials(call, (dy, 2), Arg::pointer(partials), [dgamma, dbeta], of_rows)?;
+    let wide = (!running).then_some(finished);
+    if wide.is_some() || dgamma.is_some() || dbeta.is_some() {
+        column_sums(call, &SummedRows { terms, dy, x, a: Some(a), b: Some(b), eps }, partials)?;
+        add_partials(call, dy, 2, partials, PartialSumOutputs { first: dgamma, second: dbeta, wide })?;
     }
     let Some(dx) = dx else { return Ok(()) };
-    let sums = Arg::pointer(of_rows.unwrap_or(0));
     let kernel = batch_norm_kernel("batch_norm_input_grad", dy.dtype, b.dtype, gamma.dtype, dy.columns);
-    let [dy_at, x, a, b, gamma, dx] = [dy, x, a, b, gamma, dx].map(|t| t.pointer());
-    let args = [dy_at, x, a, b, gamma, sums, dx, Arg::long(dy.rows), Arg::int(dy.columns), Arg::float(eps)];
+    let args = BatchNormInputGradArgs {
+        dy: dy.address,
+        x: x.address,
+        a: a.address,
+        b: b.address,
+        gamma: gamma.address,
+        sums: wide.unwrap_or(0),
+        dx: dx.address,
+        rows: dy.rows,
+        columns: int(dy.columns),
+        eps,
+    };
     call.kernel(&kernel.with("RUNNING", i64::from(running)), by_chunks(&dy), &args)
 }
 
@@ -321,19 +568,48 @@ enum Terms {
     Scaled = 5,
 }
 
-/// Adds terms of [`SUM_ROWS`] rows at a time to `partials`; `a` and `b` are the vectors that the terms contain.
-fn column_sums(
-    call: &mut Call<'_>,
+/// Rows whose terms are summed by column; `a` and `b` are the vectors that the terms contain.
+struct SummedRows {
     terms: Terms,
-    [dy, x]: [Tensor; 2],
-    [a, b]: [Option<Tensor>; 2],
+    dy: Tensor,
+    x: Tensor,
+    a: Option<Tensor>,
+    b: Option<Tensor>,
     eps: f32,
+}
+
+/// Arguments of `column_sums` (column_sums.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ColumnSumsArgs {
+    dy: u64,
+    x: u64,
+    a: u64,
+    b: u64,
     partials: u64,
-) -> Result<(), DeviceError> {
+    rows: u64,
+    columns: i32,
+    eps: f32,
+}
+
+const _: () = assert!(size_of::<ColumnSumsArgs>() == 56 && offset_of!(ColumnSumsArgs, eps) == 52);
+
+impl ArgumentStruct for ColumnSumsArgs {}
+
+/// Adds terms of [`SUM_ROWS`] rows at a time to `partials`.
+fn column_sums(call: &mut Call<'_>, summed: &SummedRows, partials: u64) -> Result<(), DeviceError> {
+    let &SummedRows { terms, dy, x, a, b, eps } = summed;
     let statistics = b.or(a).map_or(DType::F32, |t| t.dtype);
-    let vectors = [pointer(a), pointer(b), Arg::pointer(partials)];
-    let (rows, columns) = (Arg::long(x.rows), Arg::int(x.columns));
-    let args = [dy.pointer(), x.pointer(), vectors[0], vectors[1], vectors[2], rows, columns, Arg::float(eps)];
+    let args = ColumnSumsArgs {
+        dy: dy.address,
+        x: x.address,
+        a: address_if(a),
+        b: address_if(b),
+        partials,
+        rows: x.rows,
+        columns: int(x.columns),
+        eps,
+    };
     call.kernel(&column_sums_kernel(terms, x.dtype, statistics, x.columns), by_chunks(&x), &args)
 }
 
@@ -349,22 +625,55 @@ fn by_chunks(x: &Tensor) -> Shape {
     Shape { blocks: (x.rows.div_ceil(SUM_ROWS) as u32, tiles as u32, 1), threads: THREADS, shared: 0 }
 }
 
-/// Adds the partial sums of a matrix (`sums` for each column) to the given outputs, and to `wide` in f32.
+/// Vectors to which partial sums are added: two outputs of one element type, and both sums in f32.
+#[derive(Clone, Copy)]
+struct PartialSumOutputs {
+    first: Option<Tensor>,
+    second: Option<Tensor>,
+    /// Address of the f32 sums.
+    wide: Option<u64>,
+}
+
+/// Arguments of `add_partials` (column_sums.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AddPartialsArgs {
+    partials: u64,
+    first: u64,
+    second: u64,
+    wide: u64,
+    chunks: u64,
+    columns: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<AddPartialsArgs>() == 48 && offset_of!(AddPartialsArgs, unused) == 44);
+
+impl ArgumentStruct for AddPartialsArgs {}
+
+/// Adds the partial sums of the rows of `matrix` (`sums` for each column) to the outputs.
 fn add_partials(
     call: &mut Call<'_>,
-    (of, sums): (Tensor, u64),
-    partials: Arg,
-    outs: [Option<Tensor>; 2],
-    wide: Option<u64>,
+    matrix: Tensor,
+    sums: u32,
+    partials: u64,
+    outs: PartialSumOutputs,
 ) -> Result<(), DeviceError> {
-    let out = outs[0].or(outs[1]);
+    let PartialSumOutputs { first, second, wide } = outs;
+    let out = first.or(second);
     if out.is_none() && wide.is_none() {
         return Ok(());
     }
-    let [first, second] = outs.map(pointer);
-    let chunks = Arg::long(of.rows.div_ceil(SUM_ROWS));
-    let args = [partials, first, second, Arg::pointer(wide.unwrap_or(0)), chunks, Arg::int(of.columns)];
-    let blocks = (of.columns.div_ceil(32) as u32, sums as u32, 1);
+    let args = AddPartialsArgs {
+        partials,
+        first: address_if(first),
+        second: address_if(second),
+        wide: wide.unwrap_or(0),
+        chunks: matrix.rows.div_ceil(SUM_ROWS),
+        columns: int(matrix.columns),
+        unused: 0,
+    };
+    let blocks = (matrix.columns.div_ceil(32) as u32, sums, 1);
     let kernel = add_partials_kernel(out.map_or(DType::F32, |out| out.dtype));
     call.kernel(&kernel, Shape { blocks, threads: 1024, shared: 0 }, &args)
 }
@@ -373,12 +682,40 @@ fn add_partials_kernel(into: DType) -> Kernel {
     Kernel::new(File::ColumnSums, "add_partials", DType::F32).with("INTO", code(into))
 }
 
+/// Arguments of `segment_mean_grad` (sequence_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SegmentMeanGradArgs {
+    dy: u64,
+    spans: u64,
+    dx: u64,
+    status: u64,
+    tokens: u64,
+    skip_first: u64,
+    skip_last: u64,
+    sequences: i32,
+    columns: i32,
+}
+
+const _: () = assert!(size_of::<SegmentMeanGradArgs>() == 64 && offset_of!(SegmentMeanGradArgs, columns) == 60);
+
+impl ArgumentStruct for SegmentMeanGradArgs {}
+
 pub(super) fn segment_mean_grad(call: &mut Call<'_>, op: &SegmentMeanGrad) -> Result<(), DeviceError> {
-    let (dy, spans, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
-    let [first, last] = [op.skip_first, op.skip_last].map(|skip| Arg::long(u64::from(skip)));
-    let [dy_at, spans_at, dx_at] = [dy, spans, dx].map(|t| t.pointer());
-    let numbers = [Arg::long(dx.rows), Arg::int(spans.rows), Arg::int(dx.columns)];
-    let args = [dy_at, spans_at, dx_at, call.status(), numbers[0], numbers[1], numbers[2], first, last];
+    let dy = call.input(0)?;
+    let spans = call.input(1)?;
+    let dx = call.output(0)?;
+    let args = SegmentMeanGradArgs {
+        dy: dy.address,
+        spans: spans.address,
+        dx: dx.address,
+        status: call.status(),
+        tokens: dx.rows,
+        skip_first: u64::from(op.skip_first),
+        skip_last: u64::from(op.skip_last),
+        sequences: int(spans.rows),
+        columns: int(dx.columns),
+    };
     let kernel = indexed_kernel("segment_mean_grad", dy.dtype, dx.dtype, dx.columns).with("SPREAD", 1);
     call.kernel(&kernel, by_sequence(&dx, spans.rows), &args)
 }
@@ -394,48 +731,113 @@ fn indexed_width(dtype: DType, into: DType, columns: u64) -> u64 {
     row_width(if dtype == DType::F32 { into } else { dtype }, columns)
 }
 
+/// Arguments of `token_keys` (sequence_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TokenKeysArgs {
+    ids: u64,
+    spans: u64,
+    keys: u64,
+    scales: u64,
+    status: u64,
+    tokens: u64,
+    sequences: i32,
+    limit: i32,
+    mask: i32,
+    keep: f32,
+}
+
+const _: () = assert!(size_of::<TokenKeysArgs>() == 64 && offset_of!(TokenKeysArgs, keep) == 60);
+
+impl ArgumentStruct for TokenKeysArgs {}
+
 pub(super) fn embed_grad(call: &mut Call<'_>, op: &EmbedGrad) -> Result<(), DeviceError> {
-    let (dx, ids) = (call.input(0)?, call.input(1)?);
-    let [table, row] = [call.output_if(0)?, if op.row { call.output_if(1)? } else { None }];
+    let dx = call.input(0)?;
+    let ids = call.input(1)?;
+    let table = call.output_if(0)?;
+    let row = if op.row { call.output_if(1)? } else { None };
     let of_table = indexed_sums_parts(dx.rows, dx.columns, op.vocab);
     let of_row = column_sums_parts(dx.rows, dx.columns, u64::from(op.row), 0);
     let [table_parts, row_parts, _] = parts(call, [of_table.into_iter().sum(), of_row[0], of_row[1]])?;
     let sums = IndexedSums::new(table_parts, of_table, op.vocab, dx);
-    let scales = match op.token_dropout {
-        None => {
-            sums.row_keys(call, ids, BAD_TOKEN)?;
-            None
-        }
-        Some(TokenDropout { mask_id, keep }) => {
-            let spans = call.input(2)?;
-            let (status, tokens) = (call.status(), Arg::long(dx.rows));
-            let (keys, scales) = (Arg::pointer(sums.keys[0]), Arg::pointer(sums.scales));
-            let (sequences, mask) = (Arg::int(spans.rows), Arg::int(mask_id));
-            let limit = Arg::int(op.vocab);
-            let [ids, spans_at] = [ids, spans].map(|t| t.pointer());
-            let args = [ids, spans_at, keys, scales, status, tokens, sequences, limit, mask, Arg::float(keep)];
-            call.kernel(&sort_kernel("token_keys"), Shape::of(spans.rows + 1, THREADS), &args)?;
-            Some(Tensor { address: sums.scales, rows: 1, columns: dx.rows, dtype: DType::F32 })
-        }
-    };
+    let mut scales = None;
+    if let Some(TokenDropout { mask_id, keep }) = op.token_dropout {
+        let spans = call.input(2)?;
+        let args = TokenKeysArgs {
+            ids: ids.address,
+            spans: spans.address,
+            keys: sums.keys[0],
+            scales: sums.scales,
+            status: call.status(),
+            tokens: dx.rows,
+            sequences: int(spans.rows),
+            limit: int(op.vocab),
+            mask: int(mask_id),
+            keep,
+        };
+        call.kernel(&sort_kernel("token_keys"), Shape::of(spans.rows + 1, THREADS), &args)?;
+        scales = Some(Tensor { address: sums.scales, rows: 1, columns: dx.rows, dtype: DType::F32 });
+    } else {
+        sums.row_keys(call, ids, BAD_TOKEN)?;
+    }
     if let Some(table) = table {
         sums.add(call, scales, table, op.vocab < FEW_ROWS)?;
     }
     if let Some(row) = row {
-        column_sums(call, Terms::Scaled, [dx, dx], [scales, None], 0.0, row_parts)?;
-        add_partials(call, (dx, 1), Arg::pointer(row_parts), [Some(row), None], None)?;
+        let summed = SummedRows { terms: Terms::Scaled, dy: dx, x: dx, a: scales, b: None, eps: 0.0 };
+        column_sums(call, &summed, row_parts)?;
+        add_partials(call, dx, 1, row_parts, PartialSumOutputs { first: Some(row), second: None, wide: None })?;
     }
     Ok(())
 }
 
 pub(super) fn select_rows_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (dy, rows, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let dy = call.input(0)?;
+    let rows = call.input(1)?;
+    let dx = call.output(0)?;
     let sizes = indexed_sums_parts(dy.rows, dy.columns, dx.rows);
     let [at] = parts(call, [sizes.into_iter().sum()])?;
     let sums = IndexedSums::new(at, sizes, dx.rows, dy);
     sums.row_keys(call, rows, BAD_ROW)?;
     sums.add(call, None, dx, false)
 }
+
+/// Arguments of `scatter_digits` (sequence_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ScatterDigitsArgs {
+    keys: u64,
+    positions: u64,
+    keys_out: u64,
+    positions_out: u64,
+    places: u64,
+    count: u64,
+    shift: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<ScatterDigitsArgs>() == 56 && offset_of!(ScatterDigitsArgs, unused) == 52);
+
+impl ArgumentStruct for ScatterDigitsArgs {}
+
+/// Arguments of `sum_runs` (sequence_grad.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SumRunsArgs {
+    dx: u64,
+    keys: u64,
+    positions: u64,
+    starts: u64,
+    scales: u64,
+    table: u64,
+    partials: u64,
+    limit: i32,
+    columns: i32,
+}
+
+const _: () = assert!(size_of::<SumRunsArgs>() == 64 && offset_of!(SumRunsArgs, columns) == 60);
+
+impl ArgumentStruct for SumRunsArgs {}
 
 /// Sums of the rows of a matrix by table row: the parts of the workspace, and the sizes.
 struct IndexedSums {
@@ -460,8 +862,14 @@ impl IndexedSums {
 
     /// Checks table rows, and writes them as keys.
     fn row_keys(&self, call: &mut Call<'_>, ids: Tensor, code: u64) -> Result<(), DeviceError> {
-        let (keys, count) = (Arg::pointer(self.keys[0]), Arg::long(self.x.rows));
-        let args = [ids.pointer(), keys, call.status(), count, Arg::int(self.limit), Arg::long(code)];
+        let args = [
+            ids.pointer(),
+            Arg::pointer(self.keys[0]),
+            Arg::pointer(call.status()),
+            Arg::long(self.x.rows),
+            Arg::int(self.limit),
+            Arg::long(code),
+        ];
         let shape = Shape::of(self.x.rows.div_ceil(u64::from(THREADS)), THREADS);
         call.kernel(&sort_kernel("row_keys"), shape, &args)
     }
@@ -469,22 +877,32 @@ impl IndexedSums {
     /// Sorts row numbers by key and returns the index of the buffers that hold them. Keys are at most `limit`, so the
     /// number of passes follows from it.
     fn sort(&self, call: &mut Call<'_>) -> Result<usize, DeviceError> {
-        let count = Arg::long(self.x.rows);
-        let chunks = self.x.rows.div_ceil(SORT_CHUNK);
+        let count = self.x.rows;
+        let chunks = count.div_ceil(SORT_CHUNK);
+        let shape = Shape::of(chunks, THREADS);
         let passes = (u64::BITS - self.limit.leading_zeros()).div_ceil(8).max(1);
-        let counts = Arg::pointer(self.counts);
         let mut from = 0;
         for pass in 0..passes {
-            let [keys, keys_out] = [self.keys[from], self.keys[1 - from]].map(Arg::pointer);
-            let positions = Arg::pointer(if pass == 0 { 0 } else { self.positions[from] });
-            let positions_out = Arg::pointer(self.positions[1 - from]);
-            let (shape, shift) = (Shape::of(chunks, THREADS), Arg::int(8 * pass));
-            call.kernel(&sort_kernel("count_digits"), shape, &[keys, counts, count, shift])?;
-            let scan = [counts, Arg::long(256 * chunks)];
-            call.kernel(&sort_kernel("scan_counts"), Shape::of(chunks.min(1), 1024), &scan)?;
-            let args = [keys, positions, keys_out, positions_out, counts, count, shift];
+            let to = 1 - from;
+            let shift = int(8 * pass);
+            let args =
+                [Arg::pointer(self.keys[from]), Arg::pointer(self.counts), Arg::long(count), Arg::int(shift)];
+            call.kernel(&sort_kernel("count_digits"), shape, &args)?;
+            let args = [Arg::pointer(self.counts), Arg::long(256 * chunks)];
+            call.kernel(&sort_kernel("scan_counts"), Shape::of(chunks.min(1), 1024), &args)?;
+            let args = ScatterDigitsArgs {
+                keys: self.keys[from],
+                // The first pass takes the row numbers in order.
+                positions: if pass == 0 { 0 } else { self.positions[from] },
+                keys_out: self.keys[to],
+                positions_out: self.positions[to],
+                places: self.counts,
+                count,
+                shift,
+                unused: 0,
+            };
             call.kernel(&sort_kernel("scatter_digits"), shape, &args)?;
-            from = 1 - from;
+            from = to;
         }
         Ok(from)
     }
@@ -498,27 +916,43 @@ impl IndexedSums {
         few: bool,
     ) -> Result<(), DeviceError> {
         let sorted = self.sort(call)?;
-        let (rows, columns) = (self.x.rows, self.x.columns);
-        let [keys, positions] = [self.keys[sorted], self.positions[sorted]].map(Arg::pointer);
-        let [starts, partials] = [self.starts, self.partials].map(Arg::pointer);
-        let (limit, count) = (Arg::int(self.limit), Arg::long(rows));
+        let rows = self.x.rows;
+        let columns = self.x.columns;
+        let keys = self.keys[sorted];
+        let args = [Arg::pointer(keys), Arg::pointer(self.starts), Arg::long(rows), Arg::int(self.limit)];
         let shape = Shape::of((self.limit + 1).div_ceil(u64::from(THREADS)), THREADS);
-        call.kernel(&sort_kernel("find_starts"), shape, &[keys, starts, count, limit])?;
+        call.kernel(&sort_kernel("find_starts"), shape, &args)?;
 
-        let (columns_of_warp, runs) =
-            (32 * indexed_width(self.x.dtype, table.dtype, columns), rows.div_ceil(RUN_ROWS));
+        let columns_of_warp = 32 * indexed_width(self.x.dtype, table.dtype, columns);
+        let runs = rows.div_ceil(RUN_ROWS);
         let blocks = (runs as u32, columns.div_ceil(WARPS * columns_of_warp) as u32, 1);
-        let (x, table_at, columns_arg) = (self.x.pointer(), table.pointer(), Arg::int(columns));
-        let args = [x, keys, positions, starts, pointer(scales), table_at, partials, limit, columns_arg];
+        let args = SumRunsArgs {
+            dx: self.x.address,
+            keys,
+            positions: self.positions[sorted],
+            starts: self.starts,
+            scales: address_if(scales),
+            table: table.address,
+            partials: self.partials,
+            limit: int(self.limit),
+            columns: int(columns),
+        };
         let kernel = sum_runs_kernel(self.x.dtype, table.dtype, columns);
         call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)?;
 
-        let blocks = match few {
-            true => (self.limit as u32, columns.div_ceil(columns_of_warp) as u32, 1),
-            false => (self.limit.div_ceil(WARPS) as u32, 1, 1),
+        let blocks = if few {
+            (self.limit as u32, columns.div_ceil(columns_of_warp) as u32, 1)
+        } else {
+            (self.limit.div_ceil(WARPS) as u32, 1, 1)
         };
+        let args = [
+            Arg::pointer(self.starts),
+            Arg::pointer(self.partials),
+            table.pointer(),
+            Arg::int(self.limit),
+            Arg::int(columns),
+        ];
         let kernel = finish_rows_kernel(self.x.dtype, table.dtype, columns, few);
-        let args = [starts, partials, table_at, limit, columns_arg];
         call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)
     }
 }
@@ -537,8 +971,9 @@ fn finish_rows_kernel(dtype: DType, into: DType, columns: u64, few: bool) -> Ker
     kernel.with("RUN_ROWS", RUN_ROWS as i64).with("ROW_WARPS", warps)
 }
 
-fn pointer(tensor: Option<Tensor>) -> Arg {
-    Arg::pointer(tensor.map_or(0, |tensor| tensor.address))
+/// Address of a tensor, null if there is none.
+fn address_if(tensor: Option<Tensor>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.address)
 }
 
 /// Checks that tensors have one element type.

@@ -21,9 +21,12 @@ const THREADS: u32 = 256;
 /// dx (R, K) = dy (R, N) W (N, K): the forward matmul with W transposed, so it has that matmul's order of sums and its
 /// kernels. Where no kernel reads W as it is, it is transposed first.
 pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<(), DeviceError> {
-    let (dy, w) = (call.input(0)?, call.input(1)?);
+    let dy = call.input(0)?;
+    let w = call.input(1)?;
     let Some(dx) = call.output_if(0)? else { return Ok(()) };
-    let (n, k, dtype) = (dy.columns, w.columns, dy.dtype);
+    let n = dy.columns;
+    let k = w.columns;
+    let dtype = dy.dtype;
     same_types(call, dtype, &[w, dx])?;
     let parts = input_grad_parts(n, k, dtype);
     let [transposed, library] = carve(call, parts)?;
@@ -34,21 +37,26 @@ pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<()
     }
     let w = if by_k { w.address } else { transposed };
     let operands = Factors { x: dy.address, w, y: dx.address, rows: dy.rows };
-    forward(call, GemmForm { by_k, ..form }, operands, (library, parts[1]))
+    forward(call, GemmForm { by_k, ..form }, operands, Workspace { address: library, bytes: parts[1] })
 }
 
 /// dw (N, K) = dy (R, N)^T x (R, K), db (N) = sums of the columns of dy.
 pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<(), DeviceError> {
-    let (dy, x, dw) = (call.input(0)?, call.input(1)?, call.output_if(0)?);
+    let dy = call.input(0)?;
+    let x = call.input(1)?;
+    let dw = call.output_if(0)?;
     let db = if op.bias { call.output_if(1)? } else { None };
-    let (rows, n, k, dtype) = (dy.rows, dy.columns, x.columns, dy.dtype);
+    let rows = dy.rows;
+    let n = dy.columns;
+    let k = x.columns;
+    let dtype = dy.dtype;
     let parts = weight_grad_parts(rows, n, k, dtype, op.operands);
     let [dy_t, x_t, wide, sums, library] = carve(call, parts)?;
+    let library = Workspace { address: library, bytes: parts[4] };
     if let Some(dw) = dw {
         same_types(call, dtype, &[x, dw])?;
-        let (transposed, library) = ([dy_t, x_t], (library, parts[4]));
-        let over =
-            OverRows { x, y: dy, tf32: op.operands == OperandFormat::Tf32, classes: n, transposed, library };
+        let tf32 = op.operands == OperandFormat::Tf32;
+        let over = OverRows { x, y: dy, tf32, classes: n, y_t: dy_t, x_t, library };
         if library_sums_rows(dtype, op.operands, [n, k]) {
             over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
         } else if dtype == DType::F32 {
@@ -73,10 +81,10 @@ pub(super) fn carve<const N: usize>(call: &Call<'_>, parts: [Bytes; N]) -> Resul
         end += part.align_up(WORKSPACE_ALIGN).0;
         at
     });
-    match end <= planned.0 {
-        true => Ok(addresses),
-        false => Err(call.refused(format!("its workspace is {planned}, and it needs {}", Bytes(end)))),
+    if end > planned.0 {
+        return Err(call.refused(format!("its workspace is {planned}, and it needs {}", Bytes(end))));
     }
+    Ok(addresses)
 }
 
 /// Checks that operands have one float type.
@@ -89,6 +97,13 @@ pub(super) fn same_types(call: &Call<'_>, dtype: DType, others: &[Tensor]) -> Re
             other.dtype.name()
         ))),
     }
+}
+
+/// A part of the workspace.
+#[derive(Clone, Copy)]
+pub(super) struct Workspace {
+    pub(super) address: u64,
+    pub(super) bytes: Bytes,
 }
 
 /// Device addresses of the operands of a forward matmul, and its number of rows.
@@ -104,18 +119,28 @@ pub(super) struct Factors {
 pub(super) fn forward(
     call: &mut Call<'_>,
     form: GemmForm,
-    of: Factors,
-    (scratch, bytes): (u64, Bytes),
+    factors: Factors,
+    library: Workspace,
 ) -> Result<(), DeviceError> {
-    let Factors { x, w, y, rows } = of;
-    let (scales, norm, workspace) = ((0, 0), Norm::default(), (scratch, bytes.0));
-    let operands = Operands { x, w, scales, bias: 0, residual: 0, norm, y, rows, workspace };
+    let Factors { x, w, y, rows } = factors;
+    let operands = Operands {
+        x,
+        w,
+        scales: (0, 0),
+        bias: 0,
+        residual: 0,
+        norm: Norm::default(),
+        y,
+        rows,
+        workspace: (library.address, library.bytes.0),
+    };
     if rows == 0 {
         return Ok(());
     }
-    match call.preparing {
-        true => call.gemm.prepare(call.context, call.kernels, form, &operands)?,
-        false => call.gemm.run(call.context, call.kernels, form, &operands)?,
+    if call.preparing {
+        call.gemm.prepare(call.context, call.kernels, form, &operands)?;
+    } else {
+        call.gemm.run(call.context, call.kernels, form, &operands)?;
     }
     Ok(())
 }
@@ -127,33 +152,39 @@ pub(super) struct OverRows {
     /// Whether f32 x and y are rounded to TF32.
     pub(super) tf32: bool,
     pub(super) classes: u64,
-    /// Workspace for the transposes of y and of x.
-    pub(super) transposed: [u64; 2],
+    /// Address of a workspace for the transpose of y.
+    pub(super) y_t: u64,
+    /// Address of a workspace for the transpose of x.
+    pub(super) x_t: u64,
     /// Workspace for the library.
-    pub(super) library: (u64, Bytes),
+    pub(super) library: Workspace,
 }
 
 impl OverRows {
-    /// Computes all rows of d by cuBLASLt in type `out`; `accumulate` adds them to d. `most` is the largest number of rows
+    /// Computes all rows of d by cuBLASLt in type `out`; `accumulate` adds them to d. `max_rows` is the largest number of rows
     /// of any product of the op, at most [`MANY_ROWS`].
     pub(super) fn by_library(
         &self,
         call: &mut Call<'_>,
         d: u64,
         out: DType,
-        most: u64,
+        max_rows: u64,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
-        let &Self { x, y, tf32, library: (scratch, bytes), .. } = self;
-        let (n, k, dtype, rows) = (y.columns, x.columns, x.dtype, x.rows);
-        let form = ProductForm { product: Product::OverRows, n, k, dtype, tf32, out, rows: most };
-        let workspace = (scratch, bytes.0);
+        let &Self { x, y, tf32, library, .. } = self;
+        let n = y.columns;
+        let k = x.columns;
+        let dtype = x.dtype;
+        let rows = x.rows;
+        let form = ProductForm { product: Product::OverRows, n, k, dtype, tf32, out, rows: max_rows };
+        let workspace = (library.address, library.bytes.0);
         let operands = ProductOperands { x: x.address, y: y.address, d, rows, accumulate, workspace };
-        match call.preparing {
-            true => call.gemm.prepare_product(form)?,
-            false if rows > 0 => call.gemm.run_product(call.context, form, &operands)?,
-            false if !accumulate => zero(call, d, Bytes(n * k * out.size()))?,
-            false => {}
+        if call.preparing {
+            call.gemm.prepare_product(form)?;
+        } else if rows > 0 {
+            call.gemm.run_product(call.context, form, &operands)?;
+        } else if !accumulate {
+            zero(call, d, Bytes(n * k * out.size()))?;
         }
         Ok(())
     }
@@ -161,7 +192,7 @@ impl OverRows {
     /// Computes the wanted rows of d by our own kernels in f32, [`GRAD_ROWS`] rows of x and y at a time; `accumulate` adds
     /// them to d.
     pub(super) fn by_own(&self, call: &mut Call<'_>, d: u64, accumulate: bool) -> Result<(), DeviceError> {
-        let &Self { x, y, tf32, classes, transposed: [y_t, x_t], .. } = self;
+        let &Self { x, y, tf32, classes, y_t, x_t, .. } = self;
         // Without rows, a product of no terms writes zeros.
         let chunks = if call.preparing { 1 } else { x.rows.div_ceil(GRAD_ROWS).max(1) };
         for chunk in 0..chunks {
@@ -169,9 +200,8 @@ impl OverRows {
             let rows = GRAD_ROWS.min(x.rows - first);
             // Rows of the transposes are padded to 16 bytes, so that one kernel is for any number of rows.
             let padded = rows.next_multiple_of(8);
-            let of = |tensor: Tensor| part(tensor, first, rows);
-            transpose(call, of(y), y_t, padded)?;
-            transpose(call, of(x), x_t, padded)?;
+            transpose(call, part(y, first, rows), y_t, padded)?;
+            transpose(call, part(x, first, rows), x_t, padded)?;
             let product = OwnProduct {
                 dtype: x.dtype,
                 tf32,
@@ -191,9 +221,10 @@ impl OverRows {
 
 /// Prepares or runs a product by our own kernels.
 pub(super) fn own(call: &mut Call<'_>, product: &OwnProduct) -> Result<(), DeviceError> {
-    match call.preparing {
-        true => product.prepare(call.context, call.kernels)?,
-        false => product.run(call.context, call.kernels)?,
+    if call.preparing {
+        product.prepare(call.context, call.kernels)?;
+    } else {
+        product.run(call.context, call.kernels)?;
     }
     Ok(())
 }
@@ -222,8 +253,8 @@ pub(super) fn round(
     dtype: DType,
     elements: u64,
 ) -> Result<(), DeviceError> {
-    let (kernel, shape, args) = cast_to((DType::F32, dtype), from, to, elements);
-    call.kernel(&kernel, shape, &args)
+    let cast = cast_to(DType::F32, dtype, from, to, elements);
+    call.kernel(&cast.kernel, cast.shape, &cast.args)
 }
 
 /// Transposes x (R, C) to y (C, `stride`), with zeros in the columns of y behind R. 16-byte loads need an x whose first
@@ -237,10 +268,9 @@ pub(super) fn transpose(call: &mut Call<'_>, x: Tensor, y: u64, stride: u64) -> 
 }
 
 fn transpose_kernel(dtype: DType, columns: u64, stride: u64) -> Kernel {
-    let aligned = |columns| i64::from(row_width(dtype, columns) > 1);
     Kernel::new(File::Transpose, "transpose", dtype)
-        .with("ALIGNED_IN", aligned(columns))
-        .with("ALIGNED_OUT", aligned(stride))
+        .with("ALIGNED_IN", i64::from(row_width(dtype, columns) > 1))
+        .with("ALIGNED_OUT", i64::from(row_width(dtype, stride) > 1))
 }
 
 /// A vector to which sums are written.
@@ -261,14 +291,20 @@ pub(super) fn column_sums(
     add: Option<u64>,
     y: Sums,
 ) -> Result<(), DeviceError> {
-    let (width, chunks) = (row_width(x.dtype, x.columns), x.rows.div_ceil(BIAS_ROWS));
+    let width = row_width(x.dtype, x.columns);
+    let chunks = x.rows.div_ceil(BIAS_ROWS);
     let blocks = (x.columns.div_ceil(32 * width) as u32, chunks as u32, 1);
     let args = [x.pointer(), Arg::pointer(workspace), Arg::long(x.rows), Arg::int(x.columns)];
     let shape = Shape { blocks, threads: THREADS, shared: 0 };
     call.kernel(&partials_kernel(x.dtype, x.columns), shape, &args)?;
-    let pointers = [Arg::pointer(workspace), Arg::pointer(add.unwrap_or(0)), Arg::pointer(y.at)];
-    let sizes = [Arg::int(chunks), Arg::int(y.columns), Arg::int(x.columns)];
-    let args = [pointers[0], pointers[1], pointers[2], sizes[0], sizes[1], sizes[2]];
+    let args = [
+        Arg::pointer(workspace),
+        Arg::pointer(add.unwrap_or(0)),
+        Arg::pointer(y.at),
+        Arg::int(chunks),
+        Arg::int(y.columns),
+        Arg::int(x.columns),
+    ];
     call.kernel(&totals_kernel(y.dtype), Shape::of(y.columns.div_ceil(32), THREADS), &args)
 }
 

@@ -2,43 +2,54 @@
 //! by the number of rows, so a row has the same bits in any step.
 
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
-use crate::row_kernels::{STEPS, THREADS, all, group, layer_norm_kernel, norm_shape, row_width, wide};
+use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, code, int};
+use crate::row_kernels::{
+    LayerNormArgs, NormShape, STEPS, THREADS, elementwise_shape, group, layer_norm_kernel, norm_shape,
+    row_width, wide,
+};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
+use std::mem::offset_of;
 
 pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (a, b, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let a = call.input(0)?;
+    let b = call.input(1)?;
+    let y = call.output(0)?;
     let kernel = Kernel::new(File::Elementwise, "add", y.dtype);
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[a.pointer(), b.pointer(), y.pointer(), elements(&y)])
 }
 
 pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
-    unary(call, "gelu", x, y)
+    unary(call, "gelu")
 }
 
 pub(super) fn relu(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
-    unary(call, "relu", x, y)
+    unary(call, "relu")
 }
 
-fn unary(call: &mut Call<'_>, entry: &'static str, x: Tensor, y: Tensor) -> Result<(), DeviceError> {
+/// Runs an elementwise kernel of one input.
+fn unary(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
+    let x = call.input(0)?;
+    let y = call.output(0)?;
     let kernel = Kernel::new(File::Elementwise, entry, y.dtype);
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[x.pointer(), y.pointer(), elements(&y)])
 }
 
 pub(super) fn cast(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
-    let (kernel, shape, args) = cast_to((x.dtype, y.dtype), x.address, y.address, y.elements());
+    let x = call.input(0)?;
+    let y = call.output(0)?;
+    let KernelLaunch { kernel, shape, args } = cast_to(x.dtype, y.dtype, x.address, y.address, y.elements());
     call.kernel(&kernel, shape, &args)
 }
 
 /// Returns the kernel, grid and arguments of a conversion of `elements` elements at `x` from a type to another, at `y`.
-pub(super) fn cast_to((from, to): (DType, DType), x: u64, y: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
-    let args = [Arg::pointer(x), Arg::pointer(y), Arg::long(elements)];
-    (cast_kernel(from, to), all(elements, wide(from).min(wide(to))), args)
+pub(super) fn cast_to(from: DType, to: DType, x: u64, y: u64, elements: u64) -> KernelLaunch<[Arg; 3]> {
+    KernelLaunch {
+        kernel: cast_kernel(from, to),
+        shape: elementwise_shape(elements, wide(from).min(wide(to))),
+        args: [Arg::pointer(x), Arg::pointer(y), Arg::long(elements)],
+    }
 }
 
 fn cast_kernel(from: DType, to: DType) -> Kernel {
@@ -46,7 +57,8 @@ fn cast_kernel(from: DType, to: DType) -> Kernel {
 }
 
 pub(super) fn glu(call: &mut Call<'_>, op: &Glu) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
+    let x = call.input(0)?;
+    let y = call.output(0)?;
     let accesses = y.elements() / row_width(y.dtype, y.columns);
     let shape = Shape::of(accesses.div_ceil(STEPS * u64::from(THREADS)), THREADS);
     let kernel = glu_kernel(y.dtype, y.columns, op.activation);
@@ -75,50 +87,95 @@ pub(super) fn concat(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), DeviceError> {
-    let outs = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
-    let [Some(y), mean, rstd] = outs else {
-        return Err(call.refused("nobody reads its rows".to_owned()));
+    let outputs = NormOutputs {
+        y: call.output_if(0)?,
+        mean: call.output_if(1)?,
+        rstd: call.output_if(2)?,
+        quantized: None,
     };
-    norm(call, op, [Some(y), mean, rstd], None)
+    if outputs.y.is_none() {
+        return Err(call.refused("nobody reads its rows".to_owned()));
+    }
+    norm(call, op, outputs)
 }
 
-/// Runs a layer norm whose output rows are written in their element type, quantized, or both.
-pub(super) fn norm(
-    call: &mut Call<'_>,
-    op: &LayerNorm,
-    [y, mean, rstd]: [Option<Tensor>; 3],
-    quantized: Option<Tensor>,
-) -> Result<(), DeviceError> {
-    let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
+/// Outputs of a layer norm; the rows are written in their element type, quantized, or both.
+pub(super) struct NormOutputs {
+    pub(super) y: Option<Tensor>,
+    pub(super) mean: Option<Tensor>,
+    pub(super) rstd: Option<Tensor>,
+    pub(super) quantized: Option<Tensor>,
+}
+
+/// Runs a layer norm.
+pub(super) fn norm(call: &mut Call<'_>, op: &LayerNorm, outputs: NormOutputs) -> Result<(), DeviceError> {
+    let x = call.input(0)?;
+    let gamma = call.input(1)?;
+    let beta = call.input(2)?;
     if gamma.dtype != beta.dtype {
         return Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype)));
     }
     let Some(group) = group(x.dtype, x.columns) else {
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
-    let (shape, each) = norm_shape(x.rows, group);
-    let [y, mean, rstd, quantized_at] =
-        [y, mean, rstd, quantized].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
-    let scales = Arg::pointer(quantized.map_or(0, |quantized| quantized.scales()));
-    let [x_at, gamma_at, beta_at] = [x, gamma, beta].map(|t| t.pointer());
-    let rows = [Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
-    let args = [x_at, gamma_at, beta_at, y, mean, rstd, rows[0], rows[1], rows[2], quantized_at, scales];
+    let NormShape { shape, rows_per_group } = norm_shape(x.rows, group);
+    let NormOutputs { y, mean, rstd, quantized } = outputs;
+    let args = LayerNormArgs {
+        x: x.address,
+        gamma: gamma.address,
+        beta: beta.address,
+        y: y.map_or(0, |y| y.address),
+        means: mean.map_or(0, |mean| mean.address),
+        rstds: rstd.map_or(0, |rstd| rstd.address),
+        quantized: quantized.map_or(0, |quantized| quantized.address),
+        scales: quantized.map_or(0, |quantized| quantized.scales()),
+        rows: x.rows,
+        each: int(rows_per_group),
+        eps: op.eps,
+    };
     let kernel = layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group);
-    // Without quantized output the kernel does not have the last two parameters.
-    match quantized {
-        Some(_) => call.kernel(&kernel.quantized(), shape, &args),
-        None => call.kernel(&kernel, shape, &args[..9]),
-    }
+    let kernel = if quantized.is_some() { kernel.quantized() } else { kernel };
+    call.kernel(&kernel, shape, &args)
 }
 
+/// Arguments of `batch_norm` (norm.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct BatchNormArgs {
+    x: u64,
+    gamma: u64,
+    beta: u64,
+    mean: u64,
+    var: u64,
+    y: u64,
+    columns: i32,
+    eps: f32,
+}
+
+const _: () = assert!(size_of::<BatchNormArgs>() == 56 && offset_of!(BatchNormArgs, eps) == 52);
+
+impl ArgumentStruct for BatchNormArgs {}
+
 pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
-    let (x, y, gamma) = (call.input(0)?, call.output(0)?, call.input(1)?);
-    let params = [gamma, call.input(2)?, call.input(3)?, call.input(4)?];
-    if let Some(other) = params.iter().find(|param| param.dtype != gamma.dtype) {
+    let x = call.input(0)?;
+    let y = call.output(0)?;
+    let gamma = call.input(1)?;
+    let beta = call.input(2)?;
+    let mean = call.input(3)?;
+    let var = call.input(4)?;
+    if let Some(other) = [beta, mean, var].iter().find(|param| param.dtype != gamma.dtype) {
         return Err(call.refused(format!("gamma is {:?} and another is {:?}", gamma.dtype, other.dtype)));
     }
-    let [a, b, c, d] = params.map(|param| param.pointer());
-    let args = [x.pointer(), a, b, c, d, y.pointer(), Arg::int(x.columns), Arg::float(op.eps)];
+    let args = BatchNormArgs {
+        x: x.address,
+        gamma: gamma.address,
+        beta: beta.address,
+        mean: mean.address,
+        var: var.address,
+        y: y.address,
+        columns: int(x.columns),
+        eps: op.eps,
+    };
     call.kernel(&batch_norm_kernel(x.dtype, gamma.dtype), Shape::of(x.rows, THREADS), &args)
 }
 
@@ -127,14 +184,15 @@ fn batch_norm_kernel(dtype: DType, params: DType) -> Kernel {
 }
 
 pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, y) = (call.input(0)?, call.output(0)?);
+    let x = call.input(0)?;
+    let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), Arg::long(x.rows), Arg::int(x.columns)];
     call.kernel(&Kernel::new(File::Norm, "softmax", x.dtype), Shape::of(x.rows.div_ceil(4), 128), &args)
 }
 
 /// Returns the grid for all elements of `y` in accesses of `width` elements.
 pub(super) fn flat(y: &Tensor, width: u64) -> Shape {
-    all(y.elements(), width)
+    elementwise_shape(y.elements(), width)
 }
 
 pub(super) fn elements(y: &Tensor) -> Arg {

@@ -2,46 +2,115 @@
 //! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Embed, SegmentMean, TokenDropout};
+use std::mem::offset_of;
 
 /// Warps of a block; each warp processes a row.
 const WARPS: u64 = 8;
 /// Threads of a block.
 const THREADS: u32 = 32 * WARPS as u32;
 
+/// Arguments of `embed` (sequence.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EmbedArgs {
+    ids: u64,
+    table: u64,
+    row: u64,
+    x: u64,
+    status: u64,
+    tokens: u64,
+    vocabulary: i32,
+    columns: i32,
+}
+
+const _: () = assert!(size_of::<EmbedArgs>() == 56 && offset_of!(EmbedArgs, columns) == 52);
+
+impl ArgumentStruct for EmbedArgs {}
+
+/// Arguments of `embed_dropout` (sequence.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EmbedDropoutArgs {
+    ids: u64,
+    table: u64,
+    row: u64,
+    spans: u64,
+    x: u64,
+    status: u64,
+    tokens: u64,
+    sequences: i32,
+    vocabulary: i32,
+    columns: i32,
+    mask: i32,
+    keep: f32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<EmbedDropoutArgs>() == 80 && offset_of!(EmbedDropoutArgs, unused) == 76);
+
+impl ArgumentStruct for EmbedDropoutArgs {}
+
+/// Arguments of `segment_mean` (sequence.cu).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SegmentMeanArgs {
+    x: u64,
+    spans: u64,
+    y: u64,
+    status: u64,
+    tokens: u64,
+    skip_first: u64,
+    skip_last: u64,
+    columns: i32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<SegmentMeanArgs>() == 64 && offset_of!(SegmentMeanArgs, unused) == 60);
+
+impl ArgumentStruct for SegmentMeanArgs {}
+
 pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> {
-    let (ids, table, x) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let ids = call.input(0)?;
+    let table = call.input(1)?;
+    let x = call.output(0)?;
     let row = if op.row { Some(call.input(2)?) } else { None };
     let entry = if op.token_dropout.is_some() { "embed_dropout" } else { "embed" };
     let kernel = embed_kernel(entry, x.dtype, row.map_or(x.dtype, |row| row.dtype), x.columns);
-    let row = Arg::pointer(row.map_or(0, |row| row.address));
-    let (status, tokens) = (call.status(), Arg::long(x.rows));
-    let (vocabulary, columns) = (Arg::int(table.rows), Arg::int(x.columns));
+    let row = row.map_or(0, |row| row.address);
     let Some(TokenDropout { mask_id, keep }) = op.token_dropout else {
-        let args = [ids.pointer(), table.pointer(), row, x.pointer(), status, tokens, vocabulary, columns];
+        let args = EmbedArgs {
+            ids: ids.address,
+            table: table.address,
+            row,
+            x: x.address,
+            status: call.status(),
+            tokens: x.rows,
+            vocabulary: int(table.rows),
+            columns: int(x.columns),
+        };
         return call.kernel(&kernel, Shape::of(x.rows.div_ceil(WARPS), THREADS), &args);
     };
     let spans = call.input(2 + usize::from(op.row))?;
-    let (sequences, mask) = (Arg::int(spans.rows), Arg::int(mask_id));
-    let [ids, table, spans_at, x_at] = [ids, table, spans, x].map(|t| t.pointer());
-    let args = [
-        ids,
-        table,
+    let args = EmbedDropoutArgs {
+        ids: ids.address,
+        table: table.address,
         row,
-        spans_at,
-        x_at,
-        status,
-        tokens,
-        sequences,
-        vocabulary,
-        columns,
-        mask,
-        Arg::float(keep),
-    ];
+        spans: spans.address,
+        x: x.address,
+        status: call.status(),
+        tokens: x.rows,
+        sequences: int(spans.rows),
+        vocabulary: int(table.rows),
+        columns: int(x.columns),
+        mask: int(mask_id),
+        keep,
+        unused: 0,
+    };
     call.kernel(&kernel, by_sequence(&x, spans.rows), &args)
 }
 
@@ -74,20 +143,39 @@ pub(super) fn rotary_table(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 pub(super) fn segment_mean(call: &mut Call<'_>, op: &SegmentMean) -> Result<(), DeviceError> {
-    let (x, spans, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let x = call.input(0)?;
+    let spans = call.input(1)?;
+    let y = call.output(0)?;
     let kernel = rows_kernel("segment_mean", x.dtype, x.columns);
     let blocks = x.columns.div_ceil(32 * row_width(x.dtype, x.columns));
     let shape = Shape { blocks: (spans.rows as u32, blocks as u32, 1), threads: THREADS, shared: 0 };
-    let [first, last] = [op.skip_first, op.skip_last].map(|skip| Arg::long(u64::from(skip)));
-    let [x_at, spans_at, y_at] = [x, spans, y].map(|t| t.pointer());
-    let args = [x_at, spans_at, y_at, call.status(), Arg::long(x.rows), Arg::int(x.columns), first, last];
+    let args = SegmentMeanArgs {
+        x: x.address,
+        spans: spans.address,
+        y: y.address,
+        status: call.status(),
+        tokens: x.rows,
+        skip_first: u64::from(op.skip_first),
+        skip_last: u64::from(op.skip_last),
+        columns: int(x.columns),
+        unused: 0,
+    };
     call.kernel(&kernel, shape, &args)
 }
 
 pub(super) fn select_rows(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, rows, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
-    let [x_at, rows_at, y_at] = [x, rows, y].map(|t| t.pointer());
-    let args = [x_at, rows_at, y_at, call.status(), Arg::long(y.rows), Arg::long(x.rows), Arg::int(y.columns)];
+    let x = call.input(0)?;
+    let rows = call.input(1)?;
+    let y = call.output(0)?;
+    let args = [
+        x.pointer(),
+        rows.pointer(),
+        y.pointer(),
+        Arg::pointer(call.status()),
+        Arg::long(y.rows),
+        Arg::long(x.rows),
+        Arg::int(y.columns),
+    ];
     let kernel = rows_kernel("select_rows", x.dtype, x.columns);
     call.kernel(&kernel, Shape::of(y.rows.div_ceil(WARPS), THREADS), &args)
 }
