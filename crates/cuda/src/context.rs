@@ -267,7 +267,7 @@ impl Drop for Context {
 
 /// Status words in pinned host memory, to which kernels write a code when they find invalid input data. Each in-flight
 /// step has its own word.
-pub(crate) struct Status {
+pub(crate) struct StatusWords {
     api: &'static Driver,
     start: *mut u64,
     words: usize,
@@ -276,9 +276,9 @@ pub(crate) struct Status {
 }
 
 // SAFETY: the words are owned, and a word is read only after the kernels that may write it have completed.
-unsafe impl Send for Status {}
+unsafe impl Send for StatusWords {}
 
-impl Status {
+impl StatusWords {
     /// Allocates `words` words (at least one), all zero.
     pub(crate) fn new(context: &Context, words: usize) -> Result<Self, CudaError> {
         let (api, mut start) = (context.api, ptr::null_mut::<c_void>());
@@ -325,7 +325,7 @@ impl Status {
     }
 }
 
-impl Drop for Status {
+impl Drop for StatusWords {
     fn drop(&mut self) {
         // SAFETY: the memory came from `cuMemHostAlloc` and is freed once.
         unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };

@@ -6,11 +6,11 @@
 use crate::arena::Arena;
 use crate::context::{Card, Context};
 use crate::event::Event;
-use crate::gemm::{self, Candidate, Choosing, Gemm};
+use crate::gemm::{self, Choosing, Gemm, GemmCandidate};
 use crate::graphs::Graphs;
-use crate::launch::{self, Call};
+use crate::launch::{self, OpLaunch};
 use crate::loaded_kernels::LoadedKernels;
-use crate::staging::{HostMemory, Staging};
+use crate::staging::{HostSpace, StagingBuffer};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
@@ -54,10 +54,10 @@ pub struct CudaDevice {
     /// to memory that is gone.
     file: Option<FileQueues>,
     /// The host's space.
-    host: Option<HostMemory>,
+    host: Option<HostSpace>,
     arena: Option<Arena>,
     /// Pinned memory through which uploads to the arena pass; `None` before the arena is allocated, or if it is not pinned.
-    staging: Option<Staging>,
+    staging: Option<StagingBuffer>,
     /// An event for each transfer: behind the copy of a stream, or at the start of a copy of the scratch file.
     events: Arc<[Event]>,
     /// For each transfer, the index of the status word of the step that started it last.
@@ -95,7 +95,7 @@ impl CudaDevice {
 
     /// All candidates of the matmuls prepared so far, on a device opened by [`Self::surveying`].
     #[doc(hidden)]
-    pub fn candidates(&self) -> &[Candidate] {
+    pub fn candidates(&self) -> &[GemmCandidate] {
         self.gemm.candidates()
     }
 
@@ -175,7 +175,7 @@ impl CudaDevice {
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })?;
         let Self { context, kernels, gemm, .. } = self;
         context.trace.of_op(launch.op.name());
-        launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
+        launch::run(&mut OpLaunch { context, arena, kernels, gemm, launch, preparing })
     }
 
     /// Waits for all streams and returns the error that kernels reported in a status word, if any.
@@ -212,7 +212,7 @@ impl CudaDevice {
     }
 
     /// The host's space; `at` is the position that needs it.
-    fn host(&self, at: Location) -> Result<&HostMemory, DeviceError> {
+    fn host(&self, at: Location) -> Result<&HostSpace, DeviceError> {
         self.host.as_ref().ok_or(DeviceError::NoSpace { at })
     }
 
@@ -258,8 +258,8 @@ impl CudaDevice {
     }
 
     /// Pinned memory for uploads to the arena; `None` if pinning is off or, where it is not demanded, fails.
-    fn upload_staging(&self) -> Result<Option<Staging>, CudaError> {
-        let new = || Staging::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
+    fn upload_staging(&self) -> Result<Option<StagingBuffer>, CudaError> {
+        let new = || StagingBuffer::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
         match self.options.pinned {
             Some(true) => new().map(Some),
             Some(false) => Ok(None),
@@ -270,16 +270,16 @@ impl CudaDevice {
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
     /// fails, at most [`MOST_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
     /// copies of offloaded states or streamed weights would then take most of the time.
-    fn host_memory(&self, bytes: Bytes) -> Result<Option<HostMemory>, DeviceError> {
+    fn host_memory(&self, bytes: Bytes) -> Result<Option<HostSpace>, DeviceError> {
         if bytes == Bytes::ZERO {
             return Ok(None);
         }
-        let pinned = || HostMemory::pinned(self.context.api, bytes);
+        let pinned = || HostSpace::pinned(self.context.api, bytes);
         Ok(Some(match self.options.pinned {
             Some(true) => pinned()?,
-            Some(false) => HostMemory::pageable(bytes)?,
+            Some(false) => HostSpace::pageable(bytes)?,
             None => match pinned() {
-                Err(_) if bytes <= MOST_PAGEABLE => HostMemory::pageable(bytes)?,
+                Err(_) if bytes <= MOST_PAGEABLE => HostSpace::pageable(bytes)?,
                 pinned => pinned?,
             },
         }))

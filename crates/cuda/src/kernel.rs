@@ -142,7 +142,7 @@ impl File {
     }
 
     /// Headers that the file includes, directly or through other headers, in the order of their first inclusion.
-    pub(crate) fn headers(self) -> Vec<Header> {
+    pub(crate) fn headers(self) -> Vec<KernelHeader> {
         let mut headers = vec![];
         add_headers(self.text(), &mut headers);
         headers
@@ -151,7 +151,7 @@ impl File {
 
 /// A header that kernel sources include.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct KernelHeader {
     /// Name in `#include "..."`.
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
@@ -160,12 +160,12 @@ pub(crate) struct Header {
 /// Lists headers by their names in the folder `kernels`.
 macro_rules! headers {
     ($($name:literal,)*) => {
-        [$(Header { name: $name, text: include_str!(concat!("kernels/", $name)) },)*]
+        [$(KernelHeader { name: $name, text: include_str!(concat!("kernels/", $name)) },)*]
     };
 }
 
 /// All headers. NVRTC finds a header by its name among those that it is given, never on disk.
-const HEADERS: [Header; 18] = headers![
+const HEADERS: [KernelHeader; 18] = headers![
     "activation.cuh",
     "activation_grad.cuh",
     "attention.cuh",
@@ -187,7 +187,7 @@ const HEADERS: [Header; 18] = headers![
 ];
 
 /// Adds the headers that `text` includes to `headers`, except those that are already there.
-fn add_headers(text: &str, headers: &mut Vec<Header>) {
+fn add_headers(text: &str, headers: &mut Vec<KernelHeader>) {
     for line in text.lines() {
         let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
             continue;
@@ -363,7 +363,7 @@ pub(crate) fn int(value: impl TryInto<i32>) -> i32 {
 }
 
 /// Arguments of a kernel: a list, a struct that the kernel takes by value, or a struct with tensor maps.
-pub(crate) trait Arguments {
+pub(crate) trait KernelArguments {
     /// Adds the address of each argument, in the order of the kernel's parameters.
     fn add_to(&self, parameters: &mut Parameters);
 }
@@ -372,13 +372,13 @@ pub(crate) trait Arguments {
 /// size and last offset are asserted on both sides, so a field that is added on one side only does not compile.
 pub(crate) trait ArgumentStruct {}
 
-impl<A: ArgumentStruct> Arguments for A {
+impl<A: ArgumentStruct> KernelArguments for A {
     fn add_to(&self, parameters: &mut Parameters) {
         parameters.add(self);
     }
 }
 
-impl<const N: usize> Arguments for [Arg; N] {
+impl<const N: usize> KernelArguments for [Arg; N] {
     fn add_to(&self, parameters: &mut Parameters) {
         for arg in self {
             parameters.add(&arg.0);
@@ -393,7 +393,7 @@ pub(crate) struct WithMaps<A, const N: usize> {
     pub(crate) maps: [cu::CUtensorMap; N],
 }
 
-impl<A: ArgumentStruct, const N: usize> Arguments for WithMaps<A, N> {
+impl<A: ArgumentStruct, const N: usize> KernelArguments for WithMaps<A, N> {
     fn add_to(&self, parameters: &mut Parameters) {
         parameters.add(&self.args);
         for map in &self.maps {
@@ -413,7 +413,7 @@ pub(crate) struct Parameters {
 
 impl Parameters {
     /// Collects the addresses of the arguments, which must outlive the result.
-    pub(crate) fn of(args: &impl Arguments) -> Self {
+    pub(crate) fn of(args: &impl KernelArguments) -> Self {
         let mut parameters = Self { addresses: [ptr::null_mut(); MAX_PARAMETERS], count: 0 };
         args.add_to(&mut parameters);
         parameters

@@ -35,7 +35,7 @@ pub use machine::CudaMachine;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::compile::{Compiler, Resources};
-    pub use crate::gemm::Candidate;
+    pub use crate::gemm::GemmCandidate;
     pub use crate::kernel::{File, Kernel};
     pub use crate::launch::every_kernel;
 }

@@ -37,7 +37,7 @@ pub struct FoundLibrary {
 }
 
 /// A library to search for.
-struct Wanted {
+struct WantedLibrary {
     name: &'static str,
     /// File names in order of preference.
     files: &'static [&'static str],
@@ -46,28 +46,28 @@ struct Wanted {
     remedy: &'static str,
 }
 
-const DRIVER: Wanted = Wanted {
+const DRIVER: WantedLibrary = WantedLibrary {
     name: DRIVER_NAME,
     files: &["libcuda.so.1"],
     before: None,
     remedy: "install the NVIDIA driver, version 525 or later",
 };
 
-const NVRTC: Wanted = Wanted {
+const NVRTC: WantedLibrary = WantedLibrary {
     name: "NVRTC (libnvrtc)",
     files: &["libnvrtc.so.13", "libnvrtc.so.12"],
     before: Some("libnvrtc-builtins.so"),
     remedy: "install the Python package nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for older drivers) or CUDA's nvrtc package",
 };
 
-const CUBLASLT: Wanted = Wanted {
+const CUBLASLT: WantedLibrary = WantedLibrary {
     name: "cuBLASLt (libcublasLt)",
     files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     before: None,
     remedy: "install the Python package nvidia-cublas (nvidia-cublas-cu12 for older drivers) or CUDA's cublas package",
 };
 
-const NVML: Wanted = Wanted {
+const NVML: WantedLibrary = WantedLibrary {
     name: "NVML (libnvidia-ml)",
     files: &["libnvidia-ml.so.1"],
     before: None,
@@ -81,7 +81,7 @@ impl Libraries {
         LIBRARIES.get_or_init(|| {
             let mut found = vec![];
             let folders = folders();
-            let mut opened = |wanted: &Wanted| open(wanted, &folders, &mut found);
+            let mut opened = |wanted: &WantedLibrary| open(wanted, &folders, &mut found);
             let (driver, nvrtc, cublaslt) = (opened(&DRIVER), opened(&NVRTC), opened(&CUBLASLT));
             let nvml = opened(&NVML);
             Self {
@@ -173,7 +173,7 @@ fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
 /// Loads the first file of `wanted` that can be loaded, by preferred file name and then by folder, and appends it to
 /// `found`.
 fn open(
-    wanted: &Wanted,
+    wanted: &WantedLibrary,
     folders: &[Option<PathBuf>],
     found: &mut Vec<FoundLibrary>,
 ) -> Result<&'static Library, CudaError> {

@@ -3,8 +3,8 @@
 
 use crate::CudaError;
 use crate::compile::Compiler;
-use crate::context::{Context, Status};
-use crate::kernel::{Arguments, Kernel, Parameters, Shape};
+use crate::context::{Context, StatusWords};
+use crate::kernel::{Kernel, KernelArguments, Parameters, Shape};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::OnStart;
 use std::collections::{HashMap, HashSet};
@@ -31,7 +31,7 @@ pub(crate) struct LoadedKernels {
     /// Machine code of kernels that were compiled and are not loaded yet.
     compiled: HashMap<Kernel, Vec<u8>>,
     /// Status words to which the kernels report invalid input data.
-    pub(crate) status: Status,
+    pub(crate) status: StatusWords,
 }
 
 // SAFETY: driver handles may be used from any thread to which the context is current.
@@ -42,7 +42,7 @@ impl LoadedKernels {
     pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
         let (functions, compiled) = (HashMap::new(), HashMap::new());
-        Ok(Self { compiler, functions, collected: None, compiled, status: Status::new(context, steps)? })
+        Ok(Self { compiler, functions, collected: None, compiled, status: StatusWords::new(context, steps)? })
     }
 
     /// Begins to collect kernels: until [`Self::compile_collected`], [`Self::prepare`] only notes its kernels.
@@ -100,7 +100,7 @@ impl LoadedKernels {
         context: &Context,
         kernel: &Kernel,
         shape: Shape,
-        args: &impl Arguments,
+        args: &impl KernelArguments,
     ) -> Result<(), CudaError> {
         self.call_as(context, kernel, || kernel.entry.to_owned(), shape, args)
     }
@@ -112,7 +112,7 @@ impl LoadedKernels {
         kernel: &Kernel,
         name: impl FnOnce() -> String,
         shape: Shape,
-        args: &impl Arguments,
+        args: &impl KernelArguments,
     ) -> Result<(), CudaError> {
         let Some(&(_, function)) = self.functions.get(kernel) else {
             return Err(CudaError::Unprepared { what: kernel.to_string() });

@@ -9,7 +9,7 @@ use std::ptr;
 
 /// A row-major matrix in device memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix {
+pub(crate) struct DeviceMatrix {
     pub(crate) address: u64,
     pub(crate) rows: u64,
     pub(crate) columns: u64,
@@ -19,11 +19,11 @@ pub(crate) struct Matrix {
 /// Describes a matrix that is copied in boxes of `height` rows by 128 bytes.
 pub(crate) fn tensor_map(
     context: &Context,
-    matrix: &Matrix,
+    matrix: &DeviceMatrix,
     height: u32,
 ) -> Result<cu::CUtensorMap, CudaError> {
     use cu::CUtensorMapDataType_enum as D;
-    let &Matrix { address, rows, columns, dtype } = matrix;
+    let &DeviceMatrix { address, rows, columns, dtype } = matrix;
     let element = match dtype {
         DType::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

@@ -37,7 +37,7 @@ const INVALID_VALUE: c_int = 7;
 const NOT_SUPPORTED: c_int = 15;
 
 /// Limits on the algorithms that the heuristic proposes.
-pub(super) struct Limits {
+pub(super) struct AlgorithmLimits {
     /// Most bytes of workspace.
     pub(super) workspace: u64,
     /// Mask of reduction schemes for sums that are split along k (cublasLt.h: `cublasLtReductionScheme_t`).
@@ -51,7 +51,10 @@ pub(super) struct Limits {
 impl Descriptors {
     /// Returns the algorithms that the heuristic proposes for the layouts as they are, in its order; none for sizes or
     /// strides that the library does not support.
-    pub(super) fn proposed(&self, limits: &Limits) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
+    pub(super) fn proposed(
+        &self,
+        limits: &AlgorithmLimits,
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
         let Self { handle, operation, layouts: [a, b, d] } = self;
         let preference = Preference::new(self, limits)?;
         let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
@@ -106,7 +109,7 @@ struct Preference<'a> {
 }
 
 impl<'a> Preference<'a> {
-    fn new(descriptors: &'a Descriptors, limits: &Limits) -> Result<Self, CudaError> {
+    fn new(descriptors: &'a Descriptors, limits: &AlgorithmLimits) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as A;
         let mut made = Self { descriptors, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.

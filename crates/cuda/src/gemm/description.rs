@@ -5,7 +5,7 @@
 //! (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a scale for
 //! each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply the sums.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::api::CublasLt;
 use cudarc::cublaslt::sys as lt;
@@ -80,7 +80,7 @@ const FAST_TERMS: u64 = 4096;
 pub(super) const TRANSPOSED: i32 = 1;
 
 /// A column-major matrix as stored: (element type, rows, columns); rows are also its leading dimension.
-pub(super) type Stored = (DType, u64, u64);
+pub(super) type StoredMatrix = (DType, u64, u64);
 
 /// cuBLASLt descriptors of a matmul `d = a b + beta c`: the operation, and the layouts of a, of b, and of c and d, which
 /// have one. Descriptors not created yet are null.
@@ -96,7 +96,7 @@ unsafe impl Send for Descriptors {}
 impl Descriptors {
     /// Creates descriptors of untransposed matrices a, b and d with f32 sums. 16-bit operands are summed in f32. Rounding
     /// f32 to TF32 is a compute type of its own, so f32 is never rounded silently.
-    pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [Stored; 3]) -> Result<Self, CudaError> {
+    pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [StoredMatrix; 3]) -> Result<Self, CudaError> {
         let api = handle.api;
         let mut made = Self { handle, operation: ptr::null_mut(), layouts: [ptr::null_mut(); 3] };
         let compute = match tf32 {
@@ -226,9 +226,9 @@ impl Description {
 
     /// Sets the number of rows and the addresses that differ between launches. The bias has the element type of y,
     /// which is the library's default.
-    pub(super) fn set_launch(&self, operands: &Operands) -> Result<(), CudaError> {
+    pub(super) fn set_launch(&self, operands: &GemmOperands) -> Result<(), CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
-        let &Operands { scales, bias, rows, .. } = operands;
+        let &GemmOperands { scales, bias, rows, .. } = operands;
         self.descriptors.set_columns([1, 2], rows)?;
         if self.form.scaled() {
             self.descriptors.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.1)?;
@@ -244,10 +244,10 @@ impl Description {
     pub(super) fn run(
         &self,
         algorithm: &lt::cublasLtMatmulAlgo_t,
-        operands: &Operands,
+        operands: &GemmOperands,
         stream: cu::CUstream,
     ) -> Result<(), CudaError> {
-        let &Operands { x, w, residual, y, workspace, .. } = operands;
+        let &GemmOperands { x, w, residual, y, workspace, .. } = operands;
         self.set_launch(operands)?;
         let (beta, c) = if self.form.residual() { (1.0, residual) } else { (0.0, y) };
         self.descriptors.enqueue(algorithm, [w, x, c, y], beta, workspace, stream)

@@ -3,7 +3,7 @@
 //! by the number of rows; so the same operands have the same bits in every run.
 
 use super::description::{Descriptors, Handle, TRANSPOSED};
-use super::{Gemm, GemmForm, MmaTile, Operands, algorithms::Limits, loop_matmul, mma};
+use super::{Gemm, GemmForm, GemmOperands, MmaTile, algorithms::AlgorithmLimits, loop_matmul, mma};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Kernel, KernelLaunch};
@@ -83,13 +83,13 @@ const IN_WORKSPACE: u32 = 2;
 const ALIGNMENT: u32 = 16;
 
 /// The descriptors of a form, with the pinned algorithm for fewer rows than [`MANY`], and that for others.
-pub(super) struct Pinned {
+pub(super) struct PinnedAlgorithms {
     descriptors: Descriptors,
     few: lt::cublasLtMatmulAlgo_t,
     many: lt::cublasLtMatmulAlgo_t,
 }
 
-impl Pinned {
+impl PinnedAlgorithms {
     /// Asks the library for the algorithms of a form.
     fn new(handle: Arc<Handle>, form: &ProductForm) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
@@ -111,7 +111,7 @@ impl Pinned {
         };
         let first = |asked: u64, many: bool| {
             set_rows(&descriptors, product, asked)?;
-            let limits = Limits {
+            let limits = AlgorithmLimits {
                 workspace: WORKSPACE,
                 reductions: IN_WORKSPACE,
                 implementations: !0,
@@ -155,7 +155,7 @@ impl Gemm {
     /// Pins the algorithms of a form, unless that was done before.
     pub(crate) fn prepare_product(&mut self, form: ProductForm) -> Result<(), CudaError> {
         if !self.products.contains_key(&form) {
-            self.products.insert(form, Pinned::new(Arc::clone(&self.handle), &form)?);
+            self.products.insert(form, PinnedAlgorithms::new(Arc::clone(&self.handle), &form)?);
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Gemm {
         operands: &ProductOperands,
     ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
-        let Pinned { descriptors, few, many } = self.products.get(&form).ok_or_else(unprepared)?;
+        let PinnedAlgorithms { descriptors, few, many } = self.products.get(&form).ok_or_else(unprepared)?;
         let &ProductOperands { x, y, d, rows, accumulate, workspace } = operands;
         set_rows(descriptors, form.product, rows)?;
         let algorithm = if rows < MANY { few } else { many };
@@ -202,16 +202,16 @@ impl OwnProduct {
         GemmForm { tf32: self.tf32, epilogue, ..GemmForm::new(self.n, self.k, self.dtype) }
     }
 
-    fn operands(&self) -> Operands {
+    fn operands(&self) -> GemmOperands {
         let &Self { x, w, y, rows, accumulate, .. } = self;
         let residual = if accumulate { y } else { 0 };
-        Operands {
+        GemmOperands {
             x,
             w,
             scales: (0, 0),
             bias: 0,
             residual,
-            norm: super::Norm::default(),
+            norm: super::NormParameters::default(),
             y,
             rows,
             workspace: (0, 0),

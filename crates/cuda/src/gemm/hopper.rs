@@ -2,13 +2,13 @@
 //! the terms of an element in the same order, so tiles differ in speed only, and a row's bits depend on the row and
 //! the form alone.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
 use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, int};
 use crate::loaded_kernels::LoadedKernels;
-use crate::tensor_map::{Matrix, tensor_map};
+use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 use std::mem::offset_of;
@@ -30,7 +30,7 @@ impl ArgumentStruct for WgmmaArgs {}
 
 /// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tile {
+pub(crate) struct WgmmaTile {
     /// Name in the table of choices.
     pub(super) name: &'static str,
     /// Columns of a block's tile (BN).
@@ -50,16 +50,16 @@ pub(crate) struct Tile {
 }
 
 /// The tiles that are timed; the first is the default without timing.
-pub(super) const TILES: [Tile; 5] = [
-    Tile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
-    Tile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
-    Tile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
-    Tile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 5, group: 8 },
-    Tile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
+pub(super) const TILES: [WgmmaTile; 5] = [
+    WgmmaTile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
+    WgmmaTile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
+    WgmmaTile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
+    WgmmaTile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 5, group: 8 },
+    WgmmaTile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
 ];
 
 /// The tile for few rows.
-pub(super) const FEW: Tile = TILES[4];
+pub(super) const FEW: WgmmaTile = TILES[4];
 
 /// Columns of k of a stage.
 const DEPTH: u32 = 64;
@@ -72,7 +72,7 @@ const BUFFERS: u32 = 8 * 2 * PIECE * WARP_ROWS * 2;
 /// Threads of a block: two consumer warpgroups and one that loads.
 const THREADS: u32 = 384;
 
-impl Tile {
+impl WgmmaTile {
     /// Looks up a tile by its name in the table of choices.
     pub(super) fn named(name: &str) -> Option<Self> {
         TILES.into_iter().find(|tile| tile.name == name)
@@ -148,24 +148,24 @@ impl Tile {
         context: &Context,
         kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         let GemmForm { n, k, dtype, .. } = form;
-        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+        let &GemmOperands { x, w, bias, residual, y, rows, .. } = operands;
         // The kernel does not read a missing residual, but its tensor map must be valid.
         let r = if residual == 0 { y } else { residual };
-        let x = Matrix { address: x, rows, columns: k, dtype };
+        let x = DeviceMatrix { address: x, rows, columns: k, dtype };
         let (w, w_height) = if form.by_k {
-            (Matrix { address: w, rows: k, columns: n, dtype }, DEPTH / self.cluster)
+            (DeviceMatrix { address: w, rows: k, columns: n, dtype }, DEPTH / self.cluster)
         } else {
-            (Matrix { address: w, rows: form.outputs(), columns: k, dtype }, self.columns / self.cluster)
+            (DeviceMatrix { address: w, rows: form.outputs(), columns: k, dtype }, self.columns / self.cluster)
         };
-        let y = Matrix { address: y, rows, columns: n, dtype };
+        let y = DeviceMatrix { address: y, rows, columns: n, dtype };
         let maps = [
             tensor_map(context, &x, self.rows())?,
             tensor_map(context, &w, w_height)?,
             tensor_map(context, &y, WARP_ROWS)?,
-            tensor_map(context, &Matrix { address: r, ..y }, self.rows())?,
+            tensor_map(context, &DeviceMatrix { address: r, ..y }, self.rows())?,
         ];
         let args = WgmmaArgs { bias, rows: int(rows), n: int(n), k: int(k), unused: 0 };
         // Persistent clusters: at most one block per multiprocessor, each of which loops over tiles.
@@ -184,7 +184,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let by_k = GemmForm { by_k: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
     let [none, gelu, residual, gate] =
         [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
-    let of = |tile: Tile| {
+    let of = |tile: WgmmaTile| {
         let all = [none, gelu, form(DType::F16, Epilogue::None), by_k].into_iter();
         let residual = tile.has_residual().then_some(residual);
         let gate = tile.has_gate().then_some(gate);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn tiles_fit_into_a_multiprocessor_and_have_names_of_their_own() {
         for tile in TILES {
-            assert_eq!(Tile::named(tile.name), Some(tile));
+            assert_eq!(WgmmaTile::named(tile.name), Some(tile));
             assert!(tile.shared() <= 227 << 10, "{tile:?} takes {} bytes", tile.shared());
             // A TMA box has at most 256 rows, and each block's share of w must start at a multiple of 8 rows, a whole
             // swizzle.

@@ -2,7 +2,7 @@
 //! columns. Invariant: every tile sums the terms of an element in the same order, so tiles differ in speed only, and
 //! the bits of a row depend on the row and the form alone.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{ArgumentStruct, File, Kernel, Shape, int};
@@ -92,9 +92,9 @@ impl MmaTile {
         kernels: &LoadedKernels,
         form: GemmForm,
         out: DType,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
-        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+        let &GemmOperands { x, w, bias, residual, y, rows, .. } = operands;
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
         let args =

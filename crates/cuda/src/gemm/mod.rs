@@ -18,11 +18,11 @@ use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, int}
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
-use choose::Trial;
+use choose::GemmTrial;
 use cudarc::cublaslt::sys as lt;
 use description::{Description, Handle};
-use grad::Pinned;
-use hopper::Tile;
+use grad::PinnedAlgorithms;
+use hopper::WgmmaTile;
 use mma::MmaTile;
 use normed::Normed;
 use plimsoll_graph::DType;
@@ -31,9 +31,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
-use table::Table;
+use table::ChoiceTable;
 
-pub use choose::Candidate;
+pub use choose::GemmCandidate;
 pub(crate) use choose::ORDERS;
 pub(crate) use grad::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 pub(crate) use normed::WIDEST;
@@ -124,7 +124,7 @@ impl fmt::Display for GemmForm {
 
 /// Device addresses of a matmul's operands; 0 for operands that the form does not have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
+pub(crate) struct GemmOperands {
     /// (R, K)
     pub(crate) x: u64,
     /// (N, K), or (K, N) if the form is `by_k`
@@ -136,7 +136,7 @@ pub(crate) struct Operands {
     /// (R, N), may be the same address as `y`.
     pub(crate) residual: u64,
     /// Parameters of the layer norm in front.
-    pub(crate) norm: Norm,
+    pub(crate) norm: NormParameters,
     /// (R, N)
     pub(crate) y: u64,
     /// R, the number of rows.
@@ -147,7 +147,7 @@ pub(crate) struct Operands {
 
 /// Parameters of a layer norm: gamma (K), beta (K), and the epsilon that is added to variances.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Norm {
+pub(crate) struct NormParameters {
     pub(crate) gamma: u64,
     pub(crate) beta: u64,
     pub(crate) eps: f32,
@@ -155,7 +155,7 @@ pub(crate) struct Norm {
 
 /// The kernel that computes a matmul.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum GemmKernel {
     /// Our kernel of fused multiply-adds on CUDA cores, the canonical order of f32; GELU is a separate pass.
     Own,
     /// An algorithm of cuBLASLt; GELU is a separate pass.
@@ -163,7 +163,7 @@ enum Choice {
     /// Our `mma.sync` kernel, with a fused epilogue.
     Mma(MmaTile),
     /// Our wgmma kernel on Hopper, with a fused epilogue.
-    Hopper(Tile),
+    Hopper(WgmmaTile),
     /// Our wgmma kernel on Hopper with a layer norm in front.
     Normed(Normed),
 }
@@ -188,20 +188,20 @@ pub(crate) enum Choosing {
 /// The matmuls of one GPU, with the kernel chosen for each form.
 pub(crate) struct Gemm {
     handle: Arc<Handle>,
-    table: Table,
+    table: ChoiceTable,
     choosing: Choosing,
-    matmuls: HashMap<GemmForm, (Description, Choice)>,
-    products: HashMap<ProductForm, Pinned>,
+    matmuls: HashMap<GemmForm, (Description, GemmKernel)>,
+    products: HashMap<ProductForm, PinnedAlgorithms>,
     /// Forms whose kernels were collected ([`LoadedKernels::collect`]).
     collected: HashSet<GemmForm>,
-    candidates: Vec<Candidate>,
+    candidates: Vec<GemmCandidate>,
 }
 
 impl Gemm {
     /// Opens cuBLASLt and the table of earlier choices.
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
-        let table = Table::of(&context.card, handle.version());
+        let table = ChoiceTable::of(&context.card, handle.version());
         let (matmuls, products, collected) = (HashMap::new(), HashMap::new(), HashSet::new());
         let (handle, candidates) = (Arc::new(handle), vec![]);
         Ok(Self { handle, table, choosing, matmuls, products, collected, candidates })
@@ -214,7 +214,7 @@ impl Gemm {
         context: &Context,
         kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         if !self.collected.insert(form) {
             return Ok(());
@@ -225,7 +225,7 @@ impl Gemm {
             Choosing::First | Choosing::Surveyed => None,
             Choosing::Timed => self.table.lock().get(&form, operands.rows),
         };
-        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        let mut trial = GemmTrial { context, kernels, description: &description, form, operands: *operands };
         match known.filter(|known| trial.admits(known)) {
             Some(known) => known.prepare(context, kernels, form, operands),
             None => trial.collect(&self.choosing),
@@ -238,7 +238,7 @@ impl Gemm {
         context: &Context,
         kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         if self.matmuls.contains_key(&form) {
             return Ok(());
@@ -247,7 +247,7 @@ impl Gemm {
             return self.collect(context, kernels, form, operands);
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
-        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        let mut trial = GemmTrial { context, kernels, description: &description, form, operands: *operands };
         let choice = match self.choosing {
             Choosing::First | Choosing::Named(_) => trial.choose(&self.choosing)?,
             Choosing::Surveyed => {
@@ -275,7 +275,7 @@ impl Gemm {
     }
 
     /// All candidates of the matmuls prepared so far, with [`Choosing::Surveyed`].
-    pub(crate) fn candidates(&self) -> &[Candidate] {
+    pub(crate) fn candidates(&self) -> &[GemmCandidate] {
         &self.candidates
     }
 
@@ -285,7 +285,7 @@ impl Gemm {
         context: &Context,
         kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
         let (description, choice) = self.matmuls.get(&form).ok_or_else(unprepared)?;
@@ -306,14 +306,14 @@ impl Gemm {
     }
 }
 
-fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
+fn by<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
     let mut forms = BTreeMap::new();
     for choice in choices {
         let who = match choice {
-            Choice::Library(_) => LIBRARY,
-            Choice::Hopper(_) | Choice::Normed(_) => "wgmma",
-            Choice::Mma(_) => "mma.sync",
-            Choice::Own => "plain loops",
+            GemmKernel::Library(_) => LIBRARY,
+            GemmKernel::Hopper(_) | GemmKernel::Normed(_) => "wgmma",
+            GemmKernel::Mma(_) => "mma.sync",
+            GemmKernel::Own => "plain loops",
         };
         *forms.entry(who).or_insert(0) += 1;
     }
@@ -325,14 +325,14 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
 /// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
 /// rounds a result to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
 /// The bits of a form must not depend on where a plan puts the residual.
-fn in_place(context: &Context, form: GemmForm, operands: &Operands) -> Result<Operands, CudaError> {
-    let Operands { residual, y, rows, .. } = *operands;
+fn in_place(context: &Context, form: GemmForm, operands: &GemmOperands) -> Result<GemmOperands, CudaError> {
+    let GemmOperands { residual, y, rows, .. } = *operands;
     let bytes = (rows * form.n * form.out().size()) as usize;
     if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
         // SAFETY: both are operands of `bytes` bytes, and do not overlap.
         let code = unsafe { (context.api.cuMemcpyDtoDAsync_v2)(y, residual, bytes, context.stream) };
         context.api.check("cuMemcpyDtoDAsync", code)?;
-        return Ok(Operands { residual: y, ..*operands });
+        return Ok(GemmOperands { residual: y, ..*operands });
     }
     Ok(*operands)
 }
@@ -342,17 +342,17 @@ pub(crate) fn nothing_is_timed(card: &Card) -> bool {
     // SAFETY: the function has no preconditions.
     let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
     let library = Libraries::get().cublaslt.as_ref();
-    library.is_ok_and(|library| Table::of(card, version(library)).lock().is_empty())
+    library.is_ok_and(|library| ChoiceTable::of(card, version(library)).lock().is_empty())
 }
 
-impl Choice {
+impl GemmKernel {
     /// Compiles the kernels that [`Self::run`] launches.
     fn prepare(
         &self,
         context: &Context,
         kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
@@ -373,7 +373,7 @@ impl Choice {
         kernels: &LoadedKernels,
         description: &Description,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
@@ -420,9 +420,9 @@ const _: () = assert!(size_of::<MatmulArgs>() == 72 && offset_of!(MatmulArgs, k)
 impl ArgumentStruct for MatmulArgs {}
 
 /// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, with its grid and arguments.
-fn loop_matmul(form: GemmForm, operands: &Operands) -> KernelLaunch<MatmulArgs> {
+fn loop_matmul(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<MatmulArgs> {
     const TILE: u64 = 64;
-    let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
+    let &GemmOperands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
     let args = MatmulArgs {
         x,
@@ -441,7 +441,7 @@ fn loop_matmul(form: GemmForm, operands: &Operands) -> KernelLaunch<MatmulArgs> 
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
 /// is the tanh approximation; ours is exact (erf).
-fn gelu_pass(form: GemmForm, operands: &Operands) -> KernelLaunch<[Arg; 3]> {
+fn gelu_pass(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<[Arg; 3]> {
     gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 
@@ -485,13 +485,13 @@ mod tests {
 
     #[test]
     fn the_start_line_names_all_that_compute_matmuls() {
-        let library = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
-        let hopper = Choice::Hopper(hopper::TILES[0]);
+        let library = GemmKernel::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
+        let hopper = GemmKernel::Hopper(hopper::TILES[0]);
         for (choices, wanted) in [
             (&[][..], None),
             (&[library], Some("cuBLASLt (1 form)")),
             (&[hopper, library, hopper], Some("cuBLASLt (1 form) and wgmma (2 forms)")),
-            (&[Choice::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
+            (&[GemmKernel::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
         ] {
             assert_eq!(by(choices.iter()).as_deref(), wanted);
         }

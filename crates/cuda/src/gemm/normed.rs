@@ -3,14 +3,14 @@
 //! depend on that row alone; the number of blocks that share the columns of a row affects speed only.
 
 use super::hopper;
-use super::{GemmForm, Norm, Operands};
+use super::{GemmForm, GemmOperands, NormParameters};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
 use crate::kernel::{ArgumentStruct, File, Kernel, KernelLaunch, Shape, WithMaps, code, int};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::SeparateNorm;
-use crate::tensor_map::{Matrix, tensor_map};
+use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 use std::mem::offset_of;
@@ -115,7 +115,7 @@ impl Normed {
         context: &Context,
         kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
         kernels.prepare(context, &separate_norm(form, operands).launch().kernel, 0)?;
@@ -129,16 +129,16 @@ impl Normed {
         context: &Context,
         kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         let GemmForm { n, k, dtype, .. } = form;
         if operands.rows < self.few && operands.rows * k * dtype.size() <= operands.workspace.1 {
             return apart(context, kernels, form, operands);
         }
-        let &Operands { x, w, bias, norm: Norm { gamma, beta, eps }, y, rows, .. } = operands;
-        let x = Matrix { address: x, rows, columns: k, dtype };
-        let w = Matrix { address: w, rows: n, columns: k, dtype };
-        let y = Matrix { address: y, rows, columns: n, dtype };
+        let &GemmOperands { x, w, bias, norm: NormParameters { gamma, beta, eps }, y, rows, .. } = operands;
+        let x = DeviceMatrix { address: x, rows, columns: k, dtype };
+        let w = DeviceMatrix { address: w, rows: n, columns: k, dtype };
+        let y = DeviceMatrix { address: y, rows, columns: n, dtype };
         let maps = [
             tensor_map(context, &x, BOX)?,
             tensor_map(context, &w, COLUMNS / self.cluster)?,
@@ -160,17 +160,17 @@ fn apart(
     context: &Context,
     kernels: &LoadedKernels,
     form: GemmForm,
-    operands: &Operands,
+    operands: &GemmOperands,
 ) -> Result<(), CudaError> {
     let norm = separate_norm(form, operands);
     let KernelLaunch { kernel, shape, args } = norm.launch();
     kernels.call(context, &kernel, shape, &args)?;
-    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &Operands { x: norm.y, ..*operands })
+    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &GemmOperands { x: norm.y, ..*operands })
 }
 
 /// Returns the layer norm of a form as a separate kernel, which writes its rows to the workspace.
-fn separate_norm(form: GemmForm, operands: &Operands) -> SeparateNorm {
-    let Norm { gamma, beta, eps } = operands.norm;
+fn separate_norm(form: GemmForm, operands: &GemmOperands) -> SeparateNorm {
+    let NormParameters { gamma, beta, eps } = operands.norm;
     SeparateNorm {
         dtype: form.dtype,
         params: norm_params(form),

@@ -1,7 +1,7 @@
 //! Attention. Invariant: the kernel is determined by the element type, the head and the GPU, for all sequences of a
 //! run. The counts of a step only choose among variants of a kernel, which differ in speed and give the same bits.
 
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::capability::HOPPER;
 use crate::context::Card;
 use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
@@ -121,7 +121,7 @@ const _: () = assert!(size_of::<AttentionArgs>() == 136 && offset_of!(AttentionA
 impl ArgumentStruct for AttentionArgs {}
 
 /// Prepares or runs the attention of one step.
-pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
+pub(super) fn attention(call: &mut OpLaunch<'_>, op: &Attention) -> Result<(), DeviceError> {
     let operands = check(call, op)?;
     let capability = call.context.card.capability;
     // Blocks of queries belong to spans, of which a sequence of the step may have several.
@@ -262,7 +262,7 @@ impl AttentionVariant {
     /// Prepares or launches this variant for a step with the given counts.
     fn run(
         &self,
-        call: &mut Call<'_>,
+        call: &mut OpLaunch<'_>,
         op: &Attention,
         operands: &QkvTensors,
         counts: Counts,
@@ -397,7 +397,7 @@ fn constants<const N: usize>(some: [(&'static str, u32); N]) -> [Option<(&'stati
 }
 
 /// Checks what the kernels rely on, and returns the matrices of q, k and v.
-fn check(call: &Call<'_>, op: &Attention) -> Result<QkvTensors, DeviceError> {
+fn check(call: &OpLaunch<'_>, op: &Attention) -> Result<QkvTensors, DeviceError> {
     if op.head_dim > WIDEST_CUDA_HEAD {
         let dim = op.head_dim;
         return Err(call.refused(format!("a head of {dim} columns is wider than {WIDEST_CUDA_HEAD}")));
@@ -458,7 +458,7 @@ pub(super) fn columns(op: &Attention) -> [u64; 2] {
 
 /// Returns the arguments of every attention kernel, for blocks of `heads_per_block` heads.
 fn arguments(
-    call: &Call<'_>,
+    call: &OpLaunch<'_>,
     op: &Attention,
     operands: &QkvTensors,
     heads_per_block: u32,

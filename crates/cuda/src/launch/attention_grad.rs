@@ -3,10 +3,10 @@
 //! on its own sequence only.
 
 use super::attention::{columns, mask_extent, mask_kind};
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::capability::HOPPER;
 use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
-use crate::tensor_map::{Matrix, tensor_map};
+use crate::tensor_map::{DeviceMatrix, tensor_map};
 use cudarc::driver::sys::CUtensorMap;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
@@ -91,11 +91,11 @@ const _: () = assert!(size_of::<AttentionGradArgs>() == 176 && offset_of!(Attent
 impl ArgumentStruct for AttentionGradArgs {}
 
 /// Prepares or runs the gradients of attention that are read.
-pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<(), DeviceError> {
+pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Result<(), DeviceError> {
     let op = &op.forward;
     let operands = check(call, op)?;
     let gradients = gradients(call, op)?;
-    let Gradients { dq, dk, dv } = gradients;
+    let AttentionGradients { dq, dk, dv } = gradients;
     if dq.is_none() && dk.is_none() && dv.is_none() {
         return Ok(());
     }
@@ -205,7 +205,7 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
 
 /// Returns the tensor maps of q, k, v and dy, q and k rotated.
 fn tensor_maps(
-    call: &Call<'_>,
+    call: &OpLaunch<'_>,
     op: &Attention,
     operands: &AttentionGradOperands,
     workspace: &GradWorkspace,
@@ -215,7 +215,7 @@ fn tensor_maps(
     let rows = q.rows;
     // The map of k or v of a fused qkv is that of its whole matrix, which begins `column` columns before it.
     let [k_column, v_column] = columns(op);
-    let whole = |x: Tensor, column: u64| Matrix {
+    let whole = |x: Tensor, column: u64| DeviceMatrix {
         address: x.address - column * dtype.size(),
         rows,
         columns: x.columns,
@@ -223,13 +223,13 @@ fn tensor_maps(
     };
     let (q_matrix, k_matrix) = if op.rotary {
         (
-            Matrix { address: workspace.q_rotated, rows, columns: op.width(), dtype },
-            Matrix { address: workspace.k_rotated, rows, columns: op.kv_width(), dtype },
+            DeviceMatrix { address: workspace.q_rotated, rows, columns: op.width(), dtype },
+            DeviceMatrix { address: workspace.k_rotated, rows, columns: op.kv_width(), dtype },
         )
     } else {
         (whole(q, 0), whole(k, k_column))
     };
-    let dy_matrix = Matrix { address: dy.address, rows, columns: op.width(), dtype };
+    let dy_matrix = DeviceMatrix { address: dy.address, rows, columns: op.width(), dtype };
     let context = call.context;
     Ok([
         tensor_map(context, &q_matrix, 64)?,
@@ -260,7 +260,7 @@ struct AttentionGradOperands {
 }
 
 /// Checks what the kernels rely on, and returns the inputs.
-fn check(call: &Call<'_>, op: &Attention) -> Result<AttentionGradOperands, DeviceError> {
+fn check(call: &OpLaunch<'_>, op: &Attention) -> Result<AttentionGradOperands, DeviceError> {
     if op.head_dim > WIDEST_CUDA_HEAD {
         let dim = op.head_dim;
         return Err(call.refused(format!("a head of {dim} columns is wider than {WIDEST_CUDA_HEAD}")));
@@ -293,26 +293,26 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<AttentionGradOperands, Devic
 }
 
 /// Addresses of the first columns of dq, dk and dv; `None` for a gradient that is not read.
-struct Gradients {
+struct AttentionGradients {
     dq: Option<u64>,
     dk: Option<u64>,
     dv: Option<u64>,
 }
 
 /// Returns the outputs; those of a fused qkv are columns of one matrix.
-fn gradients(call: &Call<'_>, op: &Attention) -> Result<Gradients, DeviceError> {
+fn gradients(call: &OpLaunch<'_>, op: &Attention) -> Result<AttentionGradients, DeviceError> {
     match op.qkv {
         Qkv::Separate => {
             let dq = call.output_if(0)?.map(|d| d.address);
             let dk = call.output_if(1)?.map(|d| d.address);
             let dv = call.output_if(2)?.map(|d| d.address);
-            Ok(Gradients { dq, dk, dv })
+            Ok(AttentionGradients { dq, dk, dv })
         }
         Qkv::Fused => {
             let fused = call.output_if(0)?;
             let [dq, dk, dv] = [0, columns(op)[0], columns(op)[1]]
                 .map(|column| fused.map(|d| d.address + column * d.dtype.size()));
-            Ok(Gradients { dq, dk, dv })
+            Ok(AttentionGradients { dq, dk, dv })
         }
     }
 }
@@ -327,7 +327,7 @@ struct GradWorkspace {
 
 impl GradWorkspace {
     /// Carves the workspace for the step's tokens; an error if it is too small.
-    fn of(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<Self, DeviceError> {
+    fn of(call: &OpLaunch<'_>, op: &Attention, q: Tensor) -> Result<Self, DeviceError> {
         let (start, size) = call.workspace()?;
         let parts = cuda_flash_grad_parts(op, q.rows, q.dtype);
         if parts.into_iter().sum::<Bytes>().0 > size.0 {

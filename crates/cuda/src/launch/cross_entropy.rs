@@ -2,10 +2,10 @@
 //! Invariant: rows that do not count contribute nothing, whatever they hold.
 
 use super::linear_grad::{
-    Factors, OverRows, Sums, Workspace, carve, column_sums, forward, own, part, round, same_types, transpose,
-    zero,
+    ColumnSumsOutput, ForwardMatmul, OverRows, Workspace, carve, column_sums, forward, own, part, round,
+    same_types, transpose, zero,
 };
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{ArgumentStruct, File, Kernel, Shape, code, int};
 use crate::row_kernels::row_width;
@@ -106,7 +106,7 @@ struct LossHead {
 
 impl LossHead {
     /// Reads the operands, the first of which is input `at`.
-    fn new(call: &Call<'_>, op: &LinearCrossEntropy, at: usize) -> Result<Self, DeviceError> {
+    fn new(call: &OpLaunch<'_>, op: &LinearCrossEntropy, at: usize) -> Result<Self, DeviceError> {
         let x = call.input(at)?;
         let w = call.input(at + 1)?;
         let bias = op.bias.then(|| call.input(at + 2)).transpose()?;
@@ -137,7 +137,7 @@ impl LossHead {
     /// Writes the products of rows x with the weight, in f32, to `logits`.
     fn logits(
         &self,
-        call: &mut Call<'_>,
+        call: &mut OpLaunch<'_>,
         x: Tensor,
         logits: u64,
         library: Workspace,
@@ -203,7 +203,10 @@ fn total_kernel() -> Kernel {
     Kernel::new(File::CrossEntropy, "loss_total", DType::F32)
 }
 
-pub(super) fn linear_cross_entropy(call: &mut Call<'_>, op: &LinearCrossEntropy) -> Result<(), DeviceError> {
+pub(super) fn linear_cross_entropy(
+    call: &mut OpLaunch<'_>,
+    op: &LinearCrossEntropy,
+) -> Result<(), DeviceError> {
     let head = LossHead::new(call, op, 0)?;
     let loss = call.output_if(0)?;
     let lse = call.output_if(1)?;
@@ -248,7 +251,7 @@ pub(super) fn linear_cross_entropy(call: &mut Call<'_>, op: &LinearCrossEntropy)
 }
 
 pub(super) fn linear_cross_entropy_grad(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     op: &LinearCrossEntropyGrad,
 ) -> Result<(), DeviceError> {
     let bias = usize::from(op.forward.bias);
@@ -295,7 +298,7 @@ pub(super) fn linear_cross_entropy_grad(
         let g = Tensor { address: g, rows, columns: padded, dtype };
         if let Some(dx) = dx {
             let y = part(dx, first, rows).address;
-            let factors = Factors { x: g.address, w: w_t, y, rows };
+            let factors = ForwardMatmul { x: g.address, w: w_t, y, rows };
             forward(call, GemmForm::new(k, padded, dtype), factors, library)?;
         }
         if let Some(sum_dw) = sum_dw {
@@ -308,7 +311,13 @@ pub(super) fn linear_cross_entropy_grad(
         }
         if db.is_some() {
             let add = (first > 0).then_some(wide_db);
-            column_sums(call, g, sums, add, Sums { at: wide_db, dtype: DType::F32, columns: classes })?;
+            column_sums(
+                call,
+                g,
+                sums,
+                add,
+                ColumnSumsOutput { at: wide_db, dtype: DType::F32, columns: classes },
+            )?;
         }
     }
     if sizes.rows == 0 && !call.preparing {
@@ -330,7 +339,7 @@ pub(super) fn linear_cross_entropy_grad(
 
 /// Copies rows to `to`, with zeros in those that do not count.
 fn counted_rows(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     x: Tensor,
     targets: Tensor,
     to: u64,

@@ -1,7 +1,7 @@
 //! Mixture of experts: routing, dispatch, and the matmuls of all experts. Invariant: how many rows an expert has is known
 //! in device memory only; grids are sized for the worst case, and blocks without work return at once.
 
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, int};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<CombineGradArgs>() == 80 && offset_of!(CombineGr
 
 impl ArgumentStruct for CombineGradArgs {}
 
-pub(super) fn combine(call: &mut Call<'_>, op: &Combine) -> Result<(), DeviceError> {
+pub(super) fn combine(call: &mut OpLaunch<'_>, op: &Combine) -> Result<(), DeviceError> {
     let rows = call.input(0)?;
     let y = call.output(0)?;
     let args = CombineArgs {
@@ -78,7 +78,7 @@ pub(super) fn combine(call: &mut Call<'_>, op: &Combine) -> Result<(), DeviceErr
     call.kernel(&kernel, by_warp(y.rows), &args)
 }
 
-pub(super) fn combine_grad(call: &mut Call<'_>, op: &CombineGrad) -> Result<(), DeviceError> {
+pub(super) fn combine_grad(call: &mut OpLaunch<'_>, op: &CombineGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let rows = call.input(1)?;
     one_type(call, &[Some(dy), Some(rows)])?;
@@ -99,7 +99,7 @@ pub(super) fn combine_grad(call: &mut Call<'_>, op: &CombineGrad) -> Result<(), 
     call.kernel(&kernel, by_warp(rows.rows), &args)
 }
 
-pub(super) fn dispatch(call: &mut Call<'_>, op: &Dispatch) -> Result<(), DeviceError> {
+pub(super) fn dispatch(call: &mut OpLaunch<'_>, op: &Dispatch) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let order = call.input(1)?;
     let rows = call.output(0)?;
@@ -115,7 +115,7 @@ pub(super) fn dispatch(call: &mut Call<'_>, op: &Dispatch) -> Result<(), DeviceE
     call.kernel(&kernel, by_warp(rows.rows), &args)
 }
 
-pub(super) fn dispatch_grad(call: &mut Call<'_>, op: &DispatchGrad) -> Result<(), DeviceError> {
+pub(super) fn dispatch_grad(call: &mut OpLaunch<'_>, op: &DispatchGrad) -> Result<(), DeviceError> {
     let drows = call.input(0)?;
     let places = call.input(1)?;
     let dx = call.output(0)?;
@@ -229,7 +229,7 @@ struct GroupedMatmul {
 }
 
 impl GroupedMatmul {
-    fn launch(&self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn launch(&self, call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
         let &Self { form, a, b, bias, offsets, y, n, k, experts } = self;
         one_type(call, &[Some(a), Some(b), bias, Some(y)])?;
         let GroupedKernel { kernel, tile, threads, shared } = grouped_kernel(form, a.dtype, n, k);
@@ -256,7 +256,7 @@ impl GroupedMatmul {
     }
 }
 
-pub(super) fn grouped_linear(call: &mut Call<'_>, op: &GroupedLinear) -> Result<(), DeviceError> {
+pub(super) fn grouped_linear(call: &mut OpLaunch<'_>, op: &GroupedLinear) -> Result<(), DeviceError> {
     let a = call.input(0)?;
     let y = call.output(0)?;
     GroupedMatmul {
@@ -273,7 +273,10 @@ pub(super) fn grouped_linear(call: &mut Call<'_>, op: &GroupedLinear) -> Result<
     .launch(call)
 }
 
-pub(super) fn grouped_input_grad(call: &mut Call<'_>, op: &GroupedLinearInputGrad) -> Result<(), DeviceError> {
+pub(super) fn grouped_input_grad(
+    call: &mut OpLaunch<'_>,
+    op: &GroupedLinearInputGrad,
+) -> Result<(), DeviceError> {
     let a = call.input(0)?;
     let y = call.output(0)?;
     GroupedMatmul {
@@ -291,7 +294,7 @@ pub(super) fn grouped_input_grad(call: &mut Call<'_>, op: &GroupedLinearInputGra
 }
 
 pub(super) fn grouped_weight_grad(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     op: &GroupedLinearWeightGrad,
 ) -> Result<(), DeviceError> {
     let a = call.input(0)?;
@@ -499,7 +502,7 @@ const _: () = assert!(size_of::<RouterLossGradArgs>() == 56 && offset_of!(Router
 
 impl ArgumentStruct for RouterLossGradArgs {}
 
-pub(super) fn route(call: &mut Call<'_>, op: &Route) -> Result<(), DeviceError> {
+pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceError> {
     let logits = call.input(0)?;
     let tokens = logits.rows;
     let experts = u64::from(op.experts);
@@ -563,7 +566,7 @@ pub(super) fn route(call: &mut Call<'_>, op: &Route) -> Result<(), DeviceError> 
     call.kernel(&kernel("place"), Shape::of(chunks.max(1), THREADS), &args)
 }
 
-pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), DeviceError> {
+pub(super) fn route_grad(call: &mut OpLaunch<'_>, op: &RouteGrad) -> Result<(), DeviceError> {
     let dgates = call.input(0)?;
     let logits = call.input(1)?;
     check_experts(call, logits.columns)?;
@@ -583,7 +586,7 @@ pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), Devi
     call.kernel(&kernel, by_warp(logits.rows), &args)
 }
 
-pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), DeviceError> {
+pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<(), DeviceError> {
     let logits = call.input(0)?;
     let experts = call.input(1)?;
     let packs = call.input(2)?;
@@ -626,7 +629,7 @@ pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), De
     call.kernel(&kernel("router_loss"), Shape::of(packs.rows.max(1), MANY_THREADS), &args)
 }
 
-pub(super) fn router_loss_grad(call: &mut Call<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
+pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
     let dloss = call.input(0)?;
     let logits = call.input(1)?;
     let experts = call.input(2)?;
@@ -672,7 +675,7 @@ pub(super) fn router_loss_grad(call: &mut Call<'_>, op: &RouterLossGrad) -> Resu
 }
 
 /// Sizes of a step of a router.
-fn counts(call: &Call<'_>, tokens: u64, packs: u64) -> Counts {
+fn counts(call: &OpLaunch<'_>, tokens: u64, packs: u64) -> Counts {
     Counts { tokens, packs, ..call.launch.counts }
 }
 
@@ -691,7 +694,7 @@ fn router_kernel(entry: &'static str, dtype: DType, experts: u64, chunk: u64) ->
 }
 
 /// Checks that a router has at most [`MAX_EXPERTS`] experts; the kernel table checks this of [`Route`] only.
-fn check_experts(call: &Call<'_>, experts: u64) -> Result<(), DeviceError> {
+fn check_experts(call: &OpLaunch<'_>, experts: u64) -> Result<(), DeviceError> {
     if !(1..=u64::from(MAX_EXPERTS)).contains(&experts) {
         return Err(call.refused(format!("{experts} experts; GPUs route to 1 to {MAX_EXPERTS}")));
     }
@@ -699,7 +702,7 @@ fn check_experts(call: &Call<'_>, experts: u64) -> Result<(), DeviceError> {
 }
 
 /// Addresses of the parts of the workspace, which follow one another. Fails if they do not fit.
-fn parts_of<const N: usize>(call: &Call<'_>, sizes: [u64; N]) -> Result<[u64; N], DeviceError> {
+fn parts_of<const N: usize>(call: &OpLaunch<'_>, sizes: [u64; N]) -> Result<[u64; N], DeviceError> {
     let (start, bytes) = call.workspace()?;
     let mut parts = [0; N];
     let mut used = 0;
@@ -719,7 +722,7 @@ fn address_if(tensor: Option<Tensor>) -> u64 {
 }
 
 /// Checks that all operands have the same element type.
-fn one_type(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn one_type(call: &OpLaunch<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
     let mut dtypes = operands.iter().flatten().map(|operand| operand.dtype);
     let first = dtypes.next();
     match dtypes.find(|&dtype| Some(dtype) != first) {

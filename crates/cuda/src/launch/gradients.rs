@@ -4,7 +4,7 @@
 
 use super::rows::{elements, flat};
 use super::sequence::by_sequence;
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
 use crate::row_kernels::{NormShape, THREADS, group, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
@@ -26,7 +26,7 @@ const FEW_ROWS: u64 = 4096;
 const BAD_TOKEN: u64 = 1;
 const BAD_ROW: u64 = 3;
 
-pub(super) fn accumulate(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn accumulate(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let acc = call.input(0)?;
     let g = call.input(1)?;
     let keep = call.input(2)?;
@@ -40,7 +40,7 @@ fn accumulate_kernel(dtype: DType, gradient: DType) -> Kernel {
     Kernel::new(File::ElementwiseGrad, "accumulate", dtype).with("GRADIENT", code(gradient))
 }
 
-pub(super) fn scale(call: &mut Call<'_>, op: &Scale) -> Result<(), DeviceError> {
+pub(super) fn scale(call: &mut OpLaunch<'_>, op: &Scale) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), elements(&y), Arg::float(op.factor)];
@@ -70,7 +70,7 @@ const _: () = assert!(size_of::<DropoutArgs>() == 72 && offset_of!(DropoutArgs, 
 
 impl ArgumentStruct for DropoutArgs {}
 
-pub(super) fn dropout(call: &mut Call<'_>, op: &Dropout) -> Result<(), DeviceError> {
+pub(super) fn dropout(call: &mut OpLaunch<'_>, op: &Dropout) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let seed = call.input(1)?;
     let packs = call.input(2)?;
@@ -103,16 +103,16 @@ fn dropout_kernel(dtype: DType, columns: u64) -> Kernel {
     Kernel::new(File::ElementwiseGrad, "dropout", dtype).with("WHOLE_GROUPS", i64::from(whole_groups))
 }
 
-pub(super) fn gelu_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn gelu_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     binary(call, "gelu_grad")
 }
 
-pub(super) fn relu_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn relu_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     binary(call, "relu_grad")
 }
 
 /// Runs an elementwise kernel of two inputs.
-fn binary(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
+fn binary(call: &mut OpLaunch<'_>, entry: &'static str) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let x = call.input(1)?;
     let dx = call.output(0)?;
@@ -120,7 +120,7 @@ fn binary(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
     call.kernel(&Kernel::new(File::ElementwiseGrad, entry, dx.dtype), flat(&dx, wide(dx.dtype)), &args)
 }
 
-pub(super) fn glu_grad(call: &mut Call<'_>, op: &GluGrad) -> Result<(), DeviceError> {
+pub(super) fn glu_grad(call: &mut OpLaunch<'_>, op: &GluGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let x = call.input(1)?;
     let dx = call.output(0)?;
@@ -139,7 +139,7 @@ fn glu_grad_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel
     kernel.with("COLUMNS", columns as i64).with("SILU", silu)
 }
 
-pub(super) fn concat_grad(call: &mut Call<'_>, op: &ConcatGrad) -> Result<(), DeviceError> {
+pub(super) fn concat_grad(call: &mut OpLaunch<'_>, op: &ConcatGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let dx = call.output(0)?;
     // All rows of both matrices are aligned if these three numbers are.
@@ -160,7 +160,7 @@ fn concat_grad_kernel(dtype: DType, width: u64) -> Kernel {
     Kernel::new(File::ElementwiseGrad, "concat_grad", dtype).with("WIDTH", width as i64)
 }
 
-pub(super) fn softmax_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn softmax_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let y = call.input(1)?;
     let dx = call.output(0)?;
@@ -186,7 +186,7 @@ const _: () = assert!(size_of::<RmsNormArgs>() == 48 && offset_of!(RmsNormArgs, 
 
 impl ArgumentStruct for RmsNormArgs {}
 
-pub(super) fn rms_norm(call: &mut Call<'_>, op: &RmsNorm) -> Result<(), DeviceError> {
+pub(super) fn rms_norm(call: &mut OpLaunch<'_>, op: &RmsNorm) -> Result<(), DeviceError> {
     let x = call.input(0)?.by_heads(op.heads);
     let gamma = call.input(1)?;
     let y = call.output_if(0)?;
@@ -212,7 +212,7 @@ fn rms_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Ker
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 
-pub(super) fn layer_norm_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn layer_norm_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let operands = NormGradOperands {
         dy: call.input(0)?,
         x: call.input(1)?,
@@ -226,7 +226,7 @@ pub(super) fn layer_norm_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
     norm_grad(call, &operands)
 }
 
-pub(super) fn rms_norm_grad(call: &mut Call<'_>, op: &RmsNormGrad) -> Result<(), DeviceError> {
+pub(super) fn rms_norm_grad(call: &mut OpLaunch<'_>, op: &RmsNormGrad) -> Result<(), DeviceError> {
     let operands = NormGradOperands {
         dy: call.input(0)?.by_heads(op.heads),
         x: call.input(1)?.by_heads(op.heads),
@@ -290,7 +290,7 @@ const _: () = assert!(size_of::<WideNormGradArgs>() == 56 && offset_of!(WideNorm
 impl ArgumentStruct for WideNormGradArgs {}
 
 /// Runs the gradient of a norm.
-fn norm_grad(call: &mut Call<'_>, operands: &NormGradOperands) -> Result<(), DeviceError> {
+fn norm_grad(call: &mut OpLaunch<'_>, operands: &NormGradOperands) -> Result<(), DeviceError> {
     let &NormGradOperands { dy, x, mean, rstd, gamma, dx, dgamma, dbeta } = operands;
     check_types(call, &[mean.unwrap_or(rstd), rstd])?;
     let sums = if mean.is_some() { 2 } else { 1 };
@@ -316,7 +316,7 @@ fn norm_grad(call: &mut Call<'_>, operands: &NormGradOperands) -> Result<(), Dev
     }
     // The sums come first, because dx may be dy or x. A norm without mean has no use for the second of them.
     if dgamma.is_some() || dbeta.is_some() {
-        let summed = SummedRows { terms: Terms::RowNorm, dy, x, a: mean, b: Some(rstd), eps: 0.0 };
+        let summed = SummedRows { terms: SummedTerms::RowNorm, dy, x, a: mean, b: Some(rstd), eps: 0.0 };
         column_sums(call, &summed, partials)?;
         add_partials(call, dy, 2, partials, outs)?;
     }
@@ -411,7 +411,7 @@ const _: () = assert!(size_of::<BatchNormRowsArgs>() == 64 && offset_of!(BatchNo
 
 impl ArgumentStruct for BatchNormRowsArgs {}
 
-pub(super) fn batch_norm_train(call: &mut Call<'_>, op: &BatchNormTrain) -> Result<(), DeviceError> {
+pub(super) fn batch_norm_train(call: &mut OpLaunch<'_>, op: &BatchNormTrain) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let gamma = call.input(1)?;
     let beta = call.input(2)?;
@@ -428,7 +428,7 @@ pub(super) fn batch_norm_train(call: &mut Call<'_>, op: &BatchNormTrain) -> Resu
         dtype: DType::F32,
     });
     // The squares are of differences from the mean, so they come second.
-    for (i, terms) in [(0, Terms::Plain), (1, Terms::Squares)] {
+    for (i, terms) in [(0, SummedTerms::Plain), (1, SummedTerms::Squares)] {
         column_sums(call, &SummedRows { terms, dy: x, x, a: Some(mean), b: None, eps: 0.0 }, partials)?;
         let args = MomentsArgs {
             partials,
@@ -462,24 +462,24 @@ pub(super) fn batch_norm_train(call: &mut Call<'_>, op: &BatchNormTrain) -> Resu
     call.kernel(&kernel, by_chunks(&x), &args)
 }
 
-pub(super) fn batch_norm_train_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn batch_norm_train_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let statistics =
-        BatchStatistics { terms: Terms::BatchNorm, a: call.input(2)?, b: call.input(3)?, eps: 0.0 };
+        BatchNormStatistics { terms: SummedTerms::BatchNorm, a: call.input(2)?, b: call.input(3)?, eps: 0.0 };
     let gamma = call.input(4)?;
     batch_norm_grads(call, &statistics, gamma)
 }
 
-pub(super) fn batch_norm_grad(call: &mut Call<'_>, op: &BatchNormGrad) -> Result<(), DeviceError> {
+pub(super) fn batch_norm_grad(call: &mut OpLaunch<'_>, op: &BatchNormGrad) -> Result<(), DeviceError> {
     let gamma = call.input(2)?;
     let statistics =
-        BatchStatistics { terms: Terms::Running, a: call.input(3)?, b: call.input(4)?, eps: op.eps };
+        BatchNormStatistics { terms: SummedTerms::Running, a: call.input(3)?, b: call.input(4)?, eps: op.eps };
     batch_norm_grads(call, &statistics, gamma)
 }
 
-/// Statistics of a batch norm: mean and rstd of the batch ([`Terms::BatchNorm`]), or running mean and variance
-/// ([`Terms::Running`]).
-struct BatchStatistics {
-    terms: Terms,
+/// Statistics of a batch norm: mean and rstd of the batch ([`SummedTerms::BatchNorm`]), or running mean and variance
+/// ([`SummedTerms::Running`]).
+struct BatchNormStatistics {
+    terms: SummedTerms,
     a: Tensor,
     b: Tensor,
     /// Added to the running variance.
@@ -509,18 +509,18 @@ impl ArgumentStruct for BatchNormInputGradArgs {}
 
 /// Runs the gradient of batch norm.
 fn batch_norm_grads(
-    call: &mut Call<'_>,
-    statistics: &BatchStatistics,
+    call: &mut OpLaunch<'_>,
+    statistics: &BatchNormStatistics,
     gamma: Tensor,
 ) -> Result<(), DeviceError> {
-    let &BatchStatistics { terms, a, b, eps } = statistics;
+    let &BatchNormStatistics { terms, a, b, eps } = statistics;
     let dy = call.input(0)?;
     let x = call.input(1)?;
     let dx = call.output_if(0)?;
     let dgamma = call.output_if(1)?;
     let dbeta = call.output_if(2)?;
     check_types(call, &[a, b])?;
-    let running = terms == Terms::Running;
+    let running = terms == SummedTerms::Running;
     let [partials, finished] =
         parts(call, column_sums_parts(dy.rows, dy.columns, 2, if running { 0 } else { 2 }))?;
     let wide = (!running).then_some(finished);
@@ -559,7 +559,7 @@ fn batch_norm_kernel(
 
 /// Terms that `column_sums` adds; the numbers are those of column_sums.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Terms {
+enum SummedTerms {
     Plain = 0,
     Squares = 1,
     BatchNorm = 2,
@@ -570,7 +570,7 @@ enum Terms {
 
 /// Rows whose terms are summed by column; `a` and `b` are the vectors that the terms contain.
 struct SummedRows {
-    terms: Terms,
+    terms: SummedTerms,
     dy: Tensor,
     x: Tensor,
     a: Option<Tensor>,
@@ -597,7 +597,7 @@ const _: () = assert!(size_of::<ColumnSumsArgs>() == 56 && offset_of!(ColumnSums
 impl ArgumentStruct for ColumnSumsArgs {}
 
 /// Adds terms of [`SUM_ROWS`] rows at a time to `partials`.
-fn column_sums(call: &mut Call<'_>, summed: &SummedRows, partials: u64) -> Result<(), DeviceError> {
+fn column_sums(call: &mut OpLaunch<'_>, summed: &SummedRows, partials: u64) -> Result<(), DeviceError> {
     let &SummedRows { terms, dy, x, a, b, eps } = summed;
     let statistics = b.or(a).map_or(DType::F32, |t| t.dtype);
     let args = ColumnSumsArgs {
@@ -613,7 +613,7 @@ fn column_sums(call: &mut Call<'_>, summed: &SummedRows, partials: u64) -> Resul
     call.kernel(&column_sums_kernel(terms, x.dtype, statistics, x.columns), by_chunks(&x), &args)
 }
 
-fn column_sums_kernel(terms: Terms, dtype: DType, statistics: DType, columns: u64) -> Kernel {
+fn column_sums_kernel(terms: SummedTerms, dtype: DType, statistics: DType, columns: u64) -> Kernel {
     let kernel = Kernel::new(File::ColumnSums, "column_sums", dtype).with("OF", terms as i64);
     let kernel = kernel.with("STAT", code(statistics)).with("SUM_ROWS", SUM_ROWS as i64);
     kernel.with("WIDTH", row_width(dtype, columns) as i64)
@@ -653,7 +653,7 @@ impl ArgumentStruct for AddPartialsArgs {}
 
 /// Adds the partial sums of the rows of `matrix` (`sums` for each column) to the outputs.
 fn add_partials(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     matrix: Tensor,
     sums: u32,
     partials: u64,
@@ -701,7 +701,7 @@ const _: () = assert!(size_of::<SegmentMeanGradArgs>() == 64 && offset_of!(Segme
 
 impl ArgumentStruct for SegmentMeanGradArgs {}
 
-pub(super) fn segment_mean_grad(call: &mut Call<'_>, op: &SegmentMeanGrad) -> Result<(), DeviceError> {
+pub(super) fn segment_mean_grad(call: &mut OpLaunch<'_>, op: &SegmentMeanGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let spans = call.input(1)?;
     let dx = call.output(0)?;
@@ -751,7 +751,7 @@ const _: () = assert!(size_of::<TokenKeysArgs>() == 64 && offset_of!(TokenKeysAr
 
 impl ArgumentStruct for TokenKeysArgs {}
 
-pub(super) fn embed_grad(call: &mut Call<'_>, op: &EmbedGrad) -> Result<(), DeviceError> {
+pub(super) fn embed_grad(call: &mut OpLaunch<'_>, op: &EmbedGrad) -> Result<(), DeviceError> {
     let dx = call.input(0)?;
     let ids = call.input(1)?;
     let table = call.output_if(0)?;
@@ -784,14 +784,14 @@ pub(super) fn embed_grad(call: &mut Call<'_>, op: &EmbedGrad) -> Result<(), Devi
         sums.add(call, scales, table, op.vocab < FEW_ROWS)?;
     }
     if let Some(row) = row {
-        let summed = SummedRows { terms: Terms::Scaled, dy: dx, x: dx, a: scales, b: None, eps: 0.0 };
+        let summed = SummedRows { terms: SummedTerms::Scaled, dy: dx, x: dx, a: scales, b: None, eps: 0.0 };
         column_sums(call, &summed, row_parts)?;
         add_partials(call, dx, 1, row_parts, PartialSumOutputs { first: Some(row), second: None, wide: None })?;
     }
     Ok(())
 }
 
-pub(super) fn select_rows_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn select_rows_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let rows = call.input(1)?;
     let dx = call.output(0)?;
@@ -861,7 +861,7 @@ impl IndexedSums {
     }
 
     /// Checks table rows, and writes them as keys.
-    fn row_keys(&self, call: &mut Call<'_>, ids: Tensor, code: u64) -> Result<(), DeviceError> {
+    fn row_keys(&self, call: &mut OpLaunch<'_>, ids: Tensor, code: u64) -> Result<(), DeviceError> {
         let args = [
             ids.pointer(),
             Arg::pointer(self.keys[0]),
@@ -876,7 +876,7 @@ impl IndexedSums {
 
     /// Sorts row numbers by key and returns the index of the buffers that hold them. Keys are at most `limit`, so the
     /// number of passes follows from it.
-    fn sort(&self, call: &mut Call<'_>) -> Result<usize, DeviceError> {
+    fn sort(&self, call: &mut OpLaunch<'_>) -> Result<usize, DeviceError> {
         let count = self.x.rows;
         let chunks = count.div_ceil(SORT_CHUNK);
         let shape = Shape::of(chunks, THREADS);
@@ -910,7 +910,7 @@ impl IndexedSums {
     /// Writes the sums of all table rows to `table`. `few`: whether a block completes a table row.
     fn add(
         &self,
-        call: &mut Call<'_>,
+        call: &mut OpLaunch<'_>,
         scales: Option<Tensor>,
         table: Tensor,
         few: bool,
@@ -977,7 +977,7 @@ fn address_if(tensor: Option<Tensor>) -> u64 {
 }
 
 /// Checks that tensors have one element type.
-fn check_types(call: &Call<'_>, tensors: &[Tensor]) -> Result<(), DeviceError> {
+fn check_types(call: &OpLaunch<'_>, tensors: &[Tensor]) -> Result<(), DeviceError> {
     match tensors.iter().find(|other| other.dtype != tensors[0].dtype) {
         None => Ok(()),
         Some(other) => {
@@ -987,7 +987,7 @@ fn check_types(call: &Call<'_>, tensors: &[Tensor]) -> Result<(), DeviceError> {
 }
 
 /// Returns the addresses of adjacent parts of the workspace; an error if the workspace is too small for them.
-fn parts<const N: usize>(call: &Call<'_>, sizes: [Bytes; N]) -> Result<[u64; N], DeviceError> {
+fn parts<const N: usize>(call: &OpLaunch<'_>, sizes: [Bytes; N]) -> Result<[u64; N], DeviceError> {
     let (at, bytes) = call.workspace()?;
     let needed: Bytes = sizes.into_iter().sum();
     if needed > bytes {
@@ -1041,12 +1041,12 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         for columns in [768, 33] {
             for statistics in [DType::F32, dtype] {
                 let terms = [
-                    Terms::Plain,
-                    Terms::Squares,
-                    Terms::BatchNorm,
-                    Terms::Running,
-                    Terms::RowNorm,
-                    Terms::Scaled,
+                    SummedTerms::Plain,
+                    SummedTerms::Squares,
+                    SummedTerms::BatchNorm,
+                    SummedTerms::Running,
+                    SummedTerms::RowNorm,
+                    SummedTerms::Scaled,
                 ];
                 kernels.extend(terms.map(|of| column_sums_kernel(of, dtype, statistics, columns)));
                 let kernel = |entry| batch_norm_kernel(entry, dtype, statistics, statistics, columns);

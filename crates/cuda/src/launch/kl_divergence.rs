@@ -10,7 +10,7 @@ use plimsoll_graph::DType;
 const THREADS: u32 = 256;
 const WARPS: u64 = THREADS as u64 / 32;
 
-pub(super) fn kl_divergence(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn kl_divergence(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.input(1)?;
     let loss = call.output(0)?;
@@ -18,7 +18,7 @@ pub(super) fn kl_divergence(call: &mut Call<'_>) -> Result<(), DeviceError> {
     call.kernel(&kernel("kl_divergence", x.dtype), Shape::of(1, THREADS), &args)
 }
 
-pub(super) fn kl_divergence_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn kl_divergence_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let dloss = call.input(0)?;
     let x = call.input(1)?;
     let y = call.input(2)?;

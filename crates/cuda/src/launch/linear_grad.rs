@@ -2,9 +2,10 @@
 //! in an order that depends on the number of rows and the shapes only.
 
 use super::rows::cast_to;
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::gemm::{
-    GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands, takes_w_by_k,
+    GemmForm, GemmOperands, MANY_ROWS, NormParameters, OwnProduct, Product, ProductForm, ProductOperands,
+    takes_w_by_k,
 };
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use crate::row_kernels::row_width;
@@ -20,7 +21,7 @@ const THREADS: u32 = 256;
 
 /// dx (R, K) = dy (R, N) W (N, K): the forward matmul with W transposed, so it has that matmul's order of sums and its
 /// kernels. Where no kernel reads W as it is, it is transposed first.
-pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<(), DeviceError> {
+pub(super) fn input_grad(call: &mut OpLaunch<'_>, op: &LinearInputGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let w = call.input(1)?;
     let Some(dx) = call.output_if(0)? else { return Ok(()) };
@@ -36,12 +37,12 @@ pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<()
         transpose(call, w, transposed, n)?;
     }
     let w = if by_k { w.address } else { transposed };
-    let operands = Factors { x: dy.address, w, y: dx.address, rows: dy.rows };
+    let operands = ForwardMatmul { x: dy.address, w, y: dx.address, rows: dy.rows };
     forward(call, GemmForm { by_k, ..form }, operands, Workspace { address: library, bytes: parts[1] })
 }
 
 /// dw (N, K) = dy (R, N)^T x (R, K), db (N) = sums of the columns of dy.
-pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<(), DeviceError> {
+pub(super) fn weight_grad(call: &mut OpLaunch<'_>, op: &LinearWeightGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
     let x = call.input(1)?;
     let dw = call.output_if(0)?;
@@ -67,13 +68,13 @@ pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<
         }
     }
     if let Some(db) = db {
-        column_sums(call, dy, sums, None, Sums { at: db.address, dtype: db.dtype, columns: n })?;
+        column_sums(call, dy, sums, None, ColumnSumsOutput { at: db.address, dtype: db.dtype, columns: n })?;
     }
     Ok(())
 }
 
 /// Divides the workspace into parts; returns their addresses.
-pub(super) fn carve<const N: usize>(call: &Call<'_>, parts: [Bytes; N]) -> Result<[u64; N], DeviceError> {
+pub(super) fn carve<const N: usize>(call: &OpLaunch<'_>, parts: [Bytes; N]) -> Result<[u64; N], DeviceError> {
     let (address, planned) = call.workspace()?;
     let mut end = 0;
     let addresses = parts.map(|part| {
@@ -88,7 +89,7 @@ pub(super) fn carve<const N: usize>(call: &Call<'_>, parts: [Bytes; N]) -> Resul
 }
 
 /// Checks that operands have one float type.
-pub(super) fn same_types(call: &Call<'_>, dtype: DType, others: &[Tensor]) -> Result<(), DeviceError> {
+pub(super) fn same_types(call: &OpLaunch<'_>, dtype: DType, others: &[Tensor]) -> Result<(), DeviceError> {
     match others.iter().find(|other| other.dtype != dtype) {
         None => Ok(()),
         Some(other) => Err(call.refused(format!(
@@ -108,7 +109,7 @@ pub(super) struct Workspace {
 
 /// Device addresses of the operands of a forward matmul, and its number of rows.
 #[derive(Clone, Copy)]
-pub(super) struct Factors {
+pub(super) struct ForwardMatmul {
     pub(super) x: u64,
     pub(super) w: u64,
     pub(super) y: u64,
@@ -117,19 +118,19 @@ pub(super) struct Factors {
 
 /// Prepares or runs a forward matmul without bias.
 pub(super) fn forward(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     form: GemmForm,
-    factors: Factors,
+    factors: ForwardMatmul,
     library: Workspace,
 ) -> Result<(), DeviceError> {
-    let Factors { x, w, y, rows } = factors;
-    let operands = Operands {
+    let ForwardMatmul { x, w, y, rows } = factors;
+    let operands = GemmOperands {
         x,
         w,
         scales: (0, 0),
         bias: 0,
         residual: 0,
-        norm: Norm::default(),
+        norm: NormParameters::default(),
         y,
         rows,
         workspace: (library.address, library.bytes.0),
@@ -165,7 +166,7 @@ impl OverRows {
     /// of any product of the op, at most [`MANY_ROWS`].
     pub(super) fn by_library(
         &self,
-        call: &mut Call<'_>,
+        call: &mut OpLaunch<'_>,
         d: u64,
         out: DType,
         max_rows: u64,
@@ -191,7 +192,7 @@ impl OverRows {
 
     /// Computes the wanted rows of d by our own kernels in f32, [`GRAD_ROWS`] rows of x and y at a time; `accumulate` adds
     /// them to d.
-    pub(super) fn by_own(&self, call: &mut Call<'_>, d: u64, accumulate: bool) -> Result<(), DeviceError> {
+    pub(super) fn by_own(&self, call: &mut OpLaunch<'_>, d: u64, accumulate: bool) -> Result<(), DeviceError> {
         let &Self { x, y, tf32, classes, y_t, x_t, .. } = self;
         // Without rows, a product of no terms writes zeros.
         let chunks = if call.preparing { 1 } else { x.rows.div_ceil(GRAD_ROWS).max(1) };
@@ -220,7 +221,7 @@ impl OverRows {
 }
 
 /// Prepares or runs a product by our own kernels.
-pub(super) fn own(call: &mut Call<'_>, product: &OwnProduct) -> Result<(), DeviceError> {
+pub(super) fn own(call: &mut OpLaunch<'_>, product: &OwnProduct) -> Result<(), DeviceError> {
     if call.preparing {
         product.prepare(call.context, call.kernels)?;
     } else {
@@ -235,7 +236,7 @@ pub(super) fn part(of: Tensor, first: u64, rows: u64) -> Tensor {
 }
 
 /// Writes zeros.
-pub(super) fn zero(call: &Call<'_>, address: u64, bytes: Bytes) -> Result<(), DeviceError> {
+pub(super) fn zero(call: &OpLaunch<'_>, address: u64, bytes: Bytes) -> Result<(), DeviceError> {
     if call.preparing || bytes == Bytes::ZERO {
         return Ok(());
     }
@@ -247,7 +248,7 @@ pub(super) fn zero(call: &Call<'_>, address: u64, bytes: Bytes) -> Result<(), De
 
 /// Rounds f32 elements to another type.
 pub(super) fn round(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     from: u64,
     to: u64,
     dtype: DType,
@@ -259,7 +260,7 @@ pub(super) fn round(
 
 /// Transposes x (R, C) to y (C, `stride`), with zeros in the columns of y behind R. 16-byte loads need an x whose first
 /// row is aligned.
-pub(super) fn transpose(call: &mut Call<'_>, x: Tensor, y: u64, stride: u64) -> Result<(), DeviceError> {
+pub(super) fn transpose(call: &mut OpLaunch<'_>, x: Tensor, y: u64, stride: u64) -> Result<(), DeviceError> {
     const TILE: u64 = 64;
     let blocks = (x.columns.div_ceil(TILE) as u32, stride.div_ceil(TILE) as u32, 1);
     let args = [x.pointer(), Arg::pointer(y), Arg::int(x.rows), Arg::int(x.columns), Arg::int(stride)];
@@ -275,7 +276,7 @@ fn transpose_kernel(dtype: DType, columns: u64, stride: u64) -> Kernel {
 
 /// A vector to which sums are written.
 #[derive(Clone, Copy)]
-pub(super) struct Sums {
+pub(super) struct ColumnSumsOutput {
     pub(super) at: u64,
     pub(super) dtype: DType,
     /// Number of elements: at most the columns of the matrix.
@@ -285,11 +286,11 @@ pub(super) struct Sums {
 /// Writes to `y` the sums of the columns of x over its rows, plus the f32 vector at `add`, which may be `y`. Needs a
 /// workspace of a f32 row for every [`BIAS_ROWS`] rows of x.
 pub(super) fn column_sums(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     x: Tensor,
     workspace: u64,
     add: Option<u64>,
-    y: Sums,
+    y: ColumnSumsOutput,
 ) -> Result<(), DeviceError> {
     let width = row_width(x.dtype, x.columns);
     let chunks = x.rows.div_ceil(BIAS_ROWS);

@@ -18,16 +18,16 @@ use crate::arena::Arena;
 use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm::{self, Gemm};
-use crate::kernel::{Arg, Arguments, Kernel, Shape};
+use crate::kernel::{Arg, Kernel, KernelArguments, Shape};
 use crate::loaded_kernels::LoadedKernels;
-use crate::tensor_map::Matrix;
+use crate::tensor_map::DeviceMatrix;
 use plimsoll_exec::{DeviceError, Launch, Operand};
 use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
 use plimsoll_plan::{CudaKernel, KernelId};
 use plimsoll_setting::Setting;
 
 /// The launch of an op, with everything that its kernels need.
-pub(crate) struct Call<'a> {
+pub(crate) struct OpLaunch<'a> {
     pub(crate) context: &'a Context,
     pub(crate) arena: &'a Arena,
     pub(crate) kernels: &'a mut LoadedKernels,
@@ -50,9 +50,9 @@ impl Tensor {
     /// An operand that an op does not have: its address is null.
     pub(crate) const NONE: Self = Self { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
 
-    pub(crate) fn matrix(&self) -> Matrix {
+    pub(crate) fn matrix(&self) -> DeviceMatrix {
         let &Self { address, rows, columns, dtype } = self;
-        Matrix { address, rows, columns, dtype }
+        DeviceMatrix { address, rows, columns, dtype }
     }
 
     pub(crate) fn pointer(&self) -> Arg {
@@ -83,7 +83,7 @@ impl Tensor {
     }
 }
 
-impl Call<'_> {
+impl OpLaunch<'_> {
     /// Returns input `i`.
     pub(crate) fn input(&self, i: usize) -> Result<Tensor, DeviceError> {
         let operand = self.launch.ins.get(i).ok_or_else(|| self.refused(format!("it has no input {i}")))?;
@@ -124,7 +124,7 @@ impl Call<'_> {
         &mut self,
         kernel: &Kernel,
         shape: Shape,
-        args: &impl Arguments,
+        args: &impl KernelArguments,
     ) -> Result<(), DeviceError> {
         if self.preparing {
             return Ok(self.kernels.prepare(self.context, kernel, shape.shared)?);
@@ -143,15 +143,15 @@ impl Call<'_> {
             return Err(self.refused(format!("GPUs compute with f8, not with {}", of.name())));
         }
         let (major, minor) = self.context.card.capability;
-        match (major, minor) >= FP8 {
-            true => Ok(()),
-            false => Err(self.refused(format!(
+        if (major, minor) < FP8 {
+            return Err(self.refused(format!(
                 "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; use {}",
                 FP8.0,
                 FP8.1,
                 Setting::Precision.to("bf16")
-            ))),
+            )));
         }
+        Ok(())
     }
 
     /// Creates an error of this op.
@@ -178,7 +178,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
 }
 
 /// Prepares or runs the kernels of a launch.
-pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(crate) fn run(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     use CudaKernel as K;
     let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.launch.wrong_kernel()) };
     match kernel {

@@ -2,7 +2,7 @@
 //! of the gradients and the hyperparameters are read from device memory, and the order of every sum follows from the
 //! shapes alone.
 
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, int};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
@@ -220,7 +220,7 @@ const _: () = assert!(size_of::<AdafactorArgs>() == 72 && offset_of!(AdafactorAr
 
 impl ArgumentStruct for AdafactorArgs {}
 
-pub(super) fn adamw(call: &mut Call<'_>, op: &AdamW) -> Result<(), DeviceError> {
+pub(super) fn adamw(call: &mut OpLaunch<'_>, op: &AdamW) -> Result<(), DeviceError> {
     let p = call.input(0)?;
     let g = call.input(1)?;
     let args = AdamWArgs {
@@ -242,7 +242,7 @@ pub(super) fn adamw(call: &mut Call<'_>, op: &AdamW) -> Result<(), DeviceError> 
     call.kernel(&kernel("adamw", g.dtype), flat(&p), &args)
 }
 
-pub(super) fn adamw_8bit(call: &mut Call<'_>, op: &AdamW8bit) -> Result<(), DeviceError> {
+pub(super) fn adamw_8bit(call: &mut OpLaunch<'_>, op: &AdamW8bit) -> Result<(), DeviceError> {
     let p = call.input(0)?;
     let g = call.input(1)?;
     let args = AdamW8bitArgs {
@@ -269,7 +269,7 @@ pub(super) fn adamw_8bit(call: &mut Call<'_>, op: &AdamW8bit) -> Result<(), Devi
     call.kernel(&kernel("adamw_8bit", g.dtype), Shape::of(blocks, THREADS), &args)
 }
 
-pub(super) fn sgd(call: &mut Call<'_>, op: &Sgd) -> Result<(), DeviceError> {
+pub(super) fn sgd(call: &mut OpLaunch<'_>, op: &Sgd) -> Result<(), DeviceError> {
     let p = call.input(0)?;
     let g = call.input(1)?;
     let mut buffer = 0;
@@ -297,7 +297,7 @@ pub(super) fn sgd(call: &mut Call<'_>, op: &Sgd) -> Result<(), DeviceError> {
     call.kernel(&kernel("sgd", g.dtype), flat(&p), &args)
 }
 
-pub(super) fn ema(call: &mut Call<'_>, op: &Ema) -> Result<(), DeviceError> {
+pub(super) fn ema(call: &mut OpLaunch<'_>, op: &Ema) -> Result<(), DeviceError> {
     let mean = call.input(0)?;
     let args = EmaArgs {
         mean: mean.address,
@@ -312,12 +312,12 @@ pub(super) fn ema(call: &mut Call<'_>, op: &Ema) -> Result<(), DeviceError> {
     call.kernel(&kernel("ema", DType::F32), flat(&mean), &args)
 }
 
-pub(super) fn count_steps(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn count_steps(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let args = [call.input(0)?, call.input(1)?, call.output(0)?].map(|t| t.pointer());
     call.kernel(&kernel("count_steps", DType::F32), Shape::of(1, 32), &args)
 }
 
-pub(super) fn grad_scale(call: &mut Call<'_>, op: &GradScale) -> Result<(), DeviceError> {
+pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), DeviceError> {
     let grads = call.launch.ins.len().saturating_sub(1);
     let (partial, _) = call.workspace()?;
     let mut count = 0;
@@ -340,7 +340,7 @@ pub(super) fn grad_scale(call: &mut Call<'_>, op: &GradScale) -> Result<(), Devi
     call.kernel(&kernel("grad_scale", DType::F32), Shape::of(1, THREADS), &args)
 }
 
-pub(super) fn adafactor(call: &mut Call<'_>, op: &Adafactor) -> Result<(), DeviceError> {
+pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), DeviceError> {
     let p = call.input(0)?;
     let g = call.input(1)?;
     let matrix = call.launch.ins.len() == 6;

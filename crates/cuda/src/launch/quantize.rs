@@ -16,7 +16,7 @@ const ELEMENTS_PER_THREAD: u64 = 80;
 /// As `ELEMENTS_PER_THREAD`, for kernels that also hold the gate of each element in registers.
 const GATED_ELEMENTS_PER_THREAD: u64 = 48;
 
-pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceError> {
+pub(super) fn quantize(call: &mut OpLaunch<'_>, op: &Quantize) -> Result<(), DeviceError> {
     call.check_quantized_type(op.to)?;
     let x = call.input(0)?;
     let quantized = call.output(0)?;

@@ -1,7 +1,7 @@
 //! Ops on rows: elementwise ops, norms, softmax. Invariant: the kernel is chosen by columns and element types, never
 //! by the number of rows, so a row has the same bits in any step.
 
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, code, int};
 use crate::row_kernels::{
     LayerNormArgs, NormShape, STEPS, THREADS, elementwise_shape, group, layer_norm_kernel, norm_shape,
@@ -12,7 +12,7 @@ use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 use std::mem::offset_of;
 
-pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn add(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let a = call.input(0)?;
     let b = call.input(1)?;
     let y = call.output(0)?;
@@ -20,23 +20,23 @@ pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[a.pointer(), b.pointer(), y.pointer(), elements(&y)])
 }
 
-pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn gelu(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     unary(call, "gelu")
 }
 
-pub(super) fn relu(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn relu(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     unary(call, "relu")
 }
 
 /// Runs an elementwise kernel of one input.
-fn unary(call: &mut Call<'_>, entry: &'static str) -> Result<(), DeviceError> {
+fn unary(call: &mut OpLaunch<'_>, entry: &'static str) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let kernel = Kernel::new(File::Elementwise, entry, y.dtype);
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[x.pointer(), y.pointer(), elements(&y)])
 }
 
-pub(super) fn cast(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn cast(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let KernelLaunch { kernel, shape, args } = cast_to(x.dtype, y.dtype, x.address, y.address, y.elements());
@@ -56,7 +56,7 @@ fn cast_kernel(from: DType, to: DType) -> Kernel {
     Kernel::new(File::Elementwise, "cast", from).with("INTO", code(to))
 }
 
-pub(super) fn glu(call: &mut Call<'_>, op: &Glu) -> Result<(), DeviceError> {
+pub(super) fn glu(call: &mut OpLaunch<'_>, op: &Glu) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let accesses = y.elements() / row_width(y.dtype, y.columns);
@@ -73,7 +73,7 @@ fn glu_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel {
     Kernel::new(File::Elementwise, "glu", dtype).with("COLUMNS", columns as i64).with("SILU", silu)
 }
 
-pub(super) fn concat(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn concat(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let y = call.output(0)?;
     let kernel = Kernel::new(File::Elementwise, "concat", y.dtype);
     let mut first = 0;
@@ -86,7 +86,7 @@ pub(super) fn concat(call: &mut Call<'_>) -> Result<(), DeviceError> {
     Ok(())
 }
 
-pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), DeviceError> {
+pub(super) fn layer_norm(call: &mut OpLaunch<'_>, op: &LayerNorm) -> Result<(), DeviceError> {
     let outputs = NormOutputs {
         y: call.output_if(0)?,
         mean: call.output_if(1)?,
@@ -108,7 +108,7 @@ pub(super) struct NormOutputs {
 }
 
 /// Runs a layer norm.
-pub(super) fn norm(call: &mut Call<'_>, op: &LayerNorm, outputs: NormOutputs) -> Result<(), DeviceError> {
+pub(super) fn norm(call: &mut OpLaunch<'_>, op: &LayerNorm, outputs: NormOutputs) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let gamma = call.input(1)?;
     let beta = call.input(2)?;
@@ -156,7 +156,7 @@ const _: () = assert!(size_of::<BatchNormArgs>() == 56 && offset_of!(BatchNormAr
 
 impl ArgumentStruct for BatchNormArgs {}
 
-pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
+pub(super) fn batch_norm(call: &mut OpLaunch<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let gamma = call.input(1)?;
@@ -183,7 +183,7 @@ fn batch_norm_kernel(dtype: DType, params: DType) -> Kernel {
     Kernel::new(File::Norm, "batch_norm", dtype).with("PARAM", code(params))
 }
 
-pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn softmax(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), Arg::long(x.rows), Arg::int(x.columns)];

@@ -1,7 +1,7 @@
 //! Ops on sequences and positions: embedding, rotary tables, means over sequences, row selection. Invariant: ids, rows
 //! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
-use super::{Call, Tensor};
+use super::{OpLaunch, Tensor};
 use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
@@ -74,7 +74,7 @@ const _: () = assert!(size_of::<SegmentMeanArgs>() == 64 && offset_of!(SegmentMe
 
 impl ArgumentStruct for SegmentMeanArgs {}
 
-pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> {
+pub(super) fn embed(call: &mut OpLaunch<'_>, op: &Embed) -> Result<(), DeviceError> {
     let ids = call.input(0)?;
     let table = call.input(1)?;
     let x = call.output(0)?;
@@ -130,7 +130,7 @@ fn rows_kernel(entry: &'static str, dtype: DType, columns: u64) -> Kernel {
     Kernel::new(File::Sequence, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
 
-pub(super) fn rotary_table(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn rotary_table(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let frequencies = call.input(0)?;
     let tables = [call.output_if(0)?, call.output_if(1)?];
     let Some(table) = tables[0].or(tables[1]) else {
@@ -142,7 +142,7 @@ pub(super) fn rotary_table(call: &mut Call<'_>) -> Result<(), DeviceError> {
     call.kernel(&Kernel::new(File::Sequence, "rotary_table", frequencies.dtype), shape, &args)
 }
 
-pub(super) fn segment_mean(call: &mut Call<'_>, op: &SegmentMean) -> Result<(), DeviceError> {
+pub(super) fn segment_mean(call: &mut OpLaunch<'_>, op: &SegmentMean) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let spans = call.input(1)?;
     let y = call.output(0)?;
@@ -163,7 +163,7 @@ pub(super) fn segment_mean(call: &mut Call<'_>, op: &SegmentMean) -> Result<(), 
     call.kernel(&kernel, shape, &args)
 }
 
-pub(super) fn select_rows(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn select_rows(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let rows = call.input(1)?;
     let y = call.output(0)?;
