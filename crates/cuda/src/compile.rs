@@ -83,8 +83,10 @@ impl Compiler {
         threads: usize,
         report: OnStart<'_>,
     ) -> HashMap<Kernel, Vec<u8>> {
-        let in_cache = |kernel: &Kernel| self.cache_file(kernel).as_deref().and_then(cached).is_some();
-        let mut missing: Vec<&Kernel> = kernels.iter().filter(|kernel| !in_cache(kernel)).collect();
+        let mut missing: Vec<&Kernel> = kernels
+            .iter()
+            .filter(|kernel| self.cache_file(kernel).as_deref().and_then(cached).is_none())
+            .collect();
         // Long sources take longest; a thread that began one last would work alone at the end.
         missing.sort_by_key(|kernel| {
             let headers = kernel.file.headers();
@@ -92,7 +94,9 @@ impl Compiler {
             std::cmp::Reverse(length)
         });
         let total = missing.len() as u64;
-        let (next, (sender, compiled), mut found) = (AtomicUsize::new(0), channel(), HashMap::new());
+        let next = AtomicUsize::new(0);
+        let (sender, compiled) = channel();
+        let mut found = HashMap::new();
         if missing.is_empty() {
             return found;
         }
@@ -100,7 +104,9 @@ impl Compiler {
         count(0);
         thread::scope(|scope| {
             for _ in 0..threads.clamp(1, MAX_THREADS).min(missing.len()) {
-                let (sender, next, missing) = (sender.clone(), &next, &missing);
+                let sender = sender.clone();
+                let next = &next;
+                let missing = &missing;
                 let work = move || {
                     while let Some(&&kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                         // The receiver is dropped only after all senders.
@@ -239,9 +245,14 @@ pub(crate) fn digest(text: &str) -> String {
 
 /// Returns the cache folder: `plimsoll/cuda` in the user's cache folder.
 pub(crate) fn cache() -> Option<PathBuf> {
-    let absolute = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    let cache =
+        absolute_path_in("XDG_CACHE_HOME").or_else(|| Some(absolute_path_in("HOME")?.join(".cache")))?;
     Some(cache.join("plimsoll").join("cuda"))
+}
+
+/// Returns the path in an environment variable if it is absolute.
+fn absolute_path_in(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// Writes a file atomically, through a temporary file and a rename.
@@ -253,13 +264,15 @@ pub(crate) fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     fs::rename(&temporary, file)
 }
 
+/// Parses the word in front of `unit` in a line as a number.
+fn number_before(line: &str, unit: &str) -> Option<u32> {
+    line[..line.find(unit)?].split_whitespace().next_back()?.parse().ok()
+}
+
 /// Parses the resources of one entry from the log of `ptxas -v`.
 fn resources(log: &str, entry: &str) -> Resources {
-    let (mut found, mut ours) = (Resources::default(), false);
-    let number = |line: &str, before: &str| {
-        let words: Vec<&str> = line[..line.find(before)?].split_whitespace().collect();
-        words.last()?.parse::<u32>().ok()
-    };
+    let mut found = Resources::default();
+    let mut ours = false;
     for line in log.lines() {
         if line.contains("Compiling entry function") || line.contains("Function properties for") {
             ours = line.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == entry);
@@ -267,15 +280,15 @@ fn resources(log: &str, entry: &str) -> Resources {
         if !ours {
             continue;
         }
-        if let Some(stack) = number(line, "bytes stack frame") {
+        if let Some(stack) = number_before(line, "bytes stack frame") {
             found.stack = stack;
         }
         if let (Some(stores), Some(loads)) =
-            (number(line, "bytes spill stores"), number(line, "bytes spill loads"))
+            (number_before(line, "bytes spill stores"), number_before(line, "bytes spill loads"))
         {
             found.spills = (stores, loads);
         }
-        if let Some(registers) = number(line, "registers") {
+        if let Some(registers) = number_before(line, "registers") {
             found.registers = registers;
         }
     }

@@ -131,7 +131,8 @@ impl CudaDevice {
 
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
-        let (gemm, kernels) = (Gemm::new(&context, choosing)?, LoadedKernels::new(&context, options.depth)?);
+        let gemm = Gemm::new(&context, choosing)?;
+        let kernels = LoadedKernels::new(&context, options.depth)?;
         Ok(Self {
             options,
             file: None,
@@ -190,7 +191,8 @@ impl CudaDevice {
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
         let Self { context, staging, .. } = self;
-        let (api, stream) = (context.api, context.inward);
+        let api = context.api;
+        let stream = context.inward;
         let place = staging.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
         let (from, event) = match place {
             Some((pinned, event)) => {
@@ -223,9 +225,10 @@ impl CudaDevice {
 
     /// The event of a transfer.
     fn event(&self, transfer: &Transfer) -> Result<&Event, DeviceError> {
-        let unknown =
-            || DeviceError::Kernel { op: "move", why: format!("transfer {} is unknown", transfer.id) };
-        self.events.get(transfer.id).ok_or_else(unknown)
+        self.events.get(transfer.id).ok_or_else(|| DeviceError::Kernel {
+            op: "move",
+            why: format!("transfer {} is unknown", transfer.id),
+        })
     }
 
     /// Enqueues the copy of a transfer within the arena, among the launches.
@@ -235,7 +238,8 @@ impl CudaDevice {
             return Err(DeviceError::NoSpace { at: from });
         }
         let [from, to] = [self.arena()?.range(from.at, bytes)?, self.arena()?.range(to.at, bytes)?];
-        let (api, stream) = (self.context.api, self.context.stream);
+        let api = self.context.api;
+        let stream = self.context.stream;
         let copy = || {
             // SAFETY: both ranges are inside the arena.
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
@@ -357,7 +361,8 @@ impl CudaDevice {
 /// Enqueues a copy from the device to `out` in a stream. The caller must wait for the stream before it reads `out` or
 /// lets it go.
 fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
-    let (api, bytes) = (context.api, Bytes(out.len() as u64));
+    let api = context.api;
+    let bytes = Bytes(out.len() as u64);
     let copy = || {
         // SAFETY: `from` is a range inside the arena, as long as `out`.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };

@@ -125,9 +125,9 @@ impl std::error::Error for CudaError {}
 
 impl From<CudaError> for DeviceError {
     fn from(error: CudaError) -> Self {
-        match error.is_out_of_memory() {
-            true => Self::Exhausted { source: Box::new(error) },
-            false => Self::Machine { source: Box::new(error) },
+        if error.is_out_of_memory() {
+            return Self::Exhausted { source: Box::new(error) };
         }
+        Self::Machine { source: Box::new(error) }
     }
 }

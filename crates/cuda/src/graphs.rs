@@ -64,7 +64,8 @@ impl Graphs {
         let (plan, counts, _) = key;
         let others = self.instantiated.extract_if(.., |((p, c, _), _)| (*p, *c) != (plan, counts));
         others.for_each(|(_, step)| forget(context, step));
-        let (api, stream) = (context.api, context.stream);
+        let api = context.api;
+        let stream = context.stream;
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;
@@ -88,16 +89,18 @@ impl Graphs {
     fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<GraphCapture, CudaError> {
         // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
-        match has_memory(launched) {
-            true => context.api.check("cuGraphLaunch", launched).map(|()| GraphCapture::Done),
-            false => Ok(self.disable(context)),
+        if !has_memory(launched) {
+            return Ok(self.disable(context));
         }
+        context.api.check("cuGraphLaunch", launched)?;
+        Ok(GraphCapture::Done)
     }
 
     /// Frees all graphs and disables capture.
     fn disable(&mut self, context: &Context) -> GraphCapture {
         self.clear(context);
-        (self.full, self.unreported) = (true, true);
+        self.full = true;
+        self.unreported = true;
         GraphCapture::Plain
     }
 
@@ -118,10 +121,11 @@ impl Graphs {
     /// Ends a capture and, if it is `whole`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
     pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
-        let (api, stream) = (context.api, context.stream);
-        let (Some(key), mut graph, mut step) = (self.capturing.take(), ptr::null_mut(), ptr::null_mut()) else {
-            return Ok(GraphCapture::Done);
-        };
+        let api = context.api;
+        let stream = context.stream;
+        let Some(key) = self.capturing.take() else { return Ok(GraphCapture::Done) };
+        let mut graph = ptr::null_mut();
+        let mut step = ptr::null_mut();
         // SAFETY: a capture is active; the pointers are to locals.
         api.check("cuStreamEndCapture", unsafe { (api.cuStreamEndCapture)(stream, &mut graph) })?;
         // SAFETY: the graph is owned until it is destroyed; an instantiated graph does not depend on it.

@@ -41,8 +41,13 @@ impl LoadedKernels {
     /// Creates an empty set of kernels, with status words for `steps` in-flight steps.
     pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
-        let (functions, compiled) = (HashMap::new(), HashMap::new());
-        Ok(Self { compiler, functions, collected: None, compiled, status: StatusWords::new(context, steps)? })
+        Ok(Self {
+            compiler,
+            functions: HashMap::new(),
+            collected: None,
+            compiled: HashMap::new(),
+            status: StatusWords::new(context, steps)?,
+        })
     }
 
     /// Begins to collect kernels: until [`Self::compile_collected`], [`Self::prepare`] only notes its kernels.
@@ -79,7 +84,8 @@ impl LoadedKernels {
         }
         let code = self.compiled.remove(kernel).map_or_else(|| self.compiler.cubin(kernel), Ok)?;
         let api = context.api;
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        let mut module = ptr::null_mut();
+        let mut function = ptr::null_mut();
         let entry = CString::new(kernel.entry).unwrap_or_default();
         // SAFETY: the code is a complete ELF image from the compiler; all pointers are to locals.
         unsafe {

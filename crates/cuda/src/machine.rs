@@ -53,7 +53,8 @@ impl CudaMachine {
         let context = Context::new(ordinal, false)?;
         let after = context.memory()?.0;
         let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MAX_CONTEXT);
-        let (card, taken) = (context.card.clone(), known.unwrap_or(CONTEXT));
+        let card = context.card.clone();
+        let taken = known.unwrap_or(CONTEXT);
         Ok(Self { card, options, before: after + taken, taken, context: Mutex::new(context) })
     }
 

@@ -99,9 +99,10 @@ impl Descriptors {
     pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [StoredMatrix; 3]) -> Result<Self, CudaError> {
         let api = handle.api;
         let mut made = Self { handle, operation: ptr::null_mut(), layouts: [ptr::null_mut(); 3] };
-        let compute = match tf32 {
-            true => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        let compute = if tf32 {
+            lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            lt::cublasComputeType_t::CUBLAS_COMPUTE_32F
         };
         let scale = lt::cudaDataType_t::CUDA_R_32F;
         // SAFETY: all pointers are to fields of a local, whose drop destroys what was created before a failure.
@@ -122,7 +123,8 @@ impl Descriptors {
         attribute: lt::cublasLtMatmulDescAttributes_t,
         value: &T,
     ) -> Result<(), CudaError> {
-        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        let size = size_of::<T>();
+        let value = ptr::from_ref(value).cast();
         // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code =
             unsafe { (self.handle.api.cublasLtMatmulDescSetAttribute)(self.operation, attribute, value, size) };
@@ -132,7 +134,8 @@ impl Descriptors {
     /// Sets the number of columns of the stored matrices of these indices in `layouts`.
     pub(super) fn set_columns(&self, of: [usize; 2], columns: u64) -> Result<(), CudaError> {
         let attribute = lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS;
-        let (api, value) = (self.handle.api, ptr::from_ref(&columns).cast());
+        let api = self.handle.api;
+        let value = ptr::from_ref(&columns).cast();
         for layout in of.map(|i| self.layouts[i]) {
             // SAFETY: the attribute is a u64, and `columns` outlives the call.
             let code =
@@ -234,10 +237,10 @@ impl Description {
             self.descriptors.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.1)?;
             self.descriptors.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales.0)?;
         }
-        match self.form.bias {
-            true => self.descriptors.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias),
-            false => Ok(()),
+        if self.form.bias {
+            self.descriptors.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
+        Ok(())
     }
 
     /// Enqueues the matmul in the stream.

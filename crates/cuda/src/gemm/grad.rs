@@ -167,8 +167,9 @@ impl Gemm {
         form: ProductForm,
         operands: &ProductOperands,
     ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
-        let PinnedAlgorithms { descriptors, few, many } = self.products.get(&form).ok_or_else(unprepared)?;
+        let Some(PinnedAlgorithms { descriptors, few, many }) = self.products.get(&form) else {
+            return Err(CudaError::Unprepared { what: format!("the matmul {form}") });
+        };
         let &ProductOperands { x, y, d, rows, accumulate, workspace } = operands;
         set_rows(descriptors, form.product, rows)?;
         let algorithm = if rows < MANY { few } else { many };

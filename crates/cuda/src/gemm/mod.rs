@@ -62,8 +62,7 @@ pub(crate) struct GemmForm {
 impl GemmForm {
     /// Creates the form of a plain matmul.
     pub(crate) const fn new(n: u64, k: u64, dtype: DType) -> Self {
-        let (tf32, bias, epilogue, norm, by_k) = (false, false, Epilogue::None, None, false);
-        Self { n, k, dtype, tf32, bias, epilogue, norm, by_k }
+        Self { n, k, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None, by_k: false }
     }
 
     fn residual(&self) -> bool {
@@ -202,9 +201,15 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = ChoiceTable::of(&context.card, handle.version());
-        let (matmuls, products, collected) = (HashMap::new(), HashMap::new(), HashSet::new());
-        let (handle, candidates) = (Arc::new(handle), vec![]);
-        Ok(Self { handle, table, choosing, matmuls, products, collected, candidates })
+        Ok(Self {
+            handle: Arc::new(handle),
+            table,
+            choosing,
+            matmuls: HashMap::new(),
+            products: HashMap::new(),
+            collected: HashSet::new(),
+            candidates: vec![],
+        })
     }
 
     /// Collects the kernels that [`Self::prepare`] may run for a form, without running any. They are a guess: a kernel that is
@@ -287,8 +292,9 @@ impl Gemm {
         form: GemmForm,
         operands: &GemmOperands,
     ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
-        let (description, choice) = self.matmuls.get(&form).ok_or_else(unprepared)?;
+        let Some((description, choice)) = self.matmuls.get(&form) else {
+            return Err(CudaError::Unprepared { what: format!("the matmul {form}") });
+        };
         choice.run(context, kernels, description, form, operands)
     }
 
@@ -317,9 +323,11 @@ fn by<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
         };
         *forms.entry(who).or_insert(0) += 1;
     }
-    let of = |n| if n == 1 { "form" } else { "forms" };
-    let each: Vec<String> = forms.into_iter().map(|(who, n)| format!("{who} ({n} {})", of(n))).collect();
-    (!each.is_empty()).then(|| each.join(" and "))
+    let counts: Vec<String> = forms
+        .into_iter()
+        .map(|(who, n)| format!("{who} ({n} {})", if n == 1 { "form" } else { "forms" }))
+        .collect();
+    (!counts.is_empty()).then(|| counts.join(" and "))
 }
 
 /// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
@@ -339,10 +347,10 @@ fn in_place(context: &Context, form: GemmForm, operands: &GemmOperands) -> Resul
 
 /// Whether no matmul was ever timed on a GPU of this model with this driver and library.
 pub(crate) fn nothing_is_timed(card: &Card) -> bool {
+    let Ok(library) = &Libraries::get().cublaslt else { return false };
     // SAFETY: the function has no preconditions.
-    let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
-    let library = Libraries::get().cublaslt.as_ref();
-    library.is_ok_and(|library| ChoiceTable::of(card, version(library)).lock().is_empty())
+    let version = unsafe { (library.cublasLtGetVersion)() };
+    ChoiceTable::of(card, version).lock().is_empty()
 }
 
 impl GemmKernel {
