@@ -362,21 +362,41 @@ pub(crate) fn int(value: impl TryInto<i32>) -> i32 {
     value.try_into().unwrap_or(-1)
 }
 
-/// Arguments of a kernel: a list, a struct that the kernel takes by value, or a struct with tensor maps.
+/// Arguments of a kernel: a short list, a struct with a field for each parameter, or a struct with tensor maps.
 pub(crate) trait KernelArguments {
     /// Adds the address of each argument, in the order of the kernel's parameters.
     fn add_to(&self, parameters: &mut Parameters);
 }
 
-/// A `#[repr(C)]` struct that a kernel takes by value as its first parameter. The kernel's source declares the same struct;
-/// size and last offset are asserted on both sides, so a field that is added on one side only does not compile.
-pub(crate) trait ArgumentStruct {}
+/// Declares a struct whose fields are the parameters of a kernel, in their order, with the types u64 for pointers and `long
+/// long`, i32 and u32 for `int` and `u32`, and f32. The kernel's source asserts the same size and offset of the last field
+/// (`PARAMETERS` in common.cuh), so that a parameter that is added or moved on one side only does not compile.
+macro_rules! kernel_arguments {
+    (
+        $(#[$doc:meta])*
+        $vis:vis struct $name:ident { $($field_vis:vis $field:ident: $type:ty,)* }
+        size $size:literal, last $last:literal
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        $vis struct $name {
+            $($field_vis $field: $type,)*
+        }
 
-impl<A: ArgumentStruct> KernelArguments for A {
-    fn add_to(&self, parameters: &mut Parameters) {
-        parameters.add(self);
-    }
+        const _: () = {
+            let offsets = [$(std::mem::offset_of!($name, $field)),*];
+            assert!(size_of::<$name>() == $size && offsets[offsets.len() - 1] == $last);
+        };
+
+        impl $crate::kernel::KernelArguments for $name {
+            fn add_to(&self, parameters: &mut $crate::kernel::Parameters) {
+                $(parameters.add(&self.$field);)*
+            }
+        }
+    };
 }
+pub(crate) use kernel_arguments;
 
 impl<const N: usize> KernelArguments for [Arg; N] {
     fn add_to(&self, parameters: &mut Parameters) {
@@ -386,19 +406,18 @@ impl<const N: usize> KernelArguments for [Arg; N] {
     }
 }
 
-/// Arguments of a kernel that loads by TMA. Each tensor map is a parameter of its own behind the struct, since TMA reads it
-/// at an address that is a multiple of 64 bytes.
+/// Arguments of a kernel that loads by TMA: its tensor maps are its first parameters.
 pub(crate) struct WithMaps<A, const N: usize> {
-    pub(crate) args: A,
     pub(crate) maps: [cu::CUtensorMap; N],
+    pub(crate) args: A,
 }
 
-impl<A: ArgumentStruct, const N: usize> KernelArguments for WithMaps<A, N> {
+impl<A: KernelArguments, const N: usize> KernelArguments for WithMaps<A, N> {
     fn add_to(&self, parameters: &mut Parameters) {
-        parameters.add(&self.args);
         for map in &self.maps {
             parameters.add(map);
         }
+        self.args.add_to(parameters);
     }
 }
 
@@ -419,7 +438,8 @@ impl Parameters {
         parameters
     }
 
-    fn add<A>(&mut self, argument: &A) {
+    /// Adds the address of the next argument.
+    pub(crate) fn add<A>(&mut self, argument: &A) {
         self.addresses[self.count] = ptr::from_ref(argument).cast_mut().cast();
         self.count += 1;
     }

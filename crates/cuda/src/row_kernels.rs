@@ -1,9 +1,8 @@
 //! Kernels on rows that launches of ops and matmuls share: their variants and grids. Invariant: the kernel is chosen by columns
 //! and element types, never by the number of rows, so a row has the same bits in any step.
 
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, code, int};
+use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, code, int, kernel_arguments};
 use plimsoll_graph::DType;
-use std::mem::offset_of;
 
 /// Threads of a block of an elementwise kernel.
 pub(crate) const THREADS: u32 = 256;
@@ -28,28 +27,23 @@ pub(crate) fn elementwise_shape(elements: u64, width: u64) -> Shape {
     Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
-/// Arguments of `layer_norm` (norm.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct LayerNormArgs {
-    pub(crate) x: u64,
-    pub(crate) gamma: u64,
-    pub(crate) beta: u64,
-    pub(crate) y: u64,
-    pub(crate) means: u64,
-    pub(crate) rstds: u64,
-    /// Read by kernels that quantize rows only, as `scales`.
-    pub(crate) quantized: u64,
-    pub(crate) scales: u64,
-    pub(crate) rows: u64,
-    /// Rows of a group of threads.
-    pub(crate) each: i32,
-    pub(crate) eps: f32,
+kernel_arguments! {
+    /// Arguments of `layer_norm` (norm.cu).
+    pub(crate) struct LayerNormArgs {
+        pub(crate) x: u64,
+        pub(crate) gamma: u64,
+        pub(crate) beta: u64,
+        pub(crate) y: u64,
+        pub(crate) means: u64,
+        pub(crate) rstds: u64,
+        pub(crate) rows: u64,
+        pub(crate) each: i32,
+        pub(crate) eps: f32,
+        pub(crate) quantized: u64,
+        pub(crate) scales: u64,
+    }
+    size 80, last 72
 }
-
-const _: () = assert!(size_of::<LayerNormArgs>() == 80 && offset_of!(LayerNormArgs, eps) == 76);
-
-impl ArgumentStruct for LayerNormArgs {}
 
 /// A layer norm that runs as a separate kernel in front of a matmul.
 #[derive(Clone, Copy)]

@@ -6,27 +6,22 @@ use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, int};
+use crate::kernel::{File, Kernel, Shape, WithMaps, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
-use std::mem::offset_of;
 
-/// Arguments of `wgmma` beside its tensor maps (`WgmmaArgs` in wgmma.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct WgmmaArgs {
-    bias: u64,
-    rows: i32,
-    n: i32,
-    k: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `wgmma` (wgmma.cu) beside its tensor maps.
+    struct WgmmaArgs {
+        bias: u64,
+        rows: i32,
+        n: i32,
+        k: i32,
+    }
+    size 24, last 16
 }
-
-const _: () = assert!(size_of::<WgmmaArgs>() == 24 && offset_of!(WgmmaArgs, unused) == 20);
-
-impl ArgumentStruct for WgmmaArgs {}
 
 /// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,14 +162,14 @@ impl WgmmaTile {
             tensor_map(context, &y, WARP_ROWS)?,
             tensor_map(context, &DeviceMatrix { address: r, ..y }, self.rows())?,
         ];
-        let args = WgmmaArgs { bias, rows: int(rows), n: int(n), k: int(k), unused: 0 };
+        let args = WgmmaArgs { bias, rows: int(rows), n: int(n), k: int(k) };
         // Persistent clusters: at most one block per multiprocessor, each of which loops over tiles.
         let columns = n.div_ceil(u64::from(self.outputs(form)));
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
-        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { args, maps })
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
 

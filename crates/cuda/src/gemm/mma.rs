@@ -5,30 +5,25 @@
 use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, int};
+use crate::kernel::{File, Kernel, Shape, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
-use std::mem::offset_of;
 
-/// Arguments of `mma` (mma.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct MmaArgs {
-    x: u64,
-    w: u64,
-    bias: u64,
-    residual: u64,
-    y: u64,
-    rows: i32,
-    n: i32,
-    k: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `mma` (mma.cu).
+    struct MmaArgs {
+        x: u64,
+        w: u64,
+        bias: u64,
+        residual: u64,
+        y: u64,
+        rows: i32,
+        n: i32,
+        k: i32,
+    }
+    size 56, last 48
 }
-
-const _: () = assert!(size_of::<MmaArgs>() == 56 && offset_of!(MmaArgs, unused) == 52);
-
-impl ArgumentStruct for MmaArgs {}
 
 /// A tile shape of the kernel: the part of y that a block computes, and the number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +92,7 @@ impl MmaTile {
         let &GemmOperands { x, w, bias, residual, y, rows, .. } = operands;
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
-        let args =
-            MmaArgs { x, w, bias, residual, y, rows: int(rows), n: int(form.n), k: int(form.k), unused: 0 };
+        let args = MmaArgs { x, w, bias, residual, y, rows: int(rows), n: int(form.n), k: int(form.k) };
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
         kernels.call_as(context, &self.kernel(form, out), || form.to_string(), shape, &args)
     }

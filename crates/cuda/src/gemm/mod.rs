@@ -12,9 +12,8 @@ mod mma;
 mod normed;
 mod table;
 
-use crate::api::CublasLt;
 use crate::context::{Card, Context};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, int};
+use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
@@ -29,7 +28,6 @@ use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::mem::offset_of;
 use std::sync::Arc;
 use table::ChoiceTable;
 
@@ -407,25 +405,22 @@ impl GemmKernel {
     }
 }
 
-/// Arguments of `matmul` (matmul.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct MatmulArgs {
-    x: u64,
-    w: u64,
-    x_scales: u64,
-    w_scales: u64,
-    bias: u64,
-    residual: u64,
-    y: u64,
-    rows: u64,
-    n: i32,
-    k: i32,
+kernel_arguments! {
+    /// Arguments of `matmul` (matmul.cu).
+    struct MatmulArgs {
+        x: u64,
+        w: u64,
+        x_scales: u64,
+        w_scales: u64,
+        bias: u64,
+        residual: u64,
+        y: u64,
+        rows: u64,
+        n: i32,
+        k: i32,
+    }
+    size 72, last 68
 }
-
-const _: () = assert!(size_of::<MatmulArgs>() == 72 && offset_of!(MatmulArgs, k) == 68);
-
-impl ArgumentStruct for MatmulArgs {}
 
 /// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, with its grid and arguments.
 fn loop_matmul(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<MatmulArgs> {

@@ -7,33 +7,29 @@ use super::{GemmForm, GemmOperands, NormParameters};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{ArgumentStruct, File, Kernel, KernelLaunch, Shape, WithMaps, code, int};
+use crate::kernel::{File, Kernel, KernelLaunch, Shape, WithMaps, code, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::SeparateNorm;
 use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
-use std::mem::offset_of;
 
 /// Largest K whose rows fit into shared memory beside the stages of w.
 pub(crate) const WIDEST: u64 = 640;
 
-/// Arguments of `wgmma_norm` beside its tensor maps (`WgmmaNormArgs` in wgmma_norm.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct WgmmaNormArgs {
-    gamma: u64,
-    beta: u64,
-    bias: u64,
-    rows: i32,
-    n: i32,
-    column_splits: i32,
-    eps: f32,
+kernel_arguments! {
+    /// Arguments of `wgmma_norm` (wgmma_norm.cu) beside its tensor maps.
+    struct WgmmaNormArgs {
+        gamma: u64,
+        beta: u64,
+        bias: u64,
+        rows: i32,
+        n: i32,
+        column_splits: i32,
+        eps: f32,
+    }
+    size 40, last 36
 }
-
-const _: () = assert!(size_of::<WgmmaNormArgs>() == 40 && offset_of!(WgmmaNormArgs, eps) == 36);
-
-impl ArgumentStruct for WgmmaNormArgs {}
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +147,7 @@ impl Normed {
             WgmmaNormArgs { gamma, beta, bias, rows: int(rows), n: int(n), column_splits: int(parts), eps };
         let blocks = (heights * parts).min(u64::from(clusters)) * u64::from(self.cluster);
         let shape = Shape { shared: SharedMemory::shared_beside_tiles(k).shared, ..Shape::of(blocks, THREADS) };
-        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { args, maps })
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
 

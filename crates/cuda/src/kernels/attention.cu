@@ -325,16 +325,16 @@ __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key,
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 // Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const __grid_constant__ AttentionArgs args) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // q, later o: (ROWS, LD); STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
-  int number = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
-  if (head == 0 && threadIdx.x == 0) check_span(args, number);
-  Block block = block_of<ROWS>(args.spans, args.sequences, number);
+  int number = blockIdx.x / heads, head = blockIdx.x % heads;
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
-  if (ROTARY && length > args.longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
 
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #if HEAD_DIM % 16
@@ -344,10 +344,10 @@ attention(const __grid_constant__ AttentionArgs args) {
     memory[i / padding * LD + HEAD_DIM + i % padding] = 0;
 #endif
   u16 *stages = memory + ROWS * LD;
-  const u16 *q = args.q + (long long)(block.start + block.first) * args.q_stride + head * HEAD_DIM;
+  q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
   int keys = CAUSAL ? min(length, block.first + ROWS) : length;
 #if MASK >= 2
-  Extent mask = {args.span, args.local, args.global};
+  Extent mask = {span, local, global};
   Tiles list = tiles_of<false, ROWS, TILE>(block.first, length, mask);
   int tiles = list.count;
 #define TILE_AT(i) list[i]
@@ -361,19 +361,19 @@ attention(const __grid_constant__ AttentionArgs args) {
     if (tile < tiles) {
       u16 *to = stages + tile % STAGES * 2 * TILE * LD;
       int first_key = TILE_AT(tile) * TILE;
-      long long at = (long long)(block.start + first_key) * args.kv_stride + head / args.group * HEAD_DIM;
-      fetch_pairs<TILE>(to, args.k + at, args.kv_stride, length - first_key);
-      fetch<TILE>(to + TILE * LD, args.v + at, args.kv_stride, length - first_key);
+      long long at = (long long)(block.start + first_key) * kv_stride + head / group * HEAD_DIM;
+      fetch_pairs<TILE>(to, k + at, kv_stride, length - first_key);
+      fetch<TILE>(to + TILE * LD, v + at, kv_stride, length - first_key);
     }
     commit();
   };
-  fetch_pairs<ROWS>(memory, q, args.q_stride, length - block.first);
+  fetch_pairs<ROWS>(memory, q, q_stride, length - block.first);
 #pragma unroll
   for (int tile = 0; tile < STAGES - 1; tile++) start_copies(tile);
-  if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, args.heads);
+  if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, heads);
 
   wait<STAGES - 2>(); // q and the first tile are one group
-  rotate<ROWS>(memory, args.cosines, args.sines, block.first, length - block.first);
+  rotate<ROWS>(memory, cosines, sines, block.first, length - block.first);
   __syncthreads();
   Rows rows;
   int mine = warp * MT * 16, first = block.first + mine; // the warp's first row, in the block and in the sequence
@@ -403,13 +403,13 @@ attention(const __grid_constant__ AttentionArgs args) {
 #else
 #define WHOLE(key) true
 #endif
-  float factor = __fmul_rn(args.scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
+  float factor = __fmul_rn(scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
 
   for (int tile = 0; tile < tiles; tile++) {
     u16 *stage = stages + tile % STAGES * 2 * TILE * LD;
     wait<STAGES - 2>();
     int first_key = TILE_AT(tile) * TILE;
-    rotate<TILE>(stage, args.cosines, args.sines, first_key, length - first_key);
+    rotate<TILE>(stage, cosines, sines, first_key, length - first_key);
     // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
     __syncthreads();
     start_copies(tile + STAGES - 1);
@@ -433,8 +433,8 @@ attention(const __grid_constant__ AttentionArgs args) {
   }
   if (first >= length) return;
   long long row = block.start + first;
-  long long stride = (long long)args.heads * HEAD_DIM;
-  write_rows(rows, memory + mine * LD, args.o + row * stride + head * HEAD_DIM, stride,
-             args.lse ? args.lse + row * args.heads + head : args.lse, args.heads,
+  long long stride = (long long)heads * HEAD_DIM;
+  write_rows(rows, memory + mine * LD, o + row * stride + head * HEAD_DIM, stride, lse ? lse + row * heads + head : lse, heads,
          length - first);
 }
+PARAMETERS(attention, 136, 132);

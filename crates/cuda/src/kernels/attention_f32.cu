@@ -94,30 +94,30 @@ __device__ __forceinline__ float sum_of_row(float x) {
 // q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
-attention(const __grid_constant__ AttentionArgs args) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
-  int number = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
-  if (head == 0 && threadIdx.x == 0) check_span(args, number);
-  Block block = block_of<ROWS>(args.spans, args.sequences, number);
+  int number = blockIdx.x / heads, head = blockIdx.x % heads;
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
-  if (ROTARY && length > args.longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
 
   int x = threadIdx.x % 16, y = threadIdx.x / 16, here = length - block.first; // queries from the block's first on
-  float slope = ALIBI ? alibi_slope(head, args.heads) : 0.0f;
-  const float *q = args.q + (long long)(block.start + block.first) * args.q_stride + head * HEAD_DIM;
-  const float *k = args.k + (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
-  const float *v = args.v + (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
-  fetch(queries, q, args.q_stride, here, args.scale, true, args.cosines, args.sines, block.first);
+  float slope = ALIBI ? alibi_slope(head, heads) : 0.0f;
+  q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
+  k += (long long)block.start * kv_stride + head / group * HEAD_DIM;
+  v += (long long)block.start * kv_stride + head / group * HEAD_DIM;
+  fetch(queries, q, q_stride, here, scale, true, cosines, sines, block.first);
   float sums[MT][WIDTH] = {}, row_max[MT], sum[MT] = {};
 #pragma unroll
   for (int i = 0; i < MT; i++) row_max[i] = -INFINITY;
 
   int end = CAUSAL ? min(length, block.first + ROWS) : length;
 #if MASK >= 2
-  Extent mask = {args.span, args.local, args.global};
+  Extent mask = {span, local, global};
   Tiles tiles = tiles_of<false, ROWS, TILE>(block.first, length, mask);
   for (int item = 0; item < tiles.count; item++) {
     int key = tiles[item] * TILE;
@@ -125,7 +125,7 @@ attention(const __grid_constant__ AttentionArgs args) {
   for (int key = 0; key < end; key += TILE) {
 #endif
     int there = length - key;
-    fetch(keys, k + key * args.kv_stride, args.kv_stride, there, 1.0f, true, args.cosines, args.sines, key);
+    fetch(keys, k + key * kv_stride, kv_stride, there, 1.0f, true, cosines, sines, key);
     __syncthreads();
     float s[MT][MT];
     scores(s, queries, keys, y, x);
@@ -167,7 +167,7 @@ attention(const __grid_constant__ AttentionArgs args) {
       for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], correction);
     }
     __syncthreads(); // k has been read and may be overwritten by v; all weights are written
-    fetch(keys, v + key * args.kv_stride, args.kv_stride, there, 1.0f, false, args.cosines, args.sines, key);
+    fetch(keys, v + key * kv_stride, kv_stride, there, 1.0f, false, cosines, sines, key);
     __syncthreads();
 #pragma unroll 4
     for (int t = 0; t < TILE; t++) {
@@ -189,9 +189,10 @@ attention(const __grid_constant__ AttentionArgs args) {
     int r = y + 16 * i;
     if (r >= here) continue;
     long long row = block.start + block.first + r;
-    if (args.lse && x == 0) args.lse[row * args.heads + head] = row_max[i] + logf(total);
+    if (lse && x == 0) lse[row * heads + head] = row_max[i] + logf(total);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
-      if (x + 16 * j < HEAD_DIM) args.o[(row * args.heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
+      if (x + 16 * j < HEAD_DIM) o[(row * heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
   }
 }
+PARAMETERS(attention, 136, 132);

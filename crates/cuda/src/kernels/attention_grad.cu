@@ -188,17 +188,17 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][DP / 8][4], f
 // only, otherwise d1 is dq, with stride `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and
 // each number below T / ROWS + S (`block_of`). Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_grad(const __grid_constant__ AttentionGradArgs args) {
+attention_grad(ATTENTION_GRAD_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // x1 and x2: (2 ROWS, LD); STAGES times y1 and y2: (2 TILE, LD); stats
   __shared__ float slopes[STAGES];
-  int block_heads = KEYS ? args.kv_heads : args.heads, group = args.heads / args.kv_heads;
+  int block_heads = KEYS ? kv_heads : heads, group = heads / kv_heads;
   int number = blockIdx.x / block_heads, head = blockIdx.x % block_heads;
-  if (head == 0 && threadIdx.x == 0) check_span(args, number);
-  Block block = block_of<ROWS>(args.spans, args.sequences, number);
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
-  if (ROTARY && length > args.longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
 
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #if HEAD_DIM % 16
@@ -209,17 +209,17 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
 #endif
   u16 *stages = memory + 2 * ROWS * LD;
   float2 *stage_stats = (float2 *)(stages + STAGES * 2 * TILE * LD); // with KEYS only
-  Extent mask = {args.span, args.local, args.global};
+  Extent mask = {span, local, global};
   Tiles tiles = tiles_of<KEYS != 0, ROWS, TILE>(block.first, length, mask);
   int kv_head = KEYS ? head : head / group, items = KEYS ? tiles.count * group : tiles.count;
-  const u16 *k = args.k + (long long)block.start * args.k_stride + kv_head * HEAD_DIM;
-  const u16 *v = args.v + (long long)block.start * args.v_stride + kv_head * HEAD_DIM;
+  k += (long long)block.start * k_stride + kv_head * HEAD_DIM;
+  v += (long long)block.start * v_stride + kv_head * HEAD_DIM;
   // The block's first query head; those of a group are adjacent.
   int first_head = KEYS ? head * group : head;
-  long long dy_stride = (long long)args.heads * HEAD_DIM;
-  const u16 *q = args.q + (long long)block.start * args.q_stride + first_head * HEAD_DIM;
-  const u16 *dy = args.dy + block.start * dy_stride + first_head * HEAD_DIM;
-  const float2 *stats = args.stats + (long long)block.start * args.heads + first_head;
+  long long dy_stride = (long long)heads * HEAD_DIM;
+  q += (long long)block.start * q_stride + first_head * HEAD_DIM;
+  dy += block.start * dy_stride + first_head * HEAD_DIM;
+  stats += (long long)block.start * heads + first_head;
 
   // Starts the copies of an item's tile. A group is committed even behind the last item, so that waiting for all groups
   // but STAGES - 2 always means that the current tile has arrived.
@@ -228,16 +228,16 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
       int of = KEYS ? item / tiles.count : 0, at = tiles[KEYS ? item % tiles.count : item] * TILE, stage = item % STAGES;
       u16 *to = stages + stage * 2 * TILE * LD;
       if constexpr (KEYS != 0) {
-        fetch<TILE, TILE>(to, q + at * args.q_stride + of * HEAD_DIM, args.q_stride, length - at);
+        fetch<TILE, TILE>(to, q + at * q_stride + of * HEAD_DIM, q_stride, length - at);
         fetch<TILE, TILE>(to + TILE * LD, dy + at * dy_stride + of * HEAD_DIM, dy_stride, length - at);
         int r = thread_now();
         for (; r < TILE; r += THREADS)
           copy<4>((u16 *)(stage_stats + stage * TILE + r),
-                  (const u16 *)(stats + (at + r < length ? (long long)(at + r) * args.heads + of : 0)), at + r < length);
-        if (ALIBI && threadIdx.x == 0) slopes[stage] = __fmul_rn(alibi_slope(first_head + of, args.heads), LOG2E);
+                  (const u16 *)(stats + (at + r < length ? (long long)(at + r) * heads + of : 0)), at + r < length);
+        if (ALIBI && threadIdx.x == 0) slopes[stage] = __fmul_rn(alibi_slope(first_head + of, heads), LOG2E);
       } else {
-        fetch<TILE, TILE>(to, k + at * args.k_stride, args.k_stride, length - at);
-        fetch<TILE, TILE>(to + TILE * LD, v + at * args.v_stride, args.v_stride, length - at);
+        fetch<TILE, TILE>(to, k + at * k_stride, k_stride, length - at);
+        fetch<TILE, TILE>(to + TILE * LD, v + at * v_stride, v_stride, length - at);
       }
     }
     commit();
@@ -245,12 +245,12 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
   constexpr int own = MT * 16;
   int here = length - block.first;
   if constexpr (KEYS != 0) {
-    fetch<ROWS, own>(memory, k + block.first * args.k_stride, args.k_stride, here);
-    if constexpr (HAS_DS) fetch<ROWS, own>(memory + own * LD, v + block.first * args.v_stride, args.v_stride, here);
+    fetch<ROWS, own>(memory, k + block.first * k_stride, k_stride, here);
+    if constexpr (HAS_DS) fetch<ROWS, own>(memory + own * LD, v + block.first * v_stride, v_stride, here);
   } else {
-    fetch<ROWS, own>(memory, q + block.first * args.q_stride, args.q_stride, here);
+    fetch<ROWS, own>(memory, q + block.first * q_stride, q_stride, here);
     fetch<ROWS, own>(memory + own * LD, dy + block.first * dy_stride, dy_stride, here);
-    if (ALIBI && threadIdx.x == 0) slopes[0] = __fmul_rn(alibi_slope(first_head, args.heads), LOG2E);
+    if (ALIBI && threadIdx.x == 0) slopes[0] = __fmul_rn(alibi_slope(first_head, heads), LOG2E);
   }
 #pragma unroll
   for (int item = 0; item < STAGES - 1; item++) start_copies(item);
@@ -270,7 +270,7 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
       Pairs pairs = rows.pairs[m][h] = pairs_of<KEYS != 0>(r, length, mask);
       all = {min(all.low, pairs.low), max(all.high, pairs.high), max(all.far, pairs.far)};
       most_low = max(most_low, pairs.low), least_high = min(least_high, pairs.high);
-      if constexpr (!KEYS) rows.stats[m][h] = r < length ? stats[(long long)r * args.heads] : make_float2(0.0f, 0.0f);
+      if constexpr (!KEYS) rows.stats[m][h] = r < length ? stats[(long long)r * heads] : make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int s = 0; s < SUMS; s++)
 #pragma unroll
@@ -278,7 +278,7 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
     }
   all = {__reduce_min_sync(~0u, all.low), __reduce_max_sync(~0u, all.high), __reduce_max_sync(~0u, all.far)};
   most_low = __reduce_max_sync(~0u, most_low), least_high = __reduce_min_sync(~0u, least_high);
-  float factor = __fmul_rn(args.scale, LOG2E);
+  float factor = __fmul_rn(scale, LOG2E);
 
   for (int item = 0; item < items; item++) {
     int stage = item % STAGES;
@@ -313,11 +313,10 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
   }
   if (first >= length) return;
   float *to = (float *)mine; // x1 and x2 of the warp, which no other warp reads
-  long long at = (long long)(block.start + first) * args.d_stride + head * HEAD_DIM;
+  long long at = (long long)(block.start + first) * d_stride + head * HEAD_DIM;
   if constexpr (HAS_DS)
-    write_rows<true>(rows.sums[0], to, args.d1 ? args.d1 + at : args.d1, args.d_stride, length - first, args.scale,
-                     args.cosines, args.sines, first);
+    write_rows<true>(rows.sums[0], to, d1 ? d1 + at : d1, d_stride, length - first, scale, cosines, sines, first);
   if constexpr (HAS_P)
-    write_rows<false>(rows.sums[SUMS - 1], to, args.d2 ? args.d2 + at : args.d2, args.d_stride, length - first, 1.0f,
-                      args.cosines, args.sines, first);
+    write_rows<false>(rows.sums[SUMS - 1], to, d2 ? d2 + at : d2, d_stride, length - first, 1.0f, cosines, sines, first);
 }
+PARAMETERS(attention_grad, 160, 152);

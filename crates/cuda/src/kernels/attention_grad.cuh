@@ -25,28 +25,31 @@ template <int N> struct __align__(N * sizeof(Angle) < 16 ? N * sizeof(Angle) : 1
 //
 // Work: 8 lanes for each row and head of q; those with h < G also process head h of k.
 extern "C" __global__ void __launch_bounds__(256)
-prepare(const __grid_constant__ PrepareArgs args) {
+prepare(const T *dy, const T *o, const float *lse, const T *q, long long q_stride, const T *k, long long k_stride,
+        const int *spans, int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float2 *stats,
+        T *q_rotated, T *k_rotated, T *dq, T *dk, T *dv, long long dq_stride, long long dk_stride, int heads, int kv_heads,
+        int *counters) {
   after_predecessors();
-  if (blockIdx.x == 0 && threadIdx.x < 2) args.counters[threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < 2) counters[threadIdx.x] = 0;
   long long item = (long long)blockIdx.x * 32 + threadIdx.x / 8;
   int lane = threadIdx.x % 8;
-  bool live = item < (long long)args.tokens * args.heads;
-  int row = live ? (int)(item / args.heads) : 0, head = live ? (int)(item % args.heads) : 0;
+  bool live = item < (long long)tokens * heads;
+  int row = live ? (int)(item / heads) : 0, head = live ? (int)(item % heads) : 0;
   // Empty sequences may start at the same row: the last one that starts at or before the row is the only candidate.
-  int low = 0, high = args.sequences; // the first start behind the row is that of sequence low .. high
+  int low = 0, high = sequences; // the first start behind the row is that of sequence low .. high
   while (low < high) {
     int middle = low + (high - low) / 2;
-    if (args.spans[2 * middle] <= row) low = middle + 1;
+    if (spans[2 * middle] <= row) low = middle + 1;
     else high = middle;
   }
-  int position = low > 0 ? row - args.spans[2 * low - 2] : 0;
-  bool inside = low > 0 && row < args.spans[2 * low - 1] && (!ROTARY || position < args.longest);
+  int position = low > 0 ? row - spans[2 * low - 2] : 0;
+  bool inside = low > 0 && row < spans[2 * low - 1] && (!ROTARY || position < longest);
 
   float sum = 0.0f;
   if (live && inside) {
     long long at = item * HEAD_DIM;
     for (int c = lane * CHUNK; c < HEAD_DIM; c += 8 * CHUNK) {
-      Some<CHUNK> a = *(const Some<CHUNK> *)(args.dy + at + c), b = *(const Some<CHUNK> *)(args.o + at + c);
+      Some<CHUNK> a = *(const Some<CHUNK> *)(dy + at + c), b = *(const Some<CHUNK> *)(o + at + c);
 #pragma unroll
       for (int i = 0; i < CHUNK; i++) sum = fmaf(load(a.x[i]), load(b.x[i]), sum);
     }
@@ -58,17 +61,17 @@ prepare(const __grid_constant__ PrepareArgs args) {
   if (!inside) {
     Some<CHUNK> zero = {};
     for (int c = lane * CHUNK; c < HEAD_DIM; c += 8 * CHUNK) {
-      if (args.dq) *(Some<CHUNK> *)(args.dq + row * args.dq_stride + head * HEAD_DIM + c) = zero;
-      if (args.dk && head < args.kv_heads) *(Some<CHUNK> *)(args.dk + row * args.dk_stride + head * HEAD_DIM + c) = zero;
-      if (args.dv && head < args.kv_heads) *(Some<CHUNK> *)(args.dv + row * args.dk_stride + head * HEAD_DIM + c) = zero;
+      if (dq) *(Some<CHUNK> *)(dq + row * dq_stride + head * HEAD_DIM + c) = zero;
+      if (dk && head < kv_heads) *(Some<CHUNK> *)(dk + row * dk_stride + head * HEAD_DIM + c) = zero;
+      if (dv && head < kv_heads) *(Some<CHUNK> *)(dv + row * dk_stride + head * HEAD_DIM + c) = zero;
     }
     return;
   }
-  if (lane == 0) args.stats[item] = make_float2(TYPE == 0 ? args.lse[item] : __fmul_rn(args.lse[item], LOG2E), sum);
+  if (lane == 0) stats[item] = make_float2(TYPE == 0 ? lse[item] : __fmul_rn(lse[item], LOG2E), sum);
 #if ROTARY
   for (int c = lane * PAIR; c < HALF; c += 8 * PAIR) {
-    Angles<PAIR> cosine = *(const Angles<PAIR> *)(args.cosines + (long long)position * HALF + c);
-    Angles<PAIR> sine = *(const Angles<PAIR> *)(args.sines + (long long)position * HALF + c);
+    Angles<PAIR> cosine = *(const Angles<PAIR> *)(cosines + (long long)position * HALF + c);
+    Angles<PAIR> sine = *(const Angles<PAIR> *)(sines + (long long)position * HALF + c);
     auto rotate = [&](const T *from, T *to) {
       Some<PAIR> a = *(const Some<PAIR> *)(from + c), b = *(const Some<PAIR> *)(from + c + HALF);
 #pragma unroll
@@ -80,13 +83,13 @@ prepare(const __grid_constant__ PrepareArgs args) {
       }
       *(Some<PAIR> *)(to + c) = a, *(Some<PAIR> *)(to + c + HALF) = b;
     };
-    rotate(args.q + row * args.q_stride + head * HEAD_DIM, args.q_rotated + item * HEAD_DIM);
-    if (head < args.kv_heads)
-      rotate(args.k + row * args.k_stride + head * HEAD_DIM,
-             args.k_rotated + ((long long)row * args.kv_heads + head) * HEAD_DIM);
+    rotate(q + row * q_stride + head * HEAD_DIM, q_rotated + item * HEAD_DIM);
+    if (head < kv_heads)
+      rotate(k + row * k_stride + head * HEAD_DIM, k_rotated + ((long long)row * kv_heads + head) * HEAD_DIM);
   }
 #endif
 }
+PARAMETERS(prepare, 176, 168);
 
 // Writes rows of sums in shared memory to a gradient, multiplied by `scale`; with `rotated`, the inverse rotation is
 // applied first. `sums` has rows `stride` words apart, row 0 is number `position` of its sequence, `to` is its address.

@@ -90,34 +90,34 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][WIDTH], float
 
 // Arguments and grid are those of attention_grad.cu.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 32 ? 1 : 2)
-attention_grad(const __grid_constant__ AttentionGradArgs args) {
+attention_grad(ATTENTION_GRAD_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[];
   float *x1 = memory, *x2 = x1 + ROWS * LD, *y1 = x2 + ROWS * LD, *y2 = y1 + TILE * LD;
   float *ds = y2 + TILE * LD, *p = ds + ROWS * (TILE + 4);
-  int block_heads = KEYS ? args.kv_heads : args.heads, group = args.heads / args.kv_heads;
+  int block_heads = KEYS ? kv_heads : heads, group = heads / kv_heads;
   int number = blockIdx.x / block_heads, head = blockIdx.x % block_heads;
-  if (head == 0 && threadIdx.x == 0) check_span(args, number);
-  Block block = block_of<ROWS>(args.spans, args.sequences, number);
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
   int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
-  if (ROTARY && length > args.longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
 
   int x = threadIdx.x % 16, y = threadIdx.x / 16, here = length - block.first;
-  Extent mask = {args.span, args.local, args.global};
+  Extent mask = {span, local, global};
   Tiles tiles = tiles_of<KEYS, ROWS, TILE>(block.first, length, mask);
   int kv_head = KEYS ? head : head / group, first_head = KEYS ? head * group : head;
-  const float *k = args.k + (long long)block.start * args.k_stride + kv_head * HEAD_DIM;
-  const float *v = args.v + (long long)block.start * args.v_stride + kv_head * HEAD_DIM;
-  long long dy_stride = (long long)args.heads * HEAD_DIM;
-  const float *q = args.q + (long long)block.start * args.q_stride + first_head * HEAD_DIM;
-  const float *dy = args.dy + block.start * dy_stride + first_head * HEAD_DIM;
-  const float2 *stats = args.stats + (long long)block.start * args.heads + first_head;
+  k += (long long)block.start * k_stride + kv_head * HEAD_DIM;
+  v += (long long)block.start * v_stride + kv_head * HEAD_DIM;
+  long long dy_stride = (long long)heads * HEAD_DIM;
+  q += (long long)block.start * q_stride + first_head * HEAD_DIM;
+  dy += block.start * dy_stride + first_head * HEAD_DIM;
+  stats += (long long)block.start * heads + first_head;
   if (KEYS) {
-    fetch<ROWS>(x1, k + block.first * args.k_stride, args.k_stride, here);
-    fetch<ROWS>(x2, v + block.first * args.v_stride, args.v_stride, here);
+    fetch<ROWS>(x1, k + block.first * k_stride, k_stride, here);
+    fetch<ROWS>(x2, v + block.first * v_stride, v_stride, here);
   } else {
-    fetch<ROWS>(x1, q + block.first * args.q_stride, args.q_stride, here);
+    fetch<ROWS>(x1, q + block.first * q_stride, q_stride, here);
     fetch<ROWS>(x2, dy + block.first * dy_stride, dy_stride, here);
   }
   float sums[KEYS ? 2 : 1][MT][WIDTH] = {};
@@ -126,16 +126,16 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
   for (int i = 0; i < MT; i++) pairs[i] = pairs_of<KEYS>(block.first + y + 16 * i, length, mask);
 
   for (int of = 0; of < (KEYS ? group : 1); of++) {
-    float slope = ALIBI ? alibi_slope(first_head + of, args.heads) : 0.0f;
+    float slope = ALIBI ? alibi_slope(first_head + of, heads) : 0.0f;
     for (int item = 0; item < tiles.count; item++) {
       int at = tiles[item] * TILE;
       __syncthreads(); // the previous tile has been read
       if (KEYS) {
-        fetch<TILE>(y1, q + at * args.q_stride + of * HEAD_DIM, args.q_stride, length - at);
+        fetch<TILE>(y1, q + at * q_stride + of * HEAD_DIM, q_stride, length - at);
         fetch<TILE>(y2, dy + at * dy_stride + of * HEAD_DIM, dy_stride, length - at);
       } else {
-        fetch<TILE>(y1, k + at * args.k_stride, args.k_stride, length - at);
-        fetch<TILE>(y2, v + at * args.v_stride, args.v_stride, length - at);
+        fetch<TILE>(y1, k + at * k_stride, k_stride, length - at);
+        fetch<TILE>(y2, v + at * v_stride, v_stride, length - at);
       }
       __syncthreads();
       float s[MT][NT], dp[MT][NT];
@@ -148,9 +148,9 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
           int row = block.first + y + 16 * i, column = at + x + 16 * j, query = KEYS ? column : row;
           float weight = 0.0f, gradient = 0.0f;
           if (pairs[i].admits(column)) {
-            long long entry = (long long)query * args.heads + of;
+            long long entry = (long long)query * heads + of;
             float2 of_query = stats[entry];
-            float score = __fmul_rn(s[i][j], args.scale);
+            float score = __fmul_rn(s[i][j], scale);
             if (ALIBI) score = fmaf(-slope, fabsf((float)(row - column)), score);
             weight = expf(score - of_query.x);
             gradient = __fmul_rn(weight, dp[i][j] - of_query.y);
@@ -163,10 +163,8 @@ attention_grad(const __grid_constant__ AttentionGradArgs args) {
       if constexpr (KEYS) add(sums[1], p, y2, y, x);
     }
   }
-  long long at = (long long)(block.start + block.first) * args.d_stride + head * HEAD_DIM;
-  write_rows<true>(sums[0], x1, args.d1 ? args.d1 + at : args.d1, args.d_stride, here, args.scale, args.cosines, args.sines,
-                   block.first);
-  if constexpr (KEYS)
-    write_rows<false>(sums[1], x1, args.d2 ? args.d2 + at : args.d2, args.d_stride, here, 1.0f, args.cosines, args.sines,
-                      block.first);
+  long long at = (long long)(block.start + block.first) * d_stride + head * HEAD_DIM;
+  write_rows<true>(sums[0], x1, d1 ? d1 + at : d1, d_stride, here, scale, cosines, sines, block.first);
+  if constexpr (KEYS) write_rows<false>(sums[1], x1, d2 ? d2 + at : d2, d_stride, here, 1.0f, cosines, sines, block.first);
 }
+PARAMETERS(attention_grad, 160, 152);

@@ -476,8 +476,10 @@ __device__ __forceinline__ void write_rows(float (&sums)[PANELS * 32], u32 stagi
 // null. counters: the items that units of the kernel of dq, and of that of dk and dv, have taken; `prepare` sets them to 0. Grid:
 // any number of blocks. Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-attention_grad(const __grid_constant__ AttentionGradArgs args, const __grid_constant__ Map q, const __grid_constant__ Map k,
-               const __grid_constant__ Map v, const __grid_constant__ Map dy) {
+attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
+               const __grid_constant__ Map dy, int k_column, int v_column, const float2 *stats, const int *spans, int sequences,
+               int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *d1, u16 *d2, long long d_stride, int heads,
+               int kv_heads, float scale, int span, int *counters, u32 *status) {
   extern __shared__ __align__(1024) u16 memory[];
   const u32 base = shared_address(memory);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -492,19 +494,18 @@ attention_grad(const __grid_constant__ AttentionGradArgs args, const __grid_cons
   }
   __syncthreads();
   after_predecessors();
-  const Extent mask = {args.span, 0, 0};
+  const Extent mask = {span, 0, 0};
   if (warpgroup == CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
     const int number = __shfl_sync(~0u, threadIdx.x / 32, 0) % 4;
     if (number < UNITS) {
-      Operands operands = {q, k, v, dy, args.k_column, args.v_column, args.stats, args.spans, args.sequences, args.tokens,
-                           args.longest, args.heads, args.kv_heads, mask};
-      produce(unit_of(number), operands, blockIdx.x * UNITS + number, gridDim.x * UNITS, args.counters + KEYS, args.status);
+      Operands operands = {q, k, v, dy, k_column, v_column, stats, spans, sequences, tokens, longest, heads, kv_heads, mask};
+      produce(unit_of(number), operands, blockIdx.x * UNITS + number, gridDim.x * UNITS, counters + KEYS, status);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const Unit unit = unit_of(UNITS > 1 ? warpgroup / GROUPS : 0);
-    const float factor = __fmul_rn(args.scale, LOG2E);
+    const float factor = __fmul_rn(scale, LOG2E);
     Cursor cursor = {0, 0};
     for (u32 parity = 0;; parity ^= 1) {
       wait(unit.item_full(), parity);
@@ -516,8 +517,7 @@ attention_grad(const __grid_constant__ AttentionGradArgs args, const __grid_cons
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = item.first + GROUP * 64 + warp * 16 + h * 8 + lane / 4;
-          const long long entry = (long long)(item.start + r) * args.heads + item.head;
-          rows.stats[h] = r < item.length ? args.stats[entry] : make_float2(0.0f, 0.0f);
+          rows.stats[h] = r < item.length ? stats[(long long)(item.start + r) * heads + item.head] : make_float2(0.0f, 0.0f);
         }
         const u32 from = unit.rows(GROUP) + warp * 2048;
 #pragma unroll
@@ -531,18 +531,17 @@ attention_grad(const __grid_constant__ AttentionGradArgs args, const __grid_cons
 #pragma unroll
         for (int j = 0; j < PANELS * 32; j++) rows.sums[i][j] = 0.0f;
 #pragma unroll 1
-      for (int i = 0; i < (KEYS ? args.heads / args.kv_heads : 1); i++) visit(rows, unit, cursor, mask, factor);
+      for (int i = 0; i < (KEYS ? heads / kv_heads : 1); i++) visit(rows, unit, cursor, mask, factor);
       item = unit.item();
       fence_async(); // reads of the rows come before the loads of the next item's
       release(unit.item_empty());
       const int warp = thread_now() / 32 % 4, own = item.first + GROUP * 64 + warp * 16, count = item.length - own;
       if (count <= 0) continue;
       const u32 staging = unit.results(GROUP) + warp * (PANELS * 2048);
-      const long long at = (item.start + own) * args.d_stride + item.head * HEAD_DIM;
-      if (args.d1)
-        write_rows<true>(rows.sums[0], staging, args.d1 + at, args.d_stride, count, args.scale, args.cosines, args.sines, own);
-      if (KEYS && args.d2)
-        write_rows<false>(rows.sums[SUMS - 1], staging, args.d2 + at, args.d_stride, count, 1.0f, args.cosines, args.sines, own);
+      const long long at = (item.start + own) * d_stride + item.head * HEAD_DIM;
+      if (d1) write_rows<true>(rows.sums[0], staging, d1 + at, d_stride, count, scale, cosines, sines, own);
+      if (KEYS && d2) write_rows<false>(rows.sums[SUMS - 1], staging, d2 + at, d_stride, count, 1.0f, cosines, sines, own);
     }
   }
 }
+PARAMETERS(attention_grad, 4 * sizeof(Map) + 112, 4 * sizeof(Map) + 104);

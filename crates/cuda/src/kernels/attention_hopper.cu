@@ -348,35 +348,35 @@ __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, in
 // (T, H d); lse: (T, H) or null. Grid: a block for every `heads_per_block` heads (1 if GROUPS > 1) and each number
 // below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const __grid_constant__ AttentionArgs args) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
-  int head_groups = (args.heads + args.heads_per_block - 1) / args.heads_per_block;
-  int number = blockIdx.x / head_groups, head = blockIdx.x % head_groups * args.heads_per_block;
-  if (head == 0 && threadIdx.x == 0) check_span(args, number);
-  Block block = block_of<ROWS>(args.spans, args.sequences, number);
+  int head_groups = (heads + heads_per_block - 1) / heads_per_block;
+  int number = blockIdx.x / head_groups, head = blockIdx.x % head_groups * heads_per_block;
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
   int length = block.end - block.start, remaining = length - block.first;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > args.tokens) return;
-  if (ROTARY && length > args.longest) return;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
 
   u32 queries = shared_address(memory);
   int visible_keys = CAUSAL ? min(length, block.first + ROWS) : length; // keys that any row of the block sees
-  Keys keys = {args.k, args.v, args.kv_stride, args.cosines, args.sines, length, (visible_keys + STEP - 1) / STEP,
-               queries + ROWS * PANELS * 128};
+  Keys keys = {k, v, kv_stride, cosines, sines, length, (visible_keys + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
   bool resident = keys.steps <= STAGES;
-  float factor = __fmul_rn(args.scale, LOG2E);
+  float factor = __fmul_rn(scale, LOG2E);
   long long row = block.start + block.first;
-  int last = GROUPS > 1 ? head + 1 : min(args.heads, head + args.heads_per_block);
+  int last = GROUPS > 1 ? head + 1 : min(heads, head + heads_per_block);
 #pragma unroll 1
   while (true) {
-    long long at = (long long)block.start * args.kv_stride + head / args.group * HEAD_DIM;
-    keys.k = args.k + at, keys.v = args.v + at;
-    begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, args.q + row * args.q_stride + head * HEAD_DIM,
-          args.q_stride, block.first, remaining);
-    float slope = ALIBI ? __fmul_rn(alibi_slope(head, args.heads), LOG2E) : 0.0f;
-    attend_block(keys, resident, visible_keys, queries, block.first, remaining, args.o + (row * args.heads + head) * HEAD_DIM,
-                 args.lse ? args.lse + row * args.heads + head : args.lse, args.heads, factor, slope);
+    long long at = (long long)block.start * kv_stride + head / group * HEAD_DIM;
+    keys.k = k + at, keys.v = v + at;
+    begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, q + row * q_stride + head * HEAD_DIM, q_stride,
+          block.first, remaining);
+    float slope = ALIBI ? __fmul_rn(alibi_slope(head, heads), LOG2E) : 0.0f;
+    attend_block(keys, resident, visible_keys, queries, block.first, remaining, o + (row * heads + head) * HEAD_DIM,
+                 lse ? lse + row * heads + head : lse, heads, factor, slope);
     if (GROUPS > 1 || ++head >= last) return;
     __syncthreads(); // all warps have read this head's keys before the next head's are copied over them
   }
 }
+PARAMETERS(attention, 136, 132);

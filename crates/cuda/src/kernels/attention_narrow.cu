@@ -327,12 +327,11 @@ __device__ __forceinline__ void attend(Memory &m, SlotCursor &cursor, Operands x
 // q: (T, H d), k, v: (T, H d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
 // (T, H d); lse: (T, H) or null. Grid: any number of blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const __grid_constant__ AttentionArgs args) {
+attention(ATTENTION_PARAMETERS) {
   extern __shared__ __align__(128) char bytes[];
   Memory &m = *(Memory *)bytes;
   const int warp = threadIdx.x / 32;
-  const Operands operands = {args.q, args.k, args.v, args.q_stride, args.kv_stride, args.cosines, args.sines,
-                             args.scale * LOG2E};
+  const Operands operands = {q, k, v, q_stride, kv_stride, cosines, sines, scale * LOG2E};
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) init(shared_address(&m.full[i]), LOAD_WARPS * 32), init(shared_address(&m.empty[i]), WARPS * 32);
     for (int i = 0; i < 2; i++) init(shared_address(&m.item_released[i]), WARPS * 32);
@@ -340,7 +339,7 @@ attention(const __grid_constant__ AttentionArgs args) {
   __syncthreads();
   after_predecessors();
   if (warp >= WARPS) {
-    load_items(m, operands, args.spans, args.sequences, args.tokens, args.longest, args.heads, args.status, warp - WARPS);
+    load_items(m, operands, spans, sequences, tokens, longest, heads, status, warp - WARPS);
     return;
   }
   SlotCursor cursor = {0, 0, 0, 0};
@@ -349,10 +348,10 @@ attention(const __grid_constant__ AttentionArgs args) {
     wait_for(m.full[cursor.slot], cursor.parity);
     if (m.items[cursor.queries].length == 0) return;
     const int tile = warp * MT * 16;
-    attend(m, cursor, operands, args.o, args.lse, args.heads, m.queries[cursor.queries] + tile * HEAD_DIM,
-           m.items[cursor.queries].first + tile);
+    attend(m, cursor, operands, o, lse, heads, m.queries[cursor.queries] + tile * HEAD_DIM, m.items[cursor.queries].first + tile);
     __syncwarp();
     signal(m.item_released[cursor.queries]);
     cursor.next_item();
   }
 }
+PARAMETERS(attention, 136, 132);

@@ -282,8 +282,9 @@ __device__ __forceinline__ void attend_tile(const RingBuffer &ring, SlotCursor &
 // q: (T, H d), k, v: (T, G d) from columns of their matrices on; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d);
 // lse: (T, H).
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-attention(const __grid_constant__ AttentionArgs args, const __grid_constant__ Map q, const __grid_constant__ Map k,
-          const __grid_constant__ Map v) {
+attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v, int k_column,
+          int v_column, const int *spans, int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest,
+          u16 *o, float *lse, int heads, int group, float scale, u32 *status) {
   extern __shared__ __align__(1024) u16 memory[];
   RingBuffer ring = {shared_address(memory)};
   if (threadIdx.x == 0) {
@@ -295,12 +296,12 @@ attention(const __grid_constant__ AttentionArgs args, const __grid_constant__ Ma
   if (threadIdx.x < LOAD_GROUPS * 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    Operands operands = {q, k, v, args.k_column, args.v_column, args.group};
-    if (warp == 0) produce(ring, operands, args.spans, args.sequences, args.tokens, args.longest, args.heads, args.status);
-    else run_helper(ring, warp - 1, args.cosines, args.sines);
+    Operands operands = {q, k, v, k_column, v_column, group};
+    if (warp == 0) produce(ring, operands, spans, sequences, tokens, longest, heads, status);
+    else run_helper(ring, warp - 1, cosines, sines);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    float factor = __fmul_rn(args.scale, LOG2E);
+    float factor = __fmul_rn(scale, LOG2E);
     int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0) - LOAD_GROUPS, turn = 0;
     SlotCursor cursor = {0, 0};
     while (true) {
@@ -315,8 +316,9 @@ attention(const __grid_constant__ AttentionArgs args, const __grid_constant__ Ma
         skip_slots(ring, cursor, tiles + 2 * steps);
         continue;
       }
-      float slope = ALIBI ? __fmul_rn(alibi_slope(item.head, args.heads), LOG2E) : 0.0f;
-      attend_tile(ring, cursor, item, m, tiles, steps, args.o, args.lse, args.heads, factor, slope);
+      float slope = ALIBI ? __fmul_rn(alibi_slope(item.head, heads), LOG2E) : 0.0f;
+      attend_tile(ring, cursor, item, m, tiles, steps, o, lse, heads, factor, slope);
     }
   }
 }
+PARAMETERS(attention, 3 * sizeof(Map) + 88, 3 * sizeof(Map) + 80);

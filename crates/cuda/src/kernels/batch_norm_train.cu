@@ -57,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     store_many<TYPE, WIDTH>(dx + at, d);
   });
 }
+PARAMETERS(batch_norm_input_grad, 72, 68);
 
 #else
 
@@ -82,5 +83,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     store_many<TYPE, WIDTH>(y + at, f);
   });
 }
+PARAMETERS(batch_norm_rows, 64, 56);
 
 #endif

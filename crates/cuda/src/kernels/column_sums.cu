@@ -90,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     }
   }
 }
+PARAMETERS(column_sums, 56, 52);
 
 #else
 
@@ -131,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (to) to[column] = narrow<INTO>(sum);
   if (wide) wide[(long long)blockIdx.y * columns + column] = sum;
 }
+PARAMETERS(add_partials, 48, 40);
 
 #else
 
@@ -152,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   const float moved = of_squares ? sum / (float)(rows - 1) : mean;
   if (updated) updated[column] = fmaf(momentum, moved, (1.0f - momentum) * running[column]);
 }
+PARAMETERS(moments, 72, 68);
 
 #endif
 #endif

@@ -178,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     if (column >= width) column -= width, row++;
   }
 }
+PARAMETERS(dropout, 72, 64);
 
 #else
 

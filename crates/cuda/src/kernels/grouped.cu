@@ -296,6 +296,7 @@ grouped_mma(const T *__restrict__ a, const T *__restrict__ b, const T *__restric
       }
   }
 }
+PARAMETERS(grouped_mma, 64, 60);
 
 #else
 
@@ -367,6 +368,7 @@ grouped(const T *__restrict__ a, const T *__restrict__ b, const T *__restrict__ 
       y[(y0 + row) * columns + column] = store(s);
     }
 }
+PARAMETERS(grouped, 64, 60);
 
 #endif
 #endif

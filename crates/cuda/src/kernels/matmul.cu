@@ -100,6 +100,7 @@ matmul(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict
       }
     }
 }
+PARAMETERS(matmul, 72, 68);
 
 // Fills out (count) with pseudo-random numbers in [-1, 1), with QUANTIZED times 448 as e4m3, which depend only on
 // their index and the seed. Grid: any number of blocks (grid-stride loop).

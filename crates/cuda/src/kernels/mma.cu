@@ -223,3 +223,4 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
       }
   }
 }
+PARAMETERS(mma, 56, 48);

@@ -19,11 +19,7 @@ constexpr bool PARAMS_IN_REGISTERS = GROUP <= 512 && VECTORS * WIDTH <= 24;
 // and scales (R), and y may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
-               float *rstds, long long rows, int each, float eps
-#if defined(QUANTIZED)
-               , u8 *quantized, float *scales
-#endif
-    ) {
+               float *rstds, long long rows, int each, float eps, u8 *quantized, float *scales) {
   after_predecessors();
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
@@ -72,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 #endif
   }
 }
+PARAMETERS(layer_norm, 80, 72);
 
 #elif defined(PARAM)
 
@@ -90,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(256)
     y[row + c] = store(fmaf(scaled, widen<PARAM>(gamma[c]), widen<PARAM>(beta[c])));
   }
 }
+PARAMETERS(batch_norm, 56, 52);
 
 #else
 

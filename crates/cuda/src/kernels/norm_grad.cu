@@ -131,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1)
     if (CENTRED) store_many<0, WIDTH>(to + COLUMNS + at * WIDTH, dbeta[v]);
   }
 }
+PARAMETERS(norm_grad, 64, 56);
 
 #else
 
@@ -179,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     store_many<TYPE, WIDTH>(dx + c, d);
   }
 }
+PARAMETERS(norm_grad_wide, 56, 48);
 
 #endif
 
@@ -233,5 +235,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
   }
 }
+PARAMETERS(rms_norm, 48, 44);
 
 #endif

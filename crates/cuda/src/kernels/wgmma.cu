@@ -44,19 +44,11 @@ __device__ __forceinline__ Tile tile_of(int t, int rows, int columns) {
   return Tile{first + inside % height, inside / height};
 }
 
-// Arguments beside the tensor maps; the host declares the same struct (gemm/hopper.rs).
-struct WgmmaArgs {
-  const u16 *b;   // (N) or null
-  int rows, n, k; // R, N, K
-  int unused;
-};
-static_assert(sizeof(WgmmaArgs) == 24 && __builtin_offsetof(WgmmaArgs, unused) == 20, "as the host passes it");
-
 // x: (R, K), w: (N, K), y, r: (R, N), as tensor maps with TMA boxes (BM, DEPTH), (BN / CLUSTER, DEPTH), (16, 64), (BM,
-// 64); with W_BY_K w: (K, N), with boxes (DEPTH / CLUSTER, 64). Grid: any number of clusters.
+// 64); with W_BY_K w: (K, N), with boxes (DEPTH / CLUSTER, 64). b: (N) or null. Grid: any number of clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, const __grid_constant__ Map w,
-      const __grid_constant__ Map y, const __grid_constant__ Map r) {
+wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y,
+      const __grid_constant__ Map r, const u16 *b, int rows, int n, int k) {
   extern __shared__ __align__(1024) unsigned char memory[]; // STAGES of x and w; 8 warps' BUFFERS of y; barriers
   const u32 stages = shared_address(memory);
   const u32 buffers = stages + STAGES * STAGE_BYTES, full = buffers + 8 * BUFFERS * PIECE, empty = full + STAGES * 8,
@@ -76,9 +68,9 @@ wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, con
   if (CLUSTER > 1) cluster_sync();
   after_predecessors();
 
-  const int row_tiles = (args.rows + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (args.n + YN - 1) / YN;
+  const int row_tiles = (rows + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + YN - 1) / YN;
   const int tiles = row_tiles * column_tiles, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
-  const int blocks = (args.k + DEPTH - 1) / DEPTH;
+  const int blocks = (k + DEPTH - 1) / DEPTH;
 
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -87,7 +79,7 @@ wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, con
       for (int t = first; t < tiles; t += step) {
         Tile tile = tile_of(t, row_tiles, column_tiles);
         const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * YN;
-        const int w_row = column + rank * (EPILOGUE == 3 ? args.n : BN / CLUSTER);
+        const int w_row = column + rank * (EPILOGUE == 3 ? n : BN / CLUSTER);
         for (int i = 0; i < blocks; i++, cursor.next()) {
           const u32 to = stages + cursor.stage * STAGE_BYTES, barrier = full + cursor.stage * 8;
           wait(empty + cursor.stage * 8, cursor.parity ^ 1);
@@ -124,7 +116,7 @@ wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, con
       const int row = (tile.row * CLUSTER + rank) * BM + first_row + warp % 4 * 16, column = tile.column * YN;
       float sums[MA][BN / 2];
       Columns columns;
-      columns.load(args.b, column, args.n);
+      columns.load(b, column, n);
       StageCursor cursor(number);
       number += TILES_IN_FLIGHT * (blocks + RESIDUAL_STAGES);
       if (TILES_IN_FLIGHT == 2) {
@@ -216,7 +208,7 @@ wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, con
 #endif
 #pragma unroll
         for (int m = 0; m < MA; m++) {
-          const bool there = row + m * 64 < args.rows && column + c * 64 < args.n;
+          const bool there = row + m * 64 < rows && column + c * 64 < n;
           const u32 to = buffer + (c * MA + m) % BUFFERS * PIECE;
           store_piece<BUFFERS>(y, sums[m], c, to, column + c * 64, row + m * 64, there);
         }
@@ -228,3 +220,4 @@ wgmma(const __grid_constant__ WgmmaArgs args, const __grid_constant__ Map x, con
   // No block may exit while others of the cluster still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }
+PARAMETERS(wgmma, 4 * sizeof(Map) + 24, 4 * sizeof(Map) + 16);

@@ -80,21 +80,12 @@ __device__ __forceinline__ void normalise(u32 rows_at, int first, const P *gamma
   }
 }
 
-// Arguments beside the tensor maps; the host declares the same struct (gemm/normed.rs).
-struct WgmmaNormArgs {
-  const P *gamma, *beta; // (K)
-  const u16 *b;          // (N) or null
-  int rows, n;           // R, N
-  int column_splits;     // clusters that divide the columns of each block of rows among them
-  float eps;
-};
-static_assert(sizeof(WgmmaNormArgs) == 40 && __builtin_offsetof(WgmmaNormArgs, eps) == 36, "as the host passes it");
-
 // x: (R, K), w: (N, K), y: (R, N), as tensor maps with TMA boxes (32, DEPTH), (BN / CLUSTER, DEPTH), (16, 64).
-// Grid: any number of clusters.
+// b: (N) or null. `column_splits` clusters divide the columns of each block of rows among them. Grid: any number of
+// clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(640, 1)
-wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ Map x, const __grid_constant__ Map w,
-           const __grid_constant__ Map y) {
+wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y, const P *gamma,
+           const P *beta, const u16 *b, int rows, int n, int column_splits, float eps) {
   extern __shared__ __align__(1024) unsigned char memory[]; // rows of x; STAGES of w; the warps' buffers of y; barriers
   const u32 rows_at = shared_address(memory), stages = rows_at + PIECES * PIECE_BYTES, buffers = stages + STAGES * STAGE_BYTES;
   const u32 full = buffers + (SHARED_BUFFERS ? WARPS / 2 : WARPS) * BUFFERS * PIECE, empty = full + STAGES * 8,
@@ -117,8 +108,7 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
   if (CLUSTER > 1) cluster_sync();
   after_predecessors();
 
-  const int column_tiles = (args.n + BN - 1) / BN;
-  const int work_items = (args.rows + BM * CLUSTER - 1) / (BM * CLUSTER) * args.column_splits;
+  const int column_tiles = (n + BN - 1) / BN, work_items = (rows + BM * CLUSTER - 1) / (BM * CLUSTER) * column_splits;
   const int step = gridDim.x / CLUSTER;
   u32 round = 0;
   if (group == WARPS / 4) {
@@ -126,14 +116,14 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
     if (warp == WARPS && lane == 0) {
       StageCursor cursor(0);
       for (int u = blockIdx.x / CLUSTER; u < work_items; u += step, round++) {
-        const int row = (u / args.column_splits * CLUSTER + rank) * BM, part = u % args.column_splits;
+        const int row = (u / column_splits * CLUSTER + rank) * BM, part = u % column_splits;
         wait(rows_free, round & 1 ^ 1);
         for (int q = 0; q < BM / BOX; q++) {
           expect(rows_loaded + q * 8, PIECES * BOX * 128);
           for (int p = 0; p < PIECES; p++)
             fetch(rows_at + p * PIECE_BYTES + q * BOX * 128, x, rows_loaded + q * 8, p * DEPTH, row + q * BOX);
         }
-        for (int c = part * column_tiles / args.column_splits; c < (part + 1) * column_tiles / args.column_splits; c++)
+        for (int c = part * column_tiles / column_splits; c < (part + 1) * column_tiles / column_splits; c++)
           for (int i = 0; i < PIECES; i++, cursor.next()) {
             const u32 to = stages + cursor.stage * STAGE_BYTES, barrier = full + cursor.stage * 8;
             wait(empty + cursor.stage * 8, cursor.parity ^ 1);
@@ -151,10 +141,10 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
     auto release = [&](int stage) { arrive_in_all(empty + stage * 8, lane); };
     u32 number = 0, turn = 0; // tiles of all previous work items; tiles of this pair
     for (int u = blockIdx.x / CLUSTER; u < work_items; u += step, round++) {
-      const int row = (u / args.column_splits * CLUSTER + rank) * BM + half * 64 + warp % 4 * 16, part = u % args.column_splits;
-      const int first = part * column_tiles / args.column_splits, last = (part + 1) * column_tiles / args.column_splits;
+      const int row = (u / column_splits * CLUSTER + rank) * BM + half * 64 + warp % 4 * 16, part = u % column_splits;
+      const int first = part * column_tiles / column_splits, last = (part + 1) * column_tiles / column_splits;
       wait(rows_loaded + (half * 2 + side) * 8, round & 1);
-      normalise(rows_at, half * 64 + side * BOX + warp % 4 * ROWS_PER_WARP, args.gamma, args.beta, args.eps);
+      normalise(rows_at, half * 64 + side * BOX + warp % 4 * ROWS_PER_WARP, gamma, beta, eps);
       // Orders the normalised rows before the reads of wgmma. The 64 rows of a warpgroup are normalised by two
       // warpgroups, one of each pair, which meet at this barrier.
       asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 256;" ::"r"(1 + half) : "memory");
@@ -164,7 +154,7 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
         const int column = c * BN;
         float sums[1][BN / 2];
         Columns columns;
-        columns.load(args.b, column, args.n);
+        columns.load(b, column, n);
         StageCursor cursor((number + c - first) * PIECES);
         // Wait for the turn before waiting for stages: a stage whose previous round has not begun has a barrier two
         // phases behind, whose parity would look like that of a completed phase.
@@ -214,7 +204,7 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
               if (EPILOGUE == 1) s = x_phi(s), t = x_phi(t);
             }
           }
-          const bool there = row < args.rows && column + piece * 64 < args.n;
+          const bool there = row < rows && column + piece * 64 < n;
           store_piece<BUFFERS>(y, sums[0], piece, buffer + piece % BUFFERS * PIECE, column + piece * 64, row, there);
         }
         if (SHARED_BUFFERS && lane == 0) {
@@ -230,3 +220,4 @@ wgmma_norm(const __grid_constant__ WgmmaNormArgs args, const __grid_constant__ M
   // No block exits while other blocks of the cluster may still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }
+PARAMETERS(wgmma_norm, 3 * sizeof(Map) + 40, 3 * sizeof(Map) + 36);

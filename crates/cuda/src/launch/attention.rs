@@ -4,13 +4,12 @@
 use super::{OpLaunch, Tensor};
 use crate::capability::HOPPER;
 use crate::context::Card;
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
+use crate::kernel::{File, Kernel, Shape, WithMaps, code, int, kernel_arguments};
 use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Counts, DType};
 use plimsoll_plan::WIDEST_CUDA_HEAD;
-use std::mem::offset_of;
 
 /// Numbers of warps of a block in the variants of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
@@ -87,38 +86,54 @@ const LESS_NARROW: [NarrowTiling; 2] = [
     NarrowTiling { warps: 4, load_warps: 2, m_tiles: 3, tile: 176, stages: 2, blocks: 2 },
 ];
 
-/// Arguments of all attention kernels (`AttentionArgs` in attention_args.cuh).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AttentionArgs {
-    q: u64,
-    k: u64,
-    v: u64,
-    spans: u64,
-    cosines: u64,
-    sines: u64,
-    o: u64,
-    lse: u64,
-    status: u64,
-    q_stride: u64,
-    kv_stride: u64,
-    sequences: i32,
-    tokens: i32,
-    longest: i32,
-    heads: i32,
-    group: i32,
-    scale: f32,
-    k_column: i32,
-    v_column: i32,
-    heads_per_block: i32,
-    span: i32,
-    local: i32,
-    global: i32,
+kernel_arguments! {
+    /// Arguments of the attention kernels that read q, k and v by address (attention_args.cuh).
+    struct AttentionArgs {
+        q: u64,
+        k: u64,
+        v: u64,
+        q_stride: u64,
+        kv_stride: u64,
+        spans: u64,
+        sequences: i32,
+        tokens: i32,
+        cosines: u64,
+        sines: u64,
+        longest: i32,
+        o: u64,
+        lse: u64,
+        heads: i32,
+        group: i32,
+        scale: f32,
+        status: u64,
+        heads_per_block: i32,
+        span: i32,
+        local: i32,
+        global: i32,
+    }
+    size 136, last 132
 }
 
-const _: () = assert!(size_of::<AttentionArgs>() == 136 && offset_of!(AttentionArgs, global) == 132);
-
-impl ArgumentStruct for AttentionArgs {}
+kernel_arguments! {
+    /// Arguments of `attention` (attention_persistent.cu) beside its tensor maps.
+    struct AttentionMapArgs {
+        k_column: i32,
+        v_column: i32,
+        spans: u64,
+        sequences: i32,
+        tokens: i32,
+        cosines: u64,
+        sines: u64,
+        longest: i32,
+        o: u64,
+        lse: u64,
+        heads: i32,
+        group: i32,
+        scale: f32,
+        status: u64,
+    }
+    size 88, last 80
+}
 
 /// Prepares or runs the attention of one step.
 pub(super) fn attention(call: &mut OpLaunch<'_>, op: &Attention) -> Result<(), DeviceError> {
@@ -286,7 +301,24 @@ impl AttentionVariant {
             tensor_map(context, &k.matrix(), 64)?,
             tensor_map(context, &v.matrix(), 64)?,
         ];
-        call.kernel(&kernel, shape, &WithMaps { args, maps })
+        let [k_column, v_column] = columns(op).map(int);
+        let args = AttentionMapArgs {
+            k_column,
+            v_column,
+            spans: args.spans,
+            sequences: args.sequences,
+            tokens: args.tokens,
+            cosines: args.cosines,
+            sines: args.sines,
+            longest: args.longest,
+            o: args.o,
+            lse: args.lse,
+            heads: args.heads,
+            group: args.group,
+            scale: args.scale,
+            status: args.status,
+        };
+        call.kernel(&kernel, shape, &WithMaps { maps, args })
     }
 
     /// Number of blocks that the GPU runs at once, for a persistent kernel. A multiprocessor has 1 KiB more shared
@@ -456,7 +488,7 @@ pub(super) fn columns(op: &Attention) -> [u64; 2] {
     }
 }
 
-/// Returns the arguments of every attention kernel, for blocks of `heads_per_block` heads.
+/// Returns the arguments of the kernels that read by address, for blocks of `heads_per_block` heads.
 fn arguments(
     call: &OpLaunch<'_>,
     op: &Attention,
@@ -492,8 +524,6 @@ fn arguments(
         heads: int(op.heads),
         group: int(op.heads / op.kv_heads),
         scale: op.scale,
-        k_column: int(k_column),
-        v_column: int(v_column),
         heads_per_block: int(heads_per_block),
         span,
         local,

@@ -5,90 +5,103 @@
 use super::attention::{columns, mask_extent, mask_kind};
 use super::{OpLaunch, Tensor};
 use crate::capability::HOPPER;
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, WithMaps, code, int};
+use crate::kernel::{File, Kernel, Shape, WithMaps, code, int, kernel_arguments};
 use crate::tensor_map::{DeviceMatrix, tensor_map};
 use cudarc::driver::sys::CUtensorMap;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{WIDEST_CUDA_HEAD, cuda_flash_grad_parts};
-use std::mem::offset_of;
 
 /// Rows of one head that a block of `prepare` processes, 8 threads each.
 const PREPARED: u64 = 32;
 
-/// Arguments of `prepare` (`PrepareArgs` in attention_args.cuh).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PrepareArgs {
-    dy: u64,
-    o: u64,
-    lse: u64,
-    q: u64,
-    k: u64,
-    spans: u64,
-    cosines: u64,
-    sines: u64,
-    stats: u64,
-    q_rotated: u64,
-    k_rotated: u64,
-    dq: u64,
-    dk: u64,
-    dv: u64,
-    counters: u64,
-    q_stride: u64,
-    k_stride: u64,
-    dq_stride: u64,
-    dk_stride: u64,
-    sequences: i32,
-    tokens: i32,
-    longest: i32,
-    heads: i32,
-    kv_heads: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `prepare` (attention_grad.cuh).
+    struct PrepareArgs {
+        dy: u64,
+        o: u64,
+        lse: u64,
+        q: u64,
+        q_stride: u64,
+        k: u64,
+        k_stride: u64,
+        spans: u64,
+        sequences: i32,
+        tokens: i32,
+        cosines: u64,
+        sines: u64,
+        longest: i32,
+        stats: u64,
+        q_rotated: u64,
+        k_rotated: u64,
+        dq: u64,
+        dk: u64,
+        dv: u64,
+        dq_stride: u64,
+        dk_stride: u64,
+        heads: i32,
+        kv_heads: i32,
+        counters: u64,
+    }
+    size 176, last 168
 }
 
-const _: () = assert!(size_of::<PrepareArgs>() == 176 && offset_of!(PrepareArgs, unused) == 172);
-
-impl ArgumentStruct for PrepareArgs {}
-
-/// Arguments of the gradient kernels (`AttentionGradArgs` in attention_args.cuh).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AttentionGradArgs {
-    q: u64,
-    k: u64,
-    v: u64,
-    dy: u64,
-    stats: u64,
-    spans: u64,
-    cosines: u64,
-    sines: u64,
-    d1: u64,
-    d2: u64,
-    counters: u64,
-    status: u64,
-    q_stride: u64,
-    k_stride: u64,
-    v_stride: u64,
-    d_stride: u64,
-    sequences: i32,
-    tokens: i32,
-    longest: i32,
-    heads: i32,
-    kv_heads: i32,
-    scale: f32,
-    k_column: i32,
-    v_column: i32,
-    span: i32,
-    local: i32,
-    global: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of the gradient kernels that read by address (attention_args.cuh).
+    struct AttentionGradArgs {
+        q: u64,
+        k: u64,
+        v: u64,
+        dy: u64,
+        q_stride: u64,
+        k_stride: u64,
+        v_stride: u64,
+        stats: u64,
+        spans: u64,
+        sequences: i32,
+        tokens: i32,
+        cosines: u64,
+        sines: u64,
+        longest: i32,
+        d1: u64,
+        d2: u64,
+        d_stride: u64,
+        heads: i32,
+        kv_heads: i32,
+        scale: f32,
+        span: i32,
+        local: i32,
+        global: i32,
+        status: u64,
+    }
+    size 160, last 152
 }
 
-const _: () = assert!(size_of::<AttentionGradArgs>() == 176 && offset_of!(AttentionGradArgs, unused) == 172);
-
-impl ArgumentStruct for AttentionGradArgs {}
+kernel_arguments! {
+    /// Arguments of `attention_grad` (attention_grad_hopper.cu) beside its tensor maps.
+    struct AttentionGradMapArgs {
+        k_column: i32,
+        v_column: i32,
+        stats: u64,
+        spans: u64,
+        sequences: i32,
+        tokens: i32,
+        cosines: u64,
+        sines: u64,
+        longest: i32,
+        d1: u64,
+        d2: u64,
+        d_stride: u64,
+        heads: i32,
+        kv_heads: i32,
+        scale: f32,
+        span: i32,
+        counters: u64,
+        status: u64,
+    }
+    size 112, last 104
+}
 
 /// Prepares or runs the gradients of attention that are read.
 pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Result<(), DeviceError> {
@@ -126,14 +139,11 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
         longest: int(cosines.rows),
         heads: int(op.heads),
         kv_heads: int(op.kv_heads),
-        unused: 0,
     };
     let dtypes = GradTypes { elements: q.dtype, table: cosines.dtype };
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
     call.kernel(&prepare_kernel(op, dtypes), Shape::of(blocks, 256), &prepare)?;
-    // The gradient kernels read q and k rotated. k and v of a fused qkv are columns of its matrix, rotated rows are
-    // matrices of their own.
-    let [k_column, v_column] = columns(op);
+    // The gradient kernels read q and k rotated.
     let [span, local, global] = mask_extent(op.mask).map(int);
     let shared_args = AttentionGradArgs {
         q: if op.rotary { workspace.q_rotated } else { q.address },
@@ -146,7 +156,6 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
         sines: sines.address,
         d1: 0,
         d2: 0,
-        counters: workspace.counters,
         status: call.status(),
         q_stride: if op.rotary { op.width() } else { q.columns },
         k_stride: if op.rotary { op.kv_width() } else { k.columns },
@@ -158,12 +167,9 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
         heads: int(op.heads),
         kv_heads: int(op.kv_heads),
         scale: op.scale,
-        k_column: int(if op.rotary { 0 } else { k_column }),
-        v_column: int(v_column),
         span,
         local,
         global,
-        unused: 0,
     };
     let tokens = call.launch.counts.tokens;
     for &side in Side::all(op, q.dtype) {
@@ -191,7 +197,29 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
             let items = (tokens / variant.rows() + spans.rows) * heads;
             let blocks = items.div_ceil(variant.units.into()).min(call.context.card.multiprocessors.into());
             let shape = Shape { shared: variant.shared(op), ..Shape::of(blocks, variant.threads()) };
-            call.kernel(&variant.kernel(op, dtypes, side), shape, &WithMaps { args, maps })?;
+            // k and v of a fused qkv are columns of its matrix, rotated rows are matrices of their own.
+            let [k_column, v_column] = columns(op);
+            let args = AttentionGradMapArgs {
+                k_column: int(if op.rotary { 0 } else { k_column }),
+                v_column: int(v_column),
+                stats: args.stats,
+                spans: args.spans,
+                sequences: args.sequences,
+                tokens: args.tokens,
+                cosines: args.cosines,
+                sines: args.sines,
+                longest: args.longest,
+                d1: args.d1,
+                d2: args.d2,
+                d_stride: args.d_stride,
+                heads: args.heads,
+                kv_heads: args.kv_heads,
+                scale: args.scale,
+                span: args.span,
+                counters: workspace.counters,
+                status: args.status,
+            };
+            call.kernel(&variant.kernel(op, dtypes, side), shape, &WithMaps { maps, args })?;
             continue;
         }
         let variant = AttentionGradVariant::of(op, q.dtype, side);
@@ -213,30 +241,28 @@ fn tensor_maps(
     let &AttentionGradOperands { dy, q, k, v, .. } = operands;
     let dtype = q.dtype;
     let rows = q.rows;
-    // The map of k or v of a fused qkv is that of its whole matrix, which begins `column` columns before it.
     let [k_column, v_column] = columns(op);
-    let whole = |x: Tensor, column: u64| DeviceMatrix {
-        address: x.address - column * dtype.size(),
-        rows,
-        columns: x.columns,
-        dtype,
-    };
     let (q_matrix, k_matrix) = if op.rotary {
         (
             DeviceMatrix { address: workspace.q_rotated, rows, columns: op.width(), dtype },
             DeviceMatrix { address: workspace.k_rotated, rows, columns: op.kv_width(), dtype },
         )
     } else {
-        (whole(q, 0), whole(k, k_column))
+        (whole_matrix(q, 0), whole_matrix(k, k_column))
     };
     let dy_matrix = DeviceMatrix { address: dy.address, rows, columns: op.width(), dtype };
     let context = call.context;
     Ok([
         tensor_map(context, &q_matrix, 64)?,
         tensor_map(context, &k_matrix, 64)?,
-        tensor_map(context, &whole(v, v_column), 64)?,
+        tensor_map(context, &whole_matrix(v, v_column), 64)?,
         tensor_map(context, &dy_matrix, 64)?,
     ])
+}
+
+/// Returns the matrix of a fused qkv, from which q, k or v begins at column `column`; q, k or v itself if that is 0.
+fn whole_matrix(x: Tensor, column: u64) -> DeviceMatrix {
+    DeviceMatrix { address: x.address - column * x.dtype.size(), ..x.matrix() }
 }
 
 /// Element types of q, k and v, and of the rotary tables.

@@ -7,92 +7,75 @@ use super::linear_grad::{
 };
 use super::{OpLaunch, Tensor};
 use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
-use crate::kernel::{ArgumentStruct, File, Kernel, Shape, code, int};
+use crate::kernel::{File, Kernel, Shape, code, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, OperandFormat};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{LossSizes, library_sums_rows};
-use std::mem::offset_of;
 
 /// Largest number of classes for which a warp computes a row, rather than a block.
 const WARP_CLASSES: u64 = 1024;
 
-/// Arguments of `cross_entropy` (cross_entropy.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CrossEntropyArgs {
-    logits: u64,
-    bias: u64,
-    targets: u64,
-    lses: u64,
-    terms: u64,
-    status: u64,
-    rows: u64,
-    classes: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `cross_entropy` (cross_entropy.cu).
+    struct CrossEntropyArgs {
+        logits: u64,
+        bias: u64,
+        targets: u64,
+        lses: u64,
+        terms: u64,
+        rows: u64,
+        classes: i32,
+        status: u64,
+    }
+    size 64, last 56
 }
 
-const _: () = assert!(size_of::<CrossEntropyArgs>() == 64 && offset_of!(CrossEntropyArgs, unused) == 60);
-
-impl ArgumentStruct for CrossEntropyArgs {}
-
-/// Arguments of `cross_entropy_grad` (cross_entropy.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CrossEntropyGradArgs {
-    logits: u64,
-    bias: u64,
-    targets: u64,
-    lses: u64,
-    dloss: u64,
-    g: u64,
-    status: u64,
-    rows: u64,
-    classes: i32,
-    stride: i32,
-    z: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `cross_entropy_grad` (cross_entropy.cu).
+    struct CrossEntropyGradArgs {
+        logits: u64,
+        bias: u64,
+        targets: u64,
+        lses: u64,
+        dloss: u64,
+        g: u64,
+        rows: u64,
+        classes: i32,
+        stride: i32,
+        z: f32,
+        status: u64,
+    }
+    size 80, last 72
 }
 
-const _: () =
-    assert!(size_of::<CrossEntropyGradArgs>() == 80 && offset_of!(CrossEntropyGradArgs, unused) == 76);
-
-impl ArgumentStruct for CrossEntropyGradArgs {}
-
-/// Arguments of `counted_rows` (cross_entropy.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CountedRowsArgs {
-    x: u64,
-    targets: u64,
-    y: u64,
-    rows: u64,
-    classes: i32,
-    accesses: i32,
+kernel_arguments! {
+    /// Arguments of `counted_rows` (cross_entropy.cu).
+    struct CountedRowsArgs {
+        x: u64,
+        targets: u64,
+        y: u64,
+        rows: u64,
+        classes: i32,
+        accesses: i32,
+    }
+    size 40, last 36
 }
 
-const _: () = assert!(size_of::<CountedRowsArgs>() == 40 && offset_of!(CountedRowsArgs, accesses) == 36);
-
-impl ArgumentStruct for CountedRowsArgs {}
-
-/// Arguments of `loss_total` (cross_entropy.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct LossTotalArgs {
-    lses: u64,
-    terms: u64,
-    loss: u64,
-    cross_entropy: u64,
-    z_term: u64,
-    rows: u64,
-    z: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `loss_total` (cross_entropy.cu).
+    struct LossTotalArgs {
+        lses: u64,
+        terms: u64,
+        loss: u64,
+        cross_entropy: u64,
+        z_term: u64,
+        rows: u64,
+        z: f32,
+    }
+    size 56, last 48
 }
-
-const _: () = assert!(size_of::<LossTotalArgs>() == 56 && offset_of!(LossTotalArgs, unused) == 52);
-
-impl ArgumentStruct for LossTotalArgs {}
 
 /// The operands of the loss that its gradient has too.
 #[derive(Clone, Copy)]
@@ -233,7 +216,6 @@ pub(super) fn linear_cross_entropy(
             status: call.status(),
             rows,
             classes: int(head.sizes.classes),
-            unused: 0,
         };
         call.kernel(&kernel, shape, &args)?;
     }
@@ -245,7 +227,6 @@ pub(super) fn linear_cross_entropy(
         z_term: z_term.map_or(0, |out| out.address),
         rows: head.sizes.rows,
         z: op.z_loss,
-        unused: 0,
     };
     call.kernel(&total_kernel(), Shape::of(1, 1024), &args)
 }
@@ -292,7 +273,6 @@ pub(super) fn linear_cross_entropy_grad(
             classes: int(classes),
             stride: int(padded),
             z: op.forward.z_loss,
-            unused: 0,
         };
         call.kernel(&kernel, shape, &args)?;
         let g = Tensor { address: g, rows, columns: padded, dtype };

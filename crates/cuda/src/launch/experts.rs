@@ -2,7 +2,7 @@
 //! in device memory only; grids are sized for the worst case, and blocks without work return at once.
 
 use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, int};
+use crate::kernel::{Arg, File, Kernel, Shape, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
@@ -13,7 +13,6 @@ use plimsoll_graph::{Counts, DType};
 use plimsoll_plan::{
     MAX_EXPERTS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, route_bytes, router_loss_bytes, router_loss_grad_bytes,
 };
-use std::mem::offset_of;
 
 /// Warps of a block; each warp processes a token or a row.
 const WARPS: u64 = 8;
@@ -22,44 +21,36 @@ const THREADS: u32 = 32 * WARPS as u32;
 /// Threads of the block that adds the sums of all chunks.
 const MANY_THREADS: u32 = 1024;
 
-/// Arguments of `combine` (dispatch.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CombineArgs {
-    rows: u64,
-    gates: u64,
-    places: u64,
-    y: u64,
-    status: u64,
-    tokens: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `combine` (dispatch.cu).
+    struct CombineArgs {
+        rows: u64,
+        gates: u64,
+        places: u64,
+        y: u64,
+        status: u64,
+        tokens: u64,
+        columns: i32,
+    }
+    size 56, last 48
 }
 
-const _: () = assert!(size_of::<CombineArgs>() == 56 && offset_of!(CombineArgs, unused) == 52);
-
-impl ArgumentStruct for CombineArgs {}
-
-/// Arguments of `combine_grad` (dispatch.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CombineGradArgs {
-    dy: u64,
-    rows: u64,
-    gates: u64,
-    order: u64,
-    places: u64,
-    drows: u64,
-    dgates: u64,
-    status: u64,
-    choices: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `combine_grad` (dispatch.cu).
+    struct CombineGradArgs {
+        dy: u64,
+        rows: u64,
+        gates: u64,
+        order: u64,
+        places: u64,
+        drows: u64,
+        dgates: u64,
+        status: u64,
+        choices: u64,
+        columns: i32,
+    }
+    size 80, last 72
 }
-
-const _: () = assert!(size_of::<CombineGradArgs>() == 80 && offset_of!(CombineGradArgs, unused) == 76);
-
-impl ArgumentStruct for CombineGradArgs {}
 
 pub(super) fn combine(call: &mut OpLaunch<'_>, op: &Combine) -> Result<(), DeviceError> {
     let rows = call.input(0)?;
@@ -72,7 +63,6 @@ pub(super) fn combine(call: &mut OpLaunch<'_>, op: &Combine) -> Result<(), Devic
         status: call.status(),
         tokens: y.rows,
         columns: int(y.columns),
-        unused: 0,
     };
     let kernel = rows_kernel("combine", rows.dtype, y.columns, op.top_k);
     call.kernel(&kernel, by_warp(y.rows), &args)
@@ -93,7 +83,6 @@ pub(super) fn combine_grad(call: &mut OpLaunch<'_>, op: &CombineGrad) -> Result<
         status: call.status(),
         choices: rows.rows,
         columns: int(rows.columns),
-        unused: 0,
     };
     let kernel = rows_kernel("combine_grad", rows.dtype, rows.columns, op.top_k);
     call.kernel(&kernel, by_warp(rows.rows), &args)
@@ -195,25 +184,22 @@ fn grouped_kernel(form: GroupedForm, dtype: DType, n: u64, k: u64) -> GroupedKer
     GroupedKernel { kernel, tile: MMA_TILE, threads: 32 * MMA_WARPS.0 * MMA_WARPS.1, shared }
 }
 
-/// Arguments of `grouped` and `grouped_mma` (grouped.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct GroupedArgs {
-    a: u64,
-    b: u64,
-    bias: u64,
-    y: u64,
-    offsets: u64,
-    status: u64,
-    rows: i32,
-    n: i32,
-    k: i32,
-    experts: i32,
+kernel_arguments! {
+    /// Arguments of `grouped` and `grouped_mma` (grouped.cu).
+    struct GroupedArgs {
+        a: u64,
+        b: u64,
+        bias: u64,
+        y: u64,
+        offsets: u64,
+        status: u64,
+        rows: i32,
+        n: i32,
+        k: i32,
+        experts: i32,
+    }
+    size 64, last 60
 }
-
-const _: () = assert!(size_of::<GroupedArgs>() == 64 && offset_of!(GroupedArgs, experts) == 60);
-
-impl ArgumentStruct for GroupedArgs {}
 
 /// A grouped matmul over the rows of `a`, with expert matrices (N, K).
 struct GroupedMatmul {
@@ -333,174 +319,144 @@ fn column_sums_kernel(dtype: DType, columns: u64) -> Kernel {
     Kernel::new(File::Grouped, "column_sums", dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
 
-/// Arguments of `choose` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ChooseArgs {
-    logits: u64,
-    packs: u64,
-    gates: u64,
-    experts: u64,
-    chosen: u64,
-    counts: u64,
-    status: u64,
-    tokens: i32,
-    top_k: i32,
-    renormalise: i32,
-    pack_count: i32,
+kernel_arguments! {
+    /// Arguments of `choose` (route.cu).
+    struct ChooseArgs {
+        logits: u64,
+        packs: u64,
+        gates: u64,
+        experts: u64,
+        chosen: u64,
+        counts: u64,
+        status: u64,
+        tokens: i32,
+        top_k: i32,
+        renormalise: i32,
+        pack_count: i32,
+    }
+    size 72, last 68
 }
 
-const _: () = assert!(size_of::<ChooseArgs>() == 72 && offset_of!(ChooseArgs, pack_count) == 68);
-
-impl ArgumentStruct for ChooseArgs {}
-
-/// Arguments of `rank_chunks` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RankChunksArgs {
-    counts: u64,
-    totals: u64,
-    packs: u64,
-    kept: u64,
-    chunks: i32,
-    tokens: i32,
-    top_k: i32,
-    pack_count: i32,
-    capacity: u32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `rank_chunks` (route.cu).
+    struct RankChunksArgs {
+        counts: u64,
+        totals: u64,
+        packs: u64,
+        kept: u64,
+        chunks: i32,
+        tokens: i32,
+        top_k: i32,
+        pack_count: i32,
+        capacity: u32,
+    }
+    size 56, last 48
 }
 
-const _: () = assert!(size_of::<RankChunksArgs>() == 56 && offset_of!(RankChunksArgs, unused) == 52);
-
-impl ArgumentStruct for RankChunksArgs {}
-
-/// Arguments of `place` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PlaceArgs {
-    chosen: u64,
-    ranks: u64,
-    totals: u64,
-    packs: u64,
-    kept: u64,
-    gates: u64,
-    order: u64,
-    places: u64,
-    offsets: u64,
-    dropped: u64,
-    tokens: i32,
-    top_k: i32,
-    chunks: i32,
-    pack_count: i32,
-    capacity: u32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `place` (route.cu).
+    struct PlaceArgs {
+        chosen: u64,
+        ranks: u64,
+        totals: u64,
+        packs: u64,
+        kept: u64,
+        gates: u64,
+        order: u64,
+        places: u64,
+        offsets: u64,
+        dropped: u64,
+        tokens: i32,
+        top_k: i32,
+        chunks: i32,
+        pack_count: i32,
+        capacity: u32,
+    }
+    size 104, last 96
 }
 
-const _: () = assert!(size_of::<PlaceArgs>() == 104 && offset_of!(PlaceArgs, unused) == 100);
-
-impl ArgumentStruct for PlaceArgs {}
-
-/// Arguments of `route_grad` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RouteGradArgs {
-    dgates: u64,
-    logits: u64,
-    experts: u64,
-    places: u64,
-    dlogits: u64,
-    status: u64,
-    tokens: i32,
-    top_k: i32,
-    renormalise: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `route_grad` (route.cu).
+    struct RouteGradArgs {
+        dgates: u64,
+        logits: u64,
+        experts: u64,
+        places: u64,
+        dlogits: u64,
+        status: u64,
+        tokens: i32,
+        top_k: i32,
+        renormalise: i32,
+    }
+    size 64, last 56
 }
 
-const _: () = assert!(size_of::<RouteGradArgs>() == 64 && offset_of!(RouteGradArgs, unused) == 60);
-
-impl ArgumentStruct for RouteGradArgs {}
-
-/// Arguments of `router_sums` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RouterSumsArgs {
-    logits: u64,
-    experts: u64,
-    packs: u64,
-    sums: u64,
-    counts: u64,
-    done: u64,
-    status: u64,
-    tokens: i32,
-    top_k: i32,
-    pack_count: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `router_sums` (route.cu).
+    struct RouterSumsArgs {
+        logits: u64,
+        experts: u64,
+        packs: u64,
+        sums: u64,
+        counts: u64,
+        done: u64,
+        status: u64,
+        tokens: i32,
+        top_k: i32,
+        pack_count: i32,
+    }
+    size 72, last 64
 }
 
-const _: () = assert!(size_of::<RouterSumsArgs>() == 72 && offset_of!(RouterSumsArgs, unused) == 68);
-
-impl ArgumentStruct for RouterSumsArgs {}
-
-/// Arguments of `router_loss` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RouterLossArgs {
-    sums: u64,
-    counts: u64,
-    packs: u64,
-    terms: u64,
-    done: u64,
-    loss: u64,
-    balance: u64,
-    z: u64,
-    tokens: i32,
-    top_k: i32,
-    pack_count: i32,
-    balance_weight: f32,
-    z_weight: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `router_loss` (route.cu).
+    struct RouterLossArgs {
+        sums: u64,
+        counts: u64,
+        packs: u64,
+        terms: u64,
+        done: u64,
+        loss: u64,
+        balance: u64,
+        z: u64,
+        tokens: i32,
+        top_k: i32,
+        pack_count: i32,
+        balance_weight: f32,
+        z_weight: f32,
+    }
+    size 88, last 80
 }
 
-const _: () = assert!(size_of::<RouterLossArgs>() == 88 && offset_of!(RouterLossArgs, unused) == 84);
-
-impl ArgumentStruct for RouterLossArgs {}
-
-/// Arguments of `count_choices` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CountChoicesArgs {
-    experts: u64,
-    packs: u64,
-    counts: u64,
-    status: u64,
-    tokens: i32,
-    top_k: i32,
-    pack_count: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `count_choices` (route.cu).
+    struct CountChoicesArgs {
+        experts: u64,
+        packs: u64,
+        counts: u64,
+        status: u64,
+        tokens: i32,
+        top_k: i32,
+        pack_count: i32,
+    }
+    size 48, last 40
 }
 
-const _: () = assert!(size_of::<CountChoicesArgs>() == 48 && offset_of!(CountChoicesArgs, unused) == 44);
-
-impl ArgumentStruct for CountChoicesArgs {}
-
-/// Arguments of `router_loss_grad` (route.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RouterLossGradArgs {
-    dloss: u64,
-    logits: u64,
-    shares: u64,
-    packs: u64,
-    dlogits: u64,
-    tokens: i32,
-    pack_count: i32,
-    balance_weight: f32,
-    z_weight: f32,
+kernel_arguments! {
+    /// Arguments of `router_loss_grad` (route.cu).
+    struct RouterLossGradArgs {
+        dloss: u64,
+        logits: u64,
+        shares: u64,
+        packs: u64,
+        dlogits: u64,
+        tokens: i32,
+        pack_count: i32,
+        balance_weight: f32,
+        z_weight: f32,
+    }
+    size 56, last 52
 }
-
-const _: () = assert!(size_of::<RouterLossGradArgs>() == 56 && offset_of!(RouterLossGradArgs, z_weight) == 52);
-
-impl ArgumentStruct for RouterLossGradArgs {}
 
 pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceError> {
     let logits = call.input(0)?;
@@ -541,7 +497,6 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         top_k: int(op.top_k),
         pack_count: int(pack_count),
         capacity: op.capacity,
-        unused: 0,
     };
     call.kernel(&kernel("rank_chunks"), Shape::of(experts, THREADS), &args)?;
     let args = PlaceArgs {
@@ -560,7 +515,6 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         chunks: int(chunks),
         pack_count: int(pack_count),
         capacity: op.capacity,
-        unused: 0,
     };
     // Without tokens, a block still writes the offsets.
     call.kernel(&kernel("place"), Shape::of(chunks.max(1), THREADS), &args)
@@ -581,7 +535,6 @@ pub(super) fn route_grad(call: &mut OpLaunch<'_>, op: &RouteGrad) -> Result<(), 
         tokens: int(logits.rows),
         top_k: int(dgates.columns),
         renormalise: i32::from(op.renormalise),
-        unused: 0,
     };
     call.kernel(&kernel, by_warp(logits.rows), &args)
 }
@@ -606,7 +559,6 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
         tokens: int(logits.rows),
         top_k: int(experts.columns),
         pack_count: int(packs.rows),
-        unused: 0,
     };
     call.kernel(&kernel("router_sums"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;
     let args = RouterLossArgs {
@@ -623,7 +575,6 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
         pack_count: int(packs.rows),
         balance_weight: op.balance,
         z_weight: op.z,
-        unused: 0,
     };
     // Without packs, a block still writes the losses.
     call.kernel(&kernel("router_loss"), Shape::of(packs.rows.max(1), MANY_THREADS), &args)
@@ -648,7 +599,6 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
         tokens: int(logits.rows),
         top_k: int(experts.columns),
         pack_count: int(packs.rows),
-        unused: 0,
     };
     // Without chunks, a block still checks the packs.
     call.kernel(&kernel("count_choices"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;

@@ -5,7 +5,7 @@
 use super::rows::{elements, flat};
 use super::sequence::by_sequence;
 use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
+use crate::kernel::{Arg, File, Kernel, Shape, code, int, kernel_arguments};
 use crate::row_kernels::{NormShape, THREADS, group, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
@@ -14,7 +14,6 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{RUN_ROWS, SORT_CHUNK, SUM_ROWS, column_sums_parts, indexed_sums_parts};
-use std::mem::offset_of;
 
 /// Warps of a block in which a warp has a row.
 const WARPS: u64 = 8;
@@ -47,28 +46,24 @@ pub(super) fn scale(call: &mut OpLaunch<'_>, op: &Scale) -> Result<(), DeviceErr
     call.kernel(&Kernel::new(File::ElementwiseGrad, "scale", y.dtype), flat(&y, wide(y.dtype)), &args)
 }
 
-/// Arguments of `dropout` (elementwise_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct DropoutArgs {
-    x: u64,
-    seed: u64,
-    packs: u64,
-    y: u64,
-    status: u64,
-    rows: i32,
-    columns: i32,
-    count: i32,
-    word: i32,
-    threshold: u32,
-    factor: f32,
-    stream: u32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `dropout` (elementwise_grad.cu).
+    struct DropoutArgs {
+        x: u64,
+        seed: u64,
+        packs: u64,
+        y: u64,
+        status: u64,
+        rows: i32,
+        columns: i32,
+        count: i32,
+        word: i32,
+        threshold: u32,
+        factor: f32,
+        stream: u32,
+    }
+    size 72, last 64
 }
-
-const _: () = assert!(size_of::<DropoutArgs>() == 72 && offset_of!(DropoutArgs, unused) == 68);
-
-impl ArgumentStruct for DropoutArgs {}
 
 pub(super) fn dropout(call: &mut OpLaunch<'_>, op: &Dropout) -> Result<(), DeviceError> {
     let x = call.input(0)?;
@@ -93,7 +88,6 @@ pub(super) fn dropout(call: &mut OpLaunch<'_>, op: &Dropout) -> Result<(), Devic
         threshold: (f64::from(op.p) * 4_294_967_296.0).ceil() as u32,
         factor: 1.0 / (1.0 - op.p),
         stream: op.stream,
-        unused: 0,
     };
     call.kernel(&dropout_kernel(y.dtype, y.columns), flat(&y, wide(y.dtype)), &args)
 }
@@ -169,22 +163,19 @@ pub(super) fn softmax_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     call.kernel(&kernel, Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
 }
 
-/// Arguments of `rms_norm` (norm_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RmsNormArgs {
-    x: u64,
-    gamma: u64,
-    y: u64,
-    rstds: u64,
-    rows: u64,
-    each: i32,
-    eps: f32,
+kernel_arguments! {
+    /// Arguments of `rms_norm` (norm_grad.cu).
+    struct RmsNormArgs {
+        x: u64,
+        gamma: u64,
+        y: u64,
+        rstds: u64,
+        rows: u64,
+        each: i32,
+        eps: f32,
+    }
+    size 48, last 44
 }
-
-const _: () = assert!(size_of::<RmsNormArgs>() == 48 && offset_of!(RmsNormArgs, eps) == 44);
-
-impl ArgumentStruct for RmsNormArgs {}
 
 pub(super) fn rms_norm(call: &mut OpLaunch<'_>, op: &RmsNorm) -> Result<(), DeviceError> {
     let x = call.input(0)?.by_heads(op.heads);
@@ -253,41 +244,34 @@ struct NormGradOperands {
     dbeta: Option<Tensor>,
 }
 
-/// Arguments of `norm_grad` (norm_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct NormGradArgs {
-    dy: u64,
-    x: u64,
-    means: u64,
-    rstds: u64,
-    gamma: u64,
-    dx: u64,
-    partials: u64,
-    rows: u64,
+kernel_arguments! {
+    /// Arguments of `norm_grad` (norm_grad.cu).
+    struct NormGradArgs {
+        dy: u64,
+        x: u64,
+        means: u64,
+        rstds: u64,
+        gamma: u64,
+        dx: u64,
+        partials: u64,
+        rows: u64,
+    }
+    size 64, last 56
 }
 
-const _: () = assert!(size_of::<NormGradArgs>() == 64 && offset_of!(NormGradArgs, rows) == 56);
-
-impl ArgumentStruct for NormGradArgs {}
-
-/// Arguments of `norm_grad_wide` (norm_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct WideNormGradArgs {
-    dy: u64,
-    x: u64,
-    means: u64,
-    rstds: u64,
-    gamma: u64,
-    dx: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `norm_grad_wide` (norm_grad.cu).
+    struct WideNormGradArgs {
+        dy: u64,
+        x: u64,
+        means: u64,
+        rstds: u64,
+        gamma: u64,
+        dx: u64,
+        columns: i32,
+    }
+    size 56, last 48
 }
-
-const _: () = assert!(size_of::<WideNormGradArgs>() == 56 && offset_of!(WideNormGradArgs, unused) == 52);
-
-impl ArgumentStruct for WideNormGradArgs {}
 
 /// Runs the gradient of a norm.
 fn norm_grad(call: &mut OpLaunch<'_>, operands: &NormGradOperands) -> Result<(), DeviceError> {
@@ -329,7 +313,6 @@ fn norm_grad(call: &mut OpLaunch<'_>, operands: &NormGradOperands) -> Result<(),
             gamma: gamma.address,
             dx: address_if(dx),
             columns: int(dy.columns),
-            unused: 0,
         };
         call.kernel(&wide_norm_grad_kernel(types, dy.columns), Shape::of(dy.rows, 512), &args)?;
     }
@@ -371,45 +354,38 @@ fn grad_group(dtype: DType, columns: u64) -> Option<u64> {
     (group <= if width == 1 { 512 } else { 1024 }).then_some(group)
 }
 
-/// Arguments of `moments` (column_sums.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct MomentsArgs {
-    partials: u64,
-    wide: u64,
-    statistic: u64,
-    running: u64,
-    updated: u64,
-    chunks: u64,
-    rows: u64,
-    columns: i32,
-    of_squares: i32,
-    eps: f32,
-    momentum: f32,
+kernel_arguments! {
+    /// Arguments of `moments` (column_sums.cu).
+    struct MomentsArgs {
+        partials: u64,
+        wide: u64,
+        statistic: u64,
+        running: u64,
+        updated: u64,
+        chunks: u64,
+        rows: u64,
+        columns: i32,
+        of_squares: i32,
+        eps: f32,
+        momentum: f32,
+    }
+    size 72, last 68
 }
 
-const _: () = assert!(size_of::<MomentsArgs>() == 72 && offset_of!(MomentsArgs, momentum) == 68);
-
-impl ArgumentStruct for MomentsArgs {}
-
-/// Arguments of `batch_norm_rows` (batch_norm_train.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct BatchNormRowsArgs {
-    x: u64,
-    means: u64,
-    rstds: u64,
-    gamma: u64,
-    beta: u64,
-    y: u64,
-    rows: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `batch_norm_rows` (batch_norm_train.cu).
+    struct BatchNormRowsArgs {
+        x: u64,
+        means: u64,
+        rstds: u64,
+        gamma: u64,
+        beta: u64,
+        y: u64,
+        rows: u64,
+        columns: i32,
+    }
+    size 64, last 56
 }
-
-const _: () = assert!(size_of::<BatchNormRowsArgs>() == 64 && offset_of!(BatchNormRowsArgs, unused) == 60);
-
-impl ArgumentStruct for BatchNormRowsArgs {}
 
 pub(super) fn batch_norm_train(call: &mut OpLaunch<'_>, op: &BatchNormTrain) -> Result<(), DeviceError> {
     let x = call.input(0)?;
@@ -456,7 +432,6 @@ pub(super) fn batch_norm_train(call: &mut OpLaunch<'_>, op: &BatchNormTrain) -> 
         y: y.address,
         rows: x.rows,
         columns: int(x.columns),
-        unused: 0,
     };
     let kernel = batch_norm_kernel("batch_norm_rows", x.dtype, DType::F32, gamma.dtype, x.columns);
     call.kernel(&kernel, by_chunks(&x), &args)
@@ -486,26 +461,22 @@ struct BatchNormStatistics {
     eps: f32,
 }
 
-/// Arguments of `batch_norm_input_grad` (batch_norm_train.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct BatchNormInputGradArgs {
-    dy: u64,
-    x: u64,
-    a: u64,
-    b: u64,
-    gamma: u64,
-    sums: u64,
-    dx: u64,
-    rows: u64,
-    columns: i32,
-    eps: f32,
+kernel_arguments! {
+    /// Arguments of `batch_norm_input_grad` (batch_norm_train.cu).
+    struct BatchNormInputGradArgs {
+        dy: u64,
+        x: u64,
+        a: u64,
+        b: u64,
+        gamma: u64,
+        sums: u64,
+        dx: u64,
+        rows: u64,
+        columns: i32,
+        eps: f32,
+    }
+    size 72, last 68
 }
-
-const _: () =
-    assert!(size_of::<BatchNormInputGradArgs>() == 72 && offset_of!(BatchNormInputGradArgs, eps) == 68);
-
-impl ArgumentStruct for BatchNormInputGradArgs {}
 
 /// Runs the gradient of batch norm.
 fn batch_norm_grads(
@@ -578,23 +549,20 @@ struct SummedRows {
     eps: f32,
 }
 
-/// Arguments of `column_sums` (column_sums.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ColumnSumsArgs {
-    dy: u64,
-    x: u64,
-    a: u64,
-    b: u64,
-    partials: u64,
-    rows: u64,
-    columns: i32,
-    eps: f32,
+kernel_arguments! {
+    /// Arguments of `column_sums` (column_sums.cu).
+    struct ColumnSumsArgs {
+        dy: u64,
+        x: u64,
+        a: u64,
+        b: u64,
+        partials: u64,
+        rows: u64,
+        columns: i32,
+        eps: f32,
+    }
+    size 56, last 52
 }
-
-const _: () = assert!(size_of::<ColumnSumsArgs>() == 56 && offset_of!(ColumnSumsArgs, eps) == 52);
-
-impl ArgumentStruct for ColumnSumsArgs {}
 
 /// Adds terms of [`SUM_ROWS`] rows at a time to `partials`.
 fn column_sums(call: &mut OpLaunch<'_>, summed: &SummedRows, partials: u64) -> Result<(), DeviceError> {
@@ -634,22 +602,18 @@ struct PartialSumOutputs {
     wide: Option<u64>,
 }
 
-/// Arguments of `add_partials` (column_sums.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AddPartialsArgs {
-    partials: u64,
-    first: u64,
-    second: u64,
-    wide: u64,
-    chunks: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `add_partials` (column_sums.cu).
+    struct AddPartialsArgs {
+        partials: u64,
+        first: u64,
+        second: u64,
+        wide: u64,
+        chunks: u64,
+        columns: i32,
+    }
+    size 48, last 40
 }
-
-const _: () = assert!(size_of::<AddPartialsArgs>() == 48 && offset_of!(AddPartialsArgs, unused) == 44);
-
-impl ArgumentStruct for AddPartialsArgs {}
 
 /// Adds the partial sums of the rows of `matrix` (`sums` for each column) to the outputs.
 fn add_partials(
@@ -671,7 +635,6 @@ fn add_partials(
         wide: wide.unwrap_or(0),
         chunks: matrix.rows.div_ceil(SUM_ROWS),
         columns: int(matrix.columns),
-        unused: 0,
     };
     let blocks = (matrix.columns.div_ceil(32) as u32, sums, 1);
     let kernel = add_partials_kernel(out.map_or(DType::F32, |out| out.dtype));
@@ -682,24 +645,21 @@ fn add_partials_kernel(into: DType) -> Kernel {
     Kernel::new(File::ColumnSums, "add_partials", DType::F32).with("INTO", code(into))
 }
 
-/// Arguments of `segment_mean_grad` (sequence_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SegmentMeanGradArgs {
-    dy: u64,
-    spans: u64,
-    dx: u64,
-    status: u64,
-    tokens: u64,
-    skip_first: u64,
-    skip_last: u64,
-    sequences: i32,
-    columns: i32,
+kernel_arguments! {
+    /// Arguments of `segment_mean_grad` (sequence_grad.cu).
+    struct SegmentMeanGradArgs {
+        dy: u64,
+        spans: u64,
+        dx: u64,
+        status: u64,
+        tokens: u64,
+        sequences: i32,
+        columns: i32,
+        skip_first: u64,
+        skip_last: u64,
+    }
+    size 64, last 56
 }
-
-const _: () = assert!(size_of::<SegmentMeanGradArgs>() == 64 && offset_of!(SegmentMeanGradArgs, columns) == 60);
-
-impl ArgumentStruct for SegmentMeanGradArgs {}
 
 pub(super) fn segment_mean_grad(call: &mut OpLaunch<'_>, op: &SegmentMeanGrad) -> Result<(), DeviceError> {
     let dy = call.input(0)?;
@@ -731,25 +691,22 @@ fn indexed_width(dtype: DType, into: DType, columns: u64) -> u64 {
     row_width(if dtype == DType::F32 { into } else { dtype }, columns)
 }
 
-/// Arguments of `token_keys` (sequence_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct TokenKeysArgs {
-    ids: u64,
-    spans: u64,
-    keys: u64,
-    scales: u64,
-    status: u64,
-    tokens: u64,
-    sequences: i32,
-    limit: i32,
-    mask: i32,
-    keep: f32,
+kernel_arguments! {
+    /// Arguments of `token_keys` (sequence_grad.cu).
+    struct TokenKeysArgs {
+        ids: u64,
+        spans: u64,
+        keys: u64,
+        scales: u64,
+        status: u64,
+        tokens: u64,
+        sequences: i32,
+        limit: i32,
+        mask: i32,
+        keep: f32,
+    }
+    size 64, last 60
 }
-
-const _: () = assert!(size_of::<TokenKeysArgs>() == 64 && offset_of!(TokenKeysArgs, keep) == 60);
-
-impl ArgumentStruct for TokenKeysArgs {}
 
 pub(super) fn embed_grad(call: &mut OpLaunch<'_>, op: &EmbedGrad) -> Result<(), DeviceError> {
     let dx = call.input(0)?;
@@ -802,42 +759,35 @@ pub(super) fn select_rows_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceErro
     sums.add(call, None, dx, false)
 }
 
-/// Arguments of `scatter_digits` (sequence_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ScatterDigitsArgs {
-    keys: u64,
-    positions: u64,
-    keys_out: u64,
-    positions_out: u64,
-    places: u64,
-    count: u64,
-    shift: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `scatter_digits` (sequence_grad.cu).
+    struct ScatterDigitsArgs {
+        keys: u64,
+        positions: u64,
+        keys_out: u64,
+        positions_out: u64,
+        places: u64,
+        count: u64,
+        shift: i32,
+    }
+    size 56, last 48
 }
 
-const _: () = assert!(size_of::<ScatterDigitsArgs>() == 56 && offset_of!(ScatterDigitsArgs, unused) == 52);
-
-impl ArgumentStruct for ScatterDigitsArgs {}
-
-/// Arguments of `sum_runs` (sequence_grad.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SumRunsArgs {
-    dx: u64,
-    keys: u64,
-    positions: u64,
-    starts: u64,
-    scales: u64,
-    table: u64,
-    partials: u64,
-    limit: i32,
-    columns: i32,
+kernel_arguments! {
+    /// Arguments of `sum_runs` (sequence_grad.cu).
+    struct SumRunsArgs {
+        dx: u64,
+        keys: u64,
+        positions: u64,
+        starts: u64,
+        scales: u64,
+        table: u64,
+        partials: u64,
+        limit: i32,
+        columns: i32,
+    }
+    size 64, last 60
 }
-
-const _: () = assert!(size_of::<SumRunsArgs>() == 64 && offset_of!(SumRunsArgs, columns) == 60);
-
-impl ArgumentStruct for SumRunsArgs {}
 
 /// Sums of the rows of a matrix by table row: the parts of the workspace, and the sizes.
 struct IndexedSums {
@@ -899,7 +849,6 @@ impl IndexedSums {
                 places: self.counts,
                 count,
                 shift,
-                unused: 0,
             };
             call.kernel(&sort_kernel("scatter_digits"), shape, &args)?;
             from = to;

@@ -1,7 +1,7 @@
 //! Kullback-Leibler divergence between the softmaxes of rows of logits, and its gradient. Invariant: a row is computed by
 //! one warp, whatever else is in the batch.
 
-use super::Call;
+use super::OpLaunch;
 use crate::kernel::{Arg, File, Kernel, Shape};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;

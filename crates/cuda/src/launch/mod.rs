@@ -244,8 +244,8 @@ pub(crate) fn run(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// Returns a sample of every kernel in every form that models use.
-pub(crate) fn every_kernel() -> Vec<Kernel> {
+/// Returns a sample of every kernel in every form that models use, for compiling all of them without a GPU.
+pub fn every_kernel() -> Vec<Kernel> {
     [
         rows::every_kernel(),
         quantize::every_kernel(),

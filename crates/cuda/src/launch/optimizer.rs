@@ -3,12 +3,11 @@
 //! shapes alone.
 
 use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, int};
+use crate::kernel::{Arg, File, Kernel, Shape, int, kernel_arguments};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Adafactor, AdamW, AdamW8bit, BLOCK, Ema, GradScale, Sgd};
 use plimsoll_plan::{ADAFACTOR_ROWS, SQUARES};
-use std::mem::offset_of;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -17,208 +16,170 @@ const ELEMENTS: u64 = 16 * THREADS as u64;
 /// Blocks of 8-bit moments of a block of threads: four for each of its eight warps.
 const MOMENT_BLOCKS: u64 = 32;
 
-/// Arguments of `adamw` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdamWArgs {
-    p: u64,
-    g: u64,
-    m: u64,
-    v: u64,
-    scale: u64,
-    hyper: u64,
-    p_new: u64,
-    m_new: u64,
-    v_new: u64,
-    n: u64,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    decay: f32,
+kernel_arguments! {
+    /// Arguments of `adamw` (optimizer.cu).
+    struct AdamWArgs {
+        p: u64,
+        g: u64,
+        m: u64,
+        v: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        m_new: u64,
+        v_new: u64,
+        n: u64,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        decay: f32,
+    }
+    size 96, last 92
 }
 
-const _: () = assert!(size_of::<AdamWArgs>() == 96 && offset_of!(AdamWArgs, decay) == 92);
-
-impl ArgumentStruct for AdamWArgs {}
-
-/// Arguments of `adamw_8bit` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdamW8bitArgs {
-    p: u64,
-    g: u64,
-    m: u64,
-    m_absmax: u64,
-    v: u64,
-    v_absmax: u64,
-    scale: u64,
-    hyper: u64,
-    p_new: u64,
-    m_new: u64,
-    m_absmax_new: u64,
-    v_new: u64,
-    v_absmax_new: u64,
-    n: u64,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    decay: f32,
+kernel_arguments! {
+    /// Arguments of `adamw_8bit` (optimizer.cu).
+    struct AdamW8bitArgs {
+        p: u64,
+        g: u64,
+        m: u64,
+        m_absmax: u64,
+        v: u64,
+        v_absmax: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        m_new: u64,
+        m_absmax_new: u64,
+        v_new: u64,
+        v_absmax_new: u64,
+        n: u64,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        decay: f32,
+    }
+    size 128, last 124
 }
 
-const _: () = assert!(size_of::<AdamW8bitArgs>() == 128 && offset_of!(AdamW8bitArgs, decay) == 124);
-
-impl ArgumentStruct for AdamW8bitArgs {}
-
-/// Arguments of `sgd` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SgdArgs {
-    p: u64,
-    g: u64,
-    buffer: u64,
-    scale: u64,
-    hyper: u64,
-    p_new: u64,
-    buffer_new: u64,
-    n: u64,
-    momentum: f32,
-    decay: f32,
-    nesterov: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `sgd` (optimizer.cu).
+    struct SgdArgs {
+        p: u64,
+        g: u64,
+        buffer: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        buffer_new: u64,
+        n: u64,
+        momentum: f32,
+        decay: f32,
+        nesterov: i32,
+    }
+    size 80, last 72
 }
 
-const _: () = assert!(size_of::<SgdArgs>() == 80 && offset_of!(SgdArgs, unused) == 76);
-
-impl ArgumentStruct for SgdArgs {}
-
-/// Arguments of `ema` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct EmaArgs {
-    mean: u64,
-    p: u64,
-    scale: u64,
-    steps: u64,
-    mean_new: u64,
-    n: u64,
-    decay: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `ema` (optimizer.cu).
+    struct EmaArgs {
+        mean: u64,
+        p: u64,
+        scale: u64,
+        steps: u64,
+        mean_new: u64,
+        n: u64,
+        decay: f32,
+    }
+    size 56, last 48
 }
 
-const _: () = assert!(size_of::<EmaArgs>() == 56 && offset_of!(EmaArgs, unused) == 52);
-
-impl ArgumentStruct for EmaArgs {}
-
-/// Arguments of `grad_scale` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct GradScaleArgs {
-    partial: u64,
-    unscale: u64,
-    scale: u64,
-    norm: u64,
-    count: u64,
-    max_norm: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `grad_scale` (optimizer.cu).
+    struct GradScaleArgs {
+        partial: u64,
+        count: u64,
+        unscale: u64,
+        scale: u64,
+        norm: u64,
+        max_norm: f32,
+    }
+    size 48, last 40
 }
 
-const _: () = assert!(size_of::<GradScaleArgs>() == 48 && offset_of!(GradScaleArgs, unused) == 44);
-
-impl ArgumentStruct for GradScaleArgs {}
-
-/// Arguments of `adafactor_column_means` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdafactorColumnMeansArgs {
-    partial: u64,
-    old: u64,
-    means: u64,
-    scale: u64,
-    hyper: u64,
-    rows: u64,
-    columns: i32,
-    eps1: f32,
+kernel_arguments! {
+    /// Arguments of `adafactor_column_means` (optimizer.cu).
+    struct AdafactorColumnMeansArgs {
+        partial: u64,
+        old: u64,
+        means: u64,
+        scale: u64,
+        hyper: u64,
+        rows: u64,
+        columns: i32,
+        eps1: f32,
+    }
+    size 56, last 52
 }
 
-const _: () =
-    assert!(size_of::<AdafactorColumnMeansArgs>() == 56 && offset_of!(AdafactorColumnMeansArgs, eps1) == 52);
-
-impl ArgumentStruct for AdafactorColumnMeansArgs {}
-
-/// Arguments of `adafactor_row_means` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdafactorRowMeansArgs {
-    g: u64,
-    old: u64,
-    means: u64,
-    scale: u64,
-    hyper: u64,
-    columns: i32,
-    eps1: f32,
+kernel_arguments! {
+    /// Arguments of `adafactor_row_means` (optimizer.cu).
+    struct AdafactorRowMeansArgs {
+        g: u64,
+        old: u64,
+        means: u64,
+        scale: u64,
+        hyper: u64,
+        columns: i32,
+        eps1: f32,
+    }
+    size 48, last 44
 }
 
-const _: () =
-    assert!(size_of::<AdafactorRowMeansArgs>() == 48 && offset_of!(AdafactorRowMeansArgs, eps1) == 44);
-
-impl ArgumentStruct for AdafactorRowMeansArgs {}
-
-/// Arguments of `adafactor_squares` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdafactorSquaresArgs {
-    g: u64,
-    row: u64,
-    column: u64,
-    numbers: u64,
-    scale: u64,
-    partial: u64,
-    n: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `adafactor_squares` (optimizer.cu).
+    struct AdafactorSquaresArgs {
+        g: u64,
+        row: u64,
+        column: u64,
+        numbers: u64,
+        scale: u64,
+        partial: u64,
+        n: u64,
+        columns: i32,
+    }
+    size 64, last 56
 }
 
-const _: () =
-    assert!(size_of::<AdafactorSquaresArgs>() == 64 && offset_of!(AdafactorSquaresArgs, unused) == 60);
-
-impl ArgumentStruct for AdafactorSquaresArgs {}
-
-/// Arguments of `adafactor_rate` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdafactorRateArgs {
-    partial: u64,
-    numbers: u64,
-    hyper: u64,
-    count: u64,
-    n: u64,
-    clip: f32,
-    decay: f32,
+kernel_arguments! {
+    /// Arguments of `adafactor_rate` (optimizer.cu).
+    struct AdafactorRateArgs {
+        partial: u64,
+        numbers: u64,
+        hyper: u64,
+        count: u64,
+        n: u64,
+        clip: f32,
+        decay: f32,
+    }
+    size 48, last 44
 }
 
-const _: () = assert!(size_of::<AdafactorRateArgs>() == 48 && offset_of!(AdafactorRateArgs, decay) == 44);
-
-impl ArgumentStruct for AdafactorRateArgs {}
-
-/// Arguments of `adafactor` (optimizer.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdafactorArgs {
-    p: u64,
-    g: u64,
-    row: u64,
-    column: u64,
-    numbers: u64,
-    scale: u64,
-    p_new: u64,
-    n: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `adafactor` (optimizer.cu).
+    struct AdafactorArgs {
+        p: u64,
+        g: u64,
+        row: u64,
+        column: u64,
+        numbers: u64,
+        scale: u64,
+        p_new: u64,
+        n: u64,
+        columns: i32,
+    }
+    size 72, last 64
 }
-
-const _: () = assert!(size_of::<AdafactorArgs>() == 72 && offset_of!(AdafactorArgs, unused) == 68);
-
-impl ArgumentStruct for AdafactorArgs {}
 
 pub(super) fn adamw(call: &mut OpLaunch<'_>, op: &AdamW) -> Result<(), DeviceError> {
     let p = call.input(0)?;
@@ -292,7 +253,6 @@ pub(super) fn sgd(call: &mut OpLaunch<'_>, op: &Sgd) -> Result<(), DeviceError> 
         momentum: op.momentum,
         decay: op.weight_decay,
         nesterov: i32::from(op.nesterov),
-        unused: 0,
     };
     call.kernel(&kernel("sgd", g.dtype), flat(&p), &args)
 }
@@ -307,7 +267,6 @@ pub(super) fn ema(call: &mut OpLaunch<'_>, op: &Ema) -> Result<(), DeviceError> 
         mean_new: call.output(0)?.address,
         n: mean.elements(),
         decay: op.decay,
-        unused: 0,
     };
     call.kernel(&kernel("ema", DType::F32), flat(&mean), &args)
 }
@@ -335,7 +294,6 @@ pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), 
         norm: call.output_if(1)?.map_or(0, |t| t.address),
         count,
         max_norm: op.max_norm,
-        unused: 0,
     };
     call.kernel(&kernel("grad_scale", DType::F32), Shape::of(1, THREADS), &args)
 }
@@ -398,7 +356,6 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         partial: squares,
         n,
         columns: int(columns),
-        unused: 0,
     };
     call.kernel(&kernel("adafactor_squares", g.dtype), Shape::of(ranges, THREADS), &args)?;
     let args = AdafactorRateArgs {
@@ -421,7 +378,6 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         p_new: call.output(0)?.address,
         n,
         columns: int(columns),
-        unused: 0,
     };
     let shape = Shape::of(n.div_ceil(4 * u64::from(THREADS)), THREADS);
     call.kernel(&kernel("adafactor", g.dtype), shape, &args)

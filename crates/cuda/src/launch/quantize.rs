@@ -1,7 +1,7 @@
 //! Quantization of rows to e4m3. Invariant: the kernel is chosen by columns and element types alone, so a row has the
 //! same quantized values in any step.
 
-use super::Call;
+use super::OpLaunch;
 use super::rows::{NormOutputs, norm};
 use crate::kernel::{Arg, File, Kernel, Shape};
 use crate::row_kernels::elements_per_thread;

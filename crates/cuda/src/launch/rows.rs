@@ -2,7 +2,7 @@
 //! by the number of rows, so a row has the same bits in any step.
 
 use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, KernelLaunch, Shape, code, int};
+use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, code, int, kernel_arguments};
 use crate::row_kernels::{
     LayerNormArgs, NormShape, STEPS, THREADS, elementwise_shape, group, layer_norm_kernel, norm_shape,
     row_width, wide,
@@ -10,7 +10,6 @@ use crate::row_kernels::{
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
-use std::mem::offset_of;
 
 pub(super) fn add(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let a = call.input(0)?;
@@ -138,23 +137,20 @@ pub(super) fn norm(call: &mut OpLaunch<'_>, op: &LayerNorm, outputs: NormOutputs
     call.kernel(&kernel, shape, &args)
 }
 
-/// Arguments of `batch_norm` (norm.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct BatchNormArgs {
-    x: u64,
-    gamma: u64,
-    beta: u64,
-    mean: u64,
-    var: u64,
-    y: u64,
-    columns: i32,
-    eps: f32,
+kernel_arguments! {
+    /// Arguments of `batch_norm` (norm.cu).
+    struct BatchNormArgs {
+        x: u64,
+        gamma: u64,
+        beta: u64,
+        mean: u64,
+        var: u64,
+        y: u64,
+        columns: i32,
+        eps: f32,
+    }
+    size 56, last 52
 }
-
-const _: () = assert!(size_of::<BatchNormArgs>() == 56 && offset_of!(BatchNormArgs, eps) == 52);
-
-impl ArgumentStruct for BatchNormArgs {}
 
 pub(super) fn batch_norm(call: &mut OpLaunch<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
     let x = call.input(0)?;

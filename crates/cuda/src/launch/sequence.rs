@@ -2,77 +2,65 @@
 //! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
 use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, ArgumentStruct, File, Kernel, Shape, code, int};
+use crate::kernel::{Arg, File, Kernel, Shape, code, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Embed, SegmentMean, TokenDropout};
-use std::mem::offset_of;
 
 /// Warps of a block; each warp processes a row.
 const WARPS: u64 = 8;
 /// Threads of a block.
 const THREADS: u32 = 32 * WARPS as u32;
 
-/// Arguments of `embed` (sequence.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct EmbedArgs {
-    ids: u64,
-    table: u64,
-    row: u64,
-    x: u64,
-    status: u64,
-    tokens: u64,
-    vocabulary: i32,
-    columns: i32,
+kernel_arguments! {
+    /// Arguments of `embed` (sequence.cu).
+    struct EmbedArgs {
+        ids: u64,
+        table: u64,
+        row: u64,
+        x: u64,
+        status: u64,
+        tokens: u64,
+        vocabulary: i32,
+        columns: i32,
+    }
+    size 56, last 52
 }
 
-const _: () = assert!(size_of::<EmbedArgs>() == 56 && offset_of!(EmbedArgs, columns) == 52);
-
-impl ArgumentStruct for EmbedArgs {}
-
-/// Arguments of `embed_dropout` (sequence.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct EmbedDropoutArgs {
-    ids: u64,
-    table: u64,
-    row: u64,
-    spans: u64,
-    x: u64,
-    status: u64,
-    tokens: u64,
-    sequences: i32,
-    vocabulary: i32,
-    columns: i32,
-    mask: i32,
-    keep: f32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `embed_dropout` (sequence.cu).
+    struct EmbedDropoutArgs {
+        ids: u64,
+        table: u64,
+        row: u64,
+        spans: u64,
+        x: u64,
+        status: u64,
+        tokens: u64,
+        sequences: i32,
+        vocabulary: i32,
+        columns: i32,
+        mask: i32,
+        keep: f32,
+    }
+    size 80, last 72
 }
 
-const _: () = assert!(size_of::<EmbedDropoutArgs>() == 80 && offset_of!(EmbedDropoutArgs, unused) == 76);
-
-impl ArgumentStruct for EmbedDropoutArgs {}
-
-/// Arguments of `segment_mean` (sequence.cu).
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SegmentMeanArgs {
-    x: u64,
-    spans: u64,
-    y: u64,
-    status: u64,
-    tokens: u64,
-    skip_first: u64,
-    skip_last: u64,
-    columns: i32,
-    unused: i32,
+kernel_arguments! {
+    /// Arguments of `segment_mean` (sequence.cu).
+    struct SegmentMeanArgs {
+        x: u64,
+        spans: u64,
+        y: u64,
+        status: u64,
+        tokens: u64,
+        columns: i32,
+        skip_first: u64,
+        skip_last: u64,
+    }
+    size 64, last 56
 }
-
-const _: () = assert!(size_of::<SegmentMeanArgs>() == 64 && offset_of!(SegmentMeanArgs, unused) == 60);
-
-impl ArgumentStruct for SegmentMeanArgs {}
 
 pub(super) fn embed(call: &mut OpLaunch<'_>, op: &Embed) -> Result<(), DeviceError> {
     let ids = call.input(0)?;
@@ -109,7 +97,6 @@ pub(super) fn embed(call: &mut OpLaunch<'_>, op: &Embed) -> Result<(), DeviceErr
         columns: int(x.columns),
         mask: int(mask_id),
         keep,
-        unused: 0,
     };
     call.kernel(&kernel, by_sequence(&x, spans.rows), &args)
 }
@@ -158,7 +145,6 @@ pub(super) fn segment_mean(call: &mut OpLaunch<'_>, op: &SegmentMean) -> Result<
         skip_first: u64::from(op.skip_first),
         skip_last: u64::from(op.skip_last),
         columns: int(x.columns),
-        unused: 0,
     };
     call.kernel(&kernel, shape, &args)
 }
