@@ -15,7 +15,7 @@ use plimsoll_graph::Bytes;
 use std::ptr;
 
 /// A range of device memory, addressed by offsets from its start.
-pub(crate) struct Arena {
+pub(crate) struct DeviceArena {
     bytes: Bytes,
     memory: ArenaAllocation,
 }
@@ -52,7 +52,7 @@ struct MappedChunk {
     handle: cu::CUmemGenericAllocationHandle,
 }
 
-impl Arena {
+impl DeviceArena {
     /// Allocates `bytes`; an `expandable` arena can grow in place, and shrink to its `borders` with its content.
     pub(crate) fn new(
         context: &Context,
@@ -107,7 +107,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Number of bytes that [`Arena::trim`] would give back.
+    /// Number of bytes that [`DeviceArena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.memory {
             ArenaAllocation::Segment(segment) => {

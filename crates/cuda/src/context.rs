@@ -3,8 +3,8 @@
 
 use crate::api::Driver;
 use crate::capability::{FP8, OLDEST};
-use crate::event::Event;
-use crate::trace::Trace;
+use crate::event::CudaEvent;
+use crate::trace::StreamTrace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
 use plimsoll_graph::Bytes;
@@ -148,10 +148,10 @@ pub(crate) struct Context {
     /// Stream of device-to-host copies.
     pub(crate) outward: cu::CUstream,
     /// Times of kernels and copies, recorded while tracing is on.
-    pub(crate) trace: Trace,
+    pub(crate) trace: StreamTrace,
     /// Event that orders two streams in `order`: recorded in one and waited for by the other in the same call, so one
     /// event can be reused for every pair.
-    link: Option<Event>,
+    link: Option<CudaEvent>,
     context: cu::CUcontext,
 }
 
@@ -183,7 +183,7 @@ impl Context {
             stream: ptr::null_mut(),
             inward: ptr::null_mut(),
             outward: ptr::null_mut(),
-            trace: Trace::new(api),
+            trace: StreamTrace::new(api),
             link: None,
             context,
         };
@@ -196,7 +196,7 @@ impl Context {
             new.inward = new.stream;
             new.outward = new.stream;
         }
-        new.link = Some(Event::new(api)?);
+        new.link = Some(CudaEvent::new(api)?);
         Ok(new)
     }
 
@@ -272,7 +272,7 @@ impl Drop for Context {
         streams.dedup();
         // Events must be destroyed before their context.
         self.link = None;
-        self.trace = Trace::new(self.api);
+        self.trace = StreamTrace::new(self.api);
         // SAFETY: no work of this crate uses the streams any more; a failure cannot be handled in `drop` and is
         // ignored.
         unsafe {

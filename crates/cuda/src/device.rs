@@ -3,15 +3,15 @@
 //! Operands come from a checked plan; token ids and spans are input data, and values that a kernel rejects are an error of
 //! the step's results.
 
-use crate::arena::Arena;
+use crate::arena::DeviceArena;
 use crate::context::{Card, Context};
-use crate::event::Event;
+use crate::event::CudaEvent;
 use crate::gemm::{self, Choosing, Gemm, GemmCandidate};
 use crate::graphs::Graphs;
 use crate::launch::{self, OpLaunch};
 use crate::loaded_kernels::LoadedKernels;
 use crate::staging::{HostSpace, StagingBuffer};
-use crate::trace::Track;
+use crate::trace::StreamTrack;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
@@ -55,11 +55,11 @@ pub struct CudaDevice {
     file: Option<FileQueues>,
     /// The host's space.
     host: Option<HostSpace>,
-    arena: Option<Arena>,
+    arena: Option<DeviceArena>,
     /// Pinned memory through which uploads to the arena pass; `None` before the arena is allocated, or if it is not pinned.
     staging: Option<StagingBuffer>,
     /// An event for each transfer: behind the copy of a stream, or at the start of a copy of the scratch file.
-    events: Arc<[Event]>,
+    events: Arc<[CudaEvent]>,
     /// For each transfer, the index of the status word of the step that started it last.
     words: Vec<usize>,
     /// Steps since the last check for memory to give back.
@@ -166,7 +166,7 @@ impl CudaDevice {
         self.gemm.choices()
     }
 
-    fn arena(&self) -> Result<&Arena, DeviceError> {
+    fn arena(&self) -> Result<&DeviceArena, DeviceError> {
         self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
     }
 
@@ -208,7 +208,12 @@ impl CudaDevice {
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
-        context.trace.span(Track::In, stream, || format!("copy in, {}", Bytes(bytes.len() as u64)), copy)?;
+        context.trace.span(
+            StreamTrack::In,
+            stream,
+            || format!("copy in, {}", Bytes(bytes.len() as u64)),
+            copy,
+        )?;
         event.map_or_else(|| context.wait_for(stream), |event| event.record(stream))?;
         Ok(context.order(stream, context.stream)?)
     }
@@ -224,7 +229,7 @@ impl CudaDevice {
     }
 
     /// The event of a transfer.
-    fn event(&self, transfer: &Transfer) -> Result<&Event, DeviceError> {
+    fn event(&self, transfer: &Transfer) -> Result<&CudaEvent, DeviceError> {
         self.events.get(transfer.id).ok_or_else(|| DeviceError::Kernel {
             op: "move",
             why: format!("transfer {} is unknown", transfer.id),
@@ -245,7 +250,7 @@ impl CudaDevice {
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
             api.check("cuMemcpyDtoDAsync", code)
         };
-        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
+        Ok(self.context.trace.span(StreamTrack::Compute, stream, || format!("copy, {bytes}"), copy)?)
     }
 
     /// Unmaps memory that was mapped for a larger arena than the current one. Returns the number of bytes.
@@ -258,17 +263,16 @@ impl CudaDevice {
         self.context.enter()?;
         self.context.synchronize()?;
         self.graphs.given_back();
-        Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
+        Ok(self.arena.as_mut().map_or(Bytes::ZERO, DeviceArena::trim))
     }
 
     /// Pinned memory for uploads to the arena; `None` if pinning is off or, where it is not demanded, fails.
     fn upload_staging(&self) -> Result<Option<StagingBuffer>, CudaError> {
-        let new = || StagingBuffer::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
-        match self.options.pinned {
-            Some(true) => new().map(Some),
-            Some(false) => Ok(None),
-            None => Ok(new().ok()),
+        if self.options.pinned == Some(false) {
+            return Ok(None);
         }
+        let buffer = StagingBuffer::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
+        if self.options.pinned == Some(true) { buffer.map(Some) } else { Ok(buffer.ok()) }
     }
 
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
@@ -278,15 +282,14 @@ impl CudaDevice {
         if bytes == Bytes::ZERO {
             return Ok(None);
         }
-        let pinned = || HostSpace::pinned(self.context.api, bytes);
-        Ok(Some(match self.options.pinned {
-            Some(true) => pinned()?,
-            Some(false) => HostSpace::pageable(bytes)?,
-            None => match pinned() {
-                Err(_) if bytes <= MOST_PAGEABLE => HostSpace::pageable(bytes)?,
-                pinned => pinned?,
-            },
-        }))
+        if self.options.pinned == Some(false) {
+            return Ok(Some(HostSpace::pageable(bytes)?));
+        }
+        let pinned = HostSpace::pinned(self.context.api, bytes);
+        if pinned.is_err() && self.options.pinned.is_none() && bytes <= MOST_PAGEABLE {
+            return Ok(Some(HostSpace::pageable(bytes)?));
+        }
+        Ok(Some(pinned?))
     }
 
     /// Starts the queues of a scratch file. A copy waits for the event that its start has recorded behind all launches.
@@ -314,7 +317,8 @@ impl CudaDevice {
         let device = self.arena()?.range(in_arena.at, bytes)?;
         let host = self.host(in_host)?;
         let start = host.range(in_host.at, bytes)?;
-        let (stream, track) = if is_in { (context.inward, Track::In) } else { (context.outward, Track::Out) };
+        let (stream, track) =
+            if is_in { (context.inward, StreamTrack::In) } else { (context.outward, StreamTrack::Out) };
         if order == Order::AfterLaunches {
             context.order(context.stream, stream)?;
         }
@@ -368,7 +372,7 @@ fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)
     };
-    context.trace.span(Track::Out, stream, || format!("copy out, {bytes}"), copy)
+    context.trace.span(StreamTrack::Out, stream, || format!("copy out, {bytes}"), copy)
 }
 
 /// Converts the code in a status word to an error.
@@ -408,8 +412,10 @@ impl Device for CudaDevice {
         // The old memory of the host is given back before the new one is taken.
         self.file = None;
         self.host = None;
-        self.events =
-            (0..memory.transfers).map(|_| Event::new(self.context.api)).collect::<Result<Vec<_>, _>>()?.into();
+        self.events = (0..memory.transfers)
+            .map(|_| CudaEvent::new(self.context.api))
+            .collect::<Result<Vec<_>, _>>()?
+            .into();
         self.words = vec![0; memory.transfers];
         if self.staging.is_none() {
             self.staging = self.upload_staging()?;
@@ -420,7 +426,7 @@ impl Device for CudaDevice {
             Some(arena) => arena.resize(memory.arena, memory.borders),
             None => {
                 let expandable = self.options.expandable;
-                self.arena = Some(Arena::new(&self.context, memory.arena, memory.borders, expandable)?);
+                self.arena = Some(DeviceArena::new(&self.context, memory.arena, memory.borders, expandable)?);
                 Ok(())
             }
         }
@@ -484,9 +490,9 @@ impl Device for CudaDevice {
             Space::Device => {
                 self.context.enter()?;
                 let to = self.arena()?.range(at.at, bytes)?;
-                let (api, stream) = (self.context.api, self.context.stream);
+                let api = self.context.api;
                 // SAFETY: the range is inside the arena.
-                let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
+                let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, self.context.stream) };
                 Ok(api.check("cuMemsetD8Async", code)?)
             }
             Space::Host => self.host(at)?.fill(at.at, bytes, byte),

@@ -9,7 +9,7 @@ use std::{fmt, ptr};
 
 /// A source file of CUDA C++, compiled once for every set of constants. It includes the headers that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum File {
+pub enum KernelFile {
     /// `attention.cu`
     Attention,
     /// `attention_f32.cu`
@@ -70,7 +70,7 @@ pub enum File {
     WgmmaNorm,
 }
 
-impl File {
+impl KernelFile {
     /// File name of the kernel source.
     pub fn name(self) -> &'static str {
         match self {
@@ -210,7 +210,7 @@ const CONSTANTS: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// The file that defines the kernel.
-    pub file: File,
+    pub file: KernelFile,
     /// Name of the kernel's `__global__` function.
     pub entry: &'static str,
     constants: [(&'static str, i64); CONSTANTS],
@@ -218,7 +218,7 @@ pub struct Kernel {
 
 impl Kernel {
     /// Creates a kernel for an element type, without further constants.
-    pub fn new(file: File, entry: &'static str, dtype: DType) -> Self {
+    pub fn new(file: KernelFile, entry: &'static str, dtype: DType) -> Self {
         let mut constants = [("", 0); CONSTANTS];
         constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
@@ -233,35 +233,35 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let quantized = self.constants().any(|(name, _)| name == "QUANTIZED");
         match self.file {
-            File::AttentionGradHopper
-            | File::AttentionHopper
-            | File::AttentionPersistent
-            | File::Wgmma
-            | File::WgmmaNorm => capability == HOPPER,
-            File::Attention
-            | File::AttentionF32
-            | File::AttentionGrad
-            | File::AttentionGradF32
-            | File::AttentionNarrow
-            | File::BatchNormTrain
-            | File::ColumnSums
-            | File::CrossEntropy
-            | File::Dispatch
-            | File::Elementwise
-            | File::ElementwiseGrad
-            | File::Grouped
-            | File::KlDivergence
-            | File::Matmul
-            | File::Mma
-            | File::Norm
-            | File::NormGrad
-            | File::Optimizer
-            | File::Quantize
-            | File::Route
-            | File::Sequence
-            | File::SequenceGrad
-            | File::Sums
-            | File::Transpose => capability >= if quantized { FP8 } else { OLDEST },
+            KernelFile::AttentionGradHopper
+            | KernelFile::AttentionHopper
+            | KernelFile::AttentionPersistent
+            | KernelFile::Wgmma
+            | KernelFile::WgmmaNorm => capability == HOPPER,
+            KernelFile::Attention
+            | KernelFile::AttentionF32
+            | KernelFile::AttentionGrad
+            | KernelFile::AttentionGradF32
+            | KernelFile::AttentionNarrow
+            | KernelFile::BatchNormTrain
+            | KernelFile::ColumnSums
+            | KernelFile::CrossEntropy
+            | KernelFile::Dispatch
+            | KernelFile::Elementwise
+            | KernelFile::ElementwiseGrad
+            | KernelFile::Grouped
+            | KernelFile::KlDivergence
+            | KernelFile::Matmul
+            | KernelFile::Mma
+            | KernelFile::Norm
+            | KernelFile::NormGrad
+            | KernelFile::Optimizer
+            | KernelFile::Quantize
+            | KernelFile::Route
+            | KernelFile::Sequence
+            | KernelFile::SequenceGrad
+            | KernelFile::Sums
+            | KernelFile::Transpose => capability >= if quantized { FP8 } else { OLDEST },
         }
     }
 
@@ -310,13 +310,13 @@ impl fmt::Display for Kernel {
 
 /// Launch configuration: grid dimensions, threads per block, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct LaunchShape {
     pub(crate) blocks: (u32, u32, u32),
     pub(crate) threads: u32,
     pub(crate) shared: u32,
 }
 
-impl Shape {
+impl LaunchShape {
     /// Creates a one-dimensional grid of `blocks` blocks, without dynamic shared memory.
     pub(crate) fn of(blocks: u64, threads: u32) -> Self {
         Self { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
@@ -326,7 +326,7 @@ impl Shape {
 /// A kernel with its launch configuration and arguments.
 pub(crate) struct KernelLaunch<A> {
     pub(crate) kernel: Kernel,
-    pub(crate) shape: Shape,
+    pub(crate) shape: LaunchShape,
     pub(crate) args: A,
 }
 
@@ -476,7 +476,7 @@ mod tests {
 
     #[test]
     fn every_included_header_exists_and_every_header_is_included() {
-        let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        let files: HashSet<KernelFile> = every_kernel().iter().map(|kernel| kernel.file).collect();
         let mut included = HashSet::new();
         for file in files {
             let headers = file.headers();
@@ -493,7 +493,7 @@ mod tests {
 
     #[test]
     fn every_entry_waits_for_the_kernels_before_it() {
-        let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        let files: HashSet<KernelFile> = every_kernel().iter().map(|kernel| kernel.file).collect();
         assert!(files.len() > 10, "{files:?}");
         for file in files {
             let texts = file.headers().into_iter().map(|header| header.text).chain([file.text()]);

@@ -36,6 +36,6 @@ pub use machine::CudaMachine;
 pub mod internals {
     pub use crate::compile::{Compiler, Resources};
     pub use crate::gemm::GemmCandidate;
-    pub use crate::kernel::{File, Kernel};
+    pub use crate::kernel::{Kernel, KernelFile};
     pub use crate::launch::every_kernel;
 }

@@ -4,7 +4,7 @@
 use crate::CudaError;
 use crate::compile::Compiler;
 use crate::context::{Context, StatusWords};
-use crate::kernel::{Kernel, KernelArguments, Parameters, Shape};
+use crate::kernel::{Kernel, KernelArguments, LaunchShape, Parameters};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::OnStart;
 use std::collections::{HashMap, HashSet};
@@ -105,7 +105,7 @@ impl LoadedKernels {
         &self,
         context: &Context,
         kernel: &Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         args: &impl KernelArguments,
     ) -> Result<(), CudaError> {
         self.call_as(context, kernel, || kernel.entry.to_owned(), shape, args)
@@ -117,13 +117,13 @@ impl LoadedKernels {
         context: &Context,
         kernel: &Kernel,
         name: impl FnOnce() -> String,
-        shape: Shape,
+        shape: LaunchShape,
         args: &impl KernelArguments,
     ) -> Result<(), CudaError> {
         let Some(&(_, function)) = self.functions.get(kernel) else {
             return Err(CudaError::Unprepared { what: kernel.to_string() });
         };
-        let Shape { blocks: (x, y, z), threads, shared } = shape;
+        let LaunchShape { blocks: (x, y, z), threads, shared } = shape;
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }

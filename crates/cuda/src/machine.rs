@@ -71,6 +71,11 @@ impl CudaMachine {
     }
 }
 
+/// Returns a known target.
+fn named_target(name: &str) -> Result<Target, DeviceError> {
+    Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })
+}
+
 impl Machine for CudaMachine {
     fn kind(&self) -> DeviceKind {
         DeviceKind { family: "cuda", model: self.card.name.clone() }
@@ -87,8 +92,7 @@ impl Machine for CudaMachine {
     fn target(&self) -> Result<Target, DeviceError> {
         let name =
             KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
-        let named = |name| Target::named(name).map_err(|e| DeviceError::Machine { source: Box::new(e) });
-        let mut target = named(name)?;
+        let mut target = named_target(name)?;
         target.memory = self.card.memory;
         let (major, minor) = self.card.capability;
         target.kernels = Kernels::Cuda(Capability(major, minor));
@@ -97,7 +101,7 @@ impl Machine for CudaMachine {
         }
         if target.reserved.is_empty() {
             // Memory reserved beside the arena; the value measured on an H200.
-            target.reserved = named("h200")?.reserved;
+            target.reserved = named_target("h200")?.reserved;
         }
         Ok(target)
     }

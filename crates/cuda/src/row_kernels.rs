@@ -1,7 +1,7 @@
 //! Kernels on rows that launches of ops and matmuls share: their variants and grids. Invariant: the kernel is chosen by columns
 //! and element types, never by the number of rows, so a row has the same bits in any step.
 
-use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, code, int, kernel_arguments};
+use crate::kernel::{Arg, Kernel, KernelFile, KernelLaunch, LaunchShape, code, int, kernel_arguments};
 use plimsoll_graph::DType;
 
 /// Threads of a block of an elementwise kernel.
@@ -16,15 +16,15 @@ const WIDEST_ELEMENTS_PER_THREAD: u64 = 32;
 /// Returns the kernel, grid and arguments of `x = gelu(x)` over `elements` elements, as a pass behind a matmul.
 pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> KernelLaunch<[Arg; 3]> {
     KernelLaunch {
-        kernel: Kernel::new(File::Elementwise, "gelu", dtype),
+        kernel: Kernel::new(KernelFile::Elementwise, "gelu", dtype),
         shape: elementwise_shape(elements, wide(dtype)),
         args: [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)],
     }
 }
 
 /// Returns the grid for `elements` elements in accesses of `width` elements.
-pub(crate) fn elementwise_shape(elements: u64, width: u64) -> Shape {
-    Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
+pub(crate) fn elementwise_shape(elements: u64, width: u64) -> LaunchShape {
+    LaunchShape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
 kernel_arguments! {
@@ -87,7 +87,7 @@ impl SeparateNorm {
 
 /// The launch configuration of a norm.
 pub(crate) struct NormShape {
-    pub(crate) shape: Shape,
+    pub(crate) shape: LaunchShape,
     /// Number of rows per group of threads.
     pub(crate) rows_per_group: u64,
 }
@@ -97,12 +97,12 @@ pub(crate) struct NormShape {
 pub(crate) fn norm_shape(rows: u64, group: u64) -> NormShape {
     let rows_per_group = if rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
-    let shape = Shape::of(rows.div_ceil(rows_per_group * (threads / group)), threads as u32);
+    let shape = LaunchShape::of(rows.div_ceil(rows_per_group * (threads / group)), threads as u32);
     NormShape { shape, rows_per_group }
 }
 
 pub(crate) fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
-    let kernel = Kernel::new(File::Norm, "layer_norm", dtype).with("PARAM", code(params));
+    let kernel = Kernel::new(KernelFile::Norm, "layer_norm", dtype).with("PARAM", code(params));
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 

@@ -4,7 +4,7 @@
 
 use crate::CudaError;
 use crate::api::Driver;
-use crate::event::Event;
+use crate::event::CudaEvent;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::DeviceError;
 use plimsoll_exec::arena::HostBlock;
@@ -18,8 +18,8 @@ use std::{ptr, slice};
 pub(crate) struct StagingBuffer {
     memory: PinnedMemory,
     ring: StagingSlots,
-    events: VecDeque<Event>,
-    spare: Vec<Event>,
+    events: VecDeque<CudaEvent>,
+    spare: Vec<CudaEvent>,
 }
 
 impl StagingBuffer {
@@ -32,8 +32,8 @@ impl StagingBuffer {
 
     /// Reserves the next free range of the ring buffer. Returns its memory, and an event that the caller records after
     /// the copy; `None` if there is no space.
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
-        let event = self.spare.pop().map_or_else(|| Event::new(self.memory.api), Ok)?;
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &CudaEvent)>, CudaError> {
+        let event = self.spare.pop().map_or_else(|| CudaEvent::new(self.memory.api), Ok)?;
         let Some(at) = self.ring.take(bytes) else {
             self.spare.push(event);
             return Ok(None);
@@ -44,7 +44,7 @@ impl StagingBuffer {
 
     /// Like `take`, but waits for the copies of the oldest ranges until there is space; `None` if the whole buffer is
     /// smaller than `bytes`.
-    pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
+    pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &CudaEvent)>, CudaError> {
         if bytes > self.ring.bytes {
             return Ok(None);
         }

@@ -16,7 +16,7 @@ use crate::CudaError;
 use crate::api::Driver;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, Shape};
+use crate::kernel::{Arg, LaunchShape};
 use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
@@ -204,14 +204,14 @@ impl GemmTrial<'_> {
         });
         let rounds_once = matches!(SumOrder::of(self.context, self.form), SumOrder::Wgmma | SumOrder::Mma);
         let by_mma = rounds_once && self.form.norm.is_none() && !self.form.by_k;
-        let other = || {
-            table::parse(name).filter(|choice| match choice {
-                GemmKernel::Library(_) => true,
-                GemmKernel::Mma(_) => by_mma,
-                GemmKernel::Own | GemmKernel::Hopper(_) | GemmKernel::Normed(_) => false,
-            })
-        };
-        Ok(tile.copied().or_else(other).unwrap_or(own[0]))
+        if let Some(tile) = tile {
+            return Ok(*tile);
+        }
+        Ok(match table::parse(name) {
+            Some(choice @ GemmKernel::Library(_)) => choice,
+            Some(choice @ GemmKernel::Mma(_)) if by_mma => choice,
+            _ => own[0],
+        })
     }
 
     /// Returns the fastest candidate that has the canonical bits.
@@ -339,21 +339,26 @@ impl GemmTrial<'_> {
     }
 
     /// Whether an algorithm does not split sums along k and runs within our workspace, for the step's rows and for the
-    /// numbers in [`ROWS`] up to `most`.
-    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
+    /// numbers in [`ROWS`] up to `max_rows`.
+    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, max_rows: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // Split counts of 0 and 1 both mean a single sum; the reduction scheme must be 0, none.
-        let config = |which| self.description.descriptors.config(algorithm, which);
-        let whole = config(A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_some_and(|n| n <= 1)
-            && config(A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
-        let mut rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
-        whole && rows.all(|rows| self.runs(algorithm, rows))
+        let descriptors = &self.description.descriptors;
+        let splits = descriptors.config(algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+        let reduction = descriptors.config(algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+        if splits.is_none_or(|splits| splits > 1) || reduction != Some(0) {
+            return false;
+        }
+        let mut rows = ROWS.into_iter().filter(|&rows| rows <= max_rows).chain([self.operands.rows]);
+        rows.all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
-        let set = self.description.set_launch(&GemmOperands { rows, ..self.operands });
-        let needed = || self.description.descriptors.workspace_of(algorithm);
-        set.is_ok() && needed().is_some_and(|bytes| bytes <= self.operands.workspace.1)
+        if self.description.set_launch(&GemmOperands { rows, ..self.operands }).is_err() {
+            return false;
+        }
+        let needed = self.description.descriptors.workspace_of(algorithm);
+        needed.is_some_and(|bytes| bytes <= self.operands.workspace.1)
     }
 
     /// Returns the algorithms that the library offers for this step and that may be admitted, in the library's order.
@@ -364,12 +369,12 @@ impl GemmTrial<'_> {
     }
 
     /// Returns the library's algorithms for `rows` rows that do not split sums and that run for the numbers in [`ROWS`]
-    /// up to `most`, in the library's order.
+    /// up to `max_rows`, in the library's order.
     fn offered(
         &self,
         rows: u64,
         workspace: u64,
-        most: u64,
+        max_rows: u64,
     ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
         self.description.set_launch(&GemmOperands { rows, ..self.operands })?;
         let implementations = match self.form.dtype {
@@ -381,7 +386,7 @@ impl GemmTrial<'_> {
         // No reduction scheme: sums must not be split along k.
         let limits = AlgorithmLimits { workspace, reductions: 0, implementations, alignment: 256 };
         let proposed = self.description.descriptors.proposed(&limits)?;
-        Ok(proposed.into_iter().filter(|found| self.admits_algorithm(found, most)).collect())
+        Ok(proposed.into_iter().filter(|found| self.admits_algorithm(found, max_rows)).collect())
     }
 
     fn run(&self, candidate: &GemmKernel, operands: &GemmOperands) -> Result<(), CudaError> {
@@ -504,7 +509,7 @@ impl GemmTrial<'_> {
         // SAFETY: the eight bytes lie in the workspace.
         api.check("cuMemsetD8Async", unsafe { (api.cuMemsetD8Async)(sum, 0, size_of::<u64>(), stream) })?;
         let count = first * self.form.n;
-        let shape = Shape::of(count.div_ceil(256).min(4096), 256);
+        let shape = LaunchShape::of(count.div_ceil(256).min(4096), 256);
         let args = [Arg::pointer(operands.y), Arg::long(count), Arg::pointer(sum)];
         self.kernels.call(self.context, &kernel, shape, &args)?;
         let mut found = [0u8; size_of::<u64>()];
@@ -530,7 +535,7 @@ impl GemmTrial<'_> {
             }
             let kernel = GemmForm { dtype, ..self.form }.kernel("order_probe");
             self.kernels.prepare(self.context, &kernel, 0)?;
-            let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
+            let shape = LaunchShape::of(elements.div_ceil(256).min(8192), 256);
             let (role, columns) = match i {
                 1 if by_k => (3, n),
                 0 | 1 => (i, k),
@@ -581,7 +586,7 @@ impl GemmTrial<'_> {
         let OperandExtent { address, elements, dtype } = extent;
         let kernel = GemmForm { dtype, ..self.form }.kernel("noise");
         self.kernels.prepare(self.context, &kernel, 0)?;
-        let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
+        let shape = LaunchShape::of(elements.div_ceil(256).min(8192), 256);
         let args = [Arg::pointer(address), Arg::long(elements), Arg::int(seed)];
         self.kernels.call(self.context, &kernel, shape, &args)
     }

@@ -156,26 +156,25 @@ impl Descriptors {
         stream: cu::CUstream,
     ) -> Result<(), CudaError> {
         let [of_a, of_b, of_d] = self.layouts;
-        let card = |address: u64| address as *const c_void;
-        let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
+        let alpha = 1.0f32;
         // SAFETY: the addresses are device memory of the sizes in the layouts; everything else is owned and outlives
         // the call.
         let code = unsafe {
             (self.handle.api.cublasLtMatmul)(
                 self.handle.raw,
                 self.operation,
-                host(&1.0),
-                card(a),
+                ptr::from_ref(&alpha).cast(),
+                device_pointer(a),
                 of_a,
-                card(b),
+                device_pointer(b),
                 of_b,
-                host(&beta),
-                card(c),
+                ptr::from_ref(&beta).cast(),
+                device_pointer(c),
                 of_d,
-                card(d).cast_mut(),
+                device_pointer(d).cast_mut(),
                 of_d,
                 algorithm,
-                card(scratch).cast_mut(),
+                device_pointer(scratch).cast_mut(),
                 bytes as usize,
                 stream,
             )
@@ -255,6 +254,11 @@ impl Description {
         let (beta, c) = if self.form.residual() { (1.0, residual) } else { (0.0, y) };
         self.descriptors.enqueue(algorithm, [w, x, c, y], beta, workspace, stream)
     }
+}
+
+/// A device address as the library takes it.
+fn device_pointer(address: u64) -> *const c_void {
+    address as *const c_void
 }
 
 /// Returns cuBLASLt's constant for an element type; only floating-point types are passed to it.

@@ -109,24 +109,32 @@ impl PinnedAlgorithms {
                 made
             }
         };
-        let first = |asked: u64, many: bool| {
-            set_rows(&descriptors, product, asked)?;
-            let limits = AlgorithmLimits {
-                workspace: WORKSPACE,
-                reductions: IN_WORKSPACE,
-                implementations: !0,
-                alignment: ALIGNMENT,
-            };
-            let proposed = descriptors.proposed(&limits)?;
-            let found = proposed.into_iter().find(|algorithm| supports(&descriptors, product, algorithm, many));
-            found.ok_or_else(|| CudaError::Unprepared {
-                what: format!("the matmul {form}: cuBLASLt has no deterministic algorithm for {asked} rows"),
-            })
-        };
-        let few = first(FEW_ROWS, false)?;
-        let many = first(rows.clamp(MANY, MANY_ROWS), true)?;
+        let few = first_algorithm(&descriptors, form, FEW_ROWS, false)?;
+        let many = first_algorithm(&descriptors, form, rows.clamp(MANY, MANY_ROWS), true)?;
         Ok(Self { descriptors, few, many })
     }
+}
+
+/// Returns the first algorithm that the library proposes for `asked` rows and that supports the form, for numbers of rows
+/// that are `many`, or for few.
+fn first_algorithm(
+    descriptors: &Descriptors,
+    form: &ProductForm,
+    asked: u64,
+    many: bool,
+) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+    set_rows(descriptors, form.product, asked)?;
+    let limits = AlgorithmLimits {
+        workspace: WORKSPACE,
+        reductions: IN_WORKSPACE,
+        implementations: !0,
+        alignment: ALIGNMENT,
+    };
+    let proposed = descriptors.proposed(&limits)?;
+    let found = proposed.into_iter().find(|algorithm| supports(descriptors, form.product, algorithm, many));
+    found.ok_or_else(|| CudaError::Unprepared {
+        what: format!("the matmul {form}: cuBLASLt has no deterministic algorithm for {asked} rows"),
+    })
 }
 
 /// Sets the number of rows: the columns of the stored x and y, or of x and d.
@@ -264,8 +272,9 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         let tf32 = dtype == DType::F32;
         let product = OwnProduct { dtype, tf32, x: 0, w: 0, y: 0, rows: 1, n: 33, k, accumulate: false };
         for accumulate in [false, true] {
-            let kernel = |tile: &MmaTile| tile.kernel(product.form(accumulate), DType::F32);
-            kernels.extend(mma::MMA_TILES[..2].iter().map(kernel));
+            for tile in &mma::MMA_TILES[..2] {
+                kernels.push(tile.kernel(product.form(accumulate), DType::F32));
+            }
         }
     }
     kernels

@@ -6,7 +6,7 @@ use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{File, Kernel, Shape, WithMaps, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, WithMaps, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
@@ -126,7 +126,7 @@ impl WgmmaTile {
             // Launches refuse gates with SiLU.
             Epilogue::Gate | Epilogue::SiluGate => 3,
         };
-        let kernel = Kernel::new(File::Wgmma, "wgmma", form.dtype)
+        let kernel = Kernel::new(KernelFile::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BN", i64::from(self.columns))
             .with("MA", i64::from(self.atoms))
@@ -168,24 +168,29 @@ impl WgmmaTile {
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
-        let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
+        let shape = LaunchShape { shared: self.shared(), ..LaunchShape::of(blocks, THREADS) };
         kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
 
 /// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype, epilogue| GemmForm { bias: true, epilogue, ..GemmForm::new(2560, 2560, dtype) };
+    let bf16 = GemmForm { bias: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
+    let f16 = GemmForm { bias: true, ..GemmForm::new(2560, 2560, DType::F16) };
     let by_k = GemmForm { by_k: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
-    let [none, gelu, residual, gate] =
-        [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
-    let of = |tile: WgmmaTile| {
-        let all = [none, gelu, form(DType::F16, Epilogue::None), by_k].into_iter();
-        let residual = tile.has_residual().then_some(residual);
-        let gate = tile.has_gate().then_some(gate);
-        all.chain(residual).chain(gate).map(|form| tile.kernel(form)).collect::<Vec<_>>()
-    };
-    TILES.into_iter().flat_map(of).collect()
+    let mut kernels = vec![];
+    for tile in TILES {
+        kernels.extend(
+            [bf16, GemmForm { epilogue: Epilogue::Gelu, ..bf16 }, f16, by_k].map(|form| tile.kernel(form)),
+        );
+        if tile.has_residual() {
+            kernels.push(tile.kernel(GemmForm { epilogue: Epilogue::Residual, ..bf16 }));
+        }
+        if tile.has_gate() {
+            kernels.push(tile.kernel(GemmForm { epilogue: Epilogue::Gate, ..bf16 }));
+        }
+    }
+    kernels
 }
 
 #[cfg(test)]

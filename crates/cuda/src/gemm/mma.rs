@@ -5,7 +5,7 @@
 use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{File, Kernel, Shape, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -69,7 +69,7 @@ impl MmaTile {
         };
         // Matrices start at multiples of 256 bytes, so the alignment of rows is the alignment of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
-        let kernel = Kernel::new(File::Mma, "mma", form.dtype)
+        let kernel = Kernel::new(KernelFile::Mma, "mma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BM", i64::from(self.rows))
             .with("BN", i64::from(self.columns))
@@ -93,7 +93,8 @@ impl MmaTile {
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
         let args = MmaArgs { x, w, bias, residual, y, rows: int(rows), n: int(form.n), k: int(form.k) };
-        let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
+        let shape =
+            LaunchShape { shared: self.shared(), ..LaunchShape::of(blocks, 32 * self.warps.0 * self.warps.1) };
         kernels.call_as(context, &self.kernel(form, out), || form.to_string(), shape, &args)
     }
 }

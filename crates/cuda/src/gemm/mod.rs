@@ -13,7 +13,7 @@ mod normed;
 mod table;
 
 use crate::context::{Card, Context};
-use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, int, kernel_arguments};
+use crate::kernel::{Arg, Kernel, KernelFile, KernelLaunch, LaunchShape, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
@@ -95,7 +95,7 @@ impl GemmForm {
 
     /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
     fn kernel(&self, entry: &'static str) -> Kernel {
-        let kernel = Kernel::new(File::Matmul, entry, self.out());
+        let kernel = Kernel::new(KernelFile::Matmul, entry, self.out());
         let kernel = if self.scaled() { kernel.quantized() } else { kernel };
         if self.gate() && entry == "matmul" { kernel.with("GATE", 1) } else { kernel }
     }
@@ -439,7 +439,7 @@ fn loop_matmul(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<MatmulAr
         n: int(form.n),
         k: int(form.k),
     };
-    KernelLaunch { kernel: form.kernel("matmul"), shape: Shape { blocks, threads: 256, shared: 0 }, args }
+    KernelLaunch { kernel: form.kernel("matmul"), shape: LaunchShape { blocks, threads: 256, shared: 0 }, args }
 }
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
@@ -470,16 +470,20 @@ pub(crate) fn hopper_norm_tiles() -> Vec<&'static str> {
 
 /// Returns a sample of every kernel in this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype| GemmForm::new(1, 1, dtype);
-    let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("matmul");
-    let gates = [DType::F32, DType::Bf16].map(gate);
-    let matmul = forms
-        .iter()
-        .flat_map(|form| ["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)))
-        .chain(gates);
-    let matmul = matmul.chain(mma::every_kernel()).chain(grad::every_kernel());
-    matmul.chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
+    let mut kernels = vec![];
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F8] {
+        let form = GemmForm::new(1, 1, dtype);
+        kernels.extend(["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)));
+    }
+    for dtype in [DType::F32, DType::Bf16] {
+        let gate = GemmForm { epilogue: Epilogue::Gate, ..GemmForm::new(1, 1, dtype) };
+        kernels.push(gate.kernel("matmul"));
+    }
+    kernels.extend(mma::every_kernel());
+    kernels.extend(grad::every_kernel());
+    kernels.extend(hopper::every_kernel());
+    kernels.extend(normed::every_kernel());
+    kernels
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::{GemmForm, GemmOperands, NormParameters};
 use crate::CudaError;
 use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{File, Kernel, KernelLaunch, Shape, WithMaps, code, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, KernelLaunch, LaunchShape, WithMaps, code, int, kernel_arguments};
 use crate::loaded_kernels::LoadedKernels;
 use crate::row_kernels::SeparateNorm;
 use crate::tensor_map::{DeviceMatrix, tensor_map};
@@ -93,7 +93,7 @@ impl Normed {
 
     fn kernel(&self, form: GemmForm) -> Kernel {
         let layout = SharedMemory::shared_beside_tiles(form.k);
-        Kernel::new(File::WgmmaNorm, "wgmma_norm", form.dtype)
+        Kernel::new(KernelFile::WgmmaNorm, "wgmma_norm", form.dtype)
             .with("EPILOGUE", i64::from(form.epilogue == Epilogue::Gelu))
             .with("PARAM", code(norm_params(form)))
             .with("COLUMNS", form.k as i64)
@@ -146,7 +146,10 @@ impl Normed {
         let args =
             WgmmaNormArgs { gamma, beta, bias, rows: int(rows), n: int(n), column_splits: int(parts), eps };
         let blocks = (heights * parts).min(u64::from(clusters)) * u64::from(self.cluster);
-        let shape = Shape { shared: SharedMemory::shared_beside_tiles(k).shared, ..Shape::of(blocks, THREADS) };
+        let shape = LaunchShape {
+            shared: SharedMemory::shared_beside_tiles(k).shared,
+            ..LaunchShape::of(blocks, THREADS)
+        };
         kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
@@ -191,8 +194,12 @@ const NORM: u64 = 2;
 /// Returns among how many clusters the columns of the same rows are split: the number that minimises the estimated
 /// time. More clusters balance the load, but each of them normalises the rows again.
 fn column_splits(heights: u64, tiles: u64, clusters: u64) -> u64 {
-    let takes = |parts: &u64| (heights * parts).div_ceil(clusters) * (tiles.div_ceil(*parts) + NORM);
-    (1..=tiles).min_by_key(takes).unwrap_or(1)
+    // Rounds of all clusters, times the cost of a round. Of equal times the fewest splits win (`min_by_key` returns the
+    // first), so that rows are not normalised more often than it helps.
+    let splits = 1..=tiles;
+    splits
+        .min_by_key(|splits| (heights * splits).div_ceil(clusters) * (tiles.div_ceil(*splits) + NORM))
+        .unwrap_or(1)
 }
 
 /// Division of a block's shared memory, beside the rows of x.
@@ -212,12 +219,20 @@ impl SharedMemory {
     /// two warps.
     fn shared_beside_tiles(k: u64) -> Self {
         let rows = k.div_ceil(64) as u32 * PIECE;
-        let of = |buffers: u32, shared_buffers: bool| {
-            let fixed = rows + buffers * BUFFER * if shared_buffers { WARPS / 2 } else { WARPS } + BARRIERS;
-            let stages = ((SHARED - fixed) / STAGE).min(8);
-            Self { stages, buffers, shared_buffers, shared: fixed + stages * STAGE }
-        };
-        [of(2, false), of(1, false)].into_iter().find(|layout| layout.stages >= 5).unwrap_or(of(1, true))
+        for buffers in [2, 1] {
+            let layout = Self::with_buffers(rows, buffers, false);
+            if layout.stages >= 5 {
+                return layout;
+            }
+        }
+        Self::with_buffers(rows, 1, true)
+    }
+
+    /// The division with this number of output buffers, and as many stages as fit beside `rows` bytes of x.
+    fn with_buffers(rows: u32, buffers: u32, shared_buffers: bool) -> Self {
+        let fixed = rows + buffers * BUFFER * if shared_buffers { WARPS / 2 } else { WARPS } + BARRIERS;
+        let stages = ((SHARED - fixed) / STAGE).min(8);
+        Self { stages, buffers, shared_buffers, shared: fixed + stages * STAGE }
     }
 }
 

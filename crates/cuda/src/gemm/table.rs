@@ -24,11 +24,11 @@ impl ChoiceTable {
         let identity =
             format!("plimsoll products 6, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
-        let name = || format!("products-{}.txt", &digest(&identity)[..16]);
-        let file = || cache().map(|folder| folder.join(name()));
-        let entries = tables
-            .entry(identity.clone())
-            .or_insert_with(|| Arc::new(Mutex::new(LockedChoices::open(identity.clone(), file()))));
+        let entries = tables.entry(identity.clone()).or_insert_with(|| {
+            let name = format!("products-{}.txt", &digest(&identity)[..16]);
+            let file = cache().map(|folder| folder.join(name));
+            Arc::new(Mutex::new(LockedChoices::open(identity.clone(), file)))
+        });
         Self(Arc::clone(entries))
     }
 
@@ -102,8 +102,10 @@ pub(super) fn parse(text: &str) -> Option<GemmKernel> {
         return Some(GemmKernel::Mma(tile));
     }
     if let Some(name) = text.strip_prefix(HOPPER) {
-        let normed = || Normed::named(name).map(GemmKernel::Normed);
-        return WgmmaTile::named(name).map(GemmKernel::Hopper).or_else(normed);
+        if let Some(tile) = WgmmaTile::named(name) {
+            return Some(GemmKernel::Hopper(tile));
+        }
+        return Normed::named(name).map(GemmKernel::Normed);
     }
     let words: Option<Vec<u64>> = text.split('.').map(|word| u64::from_str_radix(word, 16).ok()).collect();
     Some(GemmKernel::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))

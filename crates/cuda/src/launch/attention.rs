@@ -1,10 +1,10 @@
 //! Attention. Invariant: the kernel is determined by the element type, the head and the GPU, for all sequences of a
 //! run. The counts of a step only choose among variants of a kernel, which differ in speed and give the same bits.
 
-use super::{OpLaunch, Tensor};
+use super::{DeviceTensor, OpLaunch};
 use crate::capability::HOPPER;
 use crate::context::Card;
-use crate::kernel::{File, Kernel, Shape, WithMaps, code, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, WithMaps, code, int, kernel_arguments};
 use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
@@ -157,14 +157,14 @@ pub(super) fn attention(call: &mut OpLaunch<'_>, op: &Attention) -> Result<(), D
 /// The matrices of q, k and v; of a fused qkv, all three are the whole matrix.
 #[derive(Clone, Copy)]
 struct QkvTensors {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    v: DeviceTensor,
 }
 
 /// A variant of a kernel, with its launch parameters.
 struct AttentionVariant {
-    file: File,
+    file: KernelFile,
     /// Constants that define the variant; none for f32. An array, since a step must not allocate.
     constants: [Option<(&'static str, u32)>; 6],
     /// Queries of a block.
@@ -185,7 +185,7 @@ impl AttentionVariant {
         // Words of 16 bytes of a row: an odd number, so that adjacent rows begin in different banks.
         let words = op.head_dim.div_ceil(4) | 1;
         Self {
-            file: File::AttentionF32,
+            file: KernelFile::AttentionF32,
             constants: constants([("ROWS", rows)]),
             rows: u64::from(rows),
             heads: 1,
@@ -209,7 +209,7 @@ impl AttentionVariant {
         };
         let rows = warps * m_tiles * 16;
         Self {
-            file: File::Attention,
+            file: KernelFile::Attention,
             constants: constants([("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)]),
             rows: u64::from(rows),
             heads: 1,
@@ -226,7 +226,7 @@ impl AttentionVariant {
         let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
         let rows = groups * m_tiles * 64;
         Self {
-            file: File::AttentionHopper,
+            file: KernelFile::AttentionHopper,
             constants: constants([("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)]),
             rows: u64::from(rows),
             heads,
@@ -241,7 +241,7 @@ impl AttentionVariant {
     fn persistent(op: &Attention, tiling: PersistentTiling) -> Self {
         let PersistentTiling { groups, load_groups, slots } = tiling;
         Self {
-            file: File::AttentionPersistent,
+            file: KernelFile::AttentionPersistent,
             constants: constants([("GROUPS", groups), ("LOAD_GROUPS", load_groups), ("SLOTS", slots)]),
             rows: u64::from(groups * 64),
             heads: 1,
@@ -257,7 +257,7 @@ impl AttentionVariant {
         let NarrowTiling { warps, load_warps, m_tiles, tile, stages, blocks } = tiling;
         let rows = warps * m_tiles * 16;
         Self {
-            file: File::AttentionNarrow,
+            file: KernelFile::AttentionNarrow,
             constants: constants([
                 ("WARPS", warps),
                 ("LOAD_WARPS", load_warps),
@@ -285,11 +285,11 @@ impl AttentionVariant {
         let QkvTensors { q, k, v } = *operands;
         let blocks = (counts.tokens / self.rows + counts.sequences) * u64::from(op.heads.div_ceil(self.heads));
         let blocks = self.resident_blocks(&call.context.card).map_or(blocks, |limit| blocks.min(limit));
-        let shape = Shape { shared: self.shared, ..Shape::of(blocks, self.threads) };
+        let shape = LaunchShape { shared: self.shared, ..LaunchShape::of(blocks, self.threads) };
         let table = if op.rotary { call.input(op.operands() + 1)?.dtype } else { DType::F32 };
         let kernel = self.kernel(op, q.dtype, table);
         let args = arguments(call, op, operands, self.heads)?;
-        if self.file != File::AttentionPersistent {
+        if self.file != KernelFile::AttentionPersistent {
             return call.kernel(&kernel, shape, &args);
         }
         if q.rows == 0 {
@@ -408,7 +408,7 @@ impl AttentionVariant {
         let kernel = Kernel::new(self.file, "attention", dtype)
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("TABLE", code(table));
-        let kernel = if self.file == File::AttentionNarrow {
+        let kernel = if self.file == KernelFile::AttentionNarrow {
             kernel
         } else {
             kernel
@@ -499,8 +499,8 @@ fn arguments(
     let size = if q.dtype == DType::F32 { 4 } else { 2 };
     let [k_column, v_column] = columns(op);
     let spans = call.input(op.operands())?;
-    let mut cosines = Tensor::NONE;
-    let mut sines = Tensor::NONE;
+    let mut cosines = DeviceTensor::NONE;
+    let mut sines = DeviceTensor::NONE;
     if op.rotary {
         cosines = call.input(op.operands() + 1)?;
         sines = call.input(op.operands() + 2)?;
@@ -514,7 +514,7 @@ fn arguments(
         cosines: cosines.address,
         sines: sines.address,
         o: call.output(0)?.address,
-        lse: call.output_if(1)?.unwrap_or(Tensor::NONE).address,
+        lse: call.output_if(1)?.unwrap_or(DeviceTensor::NONE).address,
         status: call.status(),
         q_stride: q.columns,
         kv_stride: k.columns,
@@ -531,12 +531,14 @@ fn arguments(
     })
 }
 
+/// An op with 12 heads, for samples of kernels.
+pub(super) fn sample_op(head_dim: u32, mask: Mask, bias: Bias, rotary: bool) -> Attention {
+    Attention { heads: 12, kv_heads: 12, head_dim, scale: 1.0, mask, bias, rotary, qkv: Qkv::Fused }
+}
+
 /// Returns a sample of the kernels: every head dimension of the supported models, with their masks and biases.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let op = |head_dim, mask, bias, rotary| {
-        let (heads, kv_heads, scale, qkv) = (12, 12, 1.0, Qkv::Fused);
-        Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv }
-    };
+    let op = sample_op;
     let mut ops: Vec<Attention> =
         [16, 20, 24, 32, 64, 128].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true)).into();
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
@@ -552,36 +554,35 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         ops.push(op(128, mask, Bias::None, true));
         ops.push(op(256, mask, Bias::Alibi, true));
     }
-    let sixteen_bit =
-        |op: &Attention, warps, dtype| AttentionVariant::of_warps(op, warps).kernel(op, dtype, DType::F32);
-    let of = |op: &Attention| {
-        let f32 = AttentionVariant::f32(op).kernel(op, DType::F32, DType::F32);
+    let mut kernels = vec![];
+    for op in &ops {
         let warps = AttentionVariant::warps(op);
-        let mut kernels = vec![f32, sixteen_bit(op, warps[warps.len() / 2], DType::F16)];
-        kernels.extend(warps.iter().map(|&warps| sixteen_bit(op, warps, DType::Bf16)));
+        kernels.push(AttentionVariant::f32(op).kernel(op, DType::F32, DType::F32));
+        kernels.push(AttentionVariant::of_warps(op, warps[warps.len() / 2]).kernel(op, DType::F16, DType::F32));
+        for &warps in warps {
+            kernels.push(AttentionVariant::of_warps(op, warps).kernel(op, DType::Bf16, DType::F32));
+        }
         if AttentionVariant::is_narrow(op) || AttentionVariant::hopper_variants(op, HOPPER).is_some() {
             for dtype in [DType::Bf16, DType::F16] {
-                kernels
-                    .extend(AttentionVariant::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
+                let variants = AttentionVariant::all(op, HOPPER);
+                kernels.extend(variants.map(|variant| variant.kernel(op, dtype, DType::F32)));
             }
         }
-        kernels
-    };
+    }
     // 16-bit cosine and sine tables: no supported model has them, but a graph may.
-    let small = [20, 64].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true));
-    let narrow = [DType::Bf16, DType::F16];
-    let tables = small.iter().flat_map(|op| {
-        let of_f32 = AttentionVariant::f32(op).kernel(op, DType::F32, DType::Bf16);
-        narrow
-            .into_iter()
-            .map(|dtype| AttentionVariant::of_warps(op, WARPS[1]).kernel(op, dtype, dtype))
-            .chain([of_f32])
-    });
+    for op in [20, 64].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true)) {
+        for dtype in [DType::Bf16, DType::F16] {
+            kernels.push(AttentionVariant::of_warps(&op, WARPS[1]).kernel(&op, dtype, dtype));
+        }
+        kernels.push(AttentionVariant::f32(&op).kernel(&op, DType::F32, DType::Bf16));
+    }
     // Plain attention has a variant of its own. (`attention_hopper.cu` with four blocks spills a register for it.)
     let plain = op(64, Mask::Full, Bias::None, false);
-    let plain_persistent = narrow
-        .map(|dtype| AttentionVariant::persistent(&plain, PERSISTENT[1]).kernel(&plain, dtype, DType::F32));
-    ops.iter().flat_map(of).chain(tables).chain(plain_persistent).collect()
+    for dtype in [DType::Bf16, DType::F16] {
+        let variant = AttentionVariant::persistent(&plain, PERSISTENT[1]);
+        kernels.push(variant.kernel(&plain, dtype, DType::F32));
+    }
+    kernels
 }
 
 #[cfg(test)]
@@ -594,9 +595,8 @@ pub(super) mod tests {
 
     /// An op with heads of `head_dim` columns, whose variants are those of `attention.cu` in 16 bits.
     pub(in crate::launch) fn op(head_dim: u32) -> Attention {
-        let (heads, kv_heads, scale, qkv) = (2, 1, 1.0, Qkv::Separate);
-        let (mask, bias, rotary) = (Mask::Causal, Bias::None, false);
-        Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv }
+        let op = sample_op(head_dim, Mask::Causal, Bias::None, false);
+        Attention { heads: 2, kv_heads: 1, qkv: Qkv::Separate, ..op }
     }
 
     #[test]

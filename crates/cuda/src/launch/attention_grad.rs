@@ -2,10 +2,10 @@
 //! for dq. Invariant: the kernels are determined by the element type, the op and nothing else, so the bits of a row depend
 //! on its own sequence only.
 
-use super::attention::{columns, mask_extent, mask_kind};
-use super::{OpLaunch, Tensor};
+use super::attention::{columns, mask_extent, mask_kind, sample_op};
+use super::{DeviceTensor, OpLaunch};
 use crate::capability::HOPPER;
-use crate::kernel::{File, Kernel, Shape, WithMaps, code, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, WithMaps, code, int, kernel_arguments};
 use crate::tensor_map::{DeviceMatrix, tensor_map};
 use cudarc::driver::sys::CUtensorMap;
 use plimsoll_exec::DeviceError;
@@ -142,7 +142,7 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
     };
     let dtypes = GradTypes { elements: q.dtype, table: cosines.dtype };
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
-    call.kernel(&prepare_kernel(op, dtypes), Shape::of(blocks, 256), &prepare)?;
+    call.kernel(&prepare_kernel(op, dtypes), LaunchShape::of(blocks, 256), &prepare)?;
     // The gradient kernels read q and k rotated.
     let [span, local, global] = mask_extent(op.mask).map(int);
     let shared_args = AttentionGradArgs {
@@ -183,8 +183,7 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
             continue;
         }
         let args = if side.has_keys() {
-            let (d1, d2) = (dk.unwrap_or(0), dv.unwrap_or(0));
-            AttentionGradArgs { d1, d2, d_stride: k.columns, ..shared_args }
+            AttentionGradArgs { d1: dk.unwrap_or(0), d2: dv.unwrap_or(0), d_stride: k.columns, ..shared_args }
         } else {
             AttentionGradArgs { d1: dq.unwrap_or(0), d2: 0, d_stride: q.columns, ..shared_args }
         };
@@ -196,7 +195,8 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
             let maps = tensor_maps(call, op, &operands, &workspace)?;
             let items = (tokens / variant.rows() + spans.rows) * heads;
             let blocks = items.div_ceil(variant.units.into()).min(call.context.card.multiprocessors.into());
-            let shape = Shape { shared: variant.shared(op), ..Shape::of(blocks, variant.threads()) };
+            let shape =
+                LaunchShape { shared: variant.shared(op), ..LaunchShape::of(blocks, variant.threads()) };
             // k and v of a fused qkv are columns of its matrix, rotated rows are matrices of their own.
             let [k_column, v_column] = columns(op);
             let args = AttentionGradMapArgs {
@@ -225,7 +225,7 @@ pub(super) fn attention_grad(call: &mut OpLaunch<'_>, op: &AttentionGrad) -> Res
         let variant = AttentionGradVariant::of(op, q.dtype, side);
         // Blocks of rows belong to spans, of which a sequence of the step may have several.
         let blocks = (tokens / variant.rows + spans.rows) * heads;
-        let shape = Shape { shared: variant.shared, ..Shape::of(blocks, variant.threads) };
+        let shape = LaunchShape { shared: variant.shared, ..LaunchShape::of(blocks, variant.threads) };
         call.kernel(&variant.kernel("attention_grad", op, dtypes, side), shape, &args)?;
     }
     Ok(())
@@ -261,7 +261,7 @@ fn tensor_maps(
 }
 
 /// Returns the matrix of a fused qkv, from which q, k or v begins at column `column`; q, k or v itself if that is 0.
-fn whole_matrix(x: Tensor, column: u64) -> DeviceMatrix {
+fn whole_matrix(x: DeviceTensor, column: u64) -> DeviceMatrix {
     DeviceMatrix { address: x.address - column * x.dtype.size(), ..x.matrix() }
 }
 
@@ -274,15 +274,15 @@ struct GradTypes {
 
 /// The inputs; k and v begin at their own first columns of a fused qkv.
 struct AttentionGradOperands {
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    spans: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
+    dy: DeviceTensor,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    v: DeviceTensor,
+    o: DeviceTensor,
+    lse: DeviceTensor,
+    spans: DeviceTensor,
+    cosines: DeviceTensor,
+    sines: DeviceTensor,
 }
 
 /// Checks what the kernels rely on, and returns the inputs.
@@ -300,8 +300,8 @@ fn check(call: &OpLaunch<'_>, op: &Attention) -> Result<AttentionGradOperands, D
     let [at_k, at_v] = columns(op);
     k.address += at_k * q.dtype.size();
     v.address += at_v * q.dtype.size();
-    let mut cosines = Tensor::NONE;
-    let mut sines = Tensor::NONE;
+    let mut cosines = DeviceTensor::NONE;
+    let mut sines = DeviceTensor::NONE;
     if op.rotary {
         cosines = call.input(spans + 1)?;
         sines = call.input(spans + 2)?;
@@ -353,7 +353,7 @@ struct GradWorkspace {
 
 impl GradWorkspace {
     /// Carves the workspace for the step's tokens; an error if it is too small.
-    fn of(call: &OpLaunch<'_>, op: &Attention, q: Tensor) -> Result<Self, DeviceError> {
+    fn of(call: &OpLaunch<'_>, op: &Attention, q: DeviceTensor) -> Result<Self, DeviceError> {
         let (start, size) = call.workspace()?;
         let parts = cuda_flash_grad_parts(op, q.rows, q.dtype);
         if parts.into_iter().sum::<Bytes>().0 > size.0 {
@@ -401,7 +401,7 @@ impl Side {
 
 /// A gradient kernel's variant, with its launch parameters.
 struct AttentionGradVariant {
-    file: File,
+    file: KernelFile,
     /// Constants that define the variant.
     constants: [(&'static str, u32); 5],
     /// Rows of a block: keys for dk and dv, queries for dq.
@@ -423,11 +423,13 @@ impl AttentionGradVariant {
             let words = op.head_dim.div_ceil(4) | 1;
             let shared = 2 * (rows + tile) * words * 16 + 2 * rows * (tile + 4) * 4;
             let constants = [("ROWS", rows), ("TILE", tile), ("", 0), ("", 0), ("", 0)];
-            let file = File::AttentionGradF32;
+            let file = KernelFile::AttentionGradF32;
             return Self { file, constants, rows: u64::from(rows), threads: 256, shared };
         }
         let columns = op.head_dim.next_multiple_of(16);
-        let (warps, m_tiles, stages) = (if columns > 240 { 3 } else { 4 }, 1, 2);
+        let warps = if columns > 240 { 3 } else { 4 };
+        let m_tiles = 1;
+        let stages = 2;
         let (tile, step) = match columns {
             129.. => (16, 16),
             65.. => (32, if side.has_keys() { 16 } else { 32 }),
@@ -437,7 +439,7 @@ impl AttentionGradVariant {
         let stats = if side.has_keys() { stages * tile * 8 } else { 0 };
         let shared = 2 * (rows + stages * tile) * (columns + 8) * 2 + stats;
         let constants = [("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STEP", step), ("STAGES", stages)];
-        let file = File::AttentionGrad;
+        let file = KernelFile::AttentionGrad;
         Self { file, constants, rows: u64::from(rows), threads: warps * 32, shared }
     }
 
@@ -500,7 +502,7 @@ impl HopperGradVariant {
     }
 
     fn kernel(self, op: &Attention, dtypes: GradTypes, side: Side) -> Kernel {
-        Kernel::new(File::AttentionGradHopper, "attention_grad", dtypes.elements)
+        Kernel::new(KernelFile::AttentionGradHopper, "attention_grad", dtypes.elements)
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("TABLE", code(dtypes.table))
             .with("ROTARY", i64::from(op.rotary))
@@ -520,10 +522,7 @@ fn prepare_kernel(op: &Attention, dtypes: GradTypes) -> Kernel {
 
 /// Returns a sample of the kernels: every head dimension of the supported models, with every mask and bias.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let op = |head_dim, mask, bias, rotary| {
-        let (heads, kv_heads, scale, qkv) = (12, 12, 1.0, Qkv::Fused);
-        Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv }
-    };
+    let op = sample_op;
     let sparse = Mask::BlockSparse { block: 64, local: 2, global: 1 };
     let mut ops: Vec<Attention> =
         [16, 20, 24, 32, 40, 64, 128].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true)).into();

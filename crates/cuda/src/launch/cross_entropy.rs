@@ -5,9 +5,9 @@ use super::linear_grad::{
     ColumnSumsOutput, ForwardMatmul, OverRows, Workspace, carve, column_sums, forward, own, part, round,
     same_types, transpose, zero,
 };
-use super::{OpLaunch, Tensor};
+use super::{DeviceTensor, OpLaunch};
 use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
-use crate::kernel::{File, Kernel, Shape, code, int, kernel_arguments};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, code, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad, OperandFormat};
@@ -80,10 +80,10 @@ kernel_arguments! {
 /// The operands of the loss that its gradient has too.
 #[derive(Clone, Copy)]
 struct LossHead {
-    x: Tensor,
-    w: Tensor,
-    bias: Option<Tensor>,
-    targets: Tensor,
+    x: DeviceTensor,
+    w: DeviceTensor,
+    bias: Option<DeviceTensor>,
+    targets: DeviceTensor,
     sizes: LossSizes,
 }
 
@@ -121,7 +121,7 @@ impl LossHead {
     fn logits(
         &self,
         call: &mut OpLaunch<'_>,
-        x: Tensor,
+        x: DeviceTensor,
         logits: u64,
         library: Workspace,
     ) -> Result<(), DeviceError> {
@@ -152,12 +152,12 @@ impl LossHead {
     }
 
     /// Returns a kernel on rows of logits, and its grid for `rows` rows.
-    fn kernel(&self, entry: &'static str, rows: u64) -> (Kernel, Shape) {
+    fn kernel(&self, entry: &'static str, rows: u64) -> (Kernel, LaunchShape) {
         let bias = self.bias.map_or(DType::F32, |bias| bias.dtype);
         let group = group(self.sizes.classes);
         let threads = group.max(128);
         let kernel = rows_kernel(entry, self.sizes.dtype, bias, self.sizes.classes);
-        (kernel, Shape::of(rows.div_ceil(threads / group), threads as u32))
+        (kernel, LaunchShape::of(rows.div_ceil(threads / group), threads as u32))
     }
 
     /// Address of the bias; null if there is none.
@@ -172,18 +172,18 @@ fn group(classes: u64) -> u64 {
 }
 
 fn rows_kernel(entry: &'static str, dtype: DType, bias: DType, classes: u64) -> Kernel {
-    Kernel::new(File::CrossEntropy, entry, dtype)
+    Kernel::new(KernelFile::CrossEntropy, entry, dtype)
         .with("BIAS", code(bias))
         .with("GROUP", group(classes) as i64)
         .with("WIDTH", row_width(DType::F32, classes) as i64)
 }
 
 fn counted_kernel(dtype: DType, columns: u64) -> Kernel {
-    Kernel::new(File::CrossEntropy, "counted_rows", dtype).with("WIDTH", row_width(dtype, columns) as i64)
+    Kernel::new(KernelFile::CrossEntropy, "counted_rows", dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
 
 fn total_kernel() -> Kernel {
-    Kernel::new(File::CrossEntropy, "loss_total", DType::F32)
+    Kernel::new(KernelFile::CrossEntropy, "loss_total", DType::F32)
 }
 
 pub(super) fn linear_cross_entropy(
@@ -228,7 +228,7 @@ pub(super) fn linear_cross_entropy(
         rows: head.sizes.rows,
         z: op.z_loss,
     };
-    call.kernel(&total_kernel(), Shape::of(1, 1024), &args)
+    call.kernel(&total_kernel(), LaunchShape::of(1, 1024), &args)
 }
 
 pub(super) fn linear_cross_entropy_grad(
@@ -257,7 +257,7 @@ pub(super) fn linear_cross_entropy_grad(
     // f32 sums of chunks need no rounding, so they are added in dw itself.
     let sum_dw = dw.map(|dw| if dtype == DType::F32 { dw.address } else { wide_dw });
     for (first, rows) in head.chunks(call.preparing) {
-        let chosen = Tensor { address: targets.address + first * 4, rows, ..targets };
+        let chosen = DeviceTensor { address: targets.address + first * 4, rows, ..targets };
         let x = counted_rows(call, part(x, first, rows), chosen, counted, classes)?;
         head.logits(call, x, logits, library)?;
         let (kernel, shape) = head.kernel("cross_entropy_grad", rows);
@@ -275,7 +275,7 @@ pub(super) fn linear_cross_entropy_grad(
             z: op.forward.z_loss,
         };
         call.kernel(&kernel, shape, &args)?;
-        let g = Tensor { address: g, rows, columns: padded, dtype };
+        let g = DeviceTensor { address: g, rows, columns: padded, dtype };
         if let Some(dx) = dx {
             let y = part(dx, first, rows).address;
             let factors = ForwardMatmul { x: g.address, w: w_t, y, rows };
@@ -320,14 +320,14 @@ pub(super) fn linear_cross_entropy_grad(
 /// Copies rows to `to`, with zeros in those that do not count.
 fn counted_rows(
     call: &mut OpLaunch<'_>,
-    x: Tensor,
-    targets: Tensor,
+    x: DeviceTensor,
+    targets: DeviceTensor,
     to: u64,
     classes: u64,
-) -> Result<Tensor, DeviceError> {
+) -> Result<DeviceTensor, DeviceError> {
     const ACCESSES: u64 = 4 * 256;
     let accesses = x.columns / row_width(x.dtype, x.columns);
-    let shape = Shape::of((x.rows * accesses).div_ceil(ACCESSES), 256);
+    let shape = LaunchShape::of((x.rows * accesses).div_ceil(ACCESSES), 256);
     let args = CountedRowsArgs {
         x: x.address,
         targets: targets.address,
@@ -337,7 +337,7 @@ fn counted_rows(
         accesses: int(accesses),
     };
     call.kernel(&counted_kernel(x.dtype, x.columns), shape, &args)?;
-    Ok(Tensor { address: to, ..x })
+    Ok(DeviceTensor { address: to, ..x })
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

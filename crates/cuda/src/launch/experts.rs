@@ -1,8 +1,8 @@
 //! Mixture of experts: routing, dispatch, and the matmuls of all experts. Invariant: how many rows an expert has is known
 //! in device memory only; grids are sized for the worst case, and blocks without work return at once.
 
-use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, int, kernel_arguments};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
@@ -122,13 +122,14 @@ pub(super) fn dispatch_grad(call: &mut OpLaunch<'_>, op: &DispatchGrad) -> Resul
 
 /// Returns a kernel on rows of `columns`, with the widest possible memory access.
 fn rows_kernel(entry: &'static str, dtype: DType, columns: u64, top_k: u32) -> Kernel {
-    let kernel = Kernel::new(File::Dispatch, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64);
+    let kernel =
+        Kernel::new(KernelFile::Dispatch, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64);
     kernel.with("TOP_K", i64::from(top_k))
 }
 
 /// Returns a grid with a warp for each of `rows` rows.
-fn by_warp(rows: u64) -> Shape {
-    Shape::of(rows.div_ceil(WARPS), THREADS)
+fn by_warp(rows: u64) -> LaunchShape {
+    LaunchShape::of(rows.div_ceil(WARPS), THREADS)
 }
 
 /// What a grouped matmul computes, as `grouped.cu` numbers it.
@@ -169,10 +170,10 @@ fn grouped_kernel(form: GroupedForm, dtype: DType, n: u64, k: u64) -> GroupedKer
         GroupedForm::WeightGrad => 2,
     };
     if dtype == DType::F32 || !n.is_multiple_of(8) || !k.is_multiple_of(8) {
-        let kernel = Kernel::new(File::Grouped, "grouped", dtype).with("FORM", number);
+        let kernel = Kernel::new(KernelFile::Grouped, "grouped", dtype).with("FORM", number);
         return GroupedKernel { kernel, tile: TILE, threads: 256, shared: 0 };
     }
-    let kernel = Kernel::new(File::Grouped, "grouped_mma", dtype)
+    let kernel = Kernel::new(KernelFile::Grouped, "grouped_mma", dtype)
         .with("FORM", number)
         .with("BM", MMA_TILE as i64)
         .with("BN", MMA_TILE as i64)
@@ -204,11 +205,11 @@ kernel_arguments! {
 /// A grouped matmul over the rows of `a`, with expert matrices (N, K).
 struct GroupedMatmul {
     form: GroupedForm,
-    a: Tensor,
-    b: Tensor,
-    bias: Option<Tensor>,
-    offsets: Tensor,
-    y: Tensor,
+    a: DeviceTensor,
+    b: DeviceTensor,
+    bias: Option<DeviceTensor>,
+    offsets: DeviceTensor,
+    y: DeviceTensor,
     n: u64,
     k: u64,
     experts: u32,
@@ -238,7 +239,7 @@ impl GroupedMatmul {
             k: int(k),
             experts: int(experts),
         };
-        call.kernel(&kernel, Shape { shared, ..Shape::of(tiles, threads) }, &args)
+        call.kernel(&kernel, LaunchShape { shared, ..LaunchShape::of(tiles, threads) }, &args)
     }
 }
 
@@ -303,7 +304,7 @@ pub(super) fn grouped_weight_grad(
     let Some(db) = call.output_if(1)? else { return Ok(()) };
     let kernel = column_sums_kernel(a.dtype, a.columns);
     let blocks = a.columns.div_ceil(32 * row_width(a.dtype, a.columns));
-    let shape = Shape { blocks: (op.experts, blocks as u32, 1), threads: THREADS, shared: 0 };
+    let shape = LaunchShape { blocks: (op.experts, blocks as u32, 1), threads: THREADS, shared: 0 };
     let args = [
         a.pointer(),
         offsets.pointer(),
@@ -316,7 +317,7 @@ pub(super) fn grouped_weight_grad(
 }
 
 fn column_sums_kernel(dtype: DType, columns: u64) -> Kernel {
-    Kernel::new(File::Grouped, "column_sums", dtype).with("WIDTH", row_width(dtype, columns) as i64)
+    Kernel::new(KernelFile::Grouped, "column_sums", dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
 
 kernel_arguments! {
@@ -466,7 +467,6 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
     let packed = op.capacity > 0;
     let packs = packed.then(|| call.input(1)).transpose()?;
     let pack_count = packs.map_or(0, |packs| packs.rows);
-    let kernel = |entry| route_kernel(entry, logits.dtype, experts, packed);
     let workspace = route_bytes(counts(call, tokens, pack_count), experts, u64::from(op.top_k));
     let [chosen, counts, totals, kept] = parts_of(call, workspace.parts)?;
     let chunks = workspace.chunks;
@@ -486,7 +486,11 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         renormalise: i32::from(op.renormalise),
         pack_count: int(pack_count),
     };
-    call.kernel(&kernel("choose"), Shape::of(chunks, THREADS), &args)?;
+    call.kernel(
+        &route_kernel("choose", logits.dtype, experts, packed),
+        LaunchShape::of(chunks, THREADS),
+        &args,
+    )?;
     let args = RankChunksArgs {
         counts,
         totals,
@@ -498,7 +502,11 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         pack_count: int(pack_count),
         capacity: op.capacity,
     };
-    call.kernel(&kernel("rank_chunks"), Shape::of(experts, THREADS), &args)?;
+    call.kernel(
+        &route_kernel("rank_chunks", logits.dtype, experts, packed),
+        LaunchShape::of(experts, THREADS),
+        &args,
+    )?;
     let args = PlaceArgs {
         chosen,
         ranks: counts,
@@ -517,7 +525,11 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         capacity: op.capacity,
     };
     // Without tokens, a block still writes the offsets.
-    call.kernel(&kernel("place"), Shape::of(chunks.max(1), THREADS), &args)
+    call.kernel(
+        &route_kernel("place", logits.dtype, experts, packed),
+        LaunchShape::of(chunks.max(1), THREADS),
+        &args,
+    )
 }
 
 pub(super) fn route_grad(call: &mut OpLaunch<'_>, op: &RouteGrad) -> Result<(), DeviceError> {
@@ -544,7 +556,6 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
     let experts = call.input(1)?;
     let packs = call.input(2)?;
     check_experts(call, logits.columns)?;
-    let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
     let workspace = router_loss_bytes(counts(call, logits.rows, packs.rows), logits.columns);
     let [sums, counts, terms, done] = parts_of(call, workspace.parts)?;
 
@@ -560,7 +571,11 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
         top_k: int(experts.columns),
         pack_count: int(packs.rows),
     };
-    call.kernel(&kernel("router_sums"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;
+    call.kernel(
+        &loss_kernel("router_sums", logits.dtype, logits.columns),
+        LaunchShape::of(workspace.chunks.max(1), THREADS),
+        &args,
+    )?;
     let args = RouterLossArgs {
         sums,
         counts,
@@ -577,7 +592,11 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
         z_weight: op.z,
     };
     // Without packs, a block still writes the losses.
-    call.kernel(&kernel("router_loss"), Shape::of(packs.rows.max(1), MANY_THREADS), &args)
+    call.kernel(
+        &loss_kernel("router_loss", logits.dtype, logits.columns),
+        LaunchShape::of(packs.rows.max(1), MANY_THREADS),
+        &args,
+    )
 }
 
 pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
@@ -587,7 +606,6 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
     let packs = call.input(3)?;
     let dlogits = call.output(0)?;
     check_experts(call, logits.columns)?;
-    let kernel = |entry| loss_kernel(entry, logits.dtype, logits.columns);
     let workspace = router_loss_grad_bytes(counts(call, logits.rows, packs.rows), logits.columns);
     let [counts, shares] = parts_of(call, workspace.parts)?;
 
@@ -601,7 +619,11 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
         pack_count: int(packs.rows),
     };
     // Without chunks, a block still checks the packs.
-    call.kernel(&kernel("count_choices"), Shape::of(workspace.chunks.max(1), THREADS), &args)?;
+    call.kernel(
+        &loss_kernel("count_choices", logits.dtype, logits.columns),
+        LaunchShape::of(workspace.chunks.max(1), THREADS),
+        &args,
+    )?;
     let args = [
         Arg::pointer(counts),
         packs.pointer(),
@@ -609,7 +631,11 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
         Arg::int(logits.rows),
         Arg::int(experts.columns),
     ];
-    call.kernel(&kernel("expert_shares"), Shape::of(packs.rows, MANY_THREADS), &args)?;
+    call.kernel(
+        &loss_kernel("expert_shares", logits.dtype, logits.columns),
+        LaunchShape::of(packs.rows, MANY_THREADS),
+        &args,
+    )?;
     let args = RouterLossGradArgs {
         dloss: dloss.address,
         logits: logits.address,
@@ -621,7 +647,7 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
         balance_weight: op.balance,
         z_weight: op.z,
     };
-    call.kernel(&kernel("router_loss_grad"), by_warp(logits.rows), &args)
+    call.kernel(&loss_kernel("router_loss_grad", logits.dtype, logits.columns), by_warp(logits.rows), &args)
 }
 
 /// Sizes of a step of a router.
@@ -640,7 +666,7 @@ fn loss_kernel(entry: &'static str, dtype: DType, experts: u64) -> Kernel {
 }
 
 fn router_kernel(entry: &'static str, dtype: DType, experts: u64, chunk: u64) -> Kernel {
-    Kernel::new(File::Route, entry, dtype).with("EXPERTS", experts as i64).with("CHUNK", chunk as i64)
+    Kernel::new(KernelFile::Route, entry, dtype).with("EXPERTS", experts as i64).with("CHUNK", chunk as i64)
 }
 
 /// Checks that a router has at most [`MAX_EXPERTS`] experts; the kernel table checks this of [`Route`] only.
@@ -667,12 +693,12 @@ fn parts_of<const N: usize>(call: &OpLaunch<'_>, sizes: [u64; N]) -> Result<[u64
 }
 
 /// Address of a tensor, null if there is none.
-fn address_if(tensor: Option<Tensor>) -> u64 {
+fn address_if(tensor: Option<DeviceTensor>) -> u64 {
     tensor.map_or(0, |tensor| tensor.address)
 }
 
 /// Checks that all operands have the same element type.
-fn one_type(call: &OpLaunch<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn one_type(call: &OpLaunch<'_>, operands: &[Option<DeviceTensor>]) -> Result<(), DeviceError> {
     let mut dtypes = operands.iter().flatten().map(|operand| operand.dtype);
     let first = dtypes.next();
     match dtypes.find(|&dtype| Some(dtype) != first) {

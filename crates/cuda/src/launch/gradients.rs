@@ -4,8 +4,8 @@
 
 use super::rows::{elements, flat};
 use super::sequence::by_sequence;
-use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code, int, kernel_arguments};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, code, int, kernel_arguments};
 use crate::row_kernels::{NormShape, THREADS, group, norm_shape, row_width, wide};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{
@@ -36,14 +36,14 @@ pub(super) fn accumulate(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
 }
 
 fn accumulate_kernel(dtype: DType, gradient: DType) -> Kernel {
-    Kernel::new(File::ElementwiseGrad, "accumulate", dtype).with("GRADIENT", code(gradient))
+    Kernel::new(KernelFile::ElementwiseGrad, "accumulate", dtype).with("GRADIENT", code(gradient))
 }
 
 pub(super) fn scale(call: &mut OpLaunch<'_>, op: &Scale) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), elements(&y), Arg::float(op.factor)];
-    call.kernel(&Kernel::new(File::ElementwiseGrad, "scale", y.dtype), flat(&y, wide(y.dtype)), &args)
+    call.kernel(&Kernel::new(KernelFile::ElementwiseGrad, "scale", y.dtype), flat(&y, wide(y.dtype)), &args)
 }
 
 kernel_arguments! {
@@ -94,7 +94,7 @@ pub(super) fn dropout(call: &mut OpLaunch<'_>, op: &Dropout) -> Result<(), Devic
 
 fn dropout_kernel(dtype: DType, columns: u64) -> Kernel {
     let whole_groups = columns.is_multiple_of(4);
-    Kernel::new(File::ElementwiseGrad, "dropout", dtype).with("WHOLE_GROUPS", i64::from(whole_groups))
+    Kernel::new(KernelFile::ElementwiseGrad, "dropout", dtype).with("WHOLE_GROUPS", i64::from(whole_groups))
 }
 
 pub(super) fn gelu_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
@@ -111,7 +111,7 @@ fn binary(call: &mut OpLaunch<'_>, entry: &'static str) -> Result<(), DeviceErro
     let x = call.input(1)?;
     let dx = call.output(0)?;
     let args = [dy.pointer(), x.pointer(), dx.pointer(), elements(&dx)];
-    call.kernel(&Kernel::new(File::ElementwiseGrad, entry, dx.dtype), flat(&dx, wide(dx.dtype)), &args)
+    call.kernel(&Kernel::new(KernelFile::ElementwiseGrad, entry, dx.dtype), flat(&dx, wide(dx.dtype)), &args)
 }
 
 pub(super) fn glu_grad(call: &mut OpLaunch<'_>, op: &GluGrad) -> Result<(), DeviceError> {
@@ -119,7 +119,7 @@ pub(super) fn glu_grad(call: &mut OpLaunch<'_>, op: &GluGrad) -> Result<(), Devi
     let x = call.input(1)?;
     let dx = call.output(0)?;
     let accesses = dy.elements() / row_width(dy.dtype, dy.columns);
-    let shape = Shape::of(accesses.div_ceil(GLU_STEPS * u64::from(THREADS)), THREADS);
+    let shape = LaunchShape::of(accesses.div_ceil(GLU_STEPS * u64::from(THREADS)), THREADS);
     let args = [dy.pointer(), x.pointer(), dx.pointer(), Arg::long(accesses)];
     call.kernel(&glu_grad_kernel(dy.dtype, dy.columns, op.activation), shape, &args)
 }
@@ -129,7 +129,7 @@ fn glu_grad_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel
         Activation::Gelu => 0,
         Activation::Silu => 1,
     };
-    let kernel = Kernel::new(File::ElementwiseGrad, "glu_grad", dtype);
+    let kernel = Kernel::new(KernelFile::ElementwiseGrad, "glu_grad", dtype);
     kernel.with("COLUMNS", columns as i64).with("SILU", silu)
 }
 
@@ -147,11 +147,11 @@ pub(super) fn concat_grad(call: &mut OpLaunch<'_>, op: &ConcatGrad) -> Result<()
         Arg::int(op.first),
         Arg::int(dy.columns),
     ];
-    call.kernel(&concat_grad_kernel(dy.dtype, width), Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
+    call.kernel(&concat_grad_kernel(dy.dtype, width), LaunchShape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
 }
 
 fn concat_grad_kernel(dtype: DType, width: u64) -> Kernel {
-    Kernel::new(File::ElementwiseGrad, "concat_grad", dtype).with("WIDTH", width as i64)
+    Kernel::new(KernelFile::ElementwiseGrad, "concat_grad", dtype).with("WIDTH", width as i64)
 }
 
 pub(super) fn softmax_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
@@ -159,8 +159,8 @@ pub(super) fn softmax_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let y = call.input(1)?;
     let dx = call.output(0)?;
     let args = [dy.pointer(), y.pointer(), dx.pointer(), Arg::long(dx.rows), Arg::int(dx.columns)];
-    let kernel = Kernel::new(File::ElementwiseGrad, "softmax_grad", dx.dtype);
-    call.kernel(&kernel, Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
+    let kernel = Kernel::new(KernelFile::ElementwiseGrad, "softmax_grad", dx.dtype);
+    call.kernel(&kernel, LaunchShape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
 }
 
 kernel_arguments! {
@@ -199,7 +199,7 @@ pub(super) fn rms_norm(call: &mut OpLaunch<'_>, op: &RmsNorm) -> Result<(), Devi
 }
 
 fn rms_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
-    let kernel = Kernel::new(File::NormGrad, "rms_norm", dtype).with("PARAM", code(params));
+    let kernel = Kernel::new(KernelFile::NormGrad, "rms_norm", dtype).with("PARAM", code(params));
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 
@@ -234,14 +234,14 @@ pub(super) fn rms_norm_grad(call: &mut OpLaunch<'_>, op: &RmsNormGrad) -> Result
 /// Inputs and outputs of the gradient of a norm over rows; a norm that subtracts the mean has a `mean`. Rows of `dx` are
 /// those of `dy`.
 struct NormGradOperands {
-    dy: Tensor,
-    x: Tensor,
-    mean: Option<Tensor>,
-    rstd: Tensor,
-    gamma: Tensor,
-    dx: Option<Tensor>,
-    dgamma: Option<Tensor>,
-    dbeta: Option<Tensor>,
+    dy: DeviceTensor,
+    x: DeviceTensor,
+    mean: Option<DeviceTensor>,
+    rstd: DeviceTensor,
+    gamma: DeviceTensor,
+    dx: Option<DeviceTensor>,
+    dgamma: Option<DeviceTensor>,
+    dbeta: Option<DeviceTensor>,
 }
 
 kernel_arguments! {
@@ -284,7 +284,7 @@ fn norm_grad(call: &mut OpLaunch<'_>, operands: &NormGradOperands) -> Result<(),
     let outs = PartialSumOutputs { first: dgamma, second: dbeta, wide: None };
     if let Some(group) = grad_group(dy.dtype, dy.columns) {
         let threads = if group < 128 { 128 / group * group } else { group };
-        let shape = Shape::of(dy.rows.div_ceil(SUM_ROWS * (threads / group)), threads as u32);
+        let shape = LaunchShape::of(dy.rows.div_ceil(SUM_ROWS * (threads / group)), threads as u32);
         let args = NormGradArgs {
             dy: dy.address,
             x: x.address,
@@ -314,7 +314,7 @@ fn norm_grad(call: &mut OpLaunch<'_>, operands: &NormGradOperands) -> Result<(),
             dx: address_if(dx),
             columns: int(dy.columns),
         };
-        call.kernel(&wide_norm_grad_kernel(types, dy.columns), Shape::of(dy.rows, 512), &args)?;
+        call.kernel(&wide_norm_grad_kernel(types, dy.columns), LaunchShape::of(dy.rows, 512), &args)?;
     }
     Ok(())
 }
@@ -330,7 +330,7 @@ struct NormTypes {
 
 impl NormTypes {
     fn kernel(self, entry: &'static str) -> Kernel {
-        let kernel = Kernel::new(File::NormGrad, entry, self.rows).with("PARAM", code(self.params));
+        let kernel = Kernel::new(KernelFile::NormGrad, entry, self.rows).with("PARAM", code(self.params));
         kernel.with("STAT", code(self.statistics)).with("CENTRED", i64::from(self.centred))
     }
 }
@@ -397,7 +397,7 @@ pub(super) fn batch_norm_train(call: &mut OpLaunch<'_>, op: &BatchNormTrain) -> 
     }
     check_types(call, &[gamma, beta])?;
     let [partials, statistics] = parts(call, column_sums_parts(x.rows, x.columns, 1, 2))?;
-    let [mean, rstd] = [0_u64, 1].map(|i| Tensor {
+    let [mean, rstd] = [0_u64, 1].map(|i| DeviceTensor {
         address: statistics + 4 * i * x.columns,
         rows: 1,
         columns: x.columns,
@@ -419,8 +419,8 @@ pub(super) fn batch_norm_train(call: &mut OpLaunch<'_>, op: &BatchNormTrain) -> 
             eps: op.eps,
             momentum: op.momentum,
         };
-        let shape = Shape::of(x.columns.div_ceil(32), 1024);
-        call.kernel(&Kernel::new(File::ColumnSums, "moments", DType::F32), shape, &args)?;
+        let shape = LaunchShape::of(x.columns.div_ceil(32), 1024);
+        call.kernel(&Kernel::new(KernelFile::ColumnSums, "moments", DType::F32), shape, &args)?;
     }
     let Some(y) = call.output_if(0)? else { return Ok(()) };
     let args = BatchNormRowsArgs {
@@ -455,8 +455,8 @@ pub(super) fn batch_norm_grad(call: &mut OpLaunch<'_>, op: &BatchNormGrad) -> Re
 /// ([`SummedTerms::Running`]).
 struct BatchNormStatistics {
     terms: SummedTerms,
-    a: Tensor,
-    b: Tensor,
+    a: DeviceTensor,
+    b: DeviceTensor,
     /// Added to the running variance.
     eps: f32,
 }
@@ -482,7 +482,7 @@ kernel_arguments! {
 fn batch_norm_grads(
     call: &mut OpLaunch<'_>,
     statistics: &BatchNormStatistics,
-    gamma: Tensor,
+    gamma: DeviceTensor,
 ) -> Result<(), DeviceError> {
     let &BatchNormStatistics { terms, a, b, eps } = statistics;
     let dy = call.input(0)?;
@@ -523,7 +523,7 @@ fn batch_norm_kernel(
     params: DType,
     columns: u64,
 ) -> Kernel {
-    let kernel = Kernel::new(File::BatchNormTrain, entry, dtype).with("STAT", code(statistics));
+    let kernel = Kernel::new(KernelFile::BatchNormTrain, entry, dtype).with("STAT", code(statistics));
     let kernel = kernel.with("PARAM", code(params)).with("SUM_ROWS", SUM_ROWS as i64);
     kernel.with("WIDTH", row_width(dtype, columns) as i64)
 }
@@ -542,10 +542,10 @@ enum SummedTerms {
 /// Rows whose terms are summed by column; `a` and `b` are the vectors that the terms contain.
 struct SummedRows {
     terms: SummedTerms,
-    dy: Tensor,
-    x: Tensor,
-    a: Option<Tensor>,
-    b: Option<Tensor>,
+    dy: DeviceTensor,
+    x: DeviceTensor,
+    a: Option<DeviceTensor>,
+    b: Option<DeviceTensor>,
     eps: f32,
 }
 
@@ -582,22 +582,22 @@ fn column_sums(call: &mut OpLaunch<'_>, summed: &SummedRows, partials: u64) -> R
 }
 
 fn column_sums_kernel(terms: SummedTerms, dtype: DType, statistics: DType, columns: u64) -> Kernel {
-    let kernel = Kernel::new(File::ColumnSums, "column_sums", dtype).with("OF", terms as i64);
+    let kernel = Kernel::new(KernelFile::ColumnSums, "column_sums", dtype).with("OF", terms as i64);
     let kernel = kernel.with("STAT", code(statistics)).with("SUM_ROWS", SUM_ROWS as i64);
     kernel.with("WIDTH", row_width(dtype, columns) as i64)
 }
 
 /// Returns the grid whose blocks have [`SUM_ROWS`] rows of 32 accesses.
-fn by_chunks(x: &Tensor) -> Shape {
+fn by_chunks(x: &DeviceTensor) -> LaunchShape {
     let tiles = x.columns.div_ceil(32 * row_width(x.dtype, x.columns));
-    Shape { blocks: (x.rows.div_ceil(SUM_ROWS) as u32, tiles as u32, 1), threads: THREADS, shared: 0 }
+    LaunchShape { blocks: (x.rows.div_ceil(SUM_ROWS) as u32, tiles as u32, 1), threads: THREADS, shared: 0 }
 }
 
 /// Vectors to which partial sums are added: two outputs of one element type, and both sums in f32.
 #[derive(Clone, Copy)]
 struct PartialSumOutputs {
-    first: Option<Tensor>,
-    second: Option<Tensor>,
+    first: Option<DeviceTensor>,
+    second: Option<DeviceTensor>,
     /// Address of the f32 sums.
     wide: Option<u64>,
 }
@@ -618,7 +618,7 @@ kernel_arguments! {
 /// Adds the partial sums of the rows of `matrix` (`sums` for each column) to the outputs.
 fn add_partials(
     call: &mut OpLaunch<'_>,
-    matrix: Tensor,
+    matrix: DeviceTensor,
     sums: u32,
     partials: u64,
     outs: PartialSumOutputs,
@@ -638,11 +638,11 @@ fn add_partials(
     };
     let blocks = (matrix.columns.div_ceil(32) as u32, sums, 1);
     let kernel = add_partials_kernel(out.map_or(DType::F32, |out| out.dtype));
-    call.kernel(&kernel, Shape { blocks, threads: 1024, shared: 0 }, &args)
+    call.kernel(&kernel, LaunchShape { blocks, threads: 1024, shared: 0 }, &args)
 }
 
 fn add_partials_kernel(into: DType) -> Kernel {
-    Kernel::new(File::ColumnSums, "add_partials", DType::F32).with("INTO", code(into))
+    Kernel::new(KernelFile::ColumnSums, "add_partials", DType::F32).with("INTO", code(into))
 }
 
 kernel_arguments! {
@@ -682,7 +682,7 @@ pub(super) fn segment_mean_grad(call: &mut OpLaunch<'_>, op: &SegmentMeanGrad) -
 
 /// Returns a kernel that reads rows of one element type and writes rows of another.
 fn indexed_kernel(entry: &'static str, dtype: DType, into: DType, columns: u64) -> Kernel {
-    let kernel = Kernel::new(File::SequenceGrad, entry, dtype).with("INTO", code(into));
+    let kernel = Kernel::new(KernelFile::SequenceGrad, entry, dtype).with("INTO", code(into));
     kernel.with("WIDTH", indexed_width(dtype, into, columns) as i64)
 }
 
@@ -732,8 +732,8 @@ pub(super) fn embed_grad(call: &mut OpLaunch<'_>, op: &EmbedGrad) -> Result<(), 
             mask: int(mask_id),
             keep,
         };
-        call.kernel(&sort_kernel("token_keys"), Shape::of(spans.rows + 1, THREADS), &args)?;
-        scales = Some(Tensor { address: sums.scales, rows: 1, columns: dx.rows, dtype: DType::F32 });
+        call.kernel(&sort_kernel("token_keys"), LaunchShape::of(spans.rows + 1, THREADS), &args)?;
+        scales = Some(DeviceTensor { address: sums.scales, rows: 1, columns: dx.rows, dtype: DType::F32 });
     } else {
         sums.row_keys(call, ids, BAD_TOKEN)?;
     }
@@ -801,17 +801,17 @@ struct IndexedSums {
     partials: u64,
     /// Number of table rows.
     limit: u64,
-    x: Tensor,
+    x: DeviceTensor,
 }
 
 impl IndexedSums {
-    fn new(at: u64, sizes: [Bytes; 8], limit: u64, x: Tensor) -> Self {
+    fn new(at: u64, sizes: [Bytes; 8], limit: u64, x: DeviceTensor) -> Self {
         let [k, other_k, p, other_p, counts, starts, scales, partials] = addresses(at, sizes);
         Self { keys: [k, other_k], positions: [p, other_p], counts, starts, scales, partials, limit, x }
     }
 
     /// Checks table rows, and writes them as keys.
-    fn row_keys(&self, call: &mut OpLaunch<'_>, ids: Tensor, code: u64) -> Result<(), DeviceError> {
+    fn row_keys(&self, call: &mut OpLaunch<'_>, ids: DeviceTensor, code: u64) -> Result<(), DeviceError> {
         let args = [
             ids.pointer(),
             Arg::pointer(self.keys[0]),
@@ -820,7 +820,7 @@ impl IndexedSums {
             Arg::int(self.limit),
             Arg::long(code),
         ];
-        let shape = Shape::of(self.x.rows.div_ceil(u64::from(THREADS)), THREADS);
+        let shape = LaunchShape::of(self.x.rows.div_ceil(u64::from(THREADS)), THREADS);
         call.kernel(&sort_kernel("row_keys"), shape, &args)
     }
 
@@ -829,7 +829,7 @@ impl IndexedSums {
     fn sort(&self, call: &mut OpLaunch<'_>) -> Result<usize, DeviceError> {
         let count = self.x.rows;
         let chunks = count.div_ceil(SORT_CHUNK);
-        let shape = Shape::of(chunks, THREADS);
+        let shape = LaunchShape::of(chunks, THREADS);
         let passes = (u64::BITS - self.limit.leading_zeros()).div_ceil(8).max(1);
         let mut from = 0;
         for pass in 0..passes {
@@ -839,7 +839,7 @@ impl IndexedSums {
                 [Arg::pointer(self.keys[from]), Arg::pointer(self.counts), Arg::long(count), Arg::int(shift)];
             call.kernel(&sort_kernel("count_digits"), shape, &args)?;
             let args = [Arg::pointer(self.counts), Arg::long(256 * chunks)];
-            call.kernel(&sort_kernel("scan_counts"), Shape::of(chunks.min(1), 1024), &args)?;
+            call.kernel(&sort_kernel("scan_counts"), LaunchShape::of(chunks.min(1), 1024), &args)?;
             let args = ScatterDigitsArgs {
                 keys: self.keys[from],
                 // The first pass takes the row numbers in order.
@@ -860,8 +860,8 @@ impl IndexedSums {
     fn add(
         &self,
         call: &mut OpLaunch<'_>,
-        scales: Option<Tensor>,
-        table: Tensor,
+        scales: Option<DeviceTensor>,
+        table: DeviceTensor,
         few: bool,
     ) -> Result<(), DeviceError> {
         let sorted = self.sort(call)?;
@@ -869,7 +869,7 @@ impl IndexedSums {
         let columns = self.x.columns;
         let keys = self.keys[sorted];
         let args = [Arg::pointer(keys), Arg::pointer(self.starts), Arg::long(rows), Arg::int(self.limit)];
-        let shape = Shape::of((self.limit + 1).div_ceil(u64::from(THREADS)), THREADS);
+        let shape = LaunchShape::of((self.limit + 1).div_ceil(u64::from(THREADS)), THREADS);
         call.kernel(&sort_kernel("find_starts"), shape, &args)?;
 
         let columns_of_warp = 32 * indexed_width(self.x.dtype, table.dtype, columns);
@@ -887,7 +887,7 @@ impl IndexedSums {
             columns: int(columns),
         };
         let kernel = sum_runs_kernel(self.x.dtype, table.dtype, columns);
-        call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)?;
+        call.kernel(&kernel, LaunchShape { blocks, threads: THREADS, shared: 0 }, &args)?;
 
         let blocks = if few {
             (self.limit as u32, columns.div_ceil(columns_of_warp) as u32, 1)
@@ -902,12 +902,12 @@ impl IndexedSums {
             Arg::int(columns),
         ];
         let kernel = finish_rows_kernel(self.x.dtype, table.dtype, columns, few);
-        call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)
+        call.kernel(&kernel, LaunchShape { blocks, threads: THREADS, shared: 0 }, &args)
     }
 }
 
 fn sort_kernel(entry: &'static str) -> Kernel {
-    Kernel::new(File::SequenceGrad, entry, DType::F32).with("SORT", 1)
+    Kernel::new(KernelFile::SequenceGrad, entry, DType::F32).with("SORT", 1)
 }
 
 fn sum_runs_kernel(dtype: DType, into: DType, columns: u64) -> Kernel {
@@ -921,12 +921,12 @@ fn finish_rows_kernel(dtype: DType, into: DType, columns: u64, few: bool) -> Ker
 }
 
 /// Address of a tensor, null if there is none.
-fn address_if(tensor: Option<Tensor>) -> u64 {
+fn address_if(tensor: Option<DeviceTensor>) -> u64 {
     tensor.map_or(0, |tensor| tensor.address)
 }
 
 /// Checks that tensors have one element type.
-fn check_types(call: &OpLaunch<'_>, tensors: &[Tensor]) -> Result<(), DeviceError> {
+fn check_types(call: &OpLaunch<'_>, tensors: &[DeviceTensor]) -> Result<(), DeviceError> {
     match tensors.iter().find(|other| other.dtype != tensors[0].dtype) {
         None => Ok(()),
         Some(other) => {
@@ -959,11 +959,11 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         ["row_keys", "token_keys", "count_digits", "scan_counts", "scatter_digits", "find_starts"]
             .map(sort_kernel)
             .to_vec();
-    kernels.push(Kernel::new(File::ColumnSums, "moments", DType::F32));
+    kernels.push(Kernel::new(KernelFile::ColumnSums, "moments", DType::F32));
     kernels.extend(types.map(add_partials_kernel));
     for dtype in types {
         let elementwise = ["scale", "gelu_grad", "relu_grad", "softmax_grad"];
-        kernels.extend(elementwise.map(|entry| Kernel::new(File::ElementwiseGrad, entry, dtype)));
+        kernels.extend(elementwise.map(|entry| Kernel::new(KernelFile::ElementwiseGrad, entry, dtype)));
         kernels.extend([768, 33].map(|columns| dropout_kernel(dtype, columns)));
         kernels.extend(types.map(|gradient| accumulate_kernel(dtype, gradient)));
         kernels.extend([1, wide(dtype)].map(|width| concat_grad_kernel(dtype, width)));

@@ -2,7 +2,7 @@
 //! one warp, whatever else is in the batch.
 
 use super::OpLaunch;
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 
@@ -15,7 +15,7 @@ pub(super) fn kl_divergence(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> 
     let y = call.input(1)?;
     let loss = call.output(0)?;
     let args = [x.pointer(), y.pointer(), loss.pointer(), Arg::long(x.rows), Arg::int(x.columns)];
-    call.kernel(&kernel("kl_divergence", x.dtype), Shape::of(1, THREADS), &args)
+    call.kernel(&kernel("kl_divergence", x.dtype), LaunchShape::of(1, THREADS), &args)
 }
 
 pub(super) fn kl_divergence_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
@@ -25,11 +25,15 @@ pub(super) fn kl_divergence_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceEr
     let dx = call.output(0)?;
     let args =
         [dloss.pointer(), x.pointer(), y.pointer(), dx.pointer(), Arg::long(dx.rows), Arg::int(dx.columns)];
-    call.kernel(&kernel("kl_divergence_grad", dx.dtype), Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
+    call.kernel(
+        &kernel("kl_divergence_grad", dx.dtype),
+        LaunchShape::of(dx.rows.div_ceil(WARPS), THREADS),
+        &args,
+    )
 }
 
 fn kernel(entry: &'static str, dtype: DType) -> Kernel {
-    Kernel::new(File::KlDivergence, entry, dtype)
+    Kernel::new(KernelFile::KlDivergence, entry, dtype)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

@@ -1,7 +1,7 @@
 //! Linear layers: a matmul with its bias, residual and epilogue. Invariant: operands have one float type, to which the
 //! sums are rounded once; or x and w are quantized and all others are bf16.
 
-use super::{OpLaunch, Tensor};
+use super::{DeviceTensor, OpLaunch};
 use crate::gemm::{self, GemmForm, GemmOperands, NormParameters};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, OperandFormat, Prologue};
@@ -28,7 +28,10 @@ pub(super) fn quantized(call: &mut OpLaunch<'_>, op: &Linear) -> Result<(), Devi
 }
 
 /// Returns the bias and the residual.
-fn added(call: &OpLaunch<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>), DeviceError> {
+fn added(
+    call: &OpLaunch<'_>,
+    op: &Linear,
+) -> Result<(Option<DeviceTensor>, Option<DeviceTensor>), DeviceError> {
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
@@ -41,9 +44,9 @@ fn added(call: &OpLaunch<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Ten
 fn matmul(
     call: &mut OpLaunch<'_>,
     op: &Linear,
-    [x, w, y]: [Tensor; 3],
-    bias: Option<Tensor>,
-    residual: Option<Tensor>,
+    [x, w, y]: [DeviceTensor; 3],
+    bias: Option<DeviceTensor>,
+    residual: Option<DeviceTensor>,
 ) -> Result<(), DeviceError> {
     if op.epilogue == Epilogue::SiluGate {
         return Err(call.refused("matmuls on GPUs have no SiLU gate behind them".to_owned()));
@@ -107,7 +110,7 @@ fn norm(call: &OpLaunch<'_>, op: &Linear) -> Result<Option<(DType, NormParameter
 }
 
 /// Checks that the GPU has fp8 matmuls and that the other operands have their output type.
-fn accepted_beside_quantized(call: &OpLaunch<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn accepted_beside_quantized(call: &OpLaunch<'_>, others: &[Option<DeviceTensor>]) -> Result<(), DeviceError> {
     call.check_quantized_type(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
         None => Ok(()),
@@ -119,7 +122,7 @@ fn accepted_beside_quantized(call: &OpLaunch<'_>, others: &[Option<Tensor>]) -> 
 }
 
 /// Checks that all operands are row-major matrices of one float type.
-fn accepted(call: &OpLaunch<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn accepted(call: &OpLaunch<'_>, operands: &[Option<DeviceTensor>]) -> Result<(), DeviceError> {
     let dtypes = || operands.iter().flatten().map(|operand| operand.dtype);
     let first = dtypes().next().filter(|dtype| dtype.is_float());
     if dtypes().any(|dtype| Some(dtype) != first) {

@@ -2,12 +2,12 @@
 //! in an order that depends on the number of rows and the shapes only.
 
 use super::rows::cast_to;
-use super::{OpLaunch, Tensor};
+use super::{DeviceTensor, OpLaunch};
 use crate::gemm::{
     GemmForm, GemmOperands, MANY_ROWS, NormParameters, OwnProduct, Product, ProductForm, ProductOperands,
     takes_w_by_k,
 };
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, code};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad, OperandFormat};
@@ -89,7 +89,11 @@ pub(super) fn carve<const N: usize>(call: &OpLaunch<'_>, parts: [Bytes; N]) -> R
 }
 
 /// Checks that operands have one float type.
-pub(super) fn same_types(call: &OpLaunch<'_>, dtype: DType, others: &[Tensor]) -> Result<(), DeviceError> {
+pub(super) fn same_types(
+    call: &OpLaunch<'_>,
+    dtype: DType,
+    others: &[DeviceTensor],
+) -> Result<(), DeviceError> {
     match others.iter().find(|other| other.dtype != dtype) {
         None => Ok(()),
         Some(other) => Err(call.refused(format!(
@@ -148,8 +152,8 @@ pub(super) fn forward(
 
 /// A product summed over rows: d (N, K) = y (R, N)^T x (R, K), of which the first `classes` rows are wanted.
 pub(super) struct OverRows {
-    pub(super) x: Tensor,
-    pub(super) y: Tensor,
+    pub(super) x: DeviceTensor,
+    pub(super) y: DeviceTensor,
     /// Whether f32 x and y are rounded to TF32.
     pub(super) tf32: bool,
     pub(super) classes: u64,
@@ -231,8 +235,8 @@ pub(super) fn own(call: &mut OpLaunch<'_>, product: &OwnProduct) -> Result<(), D
 }
 
 /// Rows `first..first + rows` of a matrix.
-pub(super) fn part(of: Tensor, first: u64, rows: u64) -> Tensor {
-    Tensor { address: of.address + first * of.columns * of.dtype.size(), rows, ..of }
+pub(super) fn part(of: DeviceTensor, first: u64, rows: u64) -> DeviceTensor {
+    DeviceTensor { address: of.address + first * of.columns * of.dtype.size(), rows, ..of }
 }
 
 /// Writes zeros.
@@ -260,16 +264,21 @@ pub(super) fn round(
 
 /// Transposes x (R, C) to y (C, `stride`), with zeros in the columns of y behind R. 16-byte loads need an x whose first
 /// row is aligned.
-pub(super) fn transpose(call: &mut OpLaunch<'_>, x: Tensor, y: u64, stride: u64) -> Result<(), DeviceError> {
+pub(super) fn transpose(
+    call: &mut OpLaunch<'_>,
+    x: DeviceTensor,
+    y: u64,
+    stride: u64,
+) -> Result<(), DeviceError> {
     const TILE: u64 = 64;
     let blocks = (x.columns.div_ceil(TILE) as u32, stride.div_ceil(TILE) as u32, 1);
     let args = [x.pointer(), Arg::pointer(y), Arg::int(x.rows), Arg::int(x.columns), Arg::int(stride)];
     let kernel = transpose_kernel(x.dtype, x.columns, stride);
-    call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)
+    call.kernel(&kernel, LaunchShape { blocks, threads: THREADS, shared: 0 }, &args)
 }
 
 fn transpose_kernel(dtype: DType, columns: u64, stride: u64) -> Kernel {
-    Kernel::new(File::Transpose, "transpose", dtype)
+    Kernel::new(KernelFile::Transpose, "transpose", dtype)
         .with("ALIGNED_IN", i64::from(row_width(dtype, columns) > 1))
         .with("ALIGNED_OUT", i64::from(row_width(dtype, stride) > 1))
 }
@@ -287,7 +296,7 @@ pub(super) struct ColumnSumsOutput {
 /// workspace of a f32 row for every [`BIAS_ROWS`] rows of x.
 pub(super) fn column_sums(
     call: &mut OpLaunch<'_>,
-    x: Tensor,
+    x: DeviceTensor,
     workspace: u64,
     add: Option<u64>,
     y: ColumnSumsOutput,
@@ -296,7 +305,7 @@ pub(super) fn column_sums(
     let chunks = x.rows.div_ceil(BIAS_ROWS);
     let blocks = (x.columns.div_ceil(32 * width) as u32, chunks as u32, 1);
     let args = [x.pointer(), Arg::pointer(workspace), Arg::long(x.rows), Arg::int(x.columns)];
-    let shape = Shape { blocks, threads: THREADS, shared: 0 };
+    let shape = LaunchShape { blocks, threads: THREADS, shared: 0 };
     call.kernel(&partials_kernel(x.dtype, x.columns), shape, &args)?;
     let args = [
         Arg::pointer(workspace),
@@ -306,17 +315,17 @@ pub(super) fn column_sums(
         Arg::int(y.columns),
         Arg::int(x.columns),
     ];
-    call.kernel(&totals_kernel(y.dtype), Shape::of(y.columns.div_ceil(32), THREADS), &args)
+    call.kernel(&totals_kernel(y.dtype), LaunchShape::of(y.columns.div_ceil(32), THREADS), &args)
 }
 
 fn partials_kernel(dtype: DType, columns: u64) -> Kernel {
-    Kernel::new(File::Sums, "column_partials", dtype)
+    Kernel::new(KernelFile::Sums, "column_partials", dtype)
         .with("ROWS", BIAS_ROWS as i64)
         .with("WIDTH", row_width(dtype, columns) as i64)
 }
 
 fn totals_kernel(out: DType) -> Kernel {
-    Kernel::new(File::Sums, "column_totals", DType::F32).with("OUT", code(out))
+    Kernel::new(KernelFile::Sums, "column_totals", DType::F32).with("OUT", code(out))
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

@@ -14,11 +14,11 @@ mod quantize;
 mod rows;
 mod sequence;
 
-use crate::arena::Arena;
+use crate::arena::DeviceArena;
 use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm::{self, Gemm};
-use crate::kernel::{Arg, Kernel, KernelArguments, Shape};
+use crate::kernel::{Arg, Kernel, KernelArguments, LaunchShape};
 use crate::loaded_kernels::LoadedKernels;
 use crate::tensor_map::DeviceMatrix;
 use plimsoll_exec::{DeviceError, Launch, Operand};
@@ -29,7 +29,7 @@ use plimsoll_setting::Setting;
 /// The launch of an op, with everything that its kernels need.
 pub(crate) struct OpLaunch<'a> {
     pub(crate) context: &'a Context,
-    pub(crate) arena: &'a Arena,
+    pub(crate) arena: &'a DeviceArena,
     pub(crate) kernels: &'a mut LoadedKernels,
     pub(crate) gemm: &'a mut Gemm,
     pub(crate) launch: &'a Launch<'a>,
@@ -39,14 +39,14 @@ pub(crate) struct OpLaunch<'a> {
 
 /// A matrix in device memory, with the number of rows of this step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tensor {
+pub(crate) struct DeviceTensor {
     pub(crate) address: u64,
     pub(crate) rows: u64,
     pub(crate) columns: u64,
     pub(crate) dtype: DType,
 }
 
-impl Tensor {
+impl DeviceTensor {
     /// An operand that an op does not have: its address is null.
     pub(crate) const NONE: Self = Self { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
 
@@ -85,18 +85,18 @@ impl Tensor {
 
 impl OpLaunch<'_> {
     /// Returns input `i`.
-    pub(crate) fn input(&self, i: usize) -> Result<Tensor, DeviceError> {
+    pub(crate) fn input(&self, i: usize) -> Result<DeviceTensor, DeviceError> {
         let operand = self.launch.ins.get(i).ok_or_else(|| self.refused(format!("it has no input {i}")))?;
         self.tensor(operand)
     }
 
     /// Returns output `i`; an error if it is not used.
-    pub(crate) fn output(&self, i: usize) -> Result<Tensor, DeviceError> {
+    pub(crate) fn output(&self, i: usize) -> Result<DeviceTensor, DeviceError> {
         self.output_if(i)?.ok_or_else(|| self.refused(format!("it has no output {i}")))
     }
 
     /// Returns output `i`, or `None` if it is not used.
-    pub(crate) fn output_if(&self, i: usize) -> Result<Option<Tensor>, DeviceError> {
+    pub(crate) fn output_if(&self, i: usize) -> Result<Option<DeviceTensor>, DeviceError> {
         self.launch.outs.get(i).and_then(Option::as_ref).map(|operand| self.tensor(operand)).transpose()
     }
 
@@ -108,7 +108,7 @@ impl OpLaunch<'_> {
         }
     }
 
-    fn tensor(&self, operand: &Operand) -> Result<Tensor, DeviceError> {
+    fn tensor(&self, operand: &Operand) -> Result<DeviceTensor, DeviceError> {
         let (rows, columns) = operand.matrix(self.launch.counts);
         if !counted(rows, columns) {
             return Err(
@@ -116,14 +116,14 @@ impl OpLaunch<'_> {
             );
         }
         let address = self.arena.range(operand.at, operand.bytes(self.launch.counts))?;
-        Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
+        Ok(DeviceTensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
     }
 
     /// Launches a kernel, or compiles it while preparing.
     pub(crate) fn kernel(
         &mut self,
         kernel: &Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         args: &impl KernelArguments,
     ) -> Result<(), DeviceError> {
         if self.preparing {

@@ -2,8 +2,8 @@
 //! of the gradients and the hyperparameters are read from device memory, and the order of every sum follows from the
 //! shapes alone.
 
-use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, int, kernel_arguments};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, int, kernel_arguments};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Adafactor, AdamW, AdamW8bit, BLOCK, Ema, GradScale, Sgd};
@@ -227,7 +227,7 @@ pub(super) fn adamw_8bit(call: &mut OpLaunch<'_>, op: &AdamW8bit) -> Result<(), 
         decay: op.adamw.weight_decay,
     };
     let blocks = p.elements().div_ceil(BLOCK).div_ceil(MOMENT_BLOCKS);
-    call.kernel(&kernel("adamw_8bit", g.dtype), Shape::of(blocks, THREADS), &args)
+    call.kernel(&kernel("adamw_8bit", g.dtype), LaunchShape::of(blocks, THREADS), &args)
 }
 
 pub(super) fn sgd(call: &mut OpLaunch<'_>, op: &Sgd) -> Result<(), DeviceError> {
@@ -273,7 +273,7 @@ pub(super) fn ema(call: &mut OpLaunch<'_>, op: &Ema) -> Result<(), DeviceError> 
 
 pub(super) fn count_steps(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let args = [call.input(0)?, call.input(1)?, call.output(0)?].map(|t| t.pointer());
-    call.kernel(&kernel("count_steps", DType::F32), Shape::of(1, 32), &args)
+    call.kernel(&kernel("count_steps", DType::F32), LaunchShape::of(1, 32), &args)
 }
 
 pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), DeviceError> {
@@ -284,7 +284,7 @@ pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), 
         let g = call.input(i)?;
         let ranges = g.elements().div_ceil(SQUARES);
         let args = [g.pointer(), Arg::pointer(partial + 8 * count), Arg::long(g.elements())];
-        call.kernel(&kernel("squares", g.dtype), Shape::of(ranges, THREADS), &args)?;
+        call.kernel(&kernel("squares", g.dtype), LaunchShape::of(ranges, THREADS), &args)?;
         count += ranges;
     }
     let args = GradScaleArgs {
@@ -295,7 +295,7 @@ pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), 
         count,
         max_norm: op.max_norm,
     };
-    call.kernel(&kernel("grad_scale", DType::F32), Shape::of(1, THREADS), &args)
+    call.kernel(&kernel("grad_scale", DType::F32), LaunchShape::of(1, THREADS), &args)
 }
 
 pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), DeviceError> {
@@ -317,7 +317,7 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
     let sums = squares + 8 * ranges;
     let tiles = columns.div_ceil(u64::from(THREADS));
 
-    let shape = Shape { blocks: (tiles as u32, chunks as u32, 1), threads: THREADS, shared: 0 };
+    let shape = LaunchShape { blocks: (tiles as u32, chunks as u32, 1), threads: THREADS, shared: 0 };
     let args = [g.pointer(), Arg::pointer(scale), Arg::pointer(sums), Arg::long(rows), Arg::int(columns)];
     call.kernel(&kernel("adafactor_columns", g.dtype), shape, &args)?;
     let args = AdafactorColumnMeansArgs {
@@ -330,7 +330,7 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         columns: int(columns),
         eps1: op.eps1,
     };
-    call.kernel(&kernel("adafactor_column_means", DType::F32), Shape::of(tiles, THREADS), &args)?;
+    call.kernel(&kernel("adafactor_column_means", DType::F32), LaunchShape::of(tiles, THREADS), &args)?;
     let mut row_new = 0;
     if matrix {
         row_new = call.output(1)?.address;
@@ -343,9 +343,9 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
             columns: int(columns),
             eps1: op.eps1,
         };
-        call.kernel(&kernel("adafactor_row_means", g.dtype), Shape::of(rows, THREADS), &args)?;
+        call.kernel(&kernel("adafactor_row_means", g.dtype), LaunchShape::of(rows, THREADS), &args)?;
         let args = [Arg::pointer(row_new), Arg::pointer(numbers), Arg::long(rows)];
-        call.kernel(&kernel("adafactor_row_average", DType::F32), Shape::of(1, THREADS), &args)?;
+        call.kernel(&kernel("adafactor_row_average", DType::F32), LaunchShape::of(1, THREADS), &args)?;
     }
     let args = AdafactorSquaresArgs {
         g: g.address,
@@ -357,7 +357,7 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         n,
         columns: int(columns),
     };
-    call.kernel(&kernel("adafactor_squares", g.dtype), Shape::of(ranges, THREADS), &args)?;
+    call.kernel(&kernel("adafactor_squares", g.dtype), LaunchShape::of(ranges, THREADS), &args)?;
     let args = AdafactorRateArgs {
         partial: squares,
         numbers,
@@ -367,7 +367,7 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         clip: op.clip,
         decay: op.weight_decay,
     };
-    call.kernel(&kernel("adafactor_rate", DType::F32), Shape::of(1, THREADS), &args)?;
+    call.kernel(&kernel("adafactor_rate", DType::F32), LaunchShape::of(1, THREADS), &args)?;
     let args = AdafactorArgs {
         p: p.address,
         g: g.address,
@@ -379,17 +379,19 @@ pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), D
         n,
         columns: int(columns),
     };
-    let shape = Shape::of(n.div_ceil(4 * u64::from(THREADS)), THREADS);
+    let shape = LaunchShape::of(n.div_ceil(4 * u64::from(THREADS)), THREADS);
     call.kernel(&kernel("adafactor", g.dtype), shape, &args)
 }
 
 fn kernel(entry: &'static str, dtype: DType) -> Kernel {
-    Kernel::new(File::Optimizer, entry, dtype).with("RANGE", SQUARES as i64).with("ROWS", ADAFACTOR_ROWS as i64)
+    Kernel::new(KernelFile::Optimizer, entry, dtype)
+        .with("RANGE", SQUARES as i64)
+        .with("ROWS", ADAFACTOR_ROWS as i64)
 }
 
 /// The grid of an element-wise update of `p`.
-fn flat(p: &Tensor) -> Shape {
-    Shape::of(p.elements().div_ceil(ELEMENTS), THREADS)
+fn flat(p: &DeviceTensor) -> LaunchShape {
+    LaunchShape::of(p.elements().div_ceil(ELEMENTS), THREADS)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

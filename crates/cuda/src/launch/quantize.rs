@@ -3,7 +3,7 @@
 
 use super::OpLaunch;
 use super::rows::{NormOutputs, norm};
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape};
 use crate::row_kernels::elements_per_thread;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
@@ -35,7 +35,7 @@ pub(super) fn quantize(call: &mut OpLaunch<'_>, op: &Quantize) -> Result<(), Dev
         return Err(call.refused(format!("rows of {} columns are too wide for a block", quantized.columns)));
     };
     let threads = group.max(128);
-    let shape = Shape::of(x.rows.div_ceil(threads / group), threads as u32);
+    let shape = LaunchShape::of(x.rows.div_ceil(threads / group), threads as u32);
     let args = [
         x.pointer(),
         Arg::pointer(y.map_or(0, |y| y.address)),
@@ -56,7 +56,7 @@ enum QuantizeInput {
 }
 
 fn kernel(dtype: DType, of: QuantizeInput, columns: u64, group: u64) -> Kernel {
-    let kernel = Kernel::new(File::Quantize, "quantize", dtype).quantized().with("OF", of as i64);
+    let kernel = Kernel::new(KernelFile::Quantize, "quantize", dtype).quantized().with("OF", of as i64);
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 

@@ -1,8 +1,8 @@
 //! Ops on rows: elementwise ops, norms, softmax. Invariant: the kernel is chosen by columns and element types, never
 //! by the number of rows, so a row has the same bits in any step.
 
-use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, File, Kernel, KernelLaunch, Shape, code, int, kernel_arguments};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, KernelLaunch, LaunchShape, code, int, kernel_arguments};
 use crate::row_kernels::{
     LayerNormArgs, NormShape, STEPS, THREADS, elementwise_shape, group, layer_norm_kernel, norm_shape,
     row_width, wide,
@@ -15,7 +15,7 @@ pub(super) fn add(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let a = call.input(0)?;
     let b = call.input(1)?;
     let y = call.output(0)?;
-    let kernel = Kernel::new(File::Elementwise, "add", y.dtype);
+    let kernel = Kernel::new(KernelFile::Elementwise, "add", y.dtype);
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[a.pointer(), b.pointer(), y.pointer(), elements(&y)])
 }
 
@@ -31,7 +31,7 @@ pub(super) fn relu(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
 fn unary(call: &mut OpLaunch<'_>, entry: &'static str) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
-    let kernel = Kernel::new(File::Elementwise, entry, y.dtype);
+    let kernel = Kernel::new(KernelFile::Elementwise, entry, y.dtype);
     call.kernel(&kernel, flat(&y, wide(y.dtype)), &[x.pointer(), y.pointer(), elements(&y)])
 }
 
@@ -52,14 +52,14 @@ pub(super) fn cast_to(from: DType, to: DType, x: u64, y: u64, elements: u64) -> 
 }
 
 fn cast_kernel(from: DType, to: DType) -> Kernel {
-    Kernel::new(File::Elementwise, "cast", from).with("INTO", code(to))
+    Kernel::new(KernelFile::Elementwise, "cast", from).with("INTO", code(to))
 }
 
 pub(super) fn glu(call: &mut OpLaunch<'_>, op: &Glu) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let accesses = y.elements() / row_width(y.dtype, y.columns);
-    let shape = Shape::of(accesses.div_ceil(STEPS * u64::from(THREADS)), THREADS);
+    let shape = LaunchShape::of(accesses.div_ceil(STEPS * u64::from(THREADS)), THREADS);
     let kernel = glu_kernel(y.dtype, y.columns, op.activation);
     call.kernel(&kernel, shape, &[x.pointer(), y.pointer(), Arg::long(accesses)])
 }
@@ -69,17 +69,17 @@ fn glu_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel {
         Activation::Gelu => 0,
         Activation::Silu => 1,
     };
-    Kernel::new(File::Elementwise, "glu", dtype).with("COLUMNS", columns as i64).with("SILU", silu)
+    Kernel::new(KernelFile::Elementwise, "glu", dtype).with("COLUMNS", columns as i64).with("SILU", silu)
 }
 
 pub(super) fn concat(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let y = call.output(0)?;
-    let kernel = Kernel::new(File::Elementwise, "concat", y.dtype);
+    let kernel = Kernel::new(KernelFile::Elementwise, "concat", y.dtype);
     let mut first = 0;
     for i in 0..call.launch.ins.len() {
         let x = call.input(i)?;
         let args = [x.pointer(), y.pointer(), Arg::int(x.columns), Arg::int(first), Arg::int(y.columns)];
-        call.kernel(&kernel, Shape::of(y.rows, THREADS), &args)?;
+        call.kernel(&kernel, LaunchShape::of(y.rows, THREADS), &args)?;
         first += x.columns;
     }
     Ok(())
@@ -100,10 +100,10 @@ pub(super) fn layer_norm(call: &mut OpLaunch<'_>, op: &LayerNorm) -> Result<(), 
 
 /// Outputs of a layer norm; the rows are written in their element type, quantized, or both.
 pub(super) struct NormOutputs {
-    pub(super) y: Option<Tensor>,
-    pub(super) mean: Option<Tensor>,
-    pub(super) rstd: Option<Tensor>,
-    pub(super) quantized: Option<Tensor>,
+    pub(super) y: Option<DeviceTensor>,
+    pub(super) mean: Option<DeviceTensor>,
+    pub(super) rstd: Option<DeviceTensor>,
+    pub(super) quantized: Option<DeviceTensor>,
 }
 
 /// Runs a layer norm.
@@ -172,26 +172,30 @@ pub(super) fn batch_norm(call: &mut OpLaunch<'_>, op: &BatchNorm) -> Result<(), 
         columns: int(x.columns),
         eps: op.eps,
     };
-    call.kernel(&batch_norm_kernel(x.dtype, gamma.dtype), Shape::of(x.rows, THREADS), &args)
+    call.kernel(&batch_norm_kernel(x.dtype, gamma.dtype), LaunchShape::of(x.rows, THREADS), &args)
 }
 
 fn batch_norm_kernel(dtype: DType, params: DType) -> Kernel {
-    Kernel::new(File::Norm, "batch_norm", dtype).with("PARAM", code(params))
+    Kernel::new(KernelFile::Norm, "batch_norm", dtype).with("PARAM", code(params))
 }
 
 pub(super) fn softmax(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let x = call.input(0)?;
     let y = call.output(0)?;
     let args = [x.pointer(), y.pointer(), Arg::long(x.rows), Arg::int(x.columns)];
-    call.kernel(&Kernel::new(File::Norm, "softmax", x.dtype), Shape::of(x.rows.div_ceil(4), 128), &args)
+    call.kernel(
+        &Kernel::new(KernelFile::Norm, "softmax", x.dtype),
+        LaunchShape::of(x.rows.div_ceil(4), 128),
+        &args,
+    )
 }
 
 /// Returns the grid for all elements of `y` in accesses of `width` elements.
-pub(super) fn flat(y: &Tensor, width: u64) -> Shape {
+pub(super) fn flat(y: &DeviceTensor, width: u64) -> LaunchShape {
     elementwise_shape(y.elements(), width)
 }
 
-pub(super) fn elements(y: &Tensor) -> Arg {
+pub(super) fn elements(y: &DeviceTensor) -> Arg {
     Arg::long(y.elements())
 }
 
@@ -199,13 +203,14 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let types = [DType::F32, DType::Bf16, DType::F16];
     let mut kernels = vec![];
     for dtype in types {
-        kernels.extend(["add", "gelu", "relu", "concat"].map(|e| Kernel::new(File::Elementwise, e, dtype)));
+        kernels
+            .extend(["add", "gelu", "relu", "concat"].map(|e| Kernel::new(KernelFile::Elementwise, e, dtype)));
         kernels.extend(types.map(|to| cast_kernel(dtype, to)));
         // DNABERT-S, and rows that are not aligned.
         kernels.extend([3072, 33].map(|columns| glu_kernel(dtype, columns, Activation::Gelu)));
         kernels.push(glu_kernel(dtype, 3072, Activation::Silu));
         kernels.extend([DType::F32, dtype].map(|params| batch_norm_kernel(dtype, params)));
-        kernels.push(Kernel::new(File::Norm, "softmax", dtype));
+        kernels.push(Kernel::new(KernelFile::Norm, "softmax", dtype));
         for columns in [320, 480, 640, 768, 1280, 2560, 33, 16384] {
             let group = group(dtype, columns).unwrap_or_default();
             let norm = layer_norm_kernel(dtype, DType::F32, columns, group);

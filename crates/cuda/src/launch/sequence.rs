@@ -1,8 +1,8 @@
 //! Ops on sequences and positions: embedding, rotary tables, means over sequences, row selection. Invariant: ids, rows
 //! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
-use super::{OpLaunch, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code, int, kernel_arguments};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, code, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
@@ -81,7 +81,7 @@ pub(super) fn embed(call: &mut OpLaunch<'_>, op: &Embed) -> Result<(), DeviceErr
             vocabulary: int(table.rows),
             columns: int(x.columns),
         };
-        return call.kernel(&kernel, Shape::of(x.rows.div_ceil(WARPS), THREADS), &args);
+        return call.kernel(&kernel, LaunchShape::of(x.rows.div_ceil(WARPS), THREADS), &args);
     };
     let spans = call.input(2 + usize::from(op.row))?;
     let args = EmbedDropoutArgs {
@@ -103,9 +103,9 @@ pub(super) fn embed(call: &mut OpLaunch<'_>, op: &Embed) -> Result<(), DeviceErr
 
 /// Returns a grid with one row of blocks for each sequence and one for the rows behind the last; about four rows a
 /// warp.
-pub(super) fn by_sequence(x: &Tensor, sequences: u64) -> Shape {
+pub(super) fn by_sequence(x: &DeviceTensor, sequences: u64) -> LaunchShape {
     let blocks = x.rows.div_ceil((sequences + 1) * WARPS * 4).clamp(1, 1024);
-    Shape { blocks: (sequences as u32 + 1, blocks as u32, 1), threads: THREADS, shared: 0 }
+    LaunchShape { blocks: (sequences as u32 + 1, blocks as u32, 1), threads: THREADS, shared: 0 }
 }
 
 fn embed_kernel(entry: &'static str, dtype: DType, row: DType, columns: u64) -> Kernel {
@@ -114,7 +114,7 @@ fn embed_kernel(entry: &'static str, dtype: DType, row: DType, columns: u64) -> 
 
 /// Returns a kernel on rows of `columns`, with the widest possible memory access.
 fn rows_kernel(entry: &'static str, dtype: DType, columns: u64) -> Kernel {
-    Kernel::new(File::Sequence, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64)
+    Kernel::new(KernelFile::Sequence, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
 
 pub(super) fn rotary_table(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
@@ -125,8 +125,8 @@ pub(super) fn rotary_table(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     };
     let [cos, sin] = tables.map(|table| Arg::pointer(table.map_or(0, |t| t.address)));
     let args = [frequencies.pointer(), cos, sin, Arg::int(table.rows), Arg::int(table.columns)];
-    let shape = Shape::of(table.elements().div_ceil(u64::from(THREADS)), THREADS);
-    call.kernel(&Kernel::new(File::Sequence, "rotary_table", frequencies.dtype), shape, &args)
+    let shape = LaunchShape::of(table.elements().div_ceil(u64::from(THREADS)), THREADS);
+    call.kernel(&Kernel::new(KernelFile::Sequence, "rotary_table", frequencies.dtype), shape, &args)
 }
 
 pub(super) fn segment_mean(call: &mut OpLaunch<'_>, op: &SegmentMean) -> Result<(), DeviceError> {
@@ -135,7 +135,7 @@ pub(super) fn segment_mean(call: &mut OpLaunch<'_>, op: &SegmentMean) -> Result<
     let y = call.output(0)?;
     let kernel = rows_kernel("segment_mean", x.dtype, x.columns);
     let blocks = x.columns.div_ceil(32 * row_width(x.dtype, x.columns));
-    let shape = Shape { blocks: (spans.rows as u32, blocks as u32, 1), threads: THREADS, shared: 0 };
+    let shape = LaunchShape { blocks: (spans.rows as u32, blocks as u32, 1), threads: THREADS, shared: 0 };
     let args = SegmentMeanArgs {
         x: x.address,
         spans: spans.address,
@@ -163,13 +163,13 @@ pub(super) fn select_rows(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
         Arg::int(y.columns),
     ];
     let kernel = rows_kernel("select_rows", x.dtype, x.columns);
-    call.kernel(&kernel, Shape::of(y.rows.div_ceil(WARPS), THREADS), &args)
+    call.kernel(&kernel, LaunchShape::of(y.rows.div_ceil(WARPS), THREADS), &args)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut kernels = vec![];
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
-        kernels.push(Kernel::new(File::Sequence, "rotary_table", dtype));
+        kernels.push(Kernel::new(KernelFile::Sequence, "rotary_table", dtype));
         // Aligned rows, and unaligned rows.
         for columns in [2560, 33] {
             kernels.extend(["embed", "embed_dropout"].map(|entry| embed_kernel(entry, dtype, dtype, columns)));
