@@ -257,6 +257,7 @@ impl ReservedSegment {
                 (api.cuMemRelease)(handle);
                 return Err(error);
             }
+            // Before the access is set, so that `pop` undoes both steps if that fails.
             self.chunks.push(MappedChunk { at, bytes, handle });
             let code = (api.cuMemSetAccess)(at, bytes, &access, 1);
             api.check("cuMemSetAccess", code).inspect_err(|_| self.pop())

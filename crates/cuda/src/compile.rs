@@ -153,6 +153,7 @@ impl Compiler {
 
     /// Path of a compilation's result in the cache; `None` without a cache.
     fn cache_path(&self, kernel: &Kernel, options: &[String], extension: &str) -> Option<PathBuf> {
+        // Names and texts of headers are hashed too: a change in a header alone must not find the old machine code.
         let mut inputs = format!("{:?} {options:?}\n{}", self.version, kernel.text());
         for header in kernel.file.headers() {
             inputs += &format!("\n{}\n{}", header.name, header.text);

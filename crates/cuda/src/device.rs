@@ -3,6 +3,7 @@
 //! Operands come from a checked plan; token ids and spans are input data, and values that a kernel rejects are an error of
 //! the step's results.
 
+use crate::CudaError;
 use crate::arena::DeviceArena;
 use crate::context::{Card, Context};
 use crate::event::CudaEvent;
@@ -12,7 +13,6 @@ use crate::launch::{self, OpLaunch};
 use crate::loaded_kernels::LoadedKernels;
 use crate::staging::{HostSpace, StagingBuffer};
 use crate::trace::StreamTrack;
-use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{
@@ -392,7 +392,7 @@ impl Device for CudaDevice {
             workers: 1,
             depth: self.options.depth.max(1),
             takes_weights: true,
-            arithmetic: machine::arithmetic(&self.context.card),
+            arithmetic: gemm::arithmetic(&self.context.card),
             matmul_provider: self.gemm.by(),
         }
     }

@@ -192,7 +192,7 @@ fn add_headers(text: &str, headers: &mut Vec<KernelHeader>) {
         let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
             continue;
         };
-        // NVRTC reports a header that does not exist.
+        // NVRTC reports a header that does not exist, with the line that includes it.
         let Some(header) = HEADERS.into_iter().find(|header| header.name == name) else { continue };
         if !headers.contains(&header) {
             headers.push(header);

@@ -127,6 +127,7 @@ impl LoadedKernels {
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
+        // Addresses of `args`, which outlives the launch; the driver copies the arguments before the call returns.
         let mut parameters = Parameters::of(args);
         let api = context.api;
         context.trace.kernel(context.stream, name, || {

@@ -4,7 +4,7 @@
 use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm;
-use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
+use crate::{Card, CudaDevice, CudaError, Options, cards, nvml};
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Machine};
 use plimsoll_graph::Bytes;
@@ -142,7 +142,7 @@ impl Machine for CudaMachine {
     }
 
     fn arithmetic(&self) -> String {
-        arithmetic(&self.card)
+        gemm::arithmetic(&self.card)
     }
 
     fn first_use(&self) -> Option<String> {
@@ -160,14 +160,6 @@ impl Machine for CudaMachine {
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
         Ok(vec![Box::new(CudaDevice::with(self.card.ordinal, self.options)?)])
     }
-}
-
-/// Describes everything besides input and weights that determines the bits of a result: the GPU's name and
-/// architecture, the versions of the driver and of the libraries that compile and multiply, and the canonical
-/// summation orders of matmuls. Kernel choices made by timing do not change the bits and are left out.
-pub(crate) fn arithmetic(card: &Card) -> String {
-    let Card { name, capability: (major, minor), driver, .. } = card;
-    format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), gemm::ORDERS)
 }
 
 impl fmt::Debug for CudaMachine {

@@ -83,11 +83,13 @@ impl StagingSlots {
         let start = newest.end.next_multiple_of(ALIGNMENT);
         // If the oldest range starts before the newest, the free space is behind the newest and before the oldest;
         // otherwise the ring has wrapped and the free space lies between the two.
-        match oldest.start <= newest.start {
-            true if start + bytes <= self.bytes => Some(start),
-            true => (bytes <= oldest.start).then_some(0),
-            false => (start + bytes <= oldest.start).then_some(start),
+        if oldest.start > newest.start {
+            return (start + bytes <= oldest.start).then_some(start);
         }
+        if start + bytes <= self.bytes {
+            return Some(start);
+        }
+        (bytes <= oldest.start).then_some(0)
     }
 
     fn fits(&self, bytes: usize) -> bool {

@@ -32,6 +32,7 @@ pub(crate) fn tensor_map(
         DType::F8 | DType::I8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = cu::CUtensorMap { opaque: [0; 16] };
+    // A box is as wide as the 128-byte swizzle, in elements.
     let width = 128 / dtype.size() as u32;
     let extents = [columns, rows];
     let stride = columns * dtype.size();

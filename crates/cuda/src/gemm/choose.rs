@@ -67,7 +67,7 @@ impl SumOrder {
 }
 
 /// Description of the canonical orders, part of a run's arithmetic; must change whenever any order changes.
-pub(crate) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
+pub(super) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
      fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
 
 /// Rows for which the library is asked for the pinned algorithm, whatever the step's rows.

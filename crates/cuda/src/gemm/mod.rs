@@ -32,7 +32,6 @@ use std::sync::Arc;
 use table::ChoiceTable;
 
 pub use choose::GemmCandidate;
-pub(crate) use choose::ORDERS;
 pub(crate) use grad::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 pub(crate) use normed::WIDEST;
 
@@ -341,6 +340,14 @@ fn in_place(context: &Context, form: GemmForm, operands: &GemmOperands) -> Resul
         return Ok(GemmOperands { residual: y, ..*operands });
     }
     Ok(*operands)
+}
+
+/// Describes everything besides input and weights that determines the bits of a result: the GPU's name and
+/// architecture, the versions of the driver and of the libraries that compile and multiply, and the canonical
+/// summation orders of matmuls. Kernel choices made by timing do not change the bits and are left out.
+pub(crate) fn arithmetic(card: &Card) -> String {
+    let Card { name, capability: (major, minor), driver, .. } = card;
+    format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), choose::ORDERS)
 }
 
 /// Whether no matmul was ever timed on a GPU of this model with this driver and library.

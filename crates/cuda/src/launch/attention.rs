@@ -283,6 +283,8 @@ impl AttentionVariant {
         counts: Counts,
     ) -> Result<(), DeviceError> {
         let QkvTensors { q, k, v } = *operands;
+        // An upper bound without reading the spans, which are in device memory: a sequence of n tokens has at most n / rows
+        // + 1 blocks. The kernels return at once for block numbers that no sequence uses (`block_of` in attention.cuh).
         let blocks = (counts.tokens / self.rows + counts.sequences) * u64::from(op.heads.div_ceil(self.heads));
         let blocks = self.resident_blocks(&call.context.card).map_or(blocks, |limit| blocks.min(limit));
         let shape = LaunchShape { shared: self.shared, ..LaunchShape::of(blocks, self.threads) };

@@ -420,6 +420,7 @@ impl AttentionGradVariant {
                 65.. => (32, 32),
                 _ => (64, 32),
             };
+            // Words of 16 bytes of a row: an odd number, so that adjacent rows begin in different banks.
             let words = op.head_dim.div_ceil(4) | 1;
             let shared = 2 * (rows + tile) * words * 16 + 2 * rows * (tile + 4) * 4;
             let constants = [("ROWS", rows), ("TILE", tile), ("", 0), ("", 0), ("", 0)];

@@ -524,7 +524,7 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
         pack_count: int(pack_count),
         capacity: op.capacity,
     };
-    // Without tokens, a block still writes the offsets.
+    // `rank_chunks` has replaced the counts by ranks. Without tokens, a block still writes the offsets.
     call.kernel(
         &route_kernel("place", logits.dtype, experts, packed),
         LaunchShape::of(chunks.max(1), THREADS),

@@ -830,6 +830,8 @@ impl IndexedSums {
         let count = self.x.rows;
         let chunks = count.div_ceil(SORT_CHUNK);
         let shape = LaunchShape::of(chunks, THREADS);
+        // A pass sorts by 8 bits, the lowest first, and is stable, so rows of one key stay in ascending order: the order in
+        // which their sums are added.
         let passes = (u64::BITS - self.limit.leading_zeros()).div_ceil(8).max(1);
         let mut from = 0;
         for pass in 0..passes {
