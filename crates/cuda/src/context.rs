@@ -165,7 +165,7 @@ impl Context {
     /// # Errors
     /// Fails if a library is missing, if there is no such device, or if its compute capability is below 8.0.
     pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
-        let api = initialised(Libraries::whole()?)?;
+        let api = initialised(Libraries::complete()?)?;
         let (card, device) = card(api, ordinal)?;
         if card.capability < OLDEST {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });

@@ -71,7 +71,7 @@ pub struct CudaDevice {
 }
 
 /// Most bytes of the host's space that are pageable if they cannot be pinned, unless pinning is off.
-const MOST_PAGEABLE: Bytes = Bytes(1 << 30);
+const MAX_PAGEABLE: Bytes = Bytes(1 << 30);
 
 /// Number of pieces of weights that are on their way to the arena at a time.
 const PIECES: u64 = 4;
@@ -276,7 +276,7 @@ impl CudaDevice {
     }
 
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
-    /// fails, at most [`MOST_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
+    /// fails, at most [`MAX_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
     /// copies of offloaded states or streamed weights would then take most of the time.
     fn host_memory(&self, bytes: Bytes) -> Result<Option<HostSpace>, DeviceError> {
         if bytes == Bytes::ZERO {
@@ -286,7 +286,7 @@ impl CudaDevice {
             return Ok(Some(HostSpace::pageable(bytes)?));
         }
         let pinned = HostSpace::pinned(self.context.api, bytes);
-        if pinned.is_err() && self.options.pinned.is_none() && bytes <= MOST_PAGEABLE {
+        if pinned.is_err() && self.options.pinned.is_none() && bytes <= MAX_PAGEABLE {
             return Ok(Some(HostSpace::pageable(bytes)?));
         }
         Ok(Some(pinned?))
@@ -393,7 +393,7 @@ impl Device for CudaDevice {
             depth: self.options.depth.max(1),
             takes_weights: true,
             arithmetic: gemm::arithmetic(&self.context.card),
-            matmul_provider: self.gemm.by(),
+            matmul_provider: self.gemm.kernel_summary(),
         }
     }
 
@@ -575,9 +575,9 @@ impl Recorder for CudaDevice {
         Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
     }
 
-    fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError> {
+    fn end(&mut self, complete: bool) -> Result<GraphCapture, DeviceError> {
         self.context.enter()?;
-        Ok(self.graphs.recorded(&self.context, whole)?)
+        Ok(self.graphs.recorded(&self.context, complete)?)
     }
 
     fn note(&mut self) -> Option<String> {

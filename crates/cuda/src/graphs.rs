@@ -118,9 +118,9 @@ impl Graphs {
         })
     }
 
-    /// Ends a capture and, if it is `whole`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
+    /// Ends a capture and, if it is `complete`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
-    pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
+    pub(crate) fn recorded(&mut self, context: &Context, complete: bool) -> Result<GraphCapture, CudaError> {
         let api = context.api;
         let stream = context.stream;
         let Some(key) = self.capturing.take() else { return Ok(GraphCapture::Done) };
@@ -130,7 +130,7 @@ impl Graphs {
         api.check("cuStreamEndCapture", unsafe { (api.cuStreamEndCapture)(stream, &mut graph) })?;
         // SAFETY: the graph is owned until it is destroyed; an instantiated graph does not depend on it.
         let code = unsafe {
-            let code = if whole { (api.cuGraphInstantiateWithFlags)(&mut step, graph, 0) } else { 0 };
+            let code = if complete { (api.cuGraphInstantiateWithFlags)(&mut step, graph, 0) } else { 0 };
             (api.cuGraphDestroy)(graph);
             code
         };
@@ -138,7 +138,7 @@ impl Graphs {
             return Ok(self.disable(context));
         }
         api.check("cuGraphInstantiate", code)?;
-        if !whole {
+        if !complete {
             return Ok(GraphCapture::Done);
         }
         self.instantiated.push((key, step));

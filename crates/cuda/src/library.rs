@@ -97,7 +97,7 @@ impl Libraries {
 
     /// Returns the libraries if the driver, NVRTC and cuBLASLt were all found, otherwise the error of the first
     /// missing one.
-    pub fn whole() -> Result<&'static Self, CudaError> {
+    pub fn complete() -> Result<&'static Self, CudaError> {
         let libraries = Self::get();
         libraries.missing().first().map_or(Ok(libraries), |&error| Err(error.clone()))
     }

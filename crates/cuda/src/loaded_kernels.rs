@@ -92,8 +92,8 @@ impl LoadedKernels {
             api.check("cuModuleLoadData", (api.cuModuleLoadData)(&mut module, code.as_ptr().cast()))?;
             api.check("cuModuleGetFunction", (api.cuModuleGetFunction)(&mut function, module, entry.as_ptr()))?;
             if shared > 0 {
-                let most = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                api.check("cuFuncSetAttribute", (api.cuFuncSetAttribute)(function, most, shared as i32))?;
+                let max_shared = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                api.check("cuFuncSetAttribute", (api.cuFuncSetAttribute)(function, max_shared, shared as i32))?;
             }
         }
         self.functions.insert(*kernel, (module, function));

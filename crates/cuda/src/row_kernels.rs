@@ -37,7 +37,7 @@ kernel_arguments! {
         pub(crate) means: u64,
         pub(crate) rstds: u64,
         pub(crate) rows: u64,
-        pub(crate) each: i32,
+        pub(crate) rows_per_group: i32,
         pub(crate) eps: f32,
         pub(crate) quantized: u64,
         pub(crate) scales: u64,
@@ -77,7 +77,7 @@ impl SeparateNorm {
             quantized: 0,
             scales: 0,
             rows: self.rows,
-            each: int(rows_per_group),
+            rows_per_group: int(rows_per_group),
             eps: self.eps,
         };
         let kernel = layer_norm_kernel(self.dtype, self.params, self.columns, WARP);

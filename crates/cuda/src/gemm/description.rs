@@ -211,7 +211,7 @@ impl Description {
         let GemmForm { n, k, bias, dtype, tf32, by_k, .. } = form;
         // The library sees a row-major w (N, K) as (K, N), which it transposes, and one that is stored by k as (N, K).
         let w = if by_k { (dtype, n, k) } else { (dtype, k, n) };
-        let descriptors = Descriptors::new(handle, tf32, [w, (dtype, k, 1), (form.out(), n, 1)])?;
+        let descriptors = Descriptors::new(handle, tf32, [w, (dtype, k, 1), (form.output_dtype(), n, 1)])?;
         if !by_k {
             descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         }

@@ -80,15 +80,15 @@ impl WgmmaTile {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
         };
-        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
-        let kept = match form.epilogue {
+        let aligned = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
+        let fused = match form.epilogue {
             Epilogue::None | Epilogue::Gelu => true,
             Epilogue::Residual => self.has_residual(),
             Epilogue::Gate => self.has_gate() && !form.bias,
             Epilogue::SiluGate => false,
         };
         let stored = !form.by_k || form.epilogue == Epilogue::None && form.norm.is_none();
-        context.card.capability == HOPPER && narrow && whole && kept && stored
+        context.card.capability == HOPPER && narrow && aligned && fused && stored
     }
 
     /// Whether the tile can compute a gate: a pair of blocks exchanges the gate and the gated halves, and both must
@@ -153,7 +153,10 @@ impl WgmmaTile {
         let (w, w_height) = if form.by_k {
             (DeviceMatrix { address: w, rows: k, columns: n, dtype }, DEPTH / self.cluster)
         } else {
-            (DeviceMatrix { address: w, rows: form.outputs(), columns: k, dtype }, self.columns / self.cluster)
+            (
+                DeviceMatrix { address: w, rows: form.weight_rows(), columns: k, dtype },
+                self.columns / self.cluster,
+            )
         };
         let y = DeviceMatrix { address: y, rows, columns: n, dtype };
         let maps = [

@@ -70,7 +70,7 @@ impl GemmForm {
     }
 
     /// Element type of y, the bias and the residual.
-    pub(crate) fn out(&self) -> DType {
+    pub(crate) fn output_dtype(&self) -> DType {
         match self.dtype {
             DType::F8 => DType::Bf16,
             DType::F32 | DType::Bf16 | DType::F16 | DType::I8 | DType::I32 | DType::U8 => self.dtype,
@@ -83,7 +83,7 @@ impl GemmForm {
     }
 
     /// Rows of w: a gate computes each column of y from two outputs.
-    pub(crate) fn outputs(&self) -> u64 {
+    pub(crate) fn weight_rows(&self) -> u64 {
         if self.gate() { 2 * self.n } else { self.n }
     }
 
@@ -94,7 +94,7 @@ impl GemmForm {
 
     /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
     fn kernel(&self, entry: &'static str) -> Kernel {
-        let kernel = Kernel::new(KernelFile::Matmul, entry, self.out());
+        let kernel = Kernel::new(KernelFile::Matmul, entry, self.output_dtype());
         let kernel = if self.scaled() { kernel.quantized() } else { kernel };
         if self.gate() && entry == "matmul" { kernel.with("GATE", 1) } else { kernel }
     }
@@ -304,12 +304,12 @@ impl Gemm {
     }
 
     /// Summarizes how many forms each kind of kernel computes: `cuBLASLt (5 forms) and wgmma (12 forms)`.
-    pub(crate) fn by(&self) -> Option<String> {
-        by(self.matmuls.values().map(|(_, choice)| choice))
+    pub(crate) fn kernel_summary(&self) -> Option<String> {
+        summary_of(self.matmuls.values().map(|(_, choice)| choice))
     }
 }
 
-fn by<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
+fn summary_of<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
     let mut forms = BTreeMap::new();
     for choice in choices {
         let who = match choice {
@@ -332,8 +332,8 @@ fn by<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
 /// The bits of a form must not depend on where a plan puts the residual.
 fn in_place(context: &Context, form: GemmForm, operands: &GemmOperands) -> Result<GemmOperands, CudaError> {
     let GemmOperands { residual, y, rows, .. } = *operands;
-    let bytes = (rows * form.n * form.out().size()) as usize;
-    if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
+    let bytes = (rows * form.n * form.output_dtype().size()) as usize;
+    if form.residual() && form.output_dtype() != DType::F32 && residual != y && bytes > 0 {
         // SAFETY: both are operands of `bytes` bytes, and do not overlap.
         let code = unsafe { (context.api.cuMemcpyDtoDAsync_v2)(y, residual, bytes, context.stream) };
         context.api.check("cuMemcpyDtoDAsync", code)?;
@@ -370,7 +370,9 @@ impl GemmKernel {
         match self {
             Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
             Self::Normed(normed) => return normed.prepare(context, kernels, form, operands),
-            Self::Mma(tile) => return kernels.prepare(context, &tile.kernel(form, form.out()), tile.shared()),
+            Self::Mma(tile) => {
+                return kernels.prepare(context, &tile.kernel(form, form.output_dtype()), tile.shared());
+            }
             Self::Own => kernels.prepare(context, &loop_matmul(form, operands).kernel, 0)?,
             Self::Library(_) => {}
         }
@@ -391,7 +393,7 @@ impl GemmKernel {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
-            Self::Mma(tile) => return tile.run(context, kernels, form, form.out(), operands),
+            Self::Mma(tile) => return tile.run(context, kernels, form, form.output_dtype(), operands),
             Self::Own => {
                 let KernelLaunch { kernel, shape, args } = loop_matmul(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
@@ -452,7 +454,7 @@ fn loop_matmul(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<MatmulAr
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
 /// is the tanh approximation; ours is exact (erf).
 fn gelu_pass(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<[Arg; 3]> {
-    gelu_in_place(form.out(), operands.y, operands.rows * form.n)
+    gelu_in_place(form.output_dtype(), operands.y, operands.rows * form.n)
 }
 
 /// Whether a form with a layer norm in front has a fused kernel on this GPU.
@@ -507,7 +509,7 @@ mod tests {
             (&[hopper, library, hopper], Some("cuBLASLt (1 form) and wgmma (2 forms)")),
             (&[GemmKernel::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
         ] {
-            assert_eq!(by(choices.iter()).as_deref(), wanted);
+            assert_eq!(summary_of(choices.iter()).as_deref(), wanted);
         }
     }
 }

@@ -83,12 +83,12 @@ impl Normed {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
         };
-        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8) && form.k <= WIDEST;
-        let kept = match form.epilogue {
+        let aligned = form.n.is_multiple_of(8) && form.k.is_multiple_of(8) && form.k <= WIDEST;
+        let fused = match form.epilogue {
             Epilogue::None | Epilogue::Gelu => true,
             Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => false,
         };
-        context.card.capability == HOPPER && form.norm.is_some() && narrow && whole && kept
+        context.card.capability == HOPPER && form.norm.is_some() && narrow && aligned && fused
     }
 
     fn kernel(&self, form: GemmForm) -> Kernel {
@@ -129,7 +129,7 @@ impl Normed {
     ) -> Result<(), CudaError> {
         let GemmForm { n, k, dtype, .. } = form;
         if operands.rows < self.few && operands.rows * k * dtype.size() <= operands.workspace.1 {
-            return apart(context, kernels, form, operands);
+            return run_separately(context, kernels, form, operands);
         }
         let &GemmOperands { x, w, bias, norm: NormParameters { gamma, beta, eps }, y, rows, .. } = operands;
         let x = DeviceMatrix { address: x, rows, columns: k, dtype };
@@ -155,7 +155,7 @@ impl Normed {
 }
 
 /// Launches the norm and the matmul as separate kernels.
-fn apart(
+fn run_separately(
     context: &Context,
     kernels: &LoadedKernels,
     form: GemmForm,

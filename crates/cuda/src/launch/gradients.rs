@@ -171,7 +171,7 @@ kernel_arguments! {
         y: u64,
         rstds: u64,
         rows: u64,
-        each: i32,
+        rows_per_group: i32,
         eps: f32,
     }
     size 48, last 44
@@ -192,7 +192,7 @@ pub(super) fn rms_norm(call: &mut OpLaunch<'_>, op: &RmsNorm) -> Result<(), Devi
         y: address_if(y),
         rstds: address_if(rstd),
         rows: x.rows,
-        each: int(rows_per_group),
+        rows_per_group: int(rows_per_group),
         eps: op.eps,
     };
     call.kernel(&rms_norm_kernel(x.dtype, gamma.dtype, x.columns, group), shape, &args)

@@ -129,7 +129,7 @@ pub(super) fn norm(call: &mut OpLaunch<'_>, op: &LayerNorm, outputs: NormOutputs
         quantized: quantized.map_or(0, |quantized| quantized.address),
         scales: quantized.map_or(0, |quantized| quantized.scales()),
         rows: x.rows,
-        each: int(rows_per_group),
+        rows_per_group: int(rows_per_group),
         eps: op.eps,
     };
     let kernel = layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group);
